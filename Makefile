@@ -1,0 +1,57 @@
+# make help says what there is. Everything is installed in .venv (and .venv-312), nothing outside.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-312 bench clean
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+
+# The first Python that is new enough, and the first that is 3.12. A command may exist and still not
+# run (a version manager's shim), so each is asked.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
+  "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done)
+
+# $(call setup,folder,python): a virtual environment with the package, editable, and its dev extras.
+define setup
+@test -n "$(2)" || { echo "reshard needs Python 3.11 or later; say which: make PYTHON=/path/to/python" >&2; exit 1; }
+@echo "setting up $(1)"
+@$(1)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || "$(2)" -m venv --clear $(1)
+@$(1)/bin/python -m pip install -qq --editable '.[dev]'
+@touch $@
+endef
+
+help:
+	@echo "make demo      plan, check and run one real redistribution, beside what XLA does with it"
+	@echo "make test      ruff, pyright and pytest"
+	@echo "make test-312  pytest under Python 3.12, where there is one"
+	@echo "make bench     how long planning takes"
+	@echo "make clean     remove the virtual environments and caches"
+
+.venv/.stamp: pyproject.toml
+	$(call setup,.venv,$(PYTHON))
+
+.venv-312/.stamp: pyproject.toml
+	$(call setup,.venv-312,$(PYTHON312))
+
+demo: .venv/.stamp
+	@.venv/bin/python benchmarks/demo.py
+
+test: .venv/.stamp
+	.venv/bin/python -m ruff check --quiet .
+	.venv/bin/python -m ruff format --check --quiet .
+	.venv/bin/python -m pyright --pythonpath .venv/bin/python
+	.venv/bin/python -m pytest -q -n 2
+
+test-312:
+	@if [ -n "$(PYTHON312)" ]; then \
+	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2; \
+	else echo "no Python 3.12 on this machine: its tests were not run"; fi
+
+bench: .venv/.stamp
+	@.venv/bin/python benchmarks/planner.py
+
+clean:
+	rm -rf .venv .venv-312 .pytest_cache .ruff_cache .hypothesis dist
+	find reshard tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

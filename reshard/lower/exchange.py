@@ -1,0 +1,184 @@
+"""Exchanges as rounds of transfers.
+
+Even ones in closed form: one bijection of the devices a round (`groups.Chains`). Uneven ones by
+colouring the edges of the bipartite graph sender -> receiver with as many colours as its largest
+degree (König), so that no device sends or receives twice in a round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from reshard.lower.groups import Chains
+from reshard.types import messages, views
+from reshard.types.chunks import cut
+from reshard.types.layout import Layout
+from reshard.types.refine import Refinement, refine
+from reshard.types.rules import exchange_size
+from reshard.types.views import View
+
+Span = tuple[int, int]
+"""(start, extent) along one axis."""
+
+
+class Box(NamedTuple):
+    """The same elements, in row-major order, in the operand's digits and in the result's."""
+
+    src: tuple[Span, ...]
+    dst: tuple[Span, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements in the box."""
+        return math.prod(extent for _, extent in self.src)
+
+
+class Transfer(NamedTuple):
+    """Boxes that one device sends to another in one message."""
+
+    sender: int
+    receiver: int
+    boxes: tuple[Box, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements in the message."""
+        return sum(box.elements for box in self.boxes)
+
+
+Rounds = tuple[tuple[Transfer, ...], ...]
+
+
+def rounds(
+    operand: Layout, result: Layout, chunk: int | None
+) -> tuple[View, View, tuple[Transfer, ...], Rounds]:
+    """Both tiles' views, the local copies, and the rounds of messages of at most `chunk` elements."""
+    r = refine(operand, result)
+    if r is not None and r.exact:
+        turns = _even(operand, r, chunk)
+        send, receive = views.before(operand, r), views.after(result, r)
+    else:
+        turns = _coloured(operand, result, chunk)
+        send, receive = _plain(operand), _plain(result)
+    every = [t for turn in turns for t in turn]
+    local = tuple(t for t in every if t.sender == t.receiver)
+    sent = (tuple(t for t in turn if t.sender != t.receiver) for turn in turns)
+    return send, receive, local, tuple(turn for turn in sent if turn)
+
+
+def _plain(layout: Layout) -> View:
+    return View(layout.tile_shape, layout.tile_shape, layout.tile_shape, ())
+
+
+def _even(operand: Layout, r: Refinement, chunk: int | None) -> list[list[Transfer]]:
+    chains = Chains(r)
+    ids = operand.mesh.devices
+    extents = [a.radix for a in r.atoms if a.src is None and a.dst is None]
+    pieces = list(cut(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
+    turns: list[list[Transfer]] = []
+    for turn in itertools.product(*(range(a.radix) for a, _ in chains.shares)):
+        senders = [chains.sender(at, turn) for at in range(operand.mesh.size)]
+        shares = [dict(zip((a.src for a, _ in chains.shares), chains.share(at, turn), strict=True)) for at in range(len(ids))]
+        for piece in pieces:
+            turns.append(
+                [
+                    Transfer(ids[senders[at]], ids[at], (_box(r, at, shares[at], piece),))
+                    for at in range(operand.mesh.size)
+                ]
+            )
+    return turns
+
+
+def _box(r: Refinement, receiver: int, share: dict[int | None, int], piece: Sequence[Span]) -> Box:
+    """The receiver's coordinates choose in the operand, its share number in the result."""
+    src: list[Span] = []
+    dst: list[Span] = []
+    spans = iter(piece)
+    for atom in r.atoms:
+        if atom.src is None and atom.dst is None:
+            span = next(spans)
+            src.append(span)
+            dst.append(span)
+        elif atom.src is None:
+            src.append((receiver // (atom.dst or 1) % atom.radix, 1))
+        elif atom.dst is None:
+            dst.append((share[atom.src], 1))
+    return Box(tuple(src), tuple(dst))
+
+
+def _coloured(operand: Layout, result: Layout, chunk: int | None) -> list[list[Transfer]]:
+    size = exchange_size(operand, result)
+    cap = None if chunk is None or chunk >= size.message else chunk
+    local: list[Transfer] = []
+    edges: list[Transfer] = []
+    for message in messages.messages(operand, result):
+        if message.sender == message.receiver:
+            local.append(Transfer(message.sender, message.receiver, tuple(_boxes(message, None))))
+        elif cap is None:
+            edges.append(Transfer(message.sender, message.receiver, tuple(_boxes(message, None))))
+        else:
+            edges += [Transfer(message.sender, message.receiver, (box,)) for box in _boxes(message, cap)]
+    return [local, *colour(edges)]
+
+
+def _boxes(message: messages.Message, cap: int | None) -> Iterator[Box]:
+    for runs in message.boxes:
+        extents = [run.length for run in runs]
+        for piece in cut(extents, cap or max(1, math.prod(extents))):
+            yield Box(
+                tuple((run.src + start, extent) for run, (start, extent) in zip(runs, piece, strict=True)),
+                tuple((run.dst + start, extent) for run, (start, extent) in zip(runs, piece, strict=True)),
+            )
+
+
+def colour(edges: Sequence[Transfer]) -> list[list[Transfer]]:
+    """Rounds in which no device sends or receives twice, as few as the busiest device allows.
+
+    Each edge takes a colour free at its sender; if that is taken at its receiver, the path that
+    alternates between the two ends' free colours is flipped. The graph is bipartite, so the path
+    never comes back to the sender, and every edge is coloured once.
+    """
+    senders: dict[int, dict[int, int]] = {}
+    receivers: dict[int, dict[int, int]] = {}
+    for at, edge in enumerate(edges):
+        sends, receives = senders.setdefault(edge.sender, {}), receivers.setdefault(edge.receiver, {})
+        mine, theirs = _free(sends), _free(receives)
+        if mine != theirs:
+            _flip(edges, senders, receivers, edge.receiver, mine, theirs)
+        sends[mine] = receives[mine] = at
+    count = max((max(taken) + 1 for taken in senders.values()), default=0)
+    turns: list[list[Transfer]] = [[] for _ in range(count)]
+    for taken in senders.values():
+        for number, at in taken.items():
+            turns[number].append(edges[at])
+    return turns
+
+
+def _free(taken: dict[int, int]) -> int:
+    return next(number for number in itertools.count() if number not in taken)
+
+
+def _flip(
+    edges: Sequence[Transfer],
+    senders: dict[int, dict[int, int]],
+    receivers: dict[int, dict[int, int]],
+    start: int,
+    mine: int,
+    theirs: int,
+) -> None:
+    """Swaps two colours along the path that leaves receiver `start` by colour `mine`."""
+    path: list[int] = []
+    side, node, number = receivers, start, mine
+    while (at := side[node].get(number)) is not None:
+        path.append(at)
+        side, node = (senders, edges[at].sender) if side is receivers else (receivers, edges[at].receiver)
+        number = theirs if number == mine else mine
+    old = {at: mine if i % 2 == 0 else theirs for i, at in enumerate(path)}
+    for at, number in old.items():
+        del senders[edges[at].sender][number], receivers[edges[at].receiver][number]
+    for at, number in old.items():
+        new = theirs if number == mine else mine
+        senders[edges[at].sender][new] = receivers[edges[at].receiver][new] = at

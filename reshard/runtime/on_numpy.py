@@ -1,0 +1,301 @@
+"""The reference runtime: all devices in one process, on numpy.
+
+It follows the lowered program and nothing else, so that running it tests the lowering. Every
+buffer is counted while it lives (`Memory`) and every byte between devices as it is received, so
+that what a plan promises can be compared with what happens.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.errors import TileError
+from reshard.lower.exchange import Box, Span, Transfer
+from reshard.lower.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Exchange,
+    Instruction,
+    Permute,
+    Program,
+    ReduceScatter,
+    Slice,
+)
+from reshard.types import dtypes
+from reshard.types.views import View
+
+Array = NDArray[Any]
+Tiles = dict[int, Array]
+
+_COMBINE: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "mean": np.add,
+    "max": np.maximum,
+    "min": np.minimum,
+    "product": np.multiply,
+}
+
+
+class Memory:
+    """What a run needed: live bytes now and at most, per device, and bytes and calls on the wire."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+        self.live: Counter[int] = Counter()
+        self.peak: Counter[int] = Counter()
+        self.received: Counter[int] = Counter()
+        self.launches = 0
+
+    def take(self, device: int, elements: int) -> None:
+        """A device allocates a buffer."""
+        self.live[device] += dtypes.nbytes(elements, self.dtype)
+        self.peak[device] = max(self.peak[device], self.live[device])
+
+    def free(self, device: int, elements: int) -> None:
+        """A device frees a buffer."""
+        self.live[device] -= dtypes.nbytes(elements, self.dtype)
+
+    def receive(self, device: int, elements: int) -> None:
+        """A device receives elements from another one."""
+        self.received[device] += dtypes.nbytes(elements, self.dtype)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were live on one device."""
+        return max(self.peak.values(), default=0)
+
+    @property
+    def received_bytes(self) -> int:
+        """The most bytes that one device received."""
+        return max(self.received.values(), default=0)
+
+
+def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = None) -> Tiles:
+    """Runs a program on one tile per device id and returns the result's tiles.
+
+    The given tiles are never written to. Raises `TileError` if they are not the source's.
+    """
+    checked = _checked(program, tiles)
+    memory = memory or Memory(program.dtype)
+    for device, tile in checked.items():
+        memory.take(device, tile.size)
+    now = checked
+    for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
+        before = now
+        now = _RUN[type(instruction)](instruction, before, shape, memory)
+        if before is not checked or not program.keep_source:
+            for device, tile in before.items():
+                memory.free(device, tile.size)
+    return {device: tile.copy() if now is checked else tile for device, tile in now.items()}
+
+
+def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
+    if set(tiles) != set(program.devices):
+        missing = sorted(set(program.devices) - set(tiles))[:8]
+        extra = sorted(set(tiles) - set(program.devices))[:8]
+        raise TileError(
+            f"tiles are given for {len(tiles)} devices, the plan has {len(program.devices)} (missing {missing}, "
+            f"unknown {extra}); give one tile per device id of the mesh"
+        )
+    checked = {device: np.asarray(tiles[device]) for device in program.devices}
+    for device, tile in checked.items():
+        if tile.shape != program.tile_shape:
+            raise TileError(f"device {device}'s tile has shape {tile.shape}, the source's tiles have {program.tile_shape}")
+        if tile.dtype.name != program.dtype:
+            raise TileError(f"device {device}'s tile is {tile.dtype.name}, the source is {program.dtype}; cast it first")
+    return checked
+
+
+def _open(view: View, tile: Array) -> Array:
+    """A tile padded and reshaped to its digits, without a copy where nothing is padded."""
+    if view.tile != view.padded:
+        tile = np.pad(tile, [(0, p - t) for t, p in zip(view.tile, view.padded, strict=True)])
+    return tile.reshape(view.digits)
+
+
+def _blocks(view: View, digits: Array) -> Array:
+    """Digits with the block number first: one contiguous block after another."""
+    rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
+    return digits.transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
+
+
+def _close(view: View, blocks: Array) -> Array:
+    """The tile made of numbered blocks, cut to its true shape."""
+    rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
+    order = [*view.blocks, *rest]
+    spread = blocks.reshape([view.digits[axis] for axis in order])
+    whole = spread.transpose(np.argsort(order)).reshape(view.padded)
+    return whole[tuple(slice(extent) for extent in view.tile)]
+
+
+def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    found: Tiles = {}
+    for device, tile in tiles.items():
+        block = _blocks(step.send, _open(step.send, tile))[step.block[device]]
+        found[device] = _new(memory, device, _close(step.receive, block), shape)
+    return found
+
+
+def _all_gather(step: AllGather, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    memory.launches += 1
+    found: Tiles = {}
+    for group in step.groups:
+        for device in group:
+            buffer = _arrivals(memory, device, step.receive, tiles[device].dtype)
+            for at, peer in enumerate(group):
+                _receive(memory, device, peer, buffer, at, tiles[peer])
+            found[device] = _unpack(memory, device, step.receive, buffer, shape)
+    return found
+
+
+def _all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    memory.launches += 1
+    found: Tiles = {}
+    for group in step.groups:
+        packed = {device: _pack(memory, device, step.send, tiles[device]) for device in group}
+        arrived: Tiles = {}
+        for to, device in enumerate(group):
+            arrived[device] = _arrivals(memory, device, step.receive, tiles[device].dtype)
+            for at, peer in enumerate(group):
+                _receive(memory, device, peer, arrived[device], at, packed[peer][to])
+        for device in group:
+            _unpacked(memory, device, step.send)
+            found[device] = _unpack(memory, device, step.receive, arrived[device], shape)
+    return found
+
+
+def _reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    memory.launches += 1
+    found: Tiles = {}
+    for group in step.groups:
+        packed = {device: _pack(memory, device, step.send, tiles[device]) for device in group}
+        for to, device in enumerate(group):
+            total = _combined(step.reduction, [packed[peer][to] for peer in group])
+            found[device] = _new(memory, device, _close(step.receive, total), shape)
+            memory.receive(device, (len(group) - 1) * packed[device][to].size)
+        for device in group:
+            _unpacked(memory, device, step.send)
+    return found
+
+
+def _all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    memory.launches += 1
+    found: Tiles = {}
+    for group in step.groups:
+        total = _combined(step.reduction, [tiles[peer] for peer in group])
+        for device in group:
+            found[device] = _new(memory, device, total, shape)
+            # A reduce-scatter and an all-gather of what it made.
+            memory.receive(device, -(-2 * (len(group) - 1) * total.size // len(group)))
+    return found
+
+
+def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    memory.launches += 1
+    found: Tiles = {}
+    for sender, receiver in step.pairs:
+        if sender != receiver:
+            memory.receive(receiver, tiles[sender].size)
+        found[receiver] = _new(memory, receiver, tiles[sender], shape)
+    return found
+
+
+def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    found: Tiles = {}
+    for device, tile in tiles.items():
+        memory.take(device, int(np.prod(shape)))
+        found[device] = np.zeros(shape, tile.dtype)
+    opened = {device: tile.reshape(step.send.digits) for device, tile in tiles.items()}
+    filled = {device: tile.reshape(step.receive.digits) for device, tile in found.items()}
+    for transfer in step.local:
+        _copy(transfer, opened, filled)
+    for turn in step.rounds:
+        memory.launches += 1
+        _turn(step, turn, opened, filled, memory)
+    return found
+
+
+def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles, memory: Memory) -> None:
+    """One round: all staging buffers of a round live together."""
+    ends = [(device, t.elements) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
+    for device, elements in ends:
+        memory.take(device, elements)
+    for transfer in turn:
+        memory.receive(transfer.receiver, transfer.elements)
+        _copy(transfer, opened, filled)
+    for device, elements in ends:
+        memory.free(device, elements)
+
+
+def _copy(transfer: Transfer, opened: Tiles, filled: Tiles) -> None:
+    for box in transfer.boxes:
+        part = opened[transfer.sender][_at(box.src)]
+        filled[transfer.receiver][_at(box.dst)] = part.reshape(_extents(box))
+
+
+def _extents(box: Box) -> tuple[int, ...]:
+    return tuple(extent for _, extent in box.dst)
+
+
+def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + extent) for start, extent in spans)
+
+
+def _new(memory: Memory, device: int, content: Array, shape: Sequence[int]) -> Array:
+    memory.take(device, content.size)
+    return content.reshape(tuple(shape)).copy()
+
+
+def _pack(memory: Memory, device: int, view: View, tile: Array) -> Array:
+    """Blocks one after another: the tile itself where they lie so already."""
+    if not view.in_place:
+        memory.take(device, view.elements)
+    return np.ascontiguousarray(_blocks(view, _open(view, tile)))
+
+
+def _unpacked(memory: Memory, device: int, view: View) -> None:
+    if not view.in_place:
+        memory.free(device, view.elements)
+
+
+def _arrivals(memory: Memory, device: int, view: View, dtype: np.dtype[Any]) -> Array:
+    """The buffer that blocks arrive in: the result itself where they lie so already."""
+    memory.take(device, view.elements)
+    return np.empty((view.count, *view.block_shape), dtype)
+
+
+def _receive(memory: Memory, device: int, peer: int, buffer: Array, at: int, block: Array) -> None:
+    if device != peer:
+        memory.receive(device, block.size)
+    buffer[at] = block.reshape(buffer.shape[1:])
+
+
+def _unpack(memory: Memory, device: int, view: View, buffer: Array, shape: Sequence[int]) -> Array:
+    if view.in_place:
+        return buffer.reshape(tuple(shape))
+    found = _new(memory, device, _close(view, buffer), shape)
+    memory.free(device, view.elements)
+    return found
+
+
+def _combined(reduction: str, parts: Sequence[Array]) -> Array:
+    total = reduce(_COMBINE[reduction], parts)
+    return total / np.asarray(len(parts), total.dtype) if reduction == "mean" else total
+
+
+_RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Memory], Tiles]] = {
+    Slice: _slice,
+    AllGather: _all_gather,
+    AllToAll: _all_to_all,
+    ReduceScatter: _reduce_scatter,
+    AllReduce: _all_reduce,
+    Permute: _permute,
+    Exchange: _exchange,
+}

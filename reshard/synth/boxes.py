@@ -1,0 +1,72 @@
+"""Routes for layouts that have no common refinement, or whose pieces are uneven.
+
+The move itself is one exchange of boxes, or a permute if the tiles are the same. Around it, dims
+that do refine are sliced before and gathered after, which saves the exchange its rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from reshard.errors import StepError
+from reshard.synth.routes import Atoms, Route
+from reshard.types.layout import Dim, Layout
+from reshard.types.plan import Move
+from reshard.types.refine import refine
+from reshard.types.rules import judge
+
+
+def routes(source: Layout, target: Layout) -> Iterator[Route]:
+    """A permute if one does it, the exchange alone, and the exchange between slices and gathers."""
+    try:
+        judge("permute", source, target)
+        yield (("permute", target, None),)
+    except StepError:
+        pass
+    if source.mesh == target.mesh:
+        yield from _peeled(source, target)
+    yield (("exchange", target, None),)
+
+
+def _peeled(source: Layout, target: Layout) -> Iterator[Route]:
+    """slice ; exchange ; gather, with the slices and gathers of the dims that refine."""
+    before, after = list(source.dims), list(target.dims)
+    used_before, used_after = _axes(source), _axes(target)
+    for at in range(len(before)):
+        one, other = _only(source, at), _only(target, at)
+        r = refine(one, other)
+        if r is None:
+            continue
+        atoms = Atoms(one, other, r)
+        free = {s for s in atoms.end if s is not None and not _overlaps(source, s, used_before)}
+        done = {s for s in atoms.start if s is not None and not _overlaps(source, s, used_after)}
+        first = tuple(d if s is None and d in free else s for s, d in zip(atoms.start, atoms.end, strict=True))
+        last = tuple(s if d is None and s in done else d for s, d in zip(atoms.start, atoms.end, strict=True))
+        before[at] = atoms.layout(first).dims[0]
+        after[at] = atoms.layout(last).dims[0]
+    first_layout, last_layout = _with(source, before), _with(target, after)
+    if first_layout == source and last_layout == target:
+        return
+    moves: list[Move] = []
+    for kind, at, to in (("slice", source, first_layout), ("exchange", first_layout, last_layout), ("all_gather", last_layout, target)):
+        if at != to:
+            moves.append((kind, to, None))
+    yield tuple(moves)
+
+
+def _only(layout: Layout, at: int) -> Layout:
+    """One dim of a layout, as an array of its own."""
+    return Layout(layout.mesh, (layout.dims[at],), layout.dtype)
+
+
+def _with(layout: Layout, dims: list[Dim]) -> Layout:
+    return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
+
+
+def _axes(layout: Layout) -> list[tuple[int, int]]:
+    held = (*layout.held, *layout.partial)
+    return [(layout.mesh.stride(s), layout.mesh.stride(s) * s.size) for s in held]
+
+
+def _overlaps(layout: Layout, stride: int, spans: list[tuple[int, int]]) -> bool:
+    return any(low <= stride < high for low, high in spans)

@@ -1,0 +1,103 @@
+"""Predicted seconds of a step: the alpha-beta model, peer by peer.
+
+Every peer's block is one message. It is charged to the slowest axis on which the two peers differ,
+and messages of one step follow each other:
+
+    seconds = sum over links of messages * (latency + block bytes / bandwidth)
+
+So a gather staged over the slow axis first sends fewer messages and fewer bytes over it than one
+over both axes at once, and an all-to-all of small blocks over many peers is slow for its latency.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from reshard.synth.network import Link
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.plan import Move
+from reshard.types.refine import Refinement, refine
+from reshard.types.rules import judge
+
+Links = Mapping[str, Link]
+
+
+def seconds(move: Move, operand: Layout, links: Links) -> float:
+    """Predicted seconds of one move from an operand."""
+    kind, result, chunk = move
+    cost = judge(kind, operand, result, chunk)
+    if not cost.launches:
+        return 0.0
+    r = refine(operand, result)
+    if r is None or kind == "exchange" and not r.exact:
+        return _boxes(cost.launches, cost.received, _slowest(operand, result, links))
+    mesh = operand.mesh
+    if kind == "all_reduce":
+        peers = [(f.stride, f.size) for f in r.reduced]
+        return 2 * _blocks(peers, (), 1, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links)
+    if kind == "reduce_scatter":
+        peers = [(f.stride, f.size) for f in r.reduced]
+        return _blocks(peers, (), 1, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links)
+    if kind in ("all_gather", "all_to_all"):
+        peers = [(a.src, a.radix) for a in r.gathered if a.src is not None]
+        share = math.prod(s for _, s in peers) if kind == "all_to_all" else 1
+        return _blocks(peers, (), 1, operand.tile_bytes / share, mesh, links)
+    pure, twisted, rounds = _exchange(r)
+    per_round = cost.launches // max(1, rounds if twisted else rounds - 1)
+    block = operand.tile_bytes if kind == "permute" else operand.nbytes(r.common)
+    return _blocks(pure, twisted, per_round, block / per_round, mesh, links)
+
+
+def _blocks(
+    pure: Iterable[tuple[int, int]],
+    twisted: Iterable[int],
+    repeat: int,
+    block: float,
+    mesh: Mesh,
+    links: Links,
+) -> float:
+    """Seconds for one block from every peer along the `pure` factors of the device positions.
+
+    Along a `twisted` stride every message may cross, whatever its number, so once one of those
+    is the slowest axis left, all that remains is charged to it.
+    """
+    sizes: dict[str, int] = {}
+    total = 1
+    for stride, size in pure:
+        for sub in mesh.sub_axes(stride, size):
+            sizes[sub.axis] = sizes.get(sub.axis, 1) * sub.size
+        total *= size
+    crossing = {mesh.links(stride, 2)[0] if mesh.size > 1 else "" for stride in twisted}
+    time, left = 0.0, total
+    for axis in sorted(sizes.keys() | crossing, key=lambda a: (links[a].bandwidth, -links[a].latency)):
+        link = links[axis]
+        near = 0 if axis in crossing else left // sizes[axis]
+        time += (left - near) * repeat * (link.latency + block / link.bandwidth)
+        left = near
+    return time
+
+
+def _exchange(r: Refinement) -> tuple[list[tuple[int, int]], set[int], int]:
+    """The factors whose peers an exchange meets in turn, the strides it twists, and its rounds."""
+    by_dst = {a.dst: a for a in r.atoms if a.dst is not None}
+    twisted = {s for a in r.swapped for s in (a.src, a.dst) if s is not None}
+    pure: list[tuple[int, int]] = []
+    for atom in r.gathered:
+        stride = atom.src or 0
+        before = by_dst.get(stride)
+        if before is not None and before.src is not None:
+            twisted.add(stride)
+        pure.append((stride, atom.radix))
+    return pure, twisted, r.pieces
+
+
+def _slowest(operand: Layout, result: Layout, links: Links) -> Link:
+    """The slowest link that an exchange of boxes can cross: that of an axis that some layout uses."""
+    axes = {s.axis for s in (*operand.held, *result.held) if s.axis in links} or set(links)
+    return min((links[a] for a in axes), key=lambda link: (link.bandwidth, -link.latency))
+
+
+def _boxes(rounds: int, received: int, link: Link) -> float:
+    return rounds * link.latency + received / link.bandwidth

@@ -1,0 +1,225 @@
+"""The planner: prices the routes, keeps those within the budget, returns the best, checked.
+
+Without a network the best route has the fewest bytes on the worst device, then the fewest
+launches, then the least memory. With one it has the least predicted seconds, then those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from reshard.errors import BudgetError, PlanError
+from reshard.synth import boxes, cost, reduction, routes
+from reshard.synth.network import Network
+from reshard.synth.routes import Route
+from reshard.types.layout import Layout
+from reshard.types.plan import Move, Plan, Step, chain
+from reshard.types.rebase import common_mesh, rebase
+from reshard.types.refine import refine
+from reshard.types.rules import exchange_size
+
+
+def plan(
+    source: Layout,
+    target: Layout,
+    budget: int | None = None,
+    network: Network | str | None = None,
+    donate: bool = False,
+) -> Plan:
+    """The best checked plan from source to target.
+
+    `budget` is in bytes a device and counts everything live during the move, source and target
+    included; `network` is a `Network`, or the name of a preset; `donate` lets the source be given
+    up once its data has moved on. Plans are cached.
+
+    Raises `PlanError` for layouts of different arrays or devices, or a target that is partial where
+    the source is not, and `BudgetError`, with the smallest budget that works, for one that cannot be met.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=2)
+    >>> p = plan(Layout.parse("f32[{y}8, 16, {x}4]", mesh), Layout.parse("f32[16, {x}{y}2, 16]", mesh))
+    >>> [s.kind for s in p.steps], p.received_bytes, p.lower_bound_bytes
+    (['all_to_all'], 1792, 1792)
+    """
+    if isinstance(network, str):
+        network = Network.load(network)
+    return _plan(source, target, budget, network, bool(donate))
+
+
+@lru_cache(maxsize=4096)
+def _plan(source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool) -> Plan:
+    _check_request(source, target, budget)
+    start, end = _on_one_mesh(source, target)
+    links = None if network is None else network.links(start.mesh)
+    found = [_timed(chain(start, end, route, donate), links) for route in _routes(start, end, links)]
+    within = found if budget is None else [p for p in found if p.peak_bytes <= budget]
+    if budget is not None:
+        within += [p for f in _unique(found) for p in _chunked(f, budget, links)]
+    if not within:
+        _refuse(found, budget or 0, links)
+    return min(within, key=_objective)
+
+
+def _objective(found: Plan) -> tuple[float, int, int, int, int]:
+    """What the best plan is least in; the last entry prefers a collective to an exchange of boxes."""
+    time = 0.0 if found.seconds is None else found.seconds
+    boxed = sum(step.kind == "exchange" for step in found.steps)
+    return (time, found.received_bytes, found.launches, found.peak_bytes, boxed)
+
+
+def _routes(source: Layout, target: Layout, links: cost.Links | None) -> Iterator[Route]:
+    if source.partial == target.partial:
+        yield from _moves(source, target, links)
+        return
+    for reduced, now in reduction.starts(source, target):
+        yield from ((*reduced, *rest) for rest in _moves(now, target, links))
+
+
+def _moves(source: Layout, target: Layout, links: cost.Links | None) -> Iterator[Route]:
+    """Routes between layouts that are partial alike."""
+    if source == target:
+        yield ()
+        return
+    refinement = refine(source, target)
+    if refinement is None:
+        yield from boxes.routes(source, target)
+        return
+    atoms = routes.Atoms(source, target, refinement)
+    if links is None:
+        yield from routes.minimal(atoms)
+    else:
+        slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
+        yield from dict.fromkeys(routes.priced(atoms, slow_first))
+
+
+def _timed(found: Plan, links: cost.Links | None) -> Plan:
+    """The plan with its predicted seconds, step by step."""
+    if links is None:
+        return found
+    steps = tuple(replace(s, seconds=cost.seconds(_move(s), s.operand, links)) for s in found.steps)
+    return replace(found, steps=steps, seconds=sum(s.seconds or 0.0 for s in steps))
+
+
+def _move(step: Step) -> Move:
+    return step.kind, step.result, step.chunk
+
+
+def _unique(found: list[Plan]) -> list[Plan]:
+    return list(dict.fromkeys(found))
+
+
+def _chunked(found: Plan, budget: int, links: cost.Links | None) -> Iterator[Plan]:
+    """The plan with exchanges for its all-to-alls and gathers, cut so that they fit the budget."""
+    moves: list[Move] = []
+    for step in found.steps:
+        move = _fit(step, budget)
+        if move is None:
+            return
+        moves.append(move)
+    yield _timed(chain(found.source, found.target, moves, found.donate), links)
+
+
+def _fit(step: Step, budget: int) -> Move | None:
+    """The step as it is if it fits, else as an exchange in the largest pieces that do, else None."""
+    spare = budget - step.live_bytes + step.cost.scratch
+    if step.cost.scratch <= spare:
+        return _move(step)
+    if spare < 0 or step.operand.partial != step.result.partial:
+        return None
+    size = exchange_size(step.operand, step.result)
+    one = max(1, step.operand.nbytes(1))
+    return "exchange", step.result, max(spare // (2 * one), size.run, 1)
+
+
+def _refuse(found: list[Plan], budget: int, links: cost.Links | None) -> None:
+    """Raises with the smallest budget that some plan meets."""
+    source, target = found[0].source, found[0].target
+    peaks = [step_floor for p in found if (step_floor := _smallest(p)) is not None]
+    smallest = min(peaks)
+    raise BudgetError(
+        f"budget {budget} B is too small for {source} -> {target} (global {source.shape}, tiles "
+        f"{source.tile_shape} and {target.tile_shape} of {source.tile_bytes} and {target.tile_bytes} B, mesh "
+        f"{source.mesh}); the smallest that works is {smallest} B",
+        smallest,
+    )
+
+
+def _smallest(found: Plan) -> int | None:
+    """The least peak that the plan has when its moves are cut as small as need be."""
+    peaks = [found.source.tile_bytes]
+    for step in found.steps:
+        whole = step.operand.partial != step.result.partial
+        peaks.append(step.live_bytes - (0 if whole else step.cost.scratch))
+    return max(peaks)
+
+
+def _check_request(source: Layout, target: Layout, budget: int | None) -> None:
+    if source.shape != target.shape:
+        raise PlanError(
+            f"source {source} has global shape {source.shape}, target {target} has {target.shape}; a "
+            f"redistribution keeps the array, so give both the same global shape"
+        )
+    if source.dtype != target.dtype:
+        raise PlanError(
+            f"source {source} is {source.dtype}, target {target} is {target.dtype}; a redistribution keeps the "
+            f"dtype, so cast before or after it"
+        )
+    if _devices_differ(source, target):
+        raise PlanError(
+            f"mesh {source.mesh} of the source and mesh {target.mesh} of the target have different devices "
+            f"({source.mesh.size} and {target.mesh.size}); put both layouts on the same devices"
+        )
+    if budget is not None and (isinstance(budget, bool) or not hasattr(budget, "__index__") or budget < 0):
+        raise PlanError(f"budget {budget!r}: give bytes a device as a whole number of at least 0, or None for no limit")
+
+
+def _devices_differ(source: Layout, target: Layout) -> bool:
+    a, b = source.mesh, target.mesh
+    if a.size != b.size:
+        return True
+    return a.device_ids != b.device_ids and set(a.devices) != set(b.devices)
+
+
+def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
+    """Both layouts on one mesh if they have spellings there; else as they are, for an exchange."""
+    if source.mesh == target.mesh:
+        pair = (source, target)
+    else:
+        shared = common_mesh(source.mesh, target.mesh)
+        pair = next(
+            (
+                (s, t)
+                for mesh in (source.mesh, target.mesh, shared)
+                if mesh is not None and (s := rebase(source, mesh)) is not None and (t := rebase(target, mesh)) is not None
+            ),
+            (source, target),
+        )
+    _check_partial(*pair)
+    return pair
+
+
+def _check_partial(source: Layout, target: Layout) -> None:
+    """A redistribution reduces or keeps partial sub-axes; it cannot make or change them."""
+    if source.partial == target.partial and source.reduction == target.reduction:
+        return
+    made = set(_strides(target)) - set(_strides(source))
+    if made or (target.partial and source.reduction != target.reduction) or source.mesh != target.mesh:
+        raise PlanError(
+            f"target {target} is partial where source {source} is not (mesh {target.mesh}); a redistribution can "
+            f"only finish a reduction, so give a target that is partial over fewer of the same sub-axes"
+        )
+
+
+def _strides(layout: Layout) -> Iterator[int]:
+    """The prime places of the partial sub-axes: comparable whatever their spelling."""
+    for sub in layout.partial:
+        place, size, prime = layout.mesh.stride(sub), sub.size, 2
+        while size > 1:
+            while size % prime == 0:
+                yield place
+                place, size = place * prime, size // prime
+            prime += 1
+
+

@@ -1,0 +1,148 @@
+"""Routes from partial arrays: reduce first, since every later byte is then a finished one.
+
+A reduce-scatter over f devices shrinks the tile f times, so it comes before any other move, each
+partial sub-axis onto the digit that it holds in the target if that is local, else onto one that a
+later gather or move sets right. Devices along axes that neither layout uses reduce by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from reshard.synth.routes import Route
+from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.plan import Move
+from reshard.types.refine import Factor, Refinement, refine
+
+
+def starts(source: Layout, target: Layout) -> Iterator[tuple[Route, Layout]]:
+    """Ways to be rid of the partial sub-axes: moves, and the finished layout that they reach."""
+    bare = Layout(source.mesh, source.dims, source.dtype, target.reduction, target.partial)
+    refinement = refine(source, target)
+    reduced = list(refinement.reduced) if refinement is not None else _factors(source, target)
+    for scattered in _choices(target, reduced):
+        yield _start(source, bare, refinement, scattered, reduced)
+
+
+def _choices(target: Layout, reduced: list[Factor]) -> Iterator[list[Factor]]:
+    """Which partial factors to scatter: all, those that the target holds, or none."""
+    held = [(target.mesh.stride(s), target.mesh.stride(s) * s.size) for s in target.held]
+    wanted = [f for f in reduced if any(low <= f.stride < high for low, high in held)]
+    yield reduced
+    if wanted and wanted != reduced:
+        yield wanted
+    yield []
+
+
+def _start(
+    source: Layout,
+    bare: Layout,
+    refinement: Refinement | None,
+    scattered: list[Factor],
+    reduced: list[Factor],
+) -> tuple[Route, Layout]:
+    """slice ; reduce_scatter ; all_reduce, leaving out what does not apply or does not fit."""
+    digits = _Digits(source, refinement)
+    moves: list[Move] = []
+    for factor in digits.sliceable():
+        if factor not in reduced:
+            digits.hold(factor)
+    now = _move(moves, "slice", source, digits.layout(source))
+    done = [f for f in scattered if digits.hold(f)]
+    left = tuple(s for f in reduced if f not in done for s in source.mesh.sub_axes(*f))
+    partial = (*bare.partial, *left)
+    after = digits.layout(Layout(source.mesh, source.dims, source.dtype, source.reduction, partial))
+    now = _move(moves, "reduce_scatter", now, after)
+    finished = Layout(now.mesh, now.dims, now.dtype, bare.reduction, bare.partial)
+    now = _move(moves, "all_reduce", now, finished)
+    return tuple(moves), now
+
+
+def _move(moves: list[Move], kind: str, before: Layout, after: Layout) -> Layout:
+    if before != after:
+        moves.append((kind, after, None))
+    return after
+
+
+class _Slot(NamedTuple):
+    """A digit of the source: who holds it, and which stride is to hold it in the target."""
+
+    radix: int
+    holder: int | None
+    wanted: int | None
+
+
+class _Digits:
+    """The source's digits, cut as the target needs them, while factors come to hold local ones."""
+
+    def __init__(self, source: Layout, refinement: Refinement | None) -> None:
+        self.mesh = source.mesh
+        self.dims: list[list[_Slot]] = [[] for _ in source.dims]
+        if refinement is not None:
+            for atom in refinement.atoms:
+                self.dims[atom.dim].append(_Slot(atom.radix, atom.src, atom.dst))
+            return
+        for slots, dim in zip(self.dims, source.dims, strict=True):
+            slots += [_Slot(r, None if s is None else source.mesh.stride(s), None) for r, s in dim.digits]
+
+    def sliceable(self) -> list[Factor]:
+        """Factors that the target wants on local digits and nothing holds yet."""
+        slots = [slot for dim in self.dims for slot in dim]
+        held = {slot.holder for slot in slots}
+        return [
+            Factor(slot.wanted, slot.radix)
+            for slot in slots
+            if slot.holder is None and slot.wanted is not None and slot.wanted not in held
+        ]
+
+    def hold(self, factor: Factor) -> bool:
+        """Lets a factor hold the local digit that the target wants it on, or else any that it divides."""
+        place = self._wanted_place(factor) or self._any_place(factor)
+        if place is None:
+            return False
+        dim, at = place
+        slot = self.dims[dim][at]
+        rest = [_Slot(slot.radix // factor.size, None, None)] if slot.radix > factor.size else []
+        self.dims[dim][at : at + 1] = [_Slot(factor.size, factor.stride, slot.wanted), *rest]
+        return True
+
+    def _places(self) -> Iterator[tuple[int, int, _Slot]]:
+        """The local digits, each with its dim and its place there."""
+        for dim, slots in enumerate(self.dims):
+            yield from ((dim, at, slot) for at, slot in enumerate(slots) if slot.holder is None)
+
+    def _wanted_place(self, factor: Factor) -> tuple[int, int] | None:
+        fits = ((dim, at) for dim, at, slot in self._places() if (slot.wanted, slot.radix) == factor)
+        return next(fits, None)
+
+    def _any_place(self, factor: Factor) -> tuple[int, int] | None:
+        fits = (
+            (dim, at)
+            for dim, at, slot in self._places()
+            if slot.wanted is None and slot.radix and slot.radix % factor.size == 0
+        )
+        return next(fits, None)
+
+    def layout(self, like: Layout) -> Layout:
+        """The layout of these digits, partial as another one is."""
+        dims = tuple(self._dim(slots, dim.size) for slots, dim in zip(self.dims, like.dims, strict=True))
+        return Layout(self.mesh, dims, like.dtype, like.reduction, like.partial)
+
+    def _dim(self, slots: list[_Slot], size: int) -> Dim:
+        found: list[Digit] = []
+        for radix, stride, _ in slots:
+            if stride is None:
+                found.append(Digit(radix, None))
+            else:
+                found += [Digit(s.size, s) for s in self.mesh.sub_axes(stride, radix)]
+        return fitted(found, size)
+
+
+def _factors(source: Layout, target: Layout) -> list[Factor]:
+    return [_factor(source.mesh, s) for s in source.partial if s not in target.partial]
+
+
+def _factor(mesh: Mesh, sub: SubAxis) -> Factor:
+    return Factor(mesh.stride(sub), sub.size)

@@ -1,0 +1,98 @@
+"""Element types: their names in every notation, and their sizes in bits.
+
+The canonical name is numpy's (`float32`, and ml_dtypes' `bfloat16`, `float8_e4m3fn`, `int4`), so
+that `numpy.dtype(layout.dtype)` works; the short name is HLO's (`f32`), used in text.
+"""
+
+from __future__ import annotations
+
+from reshard.errors import LayoutError
+
+_TABLE: tuple[tuple[str, str, int], ...] = (
+    ("bool", "pred", 8),
+    ("int2", "s2", 2),
+    ("int4", "s4", 4),
+    ("int8", "s8", 8),
+    ("int16", "s16", 16),
+    ("int32", "s32", 32),
+    ("int64", "s64", 64),
+    ("uint2", "u2", 2),
+    ("uint4", "u4", 4),
+    ("uint8", "u8", 8),
+    ("uint16", "u16", 16),
+    ("uint32", "u32", 32),
+    ("uint64", "u64", 64),
+    ("float4_e2m1fn", "f4e2m1fn", 4),
+    ("float8_e3m4", "f8e3m4", 8),
+    ("float8_e4m3", "f8e4m3", 8),
+    ("float8_e4m3b11fnuz", "f8e4m3b11fnuz", 8),
+    ("float8_e4m3fn", "f8e4m3fn", 8),
+    ("float8_e4m3fnuz", "f8e4m3fnuz", 8),
+    ("float8_e5m2", "f8e5m2", 8),
+    ("float8_e5m2fnuz", "f8e5m2fnuz", 8),
+    ("float8_e8m0fnu", "f8e8m0fnu", 8),
+    ("float16", "f16", 16),
+    ("bfloat16", "bf16", 16),
+    ("float32", "f32", 32),
+    ("float64", "f64", 64),
+    ("complex64", "c64", 64),
+    ("complex128", "c128", 128),
+)
+_SHORT = {name: short for name, short, _ in _TABLE}
+_BITS = {name: bits for name, _, bits in _TABLE}
+_ALIASES = {
+    **{name: name for name in _SHORT},
+    **{short: name for name, short, _ in _TABLE},
+    **{f"i{short[1:]}": name for name, short, _ in _TABLE if name.startswith("int")},
+    "f8e4m3": "float8_e4m3",
+    "float": "float64",
+    "int": "int64",
+    "complex": "complex128",
+}
+
+
+def canonical(dtype: object) -> str:
+    """The canonical name of a dtype given as a name, a numpy dtype or a scalar class.
+
+    >>> canonical("f32"), canonical("bf16"), canonical("i4")
+    ('float32', 'bfloat16', 'int4')
+    """
+    if isinstance(dtype, str):
+        name = dtype
+    else:
+        name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
+    try:
+        return _ALIASES[name]
+    except KeyError:
+        raise LayoutError(
+            f"unknown dtype {name!r}: use a numpy name (float32), an HLO name (f32) or an "
+            f"ml_dtypes name (bfloat16, float8_e4m3fn, int4)"
+        ) from None
+
+
+def short(name: str) -> str:
+    """HLO's name of a canonical dtype: `f32` for `float32`."""
+    return _SHORT[name]
+
+
+def bits(name: str) -> int:
+    """Bits of one element."""
+    return _BITS[name]
+
+
+def nbytes(elements: int, name: str) -> int:
+    """Bytes of so many packed elements; sub-byte types round up to a whole byte.
+
+    >>> nbytes(3, "int4")
+    2
+    """
+    return (elements * _BITS[name] + 7) // 8
+
+
+def supports(name: str, reduction: str) -> bool:
+    """Whether the elements of a dtype can be combined by a reduction."""
+    if name == "bool":
+        return reduction in ("max", "min", "product")
+    if name.startswith("complex"):
+        return reduction in ("sum", "mean", "product")
+    return reduction != "mean" or not name.startswith(("int", "uint"))

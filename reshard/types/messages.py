@@ -1,0 +1,168 @@
+"""Who sends what to whom in an exchange of boxes, for layouts with no common refinement.
+
+Each device fetches from every source piece that its target tile overlaps and that it does not
+hold. A piece is held by one or several devices, its *replicas*, and its requests are dealt evenly
+among them; two pieces are never on one device, so no request can be merged with another. The
+rounds needed are therefore the largest number of messages that a device sends or receives
+(König: a bipartite graph of maximum degree r is the union of r matchings).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh, SubAxis, joined
+from reshard.types.overlap import Run, piece, shares
+
+Box = tuple[Run, ...]
+
+
+class Message(NamedTuple):
+    """Device ids, and per dim the runs that go from one tile to the other (equal ids: a local copy)."""
+
+    sender: int
+    receiver: int
+    runs: tuple[tuple[Run, ...], ...]
+
+    @property
+    def elements(self) -> int:
+        """True elements in the message, no padding."""
+        return math.prod(sum(run.length for run in dim) for dim in self.runs)
+
+    @property
+    def boxes(self) -> Iterator[Box]:
+        """The boxes that make up the message: one run of each dim."""
+        return itertools.product(*self.runs)
+
+
+Shape = tuple[tuple[int, ...], ...]
+"""The extents of the boxes that make up one message."""
+
+Load = tuple[tuple[int, Shape], ...]
+"""The messages that one device sends, or receives: how many of each shape."""
+
+
+class Size(NamedTuple):
+    """An exchange of boxes in figures: the most elements that a device receives, the elements of the
+    largest message, the shortest run of neighbours, and the distinct loads of devices.
+    """
+
+    received: int
+    message: int
+    run: int
+    loads: frozenset[Load]
+
+
+def messages(operand: Layout, result: Layout) -> list[Message]:
+    """Every message of the exchange, local copies included, for all devices."""
+    devices = operand.mesh.devices
+    return list(_messages(operand, result, devices))
+
+
+@lru_cache(maxsize=1024)
+def size(operand: Layout, result: Layout) -> Size:
+    """The figures of the whole exchange, from one device for every coordinate that the move involves."""
+    sent: dict[int, Counter[Shape]] = {}
+    received: dict[int, Counter[Shape]] = {}
+    elements: Counter[int] = Counter()
+    largest, run = 0, max(1, math.prod(operand.tile_shape))
+    for message in _messages(operand, result, _involved(operand, result)):
+        if message.sender == message.receiver:
+            continue
+        shape = tuple(tuple(r.length for r in box) for box in message.boxes)
+        sent.setdefault(message.sender, Counter())[shape] += 1
+        received.setdefault(message.receiver, Counter())[shape] += 1
+        elements[message.receiver] += message.elements
+        largest = max(largest, message.elements)
+        run = min(run, *(r.length for r in message.runs[-1])) if message.runs else run
+    loads = {tuple(sorted((n, s) for s, n in load.items())) for load in (*sent.values(), *received.values())}
+    return Size(max(elements.values(), default=0), largest, run, frozenset(loads))
+
+
+@lru_cache(maxsize=1024)
+def fewest_received(source: Layout, target: Layout) -> int:
+    """max over devices of |T_d minus S_d|, in true elements: what the worst device must receive."""
+    dims = list(zip(source.dims, target.dims, strict=True))
+    most = math.prod(min(t.tile, t.size) for _, t in dims)
+    worst = 0
+    for device in _spread(_involved(source, target)):
+        p, q = source.mesh.position(device), target.mesh.position(device)
+        needed, held = 1, 1
+        for s, t in dims:
+            by = shares(s, t)[piece(t, target.mesh, q)]
+            needed *= sum(r.length for runs in by.values() for r in runs)
+            held *= sum(r.length for r in by.get(piece(s, source.mesh, p), ()))
+        worst = max(worst, needed - held)
+        if worst == most:
+            break
+    return worst
+
+
+def _spread(devices: list[int]) -> Iterable[int]:
+    """The same devices, far apart first, so that a device that shares nothing is met early."""
+    count = len(devices)
+    step = next(s for s in range(int(count * 0.618) | 1, 2 * count + 3) if math.gcd(s, count) == 1)
+    return (devices[at * step % count] for at in range(count))
+
+
+def _messages(operand: Layout, result: Layout, devices: Iterable[int]) -> Iterator[Message]:
+    devices = list(devices)
+    holders: dict[tuple[int, ...], list[int]] = {}
+    home: dict[int, tuple[int, ...]] = {}
+    for device in devices:
+        home[device] = _tile(operand, operand.mesh.position(device))
+        holders.setdefault(home[device], []).append(device)
+    requests: dict[tuple[int, ...], list[tuple[int, tuple[tuple[Run, ...], ...]]]] = {}
+    for device in devices:
+        position = result.mesh.position(device)
+        wanted = [
+            shares(s, t)[piece(t, result.mesh, position)] for s, t in zip(operand.dims, result.dims, strict=True)
+        ]
+        plane = _plane(operand.partial, operand.mesh, operand.mesh.position(device))
+        for owners in itertools.product(*(by.items() for by in wanted)):
+            source = (*(p for p, _ in owners), *plane)
+            requests.setdefault(source, []).append((device, tuple(runs for _, runs in owners)))
+    for source, wants in requests.items():
+        yield from _deal(holders[source], [w for w in wants if home[w[0]] != source])
+        yield from (Message(device, device, runs) for device, runs in wants if home[device] == source)
+
+
+def _deal(holders: list[int], wants: list[tuple[int, tuple[tuple[Run, ...], ...]]]) -> Iterator[Message]:
+    """Requests for one piece, dealt evenly among the devices that hold it."""
+    for at, (device, runs) in enumerate(wants):
+        yield Message(holders[at * len(holders) // len(wants)], device, runs)
+
+
+def _tile(layout: Layout, position: int) -> tuple[int, ...]:
+    pieces = tuple(piece(dim, layout.mesh, position) for dim in layout.dims)
+    return (*pieces, *_plane(layout.partial, layout.mesh, position))
+
+
+def _plane(partial: tuple[SubAxis, ...], mesh: Mesh, position: int) -> tuple[int, ...]:
+    """Which summand of a partial array a device holds: another one is no replica."""
+    return tuple(position // mesh.stride(axis) % axis.size for axis in partial)
+
+
+def _involved(operand: Layout, result: Layout) -> list[int]:
+    """Devices that differ only in coordinates that some changed dim uses; the rest move alike."""
+    mesh = operand.mesh
+    if operand.mesh != result.mesh or mesh.device_ids is not None:
+        return list(mesh.devices)
+    spans: list[tuple[int, int]] = []
+    for s, t in zip(operand.dims, result.dims, strict=True):
+        if s != t:
+            spans += [_span(mesh, d.axis) for dim in (s, t) for d in dim.digits if d.axis is not None]
+    positions = [0]
+    for low, high in joined(spans):
+        positions = [at + low * k for at in positions for k in range(high // low)]
+    return positions
+
+
+def _span(mesh: Mesh, axis: SubAxis) -> tuple[int, int]:
+    return mesh.stride(axis), mesh.stride(axis) * axis.size

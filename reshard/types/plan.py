@@ -1,0 +1,244 @@
+"""Plans: chains of steps from a source layout to a target, checked as they are built.
+
+A `Step` that exists is well typed, and a `Plan` that exists is a chain of such steps from its
+source to its target with honest live bytes: both constructors call the typing rules. Whatever
+makes plans, the planner or a JSON file, is therefore untrusted, and lowering takes plans only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from reshard.errors import PlanError
+from reshard.types.bounds import lower_bound
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.rules import Cost, judge
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective from `operand` to `result`, derived by the rule of its `kind`.
+
+    `chunk` caps the elements of one message of an exchange. `retained_bytes` are the bytes of the
+    source that live on beside the operand. Raises `StepError` when the rule refuses.
+    """
+
+    kind: str
+    operand: Layout
+    result: Layout
+    chunk: int | None = None
+    retained_bytes: int = 0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_cost", self.cost)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What the typing rule says that the step costs."""
+        return judge(self.kind, self.operand, self.result, self.chunk)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that the worst device receives in this step."""
+        return self.cost.received
+
+    @property
+    def launches(self) -> int:
+        """Collective calls: one, or an exchange's rounds."""
+        return self.cost.launches
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes on one device while the step runs: source if kept, operand, result and scratch."""
+        return self.retained_bytes + self.operand.tile_bytes + self.result.tile_bytes + self.cost.scratch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked redistribution: `steps` lead from `source` to `target`.
+
+    Bytes are per device; `seconds` is the prediction of the network that it was planned for, None
+    without one. Raises `PlanError` for a broken chain.
+    """
+
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+    donate: bool = False
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        at = self.source
+        for number, step in enumerate(self.steps, 1):
+            if step.operand != at:
+                raise PlanError(f"step {number} ({step.kind}) starts from {step.operand}, but the data is {at}; fix the chain")
+            if step.retained_bytes != _retained(self.source, at, self.donate, number):
+                raise PlanError(f"step {number} ({step.kind}) does not count the source that lives beside it; build plans with chain()")
+            at = step.result
+        if at != self.target:
+            raise PlanError(f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain")
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that the worst device receives in all."""
+        return sum(step.received_bytes for step in self.steps)
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that the worst device receives in any plan."""
+        return lower_bound(self.source, self.target)
+
+    @property
+    def launches(self) -> int:
+        """Collective calls in all; an exchange of r rounds is r."""
+        return sum(step.launches for step in self.steps)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes live on one device at any time, source and target included."""
+        return max((step.live_bytes for step in self.steps), default=self.source.tile_bytes)
+
+    @property
+    def floor_bytes(self) -> int:
+        """What no plan can be below: the source and the target, both whole."""
+        return floor(self.source, self.target, self.donate)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """One JSON object with every step and total; `from_json` reads it back.
+
+        >>> from reshard.types import Mesh
+        >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
+        >>> Plan.from_json(Plan(a, a, ()).to_json()) == Plan(a, a, ())
+        True
+        """
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data; the meshes are those of the layouts."""
+        return {
+            "source": str(self.source),
+            "target": str(self.target),
+            "mesh": _mesh_data(self.source.mesh),
+            "target_mesh": _mesh_data(self.target.mesh),
+            "steps": [_step_data(step) for step in self.steps],
+            "received_bytes": self.received_bytes,
+            "lower_bound_bytes": self.lower_bound_bytes,
+            "launches": self.launches,
+            "peak_bytes": self.peak_bytes,
+            "donate": self.donate,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads `to_json`'s text and checks it anew; raises `PlanError` if anything is off."""
+        try:
+            data = json.loads(text)
+            source = Layout.parse(data["source"], _mesh(data["mesh"]))
+            moves = [_move(step) for step in data["steps"]]
+            target = Layout.parse(data["target"], _mesh(data["target_mesh"]))
+            plan = chain(source, target, moves, bool(data.get("donate")), [s.get("seconds") for s in data["steps"]])
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise PlanError(f"this is no plan in JSON ({type(error).__name__}: {error}); use the output of to_json()") from None
+        for name in ("received_bytes", "lower_bound_bytes", "launches", "peak_bytes"):
+            if name in data and data[name] != getattr(plan, name):
+                raise PlanError(f"the JSON says {name} {data[name]}, but its steps make {getattr(plan, name)}; plan it again")
+        return plan
+
+    def __str__(self) -> str:
+        head = f"{self.source} -> {self.target} on {self.source.mesh}"
+        rows = [("step", "type after it", "received", "live")]
+        rows += [(s.kind, str(s.result), _bytes(s.received_bytes), _bytes(s.live_bytes)) for s in self.steps]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        table = [f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]:>{widths[2]}}  {r[3]:>{widths[3]}}" for r in rows]
+        total = (
+            f"received {_bytes(self.received_bytes)} (bound {_bytes(self.lower_bound_bytes)}), "
+            f"{self.launches} launches, peak {_bytes(self.peak_bytes)} a device"
+        )
+        time = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us predicted"
+        return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
+
+
+Move = tuple[str, Layout, int | None]
+"""A step before it is checked: kind, result, chunk."""
+
+
+def chain(
+    source: Layout,
+    target: Layout,
+    moves: Sequence[Move],
+    donate: bool = False,
+    seconds: Sequence[float | None] | None = None,
+) -> Plan:
+    """Builds the plan that makes these moves, each step checked against the one before.
+
+    The source lives until its last step, or with `donate` until its first one is done.
+    """
+    steps: list[Step] = []
+    at = source
+    times = list(seconds) if seconds is not None else [None] * len(moves)
+    for number, ((kind, result, chunk), time) in enumerate(zip(moves, times, strict=True), 1):
+        steps.append(Step(kind, at, result, chunk, _retained(source, at, donate, number), time))
+        at = result
+    known = [s.seconds for s in steps if s.seconds is not None]
+    total = sum(known) if len(known) == len(steps) and seconds is not None else None
+    return Plan(source, target, tuple(steps), donate, total)
+
+
+def floor(source: Layout, target: Layout, donate: bool = False) -> int:
+    """Bytes below which no plan can go: nothing to do needs the source, a move source and target."""
+    if source == target:
+        return source.tile_bytes
+    return source.tile_bytes + target.tile_bytes
+
+
+def _retained(source: Layout, operand: Layout, donate: bool, number: int) -> int:
+    """The source's bytes, where it is neither given up nor the operand itself."""
+    return 0 if donate or number == 1 else source.tile_bytes
+
+
+def _move(step: Mapping[str, Any]) -> Move:
+    return cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), step.get("chunk")
+
+
+def _step_data(step: Step) -> dict[str, Any]:
+    return {
+        "kind": step.kind,
+        "operand": str(step.operand),
+        "result": str(step.result),
+        "mesh": _mesh_data(step.result.mesh),
+        "chunk": step.chunk,
+        "received_bytes": step.received_bytes,
+        "live_bytes": step.live_bytes,
+        "launches": step.launches,
+        "seconds": step.seconds,
+    }
+
+
+def _mesh_data(mesh: Mesh) -> dict[str, Any]:
+    ids = {} if mesh.device_ids is None else {"device_ids": list(mesh.device_ids)}
+    return {"axes": dict(mesh.axes), **ids}
+
+
+def _mesh(data: Mapping[str, Any]) -> Mesh:
+    return Mesh(data["axes"], device_ids=data.get("device_ids"))
+
+
+def _bytes(count: int) -> str:
+    """Bytes as a person reads them, exact where they are few.
+
+    >>> _bytes(96), _bytes(64 << 20)
+    ('96 B', '64.0 MiB')
+    """
+    value, unit = float(count), "B"
+    for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 10240 and unit == "B" or value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,95 @@
+"""The oracle: tiles filled with global indices, and the tiles that a layout's meaning demands.
+
+Built on `types.meaning` alone. Padding is filled with a value that no element has, and is never
+compared; a partial array's summands differ from device to device and combine to the index.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+import reshard as rs
+from reshard.lower import Program, lower
+from reshard.runtime import Memory, run
+from reshard.types import Layout
+from reshard.types.meaning import meaning
+
+PADDING = -7
+
+
+def tiles_of(layout: Layout) -> dict[int, np.ndarray]:
+    """Per device, the global index of every element of its tile, `PADDING` where there is none."""
+    cache: dict[tuple, np.ndarray] = {}
+    found = {}
+    for device in layout.mesh.devices:
+        index = meaning(layout, device)
+        if index not in cache:
+            cache[index] = _tile(layout, index)
+        found[device] = cache[index]
+    return found
+
+
+def _tile(layout: Layout, index: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    flat = np.zeros(layout.tile_shape, np.int64)
+    valid = np.ones(layout.tile_shape, bool)
+    for axis, (size, along) in enumerate(zip(layout.shape, index, strict=True)):
+        shape = [1] * flat.ndim
+        shape[axis] = len(along)
+        at = np.asarray(along, np.int64).reshape(shape)
+        flat = flat * size + at
+        valid &= at < size
+    return np.where(valid, flat, PADDING)
+
+
+def summands_of(layout: Layout) -> dict[int, np.ndarray]:
+    """Tiles of a partial array: the device with partial coordinates all zero has the index plus what
+    the others take away again (sum, mean: c and -c; max, min: the index once; product: ones)."""
+    found = {}
+    groups: Counter = Counter()
+    sizes = [axis.size for axis in layout.partial]
+    count = int(np.prod(sizes))
+    for device, tile in tiles_of(layout).items():
+        position = layout.mesh.position(device)
+        number = 0
+        for axis in layout.partial:
+            number = number * axis.size + position // layout.mesh.stride(axis) % axis.size
+        groups[number] += 1
+        found[device] = _summand(layout.reduction, tile, number, count)
+    assert len(set(groups.values())) == 1
+    return found
+
+
+def _summand(reduction: str | None, tile: np.ndarray, number: int, count: int) -> np.ndarray:
+    if reduction in ("sum", "mean"):
+        scale = count if reduction == "mean" else 1
+        rest = tile * scale - sum(range(1, count)) - 3 * tile * (count - 1)
+        return rest if number == 0 else 3 * tile + number
+    if reduction == "product":
+        return tile if number == 0 else np.ones_like(tile)
+    worse = -1000 if reduction == "max" else 1000
+    return tile if number == count - 1 else tile + worse - number
+
+
+def check(plan: rs.Plan, program: Program | None = None) -> Memory:
+    """Runs a plan on indices and asserts that every device ends with what the target means, that the
+    wire and the memory are as promised, and that nothing given was written to."""
+    source, target = plan.source, plan.target
+    tiles = summands_of(source) if source.partial else tiles_of(source)
+    given = {device: tile.astype(source.dtype) for device, tile in tiles.items()}
+    kept = {device: tile.copy() for device, tile in given.items()}
+    memory = Memory(source.dtype)
+    result = run(program or lower(plan), given, memory)
+    wanted = summands_of(target) if target.partial else tiles_of(target)
+    if not target.partial or source.partial == target.partial:
+        for device, tile in wanted.items():
+            real = tiles_of(target)[device] != PADDING if target.partial else tile != PADDING
+            assert result[device].shape == target.tile_shape, f"device {device}: shape {result[device].shape}"
+            assert np.array_equal(result[device][real], tile.astype(target.dtype)[real]), f"device {device} of {plan}"
+    for device, tile in given.items():
+        assert np.array_equal(tile, kept[device]), f"device {device}'s source was written to"
+    assert memory.received_bytes <= plan.received_bytes, f"{memory.received_bytes} received: {plan}"
+    assert memory.launches == plan.launches, f"{memory.launches} launches: {plan}"
+    assert memory.peak_bytes <= plan.peak_bytes, f"{memory.peak_bytes} live: {plan}"
+    return memory
