@@ -6,9 +6,10 @@ that do refine are sliced before and gathered after, which saves the exchange it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
-from reshard.errors import StepError
+from reshard.errors import LayoutError, StepError
 from reshard.synth.routes import Atoms, Route
 from reshard.types.layout import Dim, Layout
 from reshard.types.plan import Move
@@ -18,13 +19,13 @@ from reshard.types.rules import judge
 
 def routes(source: Layout, target: Layout) -> Iterator[Route]:
     """A permute if one does it, the exchange alone, and the exchange between slices and gathers."""
-    try:
+    with contextlib.suppress(StepError):
         judge("permute", source, target)
         yield (("permute", target, None),)
-    except StepError:
-        pass
     if source.mesh == target.mesh:
-        yield from _peeled(source, target)
+        # Sub-axes of the two that cannot co-exist in one layout leave nothing to peel.
+        with contextlib.suppress(LayoutError):
+            yield from _peeled(source, target)
     yield (("exchange", target, None),)
 
 
@@ -38,8 +39,8 @@ def _peeled(source: Layout, target: Layout) -> Iterator[Route]:
         if r is None:
             continue
         atoms = Atoms(one, other, r)
-        free = {s for s in atoms.end if s is not None and not _overlaps(source, s, used_before)}
-        done = {s for s in atoms.start if s is not None and not _overlaps(source, s, used_after)}
+        free = {a.dst for a in r.atoms if not _overlaps(a.dst, a.radix, used_before)}
+        done = {a.src for a in r.atoms if not _overlaps(a.src, a.radix, used_after)}
         first = tuple(d if s is None and d in free else s for s, d in zip(atoms.start, atoms.end, strict=True))
         last = tuple(s if d is None and s in done else d for s, d in zip(atoms.start, atoms.end, strict=True))
         before[at] = atoms.layout(first).dims[0]
@@ -68,5 +69,5 @@ def _axes(layout: Layout) -> list[tuple[int, int]]:
     return [(layout.mesh.stride(s), layout.mesh.stride(s) * s.size) for s in held]
 
 
-def _overlaps(layout: Layout, stride: int, spans: list[tuple[int, int]]) -> bool:
-    return any(low <= stride < high for low, high in spans)
+def _overlaps(stride: int | None, radix: int, spans: list[tuple[int, int]]) -> bool:
+    return stride is None or any(low < stride * radix and stride < high for low, high in spans)

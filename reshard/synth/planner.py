@@ -56,7 +56,8 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     found = [_timed(chain(start, end, route, donate), links) for route in _routes(start, end, links)]
     within = found if budget is None else [p for p in found if p.peak_bytes <= budget]
     if budget is not None:
-        within += [p for f in _unique(found) for p in _chunked(f, budget, links)]
+        cut = (p for f in dict.fromkeys(found) for p in _chunked(f, budget, links))
+        within += [p for p in cut if p.peak_bytes <= budget]
     if not within:
         _refuse(found, budget or 0, links)
     return min(within, key=_objective)
@@ -104,10 +105,6 @@ def _timed(found: Plan, links: cost.Links | None) -> Plan:
 
 def _move(step: Step) -> Move:
     return step.kind, step.result, step.chunk
-
-
-def _unique(found: list[Plan]) -> list[Plan]:
-    return list(dict.fromkeys(found))
 
 
 def _chunked(found: Plan, budget: int, links: cost.Links | None) -> Iterator[Plan]:

@@ -7,9 +7,11 @@ later gather or move sets right. Devices along axes that neither layout uses red
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from reshard.errors import LayoutError
 from reshard.synth.routes import Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis
@@ -23,7 +25,9 @@ def starts(source: Layout, target: Layout) -> Iterator[tuple[Route, Layout]]:
     refinement = refine(source, target)
     reduced = list(refinement.reduced) if refinement is not None else _factors(source, target)
     for scattered in _choices(target, reduced):
-        yield _start(source, bare, refinement, scattered, reduced)
+        # Sub-axes of the two layouts that cannot co-exist in one rule a choice out, never the last.
+        with contextlib.suppress(LayoutError):
+            yield _start(source, bare, refinement, scattered, reduced)
 
 
 def _choices(target: Layout, reduced: list[Factor]) -> Iterator[list[Factor]]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from reshard.errors import LayoutError, MeshError, NotationError
 from reshard.types.mesh import Mesh
@@ -127,8 +127,7 @@ def _body(reader: Reader) -> Tiles | Whole | RawSharding:
             return reader.fail(_ADVICE, at)
 
 
-def _refuse(reader: Reader, why: str) -> Whole:
-    """Raises; the type is that of the place where it is called."""
+def _refuse(reader: Reader, why: str) -> NoReturn:
     raise LayoutError(f"HLO sharding {reader.text!r}: {why}")
 
 

@@ -7,6 +7,7 @@ layouts of equal meaning are equal objects.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -244,11 +245,9 @@ def fitted(digits: Iterable[Digit], size: int) -> Dim:
     A leading local digit shrinks to the rounds that hold elements; a numeral that starts with a
     held digit keeps its padding, as one round.
     """
-    kept = tuple(d for d in digits if d.radix != 1)
-    if not kept or kept[0].axis is not None:
-        return Dim((Digit(1, None), *kept), size)
-    unit = math.prod(d.radix for d in kept[1:])
-    return Dim((Digit(-(-size // unit), None), *kept[1:]), size)
+    kept = tuple(itertools.dropwhile(lambda d: d.axis is None, digits))
+    unit = math.prod(d.radix for d in kept)
+    return Dim((Digit(-(-size // unit), None), *kept), size)
 
 
 @contextmanager

@@ -61,8 +61,16 @@ class Size(NamedTuple):
 
 def messages(operand: Layout, result: Layout) -> list[Message]:
     """Every message of the exchange, local copies included, for all devices."""
-    devices = operand.mesh.devices
-    return list(_messages(operand, result, devices))
+    first = _involved(operand, result)
+    taken = set(first)
+    found = list(_messages(operand, result, first))
+    # Devices that differ in other coordinates move alike, and among themselves.
+    for device in operand.mesh.devices:
+        if device not in taken:
+            copy = [device + offset for offset in first]
+            taken.update(copy)
+            found += _messages(operand, result, copy)
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -158,10 +166,13 @@ def _involved(operand: Layout, result: Layout) -> list[int]:
     for s, t in zip(operand.dims, result.dims, strict=True):
         if s != t:
             spans += [_span(mesh, d.axis) for dim in (s, t) for d in dim.digits if d.axis is not None]
+    ends = sorted({end for span in spans for end in span})
+    if any(high % low for low, high in itertools.pairwise(ends)):
+        return list(mesh.devices)
     positions = [0]
     for low, high in joined(spans):
         positions = [at + low * k for at in positions for k in range(high // low)]
-    return positions
+    return sorted(positions)
 
 
 def _span(mesh: Mesh, axis: SubAxis) -> tuple[int, int]:

@@ -125,26 +125,21 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
 
 
 def _common_padded(a: Dim, b: Dim) -> int | None:
-    """The padded size that both numerals reach; one that leads with a local digit can add rounds."""
+    """The padded size that both numerals reach when rounds that hold nothing are added in front."""
     p, q = a.padded, b.padded
     if p == q:
         return p
     if 0 in (p, q):
         return None
-    units = [_round(a), _round(b)]
-    if units[0] is None and units[1] is None:
-        return None
-    step = math.lcm(units[0] or 1, units[1] or 1)
-    fixed = p if units[0] is None else q if units[1] is None else -(-max(p, q) // step) * step
-    return fixed if fixed >= max(p, q) and fixed % step == 0 else None
+    step = math.lcm(_round(a), _round(b))
+    return -(-max(p, q) // step) * step
 
 
-def _round(dim: Dim) -> int | None:
-    """Elements in one value of a leading local digit; None if the numeral leads with a held one."""
-    if not dim.digits:
-        return 1
-    first = dim.digits[0]
-    return dim.padded // first.radix if first.axis is None else None
+def _round(dim: Dim) -> int:
+    """Elements in one value of the leading local digit; a numeral that has none is one round."""
+    if not dim.digits or dim.digits[0].axis is not None:
+        return dim.padded
+    return dim.padded // dim.digits[0].radix
 
 
 def _segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
@@ -194,7 +189,7 @@ def _cuts(
                 devices.update(stride * c for c in inner)
                 changed = True
     chains = [sorted(places) for places in dims]
-    if not all(_is_chain(places) for places in chains):
+    if not all(_is_chain(places) for places in (*chains, sorted(devices))):
         return None
     return chains, sorted(devices)
 

@@ -179,7 +179,7 @@ def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
         return ExchangeSize(found.message, found.run, found.loads)
     extents = tuple(a.radix for a in r.atoms if a.src is None and a.dst is None)
     rounds = r.pieces if r.swapped else r.pieces - 1
-    return ExchangeSize(r.common, _run(r), (((rounds, (extents,)),),))
+    return ExchangeSize(r.common, _run(r), (((rounds, (extents,)),),) if r.common else ())
 
 
 def _run(r: Refinement) -> int:
