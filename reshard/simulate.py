@@ -12,9 +12,7 @@ from reshard.runtime import Memory, run
 from reshard.types.plan import Plan
 
 
-def simulate(
-    plan: Plan, tiles: Mapping[int, NDArray[Any]], memory: Memory | None = None
-) -> dict[int, NDArray[Any]]:
+def simulate(plan: Plan, tiles: Mapping[int, NDArray[Any]], memory: Memory | None = None) -> dict[int, NDArray[Any]]:
     """The target's tiles, by device id, from the source's; `memory` is filled with what it took.
 
     Tiles have the layout's tile shape, padding included, and its dtype; the given ones are not

@@ -1,13 +1,40 @@
-"""Layouts to test and to measure with: every contiguous one of a mesh, and seeded pairs of them."""
+"""Layouts to test and to measure with: every contiguous one of a mesh, seeded pairs of them, and
+random digit layouts, of which Hypothesis makes the same choices and can therefore shrink them.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, pairwise, permutations
+from math import prod
 
-from reshard.types.layout import Layout
+from hypothesis import strategies as st
+
+from reshard.types import dtypes
+from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.text import REDUCTIONS
+
+MESHES = (
+    Mesh(x=2, y=2),
+    Mesh(x=4, y=2),
+    Mesh(x=2, y=3),
+    Mesh(x=6),
+    Mesh(x=8),
+    Mesh(x=4, y=3),
+    Mesh(x=2, y=2, z=2),
+    Mesh(x=5),
+    Mesh(x=3, y=1, z=2),
+    Mesh(x=12),
+    Mesh({"x": 2, "y": 3}, device_ids=[5, 3, 1, 0, 2, 4]),
+    Mesh({"x": 4, "y": 2}, device_ids=[0, 4, 2, 6, 1, 5, 3, 7]),
+    Mesh({"x": 4}, device_ids=[10, 3, 7, 20]),
+    Mesh(),
+)
+"""Small meshes of all kinds: prime, composite and unit axes, one device, other orders of the devices."""
+
+SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 24)
 
 
 def divisible_shape(mesh: Mesh, rank: int) -> tuple[int, ...]:
@@ -47,3 +74,80 @@ def sample_pairs(mesh: Mesh, rank: int, count: int, seed: int) -> list[tuple[Lay
     # Number `n` is the pair of source n // others and the n % others-th layout that is not the source.
     pairs = ((n // others, n % others) for n in picked)
     return [(layouts[source], layouts[rest + (rest >= source)]) for source, rest in pairs]
+
+
+def random_layout(
+    choose: random.Random, mesh: Mesh, shape: Sequence[int], dtype: str = "int32", partial: bool = False
+) -> Layout:
+    """Any layout of the language: sub-axes in a random factoring, some held by random dims in any order
+    among local digits (contiguous, strided or block-cyclic, perhaps padded), with `partial` some summed.
+    """
+    axes = _factored(choose, mesh)
+    choose.shuffle(axes)
+    axes = axes[: choose.randint(0, len(axes))]
+    summed = [axes.pop() for _ in range(choose.randint(1, min(2, len(axes))))] if partial and axes else []
+    held: list[list[SubAxis]] = [[] for _ in shape]
+    for axis in axes if shape else ():
+        choose.choice(held).append(axis)
+    dims = tuple(_random_dim(choose, size, [Digit(a.size, a) for a in on]) for size, on in zip(shape, held, strict=True))
+    reduction = choose.choice([r for r in REDUCTIONS if dtypes.supports(dtype, r)]) if summed else None
+    return Layout(mesh, dims, dtype, reduction, tuple(summed))
+
+
+def _factored(choose: random.Random, mesh: Mesh) -> list[SubAxis]:
+    """Every axis as a product of random sub-axes."""
+    found: list[SubAxis] = []
+    for name, size in mesh.axes.items():
+        pre = 1
+        for radix in _factors(choose, size):
+            found.append(SubAxis(name, pre, radix))
+            pre *= radix
+    return found
+
+
+def _factors(choose: random.Random, size: int) -> list[int]:
+    found: list[int] = []
+    while size > 1:
+        found.append(choose.choice([k for k in range(2, size + 1) if size % k == 0]))
+        size //= found[-1]
+    return found
+
+
+def _random_dim(choose: random.Random, size: int, held: list[Digit]) -> Dim:
+    """Contiguous pieces, or their ceil(size / pieces) elements cut into digits, or blocks of any size."""
+    pieces = prod(d.radix for d in held)
+    kind = choose.choice(("contiguous", "strided", "blocks"))
+    if kind == "contiguous":
+        return Dim((*held, Digit(-(-size // pieces), None)), size)
+    digits = list(held)
+    tile = -(-size // pieces)
+    radices = _factors(choose, tile) or [tile] if kind == "strided" else [choose.randint(1, 3) for _ in range(2)]
+    for radix in radices:
+        digits.insert(choose.randint(0, len(digits)), Digit(radix, None))
+    if kind == "strided":
+        return Dim((Digit(1, None), *digits), size)
+    while digits and digits[0].axis is None:
+        del digits[0]
+    return Dim((Digit(-(-size // prod(d.radix for d in digits)), None), *digits), size)
+
+
+def random_pair(
+    choose: random.Random, dtype: str = "int32", partial: bool = False, most_rank: int = 3
+) -> tuple[Layout, Layout]:
+    """Two random layouts of one array, mostly of one mesh, else of two that have the same devices; with
+    `partial`, the source is a reduction to finish (or, at times, no reduction at all)."""
+    mesh = choose.choice(MESHES)
+    same = [m for m in MESHES if set(m.devices) == set(mesh.devices)]
+    other = mesh if partial or choose.randint(0, 4) else choose.choice(same)
+    shape = [choose.choice(SIZES) for _ in range(choose.randint(0, most_rank))]
+    return random_layout(choose, mesh, shape, dtype, partial), random_layout(choose, other, shape, dtype)
+
+
+def layouts(dtype: str = "int32", partial: bool = False) -> st.SearchStrategy[Layout]:
+    """Random digit layouts on `MESHES`."""
+    return st.randoms().map(lambda choose: random_pair(choose, dtype, partial)[0])
+
+
+def pairs(dtype: str = "int32", partial: bool = False, most_rank: int = 3) -> st.SearchStrategy[tuple[Layout, Layout]]:
+    """Random (source, target) pairs; see `random_pair`."""
+    return st.randoms().map(lambda choose: random_pair(choose, dtype, partial, most_rank))

@@ -52,9 +52,7 @@ class Transfer(NamedTuple):
 Rounds = tuple[tuple[Transfer, ...], ...]
 
 
-def rounds(
-    operand: Layout, result: Layout, chunk: int | None
-) -> tuple[View, View, tuple[Transfer, ...], Rounds]:
+def rounds(operand: Layout, result: Layout, chunk: int | None) -> tuple[View, View, tuple[Transfer, ...], Rounds]:
     """Both tiles' views, the local copies, and the rounds of messages of at most `chunk` elements."""
     r = refine(operand, result)
     if r is not None and r.exact:
@@ -81,7 +79,9 @@ def _even(operand: Layout, r: Refinement, chunk: int | None) -> list[list[Transf
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(a.radix) for a, _ in chains.shares)):
         senders = [chains.sender(at, turn) for at in range(operand.mesh.size)]
-        shares = [dict(zip((a.src for a, _ in chains.shares), chains.share(at, turn), strict=True)) for at in range(len(ids))]
+        shares = [
+            dict(zip((a.src for a, _ in chains.shares), chains.share(at, turn), strict=True)) for at in range(len(ids))
+        ]
         for piece in pieces:
             turns.append(
                 [

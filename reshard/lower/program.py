@@ -7,7 +7,7 @@
     all_reduce       groups; everyone's tile, combined
     permute          (sender, receiver) pairs of whole tiles
     exchange         local copies, then rounds of transfers; in a round each device sends at most
-                     one box list and receives at most one
+                     one box list and receives at most one; or in place, slot by slot
 
 Devices are ids of the mesh. Views say how a tile falls into blocks; a runtime needs nothing else,
 and in particular no layout.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from reshard.errors import PlanError
 from reshard.lower.exchange import Transfer, rounds
+from reshard.lower.exchange_in_place import ExchangeInPlace, in_place
 from reshard.lower.groups import Groups, coordinates, groups_along, permutation
 from reshard.types import views
 from reshard.types.layout import Layout
@@ -91,7 +92,7 @@ class Exchange:
     staged: bool
 
 
-Instruction = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | Permute | Exchange
+Instruction = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | Permute | Exchange | ExchangeInPlace
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,9 @@ def _instruction(step: Step) -> Instruction:
     if step.kind == "permute":
         return Permute(permutation(operand, result))
     if step.kind == "exchange":
-        send, receive, local, turns = rounds(operand, result, step.chunk)
+        if step.how.in_place:
+            return in_place(operand, result, step.how.chunk)
+        send, receive, local, turns = rounds(operand, result, step.how.chunk)
         return Exchange(send, receive, local, turns, step.cost.scratch > 0)
     refinement = refine(operand, result)
     if refinement is None:  # A checked step has one; the rule of its kind asked for it.

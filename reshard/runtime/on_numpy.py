@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import TileError
 from reshard.lower.exchange import Box, Span, Transfer
+from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
 from reshard.lower.program import (
     AllGather,
     AllReduce,
@@ -90,6 +91,8 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = No
     for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
         before = now
         now = _RUN[type(instruction)](instruction, before, shape, memory)
+        if isinstance(instruction, ExchangeInPlace):
+            continue  # The operand's buffer is now the result's.
         if before is not checked or not program.keep_source:
             for device, tile in before.items():
                 memory.free(device, tile.size)
@@ -107,9 +110,13 @@ def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
     checked = {device: np.asarray(tiles[device]) for device in program.devices}
     for device, tile in checked.items():
         if tile.shape != program.tile_shape:
-            raise TileError(f"device {device}'s tile has shape {tile.shape}, the source's tiles have {program.tile_shape}")
+            raise TileError(
+                f"device {device}'s tile has shape {tile.shape}, the source's tiles have {program.tile_shape}"
+            )
         if tile.dtype.name != program.dtype:
-            raise TileError(f"device {device}'s tile is {tile.dtype.name}, the source is {program.dtype}; cast it first")
+            raise TileError(
+                f"device {device}'s tile is {tile.dtype.name}, the source is {program.dtype}; cast it first"
+            )
     return checked
 
 
@@ -234,6 +241,63 @@ def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles
         memory.free(device, elements)
 
 
+def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    """One buffer a device, for operand and result alike; only its slots are ever written."""
+    size = step.slot * step.slots
+    buffers: Tiles = {}
+    for device, tile in tiles.items():
+        memory.take(device, max(size, tile.size) - tile.size)
+        buffers[device] = np.resize(tile.reshape(-1), max(size, tile.size))
+        _rearrange(buffers[device], _slots(step, step.pack[device], step.send))
+    for turn in step.rounds:
+        memory.launches += 1
+        ends = [(device, t.length) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
+        for device, length in ends:
+            memory.take(device, length)
+        flying = [buffers[t.sender][_slot(step, t.src_slot, t.start, t.length)].copy() for t in turn]
+        for t, content in zip(turn, flying, strict=True):
+            memory.receive(t.receiver, t.length)
+            buffers[t.receiver][_slot(step, t.dst_slot, t.start, t.length)] = content
+        for device, length in ends:
+            memory.free(device, length)
+    found: Tiles = {}
+    for device, buffer in buffers.items():
+        order = {to: at for at, to in _slots(step, step.unpack[device], step.receive).items()}
+        _rearrange(buffer, order)
+        count = int(np.prod(shape))
+        found[device] = buffer[:count].reshape(tuple(shape))
+        memory.free(device, buffer.size - count)
+    return found
+
+
+def _slot(step: ExchangeInPlace, slot: int, start: int, length: int) -> slice:
+    return slice(slot * step.slot + start, slot * step.slot + start + length)
+
+
+def _slots(step: ExchangeInPlace, places: Sequence[tuple[int, Any]], view: View) -> dict[int, int]:
+    """Offset in the slots -> offset in the tile, for every element that some slot holds."""
+    found: dict[int, int] = {}
+    for slot, place in places:
+        found.update(enumerate(offsets(view, place), slot * step.slot))
+    return found
+
+
+def _rearrange(buffer: Array, source: dict[int, int]) -> None:
+    """buffer[to] = buffer[source[to]] for all at once, along chains and cycles, one element in hand."""
+    readers = {at: to for to, at in source.items()}
+    starts = [to for to in source if to not in readers] + list(source)
+    done: set[int] = set()
+    for start in starts:
+        if start in done or source.get(start) == start:
+            continue
+        held, at = buffer[start], start
+        while at in source and at not in done:
+            done.add(at)
+            origin = source[at]
+            buffer[at] = held if origin == start else buffer[origin]
+            at = origin
+
+
 def _copy(transfer: Transfer, opened: Tiles, filled: Tiles) -> None:
     for box in transfer.boxes:
         part = opened[transfer.sender][_at(box.src)]
@@ -298,4 +362,5 @@ _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Memory], Tile
     AllReduce: _all_reduce,
     Permute: _permute,
     Exchange: _exchange,
+    ExchangeInPlace: _exchange_in_place,
 }

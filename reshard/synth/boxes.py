@@ -21,12 +21,12 @@ def routes(source: Layout, target: Layout) -> Iterator[Route]:
     """A permute if one does it, the exchange alone, and the exchange between slices and gathers."""
     with contextlib.suppress(StepError):
         judge("permute", source, target)
-        yield (("permute", target, None),)
+        yield (Move("permute", target),)
     if source.mesh == target.mesh:
         # Sub-axes of the two that cannot co-exist in one layout leave nothing to peel.
         with contextlib.suppress(LayoutError):
             yield from _peeled(source, target)
-    yield (("exchange", target, None),)
+    yield (Move("exchange", target),)
 
 
 def _peeled(source: Layout, target: Layout) -> Iterator[Route]:
@@ -49,9 +49,13 @@ def _peeled(source: Layout, target: Layout) -> Iterator[Route]:
     if first_layout == source and last_layout == target:
         return
     moves: list[Move] = []
-    for kind, at, to in (("slice", source, first_layout), ("exchange", first_layout, last_layout), ("all_gather", last_layout, target)):
+    for kind, at, to in (
+        ("slice", source, first_layout),
+        ("exchange", first_layout, last_layout),
+        ("all_gather", last_layout, target),
+    ):
         if at != to:
-            moves.append((kind, to, None))
+            moves.append(Move(kind, to))
     yield tuple(moves)
 
 

@@ -26,12 +26,12 @@ Links = Mapping[str, Link]
 
 def seconds(move: Move, operand: Layout, links: Links) -> float:
     """Predicted seconds of one move from an operand."""
-    kind, result, chunk = move
-    cost = judge(kind, operand, result, chunk)
+    kind, result, how = move
+    cost = judge(kind, operand, result, how)
     if not cost.launches:
         return 0.0
     r = refine(operand, result)
-    if r is None or kind == "exchange" and not r.exact:
+    if r is None or (kind == "exchange" and not r.exact):
         return _boxes(cost.launches, cost.received, _slowest(operand, result, links))
     mesh = operand.mesh
     if kind == "all_reduce":

@@ -15,10 +15,10 @@ from reshard.synth import boxes, cost, reduction, routes
 from reshard.synth.network import Network
 from reshard.synth.routes import Route
 from reshard.types.layout import Layout
-from reshard.types.plan import Move, Plan, Step, chain
+from reshard.types.plan import Move, Plan, Step, chain, floor
 from reshard.types.rebase import common_mesh, rebase
 from reshard.types.refine import refine
-from reshard.types.rules import exchange_size
+from reshard.types.rules import How, exchange_size
 
 
 def plan(
@@ -56,10 +56,12 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     found = [_timed(chain(start, end, route, donate), links) for route in _routes(start, end, links)]
     within = found if budget is None else [p for p in found if p.peak_bytes <= budget]
     if budget is not None:
-        cut = (p for f in dict.fromkeys(found) for p in _chunked(f, budget, links))
+        cut = [p for f in dict.fromkeys(found) for p in _chunked(f, budget, links)]
+        if donate and _overwrites(start, end):
+            cut.append(_in_place(start, end, budget, links))
         within += [p for p in cut if p.peak_bytes <= budget]
     if not within:
-        _refuse(found, budget or 0, links)
+        _refuse(found, budget or 0)
     return min(within, key=_objective)
 
 
@@ -104,7 +106,7 @@ def _timed(found: Plan, links: cost.Links | None) -> Plan:
 
 
 def _move(step: Step) -> Move:
-    return step.kind, step.result, step.chunk
+    return Move(step.kind, step.result, step.how)
 
 
 def _chunked(found: Plan, budget: int, links: cost.Links | None) -> Iterator[Plan]:
@@ -127,14 +129,29 @@ def _fit(step: Step, budget: int) -> Move | None:
         return None
     size = exchange_size(step.operand, step.result)
     one = max(1, step.operand.nbytes(1))
-    return "exchange", step.result, max(spare // (2 * one), size.run, 1)
+    return Move("exchange", step.result, How(max(spare // (2 * one), size.run, 1)))
 
 
-def _refuse(found: list[Plan], budget: int, links: cost.Links | None) -> None:
+def _overwrites(source: Layout, target: Layout) -> bool:
+    """Whether an exchange can put the target where the source was."""
+    refinement = refine(source, target)
+    return source != target and source.partial == target.partial and refinement is not None and refinement.exact
+
+
+def _in_place(source: Layout, target: Layout, budget: int, links: cost.Links | None) -> Plan:
+    """The exchange that overwrites a donated source, in the largest pieces that fit the budget."""
+    spare = budget - max(source.tile_bytes, target.tile_bytes)
+    one = max(1, source.nbytes(1))
+    move = Move("exchange", target, How(max(1, spare // (2 * one)), in_place=True))
+    return _timed(chain(source, target, [move], donate=True), links)
+
+
+def _refuse(found: list[Plan], budget: int) -> None:
     """Raises with the smallest budget that some plan meets."""
     source, target = found[0].source, found[0].target
-    peaks = [step_floor for p in found if (step_floor := _smallest(p)) is not None]
-    smallest = min(peaks)
+    smallest = min(_smallest(p) for p in found)
+    if found[0].donate and _overwrites(source, target):
+        smallest = floor(source, target, donate=True)
     raise BudgetError(
         f"budget {budget} B is too small for {source} -> {target} (global {source.shape}, tiles "
         f"{source.tile_shape} and {target.tile_shape} of {source.tile_bytes} and {target.tile_bytes} B, mesh "
@@ -143,7 +160,7 @@ def _refuse(found: list[Plan], budget: int, links: cost.Links | None) -> None:
     )
 
 
-def _smallest(found: Plan) -> int | None:
+def _smallest(found: Plan) -> int:
     """The least peak that the plan has when its moves are cut as small as need be."""
     peaks = [found.source.tile_bytes]
     for step in found.steps:
@@ -189,7 +206,9 @@ def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
             (
                 (s, t)
                 for mesh in (source.mesh, target.mesh, shared)
-                if mesh is not None and (s := rebase(source, mesh)) is not None and (t := rebase(target, mesh)) is not None
+                if mesh is not None
+                and (s := rebase(source, mesh)) is not None
+                and (t := rebase(target, mesh)) is not None
             ),
             (source, target),
         )
@@ -218,5 +237,3 @@ def _strides(layout: Layout) -> Iterator[int]:
                 yield place
                 place, size = place * prime, size // prime
             prime += 1
-
-

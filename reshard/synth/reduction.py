@@ -66,7 +66,7 @@ def _start(
 
 def _move(moves: list[Move], kind: str, before: Layout, after: Layout) -> Layout:
     if before != after:
-        moves.append((kind, after, None))
+        moves.append(Move(kind, after))
     return after
 
 

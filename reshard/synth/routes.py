@@ -16,6 +16,7 @@ unless swaps and twists mix; then it is an exchange, whose every message is need
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from reshard.types.layout import Digit, Dim, Layout, fitted
@@ -121,20 +122,20 @@ def move(atoms: Atoms, before: State, after: State) -> Move | None:
     twisted = any(a is not None and b is not None for b, a in pairs)
     layout = atoms.layout(after)
     if not released and not twisted and not taken & set(before):
-        return ("slice", layout, None)
+        return Move("slice", layout)
     if not taken and not twisted:
-        return ("all_gather", layout, None)
+        return Move("all_gather", layout)
     if twisted and not released and not taken:
-        return ("permute", layout, None)
+        return Move("permute", layout)
     if not twisted and released == taken:
-        return ("all_to_all", layout, None)
-    return ("exchange", layout, None)
+        return Move("all_to_all", layout)
+    return Move("exchange", layout)
 
 
 def through(atoms: Atoms, states: Sequence[State]) -> Route:
     """The moves that visit these states in order, from the source to the target."""
     path = [atoms.start, *states, atoms.end]
-    moves = (move(atoms, before, after) for before, after in zip(path, path[1:], strict=False))
+    moves = (move(atoms, before, after) for before, after in itertools.pairwise(path))
     return tuple(m for m in moves if m is not None)
 
 
@@ -145,7 +146,7 @@ def normal(atoms: Atoms) -> Route:
 
 def direct(atoms: Atoms) -> Route:
     """One exchange from source to target: the fewest bytes and the least memory."""
-    return (("exchange", atoms.target, None),) if atoms.start != atoms.end else ()
+    return (Move("exchange", atoms.target),) if atoms.start != atoms.end else ()
 
 
 def minimal(atoms: Atoms) -> Iterator[Route]:
@@ -171,7 +172,7 @@ def priced(atoms: Atoms, slow_first: Sequence[str]) -> Iterator[Route]:
         path = [atoms.start, *states, atoms.end]
         for groups in _partitions(slow_first):
             staged: list[State] = []
-            for before, after in zip(path, path[1:], strict=False):
+            for before, after in itertools.pairwise(path):
                 staged += _stages(atoms, before, after, groups)
             yield through(atoms, staged)
     yield direct(atoms)
@@ -210,14 +211,12 @@ def _stages(atoms: Atoms, before: State, after: State, groups: list[list[str]]) 
     step = move(atoms, before, after)
     if step is None:
         return
-    if step[0] in ("all_gather", "all_to_all"):
+    if step.kind in ("all_gather", "all_to_all"):
         mesh = atoms.source.mesh
         now = before
         for group in groups:
             strides = {s for s in (*before, *after) if s is not None and mesh.links(s, 2)[0] in group}
-            later = tuple(
-                a if a != b and strides & {a, b} else n for b, a, n in zip(before, after, now, strict=True)
-            )
+            later = tuple(a if a != b and strides & {a, b} else n for b, a, n in zip(before, after, now, strict=True))
             if later not in (now, after):
                 yield later
             now = later

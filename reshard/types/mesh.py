@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError
 
@@ -51,7 +51,8 @@ class Mesh:
         device_ids: Sequence[int] | None = None,
         **named: int,
     ) -> None:
-        pairs = list(axes.items() if isinstance(axes, Mapping) else axes or ()) + list(named.items())
+        listed = cast("Iterable[tuple[str, int]]", axes.items() if isinstance(axes, Mapping) else axes or ())
+        pairs = [*listed, *named.items()]
         for name, size in pairs:
             _check_axis(name, size)
         object.__setattr__(self, "axes", dict(pairs))
@@ -91,7 +92,7 @@ class Mesh:
     def _strides(self) -> dict[str, int]:
         strides: dict[str, int] = {}
         below = 1
-        for name in reversed(self.axes):
+        for name in reversed(tuple(self.axes)):
             strides[name] = below
             below *= self.axes[name]
         return strides

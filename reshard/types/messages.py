@@ -129,9 +129,7 @@ def _messages(operand: Layout, result: Layout, devices: Iterable[int]) -> Iterat
     requests: dict[tuple[int, ...], list[tuple[int, tuple[tuple[Run, ...], ...]]]] = {}
     for device in devices:
         position = result.mesh.position(device)
-        wanted = [
-            shares(s, t)[piece(t, result.mesh, position)] for s, t in zip(operand.dims, result.dims, strict=True)
-        ]
+        wanted = [shares(s, t)[piece(t, result.mesh, position)] for s, t in zip(operand.dims, result.dims, strict=True)]
         plane = _plane(operand.partial, operand.mesh, operand.mesh.position(device))
         for owners in itertools.product(*(by.items() for by in wanted)):
             source = (*(p for p, _ in owners), *plane)

@@ -11,27 +11,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError
 from reshard.types.bounds import lower_bound
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.rules import Cost, judge
+from reshard.types.rules import PLAIN, Cost, How, judge
 
 
 @dataclass(frozen=True)
 class Step:
     """One collective from `operand` to `result`, derived by the rule of its `kind`.
 
-    `chunk` caps the elements of one message of an exchange. `retained_bytes` are the bytes of the
+    `how` cuts an exchange into pieces or runs it in place. `retained_bytes` are the bytes of the
     source that live on beside the operand. Raises `StepError` when the rule refuses.
     """
 
     kind: str
     operand: Layout
     result: Layout
-    chunk: int | None = None
+    how: How = PLAIN
     retained_bytes: int = 0
     seconds: float | None = None
 
@@ -41,7 +41,7 @@ class Step:
     @cached_property
     def cost(self) -> Cost:
         """What the typing rule says that the step costs."""
-        return judge(self.kind, self.operand, self.result, self.chunk)
+        return judge(self.kind, self.operand, self.result, self.how)
 
     @property
     def received_bytes(self) -> int:
@@ -56,7 +56,9 @@ class Step:
     @property
     def live_bytes(self) -> int:
         """Bytes on one device while the step runs: source if kept, operand, result and scratch."""
-        return self.retained_bytes + self.operand.tile_bytes + self.result.tile_bytes + self.cost.scratch
+        before, after = self.operand.tile_bytes, self.result.tile_bytes
+        tiles = max(before, after) if self.how.in_place else before + after
+        return self.retained_bytes + tiles + self.cost.scratch
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,22 @@ class Plan:
         at = self.source
         for number, step in enumerate(self.steps, 1):
             if step.operand != at:
-                raise PlanError(f"step {number} ({step.kind}) starts from {step.operand}, but the data is {at}; fix the chain")
-            if step.retained_bytes != _retained(self.source, at, self.donate, number):
-                raise PlanError(f"step {number} ({step.kind}) does not count the source that lives beside it; build plans with chain()")
+                raise PlanError(
+                    f"step {number} ({step.kind}) starts from {step.operand}, but the data is {at}; fix the chain"
+                )
+            if step.retained_bytes != _retained(self.source, self.donate, number):
+                raise PlanError(
+                    f"step {number} ({step.kind}) leaves the source beside it out of its live bytes; use chain()"
+                )
+            if step.how.in_place and not self.donate:
+                raise PlanError(
+                    f"step {number} ({step.kind}) overwrites the source, which was not donated; plan with donate=True"
+                )
             at = step.result
         if at != self.target:
-            raise PlanError(f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain")
+            raise PlanError(
+                f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain"
+            )
 
     @property
     def received_bytes(self) -> int:
@@ -106,7 +118,7 @@ class Plan:
 
     @property
     def floor_bytes(self) -> int:
-        """What no plan can be below: the source and the target, both whole."""
+        """What no plan can be below; see `floor`."""
         return floor(self.source, self.target, self.donate)
 
     def to_json(self, indent: int | None = None) -> str:
@@ -145,10 +157,14 @@ class Plan:
             target = Layout.parse(data["target"], _mesh(data["target_mesh"]))
             plan = chain(source, target, moves, bool(data.get("donate")), [s.get("seconds") for s in data["steps"]])
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise PlanError(f"this is no plan in JSON ({type(error).__name__}: {error}); use the output of to_json()") from None
+            raise PlanError(
+                f"this is no plan in JSON ({type(error).__name__}: {error}); use the output of to_json()"
+            ) from None
         for name in ("received_bytes", "lower_bound_bytes", "launches", "peak_bytes"):
             if name in data and data[name] != getattr(plan, name):
-                raise PlanError(f"the JSON says {name} {data[name]}, but its steps make {getattr(plan, name)}; plan it again")
+                raise PlanError(
+                    f"the JSON says {name} {data[name]}, but its steps make {getattr(plan, name)}; plan it again"
+                )
         return plan
 
     def __str__(self) -> str:
@@ -165,8 +181,12 @@ class Plan:
         return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
 
 
-Move = tuple[str, Layout, int | None]
-"""A step before it is checked: kind, result, chunk."""
+class Move(NamedTuple):
+    """A step before it is checked."""
+
+    kind: str
+    result: Layout
+    how: How = PLAIN
 
 
 def chain(
@@ -183,28 +203,36 @@ def chain(
     steps: list[Step] = []
     at = source
     times = list(seconds) if seconds is not None else [None] * len(moves)
-    for number, ((kind, result, chunk), time) in enumerate(zip(moves, times, strict=True), 1):
-        steps.append(Step(kind, at, result, chunk, _retained(source, at, donate, number), time))
-        at = result
+    for number, (move, time) in enumerate(zip(moves, times, strict=True), 1):
+        steps.append(Step(move.kind, at, move.result, move.how, _retained(source, donate, number), time))
+        at = move.result
     known = [s.seconds for s in steps if s.seconds is not None]
-    total = sum(known) if len(known) == len(steps) and seconds is not None else None
+    total = sum(known) if known and len(known) == len(steps) else None
     return Plan(source, target, tuple(steps), donate, total)
 
 
 def floor(source: Layout, target: Layout, donate: bool = False) -> int:
-    """Bytes below which no plan can go: nothing to do needs the source, a move source and target."""
+    """Bytes below which no plan goes: a move needs source and target, with a donated source the
+    larger of the two; an identity needs the source alone.
+
+    Every budget from here on is met, except that layouts which are uneven or do not refine may
+    need more when the source is donated, since their exchange cannot overwrite it.
+    """
     if source == target:
         return source.tile_bytes
+    if donate:
+        return max(source.tile_bytes, target.tile_bytes)
     return source.tile_bytes + target.tile_bytes
 
 
-def _retained(source: Layout, operand: Layout, donate: bool, number: int) -> int:
+def _retained(source: Layout, donate: bool, number: int) -> int:
     """The source's bytes, where it is neither given up nor the operand itself."""
     return 0 if donate or number == 1 else source.tile_bytes
 
 
 def _move(step: Mapping[str, Any]) -> Move:
-    return cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), step.get("chunk")
+    how = How(step.get("chunk"), bool(step.get("in_place")))
+    return Move(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), how)
 
 
 def _step_data(step: Step) -> dict[str, Any]:
@@ -213,7 +241,8 @@ def _step_data(step: Step) -> dict[str, Any]:
         "operand": str(step.operand),
         "result": str(step.result),
         "mesh": _mesh_data(step.result.mesh),
-        "chunk": step.chunk,
+        "chunk": step.how.chunk,
+        "in_place": step.how.in_place,
         "received_bytes": step.received_bytes,
         "live_bytes": step.live_bytes,
         "launches": step.launches,
@@ -238,7 +267,7 @@ def _bytes(count: int) -> str:
     """
     value, unit = float(count), "B"
     for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 10240 and unit == "B" or value < 1024:
+        if (value < 10240 and unit == "B") or value < 1024:
             break
         value, unit = value / 1024, bigger
     return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

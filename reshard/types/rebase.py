@@ -7,6 +7,7 @@ every sub-axis of the one is a product of sub-axes of the other, and the layout 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from reshard.errors import MeshError, ReshardError
@@ -39,9 +40,9 @@ def common_mesh(a: Mesh, b: Mesh) -> Mesh | None:
     if a.device_ids != b.device_ids or a.size != b.size:
         return None
     cuts = sorted({1, *_ends(a), *_ends(b)})
-    if any(high % low for low, high in zip(cuts, cuts[1:], strict=False)):
+    if any(high % low for low, high in itertools.pairwise(cuts)):
         return None
-    sizes = [high // low for low, high in zip(cuts, cuts[1:], strict=False)][::-1]
+    sizes = [high // low for low, high in itertools.pairwise(cuts)][::-1]
     return Mesh({f"d{at}": size for at, size in enumerate(sizes)}, device_ids=a.device_ids)
 
 

@@ -11,6 +11,7 @@ returns None and the move is an exchange of boxes (`messages`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -206,14 +207,14 @@ def _inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
 
 
 def _is_chain(places: list[int]) -> bool:
-    return all(low > 0 and high % low == 0 for low, high in zip(places, places[1:], strict=False))
+    return all(low > 0 and high % low == 0 for low, high in itertools.pairwise(places))
 
 
 def _atoms(at: int, places: list[int], before: list[_Segment], after: list[_Segment]) -> list[Atom]:
     """The atoms of one dim, major first, read off both numerals at every cut."""
     found: list[Atom] = []
     b = a = 0
-    for low, high in zip(places, places[1:], strict=False):
+    for low, high in itertools.pairwise(places):
         while before[b].place * before[b].radix <= low:
             b += 1
         while after[a].place * after[a].radix <= low:
@@ -232,5 +233,5 @@ def _split(factors: list[Factor], devices: list[int]) -> list[Factor]:
     found: list[Factor] = []
     for stride, size in factors:
         ends = [c for c in devices if stride <= c <= stride * size]
-        found += [Factor(low, high // low) for low, high in zip(ends, ends[1:], strict=False)]
+        found += [Factor(low, high // low) for low, high in itertools.pairwise(ends)]
     return found

@@ -35,13 +35,23 @@ class Cost(NamedTuple):
     scratch: int
 
 
+class How(NamedTuple):
+    """How an exchange runs: `chunk` caps the elements of one message, None for no cap; `in_place`
+    lets the result overwrite the operand, one message at a time.
+    """
+
+    chunk: int | None = None
+    in_place: bool = False
+
+
 FREE = Cost(0, 0, 0)
-Rule = Callable[[Layout, Layout, int | None], Cost]
+PLAIN = How()
+Rule = Callable[[Layout, Layout, How], Cost]
 
 
 @lru_cache(maxsize=8192)
-def judge(kind: str, operand: Layout, result: Layout, chunk: int | None = None) -> Cost:
-    """The cost of a well-typed step; `chunk` caps the elements of one message of an exchange.
+def judge(kind: str, operand: Layout, result: Layout, how: How = PLAIN) -> Cost:
+    """The cost of a well-typed step.
 
     Raises `StepError` for a step that the rule of its kind does not derive.
 
@@ -57,12 +67,12 @@ def judge(kind: str, operand: Layout, result: Layout, chunk: int | None = None) 
         raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
     if operand.mesh.size != result.mesh.size:
         raise refusal(kind, operand, result, "a step keeps the devices")
-    if chunk is not None and (kind != "exchange" or chunk < 1):
-        raise refusal(kind, operand, result, f"chunk {chunk}: only an exchange is chunked, by at least 1 element")
-    return rule(operand, result, chunk)
+    if how != PLAIN and (kind != "exchange" or (how.chunk is not None and how.chunk < 1)):
+        raise refusal(kind, operand, result, f"{how}: only an exchange is chunked, by at least 1 element, or in place")
+    return rule(operand, result, how)
 
 
-def _slice(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _slice(operand: Layout, result: Layout, how: How) -> Cost:
     r = _even("slice", operand, result)
     if r.gathered or r.swapped or set(scatter_order(r)) & r.used_before:
         raise refusal("slice", operand, result, "only local digits may change, and only to sub-axes not in use")
@@ -70,7 +80,7 @@ def _slice(operand: Layout, result: Layout, chunk: int | None) -> Cost:
     return FREE
 
 
-def _all_gather(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _all_gather(operand: Layout, result: Layout, how: How) -> Cost:
     r = _even("all_gather", operand, result)
     if r.sliced or r.swapped:
         raise refusal("all_gather", operand, result, "only held digits may change, and only to local")
@@ -81,7 +91,7 @@ def _all_gather(operand: Layout, result: Layout, chunk: int | None) -> Cost:
     return Cost(operand.nbytes((r.pieces - 1) * size), 1, scratch)
 
 
-def _all_to_all(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _all_to_all(operand: Layout, result: Layout, how: How) -> Cost:
     r = _even("all_to_all", operand, result)
     order = scatter_order(r)
     if r.swapped or set(order) != {a.src for a in r.gathered}:
@@ -100,36 +110,59 @@ def _all_to_all(operand: Layout, result: Layout, chunk: int | None) -> Cost:
     )
 
 
-def _permute(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _permute(operand: Layout, result: Layout, how: How) -> Cost:
     if _local_places(operand) != _local_places(result) or operand.partial != result.partial:
         raise refusal("permute", operand, result, "the tiles must be the same ones, only on other devices")
     return Cost(operand.tile_bytes, 1, 0)
 
 
-def _exchange(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _exchange(operand: Layout, result: Layout, how: How) -> Cost:
     if operand.partial != result.partial:
         raise refusal("exchange", operand, result, "an exchange moves data and reduces nothing")
+    if how.in_place:
+        return _exchange_in_place(operand, result, how.chunk)
     size = exchange_size(operand, result)
-    cap = size.message if chunk is None else min(chunk, size.message)
+    cap = size.message if how.chunk is None else min(how.chunk, size.message)
     rounds, piece = size.cut(cap)
     # A piece that is one run of both tiles goes from memory to memory, unstaged.
     scratch = 0 if cap <= size.run else 2 * operand.nbytes(piece)
     return Cost(bounds.lower_bound(operand, result), rounds, scratch)
 
 
-def _reduce_scatter(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _exchange_in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+    """Each message is received where the last one sent made room; a single element needs no buffer."""
+    r = refine(operand, result)
+    if r is None or not r.exact:
+        raise refusal("exchange", operand, result, "only even layouts with a common refinement go in place")
+    turns = (r.pieces if r.swapped else r.pieces - 1) if r.common else 0
+    count, piece = in_place_cut(r.common, chunk)
+    scratch = 2 * operand.nbytes(piece) if turns and piece > 1 else 0
+    return Cost(bounds.lower_bound(operand, result), turns * count, scratch)
+
+
+def in_place_cut(message: int, chunk: int | None) -> tuple[int, int]:
+    """How many pieces a message is sent in, and the elements of one.
+
+    >>> in_place_cut(10, 4), in_place_cut(10, None)
+    ((3, 4), (1, 10))
+    """
+    count = -(-message // min(chunk or message, message)) if message else 0
+    return count, -(-message // count) if count else 0
+
+
+def _reduce_scatter(operand: Layout, result: Layout, how: How) -> Cost:
     r = _even("reduce_scatter", operand, result)
     order = scatter_order(r)
     if r.gathered or r.swapped or not order or set(order) != {f.stride for f in r.reduced}:
-        raise refusal("reduce_scatter", operand, result, "partial sub-axes must come to hold local digits, and nothing else")
+        raise refusal(
+            "reduce_scatter", operand, result, "partial sub-axes must come to hold local digits, and nothing else"
+        )
     sent = views.before(operand, r, order)
     share = sent.elements // sent.count
-    return Cost(
-        operand.nbytes(sent.elements - share), 1, 0 if sent.in_place else operand.nbytes(sent.elements)
-    )
+    return Cost(operand.nbytes(sent.elements - share), 1, 0 if sent.in_place else operand.nbytes(sent.elements))
 
 
-def _all_reduce(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+def _all_reduce(operand: Layout, result: Layout, how: How) -> Cost:
     r = _even("all_reduce", operand, result)
     if r.sliced or r.gathered or r.swapped or not r.reduced:
         raise refusal("all_reduce", operand, result, "partial sub-axes must become replicated, and nothing else")

@@ -69,7 +69,9 @@ def _dim(part: str, text: str) -> RawDim:
     while at < len(part):
         match = _TOKEN.match(part, at)
         if match is None:
-            raise NotationError(f"layout {text!r}: cannot read {part[at:].strip()!r}; a dim is digits like {{x}}4 or 16")
+            raise NotationError(
+                f"layout {text!r}: cannot read {part[at:].strip()!r}; a dim is digits like {{x}}4 or 16"
+            )
         if match[3]:
             return RawDim(tuple(digits), _size(part[match.end() :], text))
         digits.extend([int(match[1])] if match[1] else _axes(f"{{{match[2]}}}"))
@@ -81,5 +83,7 @@ def _dim(part: str, text: str) -> RawDim:
 
 def _size(part: str, text: str) -> int:
     if not part.strip().isdecimal():
-        raise NotationError(f"layout {text!r}: cannot read the true size {part.strip()!r}; write it last, as in {{x}}3/10")
+        raise NotationError(
+            f"layout {text!r}: cannot read the true size {part.strip()!r}; write it last, as in {{x}}3/10"
+        )
     return int(part)
