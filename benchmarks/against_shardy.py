@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import time
 from collections import Counter
@@ -31,8 +32,8 @@ from reshard.synth import cost
 from reshard.synth.network import PRESETS, Network
 from reshard.synth.planner import plan
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
-from reshard.types.plan import Plan, chain
+from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.plan import Move, Plan, chain
 from tests.layouts import sample_pairs
 
 MESHES = ("2x2", "2x3", "2x4", "2x2x2", "2x2x2x2", "3x5", "8x10", "4x6x2", "16x16x2")
@@ -119,6 +120,22 @@ def scaled(pairs: Iterable[Pair], factor: int) -> list[Pair]:
     return [(_scaled(source, factor), _scaled(target, factor)) for source, target in pairs]
 
 
+def summed(pairs: Iterable[Pair], seed: int = 0) -> list[Pair]:
+    """The same pairs, the sources still to be summed over some of the axes that they do not hold.
+
+    Pairs whose source holds all axes are left out.
+    """
+    choose = random.Random(seed)
+    found: list[Pair] = []
+    for source, target in pairs:
+        held = {sub.axis for sub in source.held}
+        free = [SubAxis(name, 1, size) for name, size in source.mesh.axes.items() if name not in held and size > 1]
+        if free:
+            axes = choose.sample(free, choose.randint(1, len(free)))
+            found.append((Layout(source.mesh, source.dims, source.dtype, "sum", tuple(axes)), target))
+    return found
+
+
 def compared(mesh: Mesh, pairs: Sequence[Pair], networks: Iterable[str] = PRESETS) -> Data:
     """Both plans of each pair that Shardy can do, and both priced by each preset that knows the mesh."""
     wanted = {n: links for n in networks if (links := _links(mesh, PRESETS[n])) is not None}
@@ -143,7 +160,7 @@ def compared(mesh: Mesh, pairs: Sequence[Pair], networks: Iterable[str] = PRESET
 
 def priced(found: Plan, links: cost.Links) -> float:
     """Predicted seconds of a plan's steps, whoever made them."""
-    return sum(cost.seconds((s.kind, s.result, s.chunk), s.operand, links) for s in found.steps)
+    return sum(cost.seconds(Move(s.kind, s.result, s.how), s.operand, links) for s in found.steps)
 
 
 def _links(mesh: Mesh, network: Network) -> cost.Links | None:
@@ -156,7 +173,7 @@ def _links(mesh: Mesh, network: Network) -> cost.Links | None:
 def _theirs(source: Layout, target: Layout, steps: Steps) -> tuple[Plan | None, str | None]:
     """Shardy's steps as a checked plan, or why our rules refuse one of them."""
     try:
-        return chain(source, target, [(kind, layout, None) for kind, layout in steps]), None
+        return chain(source, target, [Move(kind, layout) for kind, layout in steps]), None
     except StepError as error:
         return None, str(error)
 
@@ -275,7 +292,9 @@ def _report(console: Console, rows: Sequence[tuple[str, Data]], show: int) -> in
     for key, found in sorted(classes.items(), key=lambda item: -len(item[1])):
         measure, ours, theirs = key
         worst = max(ratio for ratio, _, _ in found)
-        console.print(f"\n{len(found)} x {measure}, up to {worst:.4f}: ours \\[{ours}], theirs \\[{theirs}]", style="bold")
+        console.print(
+            f"\n{len(found)} x {measure}, up to {worst:.4f}: ours \\[{ours}], theirs \\[{theirs}]", style="bold"
+        )
         console.print("    " + ", ".join(f"{n or 'no network'}: {k}" for n, k in presets_of[key].most_common()))
         small = sorted(found, key=lambda item: (item[2].source.mesh.size, len(item[2].source.shape), -item[0]))
         for _, name, c in [*small[:show], max(found, key=lambda item: item[0])]:
@@ -291,6 +310,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--scale", nargs="*", type=int, default=[1], help="times larger dims than evenness needs")
     parser.add_argument("--slow", action="store_true", help="name the first axis dcn, slow to every preset")
+    parser.add_argument("--sums", action="store_true", help="sources still to be summed over axes they do not hold")
     parser.add_argument("--network", nargs="*", default=list(PRESETS), help="presets; give none to leave time out")
     parser.add_argument("--show", type=int, default=1, help="examples per class of pairs on which we are worse")
     parser.add_argument("--json", action="store_true", help="one JSON object per mesh and rank instead of tables")
@@ -303,6 +323,7 @@ def main() -> None:
         rows: list[tuple[str, Data]] = []
         for rank in given.rank:
             pairs = scaled(sample_pairs(mesh, rank, given.pairs, given.seed), scale)
+            pairs = summed(pairs, given.seed) if given.sums else pairs
             rows.append((f"rank {rank}", compared(mesh, pairs, given.network)))
         everything += rows
         if given.json:
@@ -313,8 +334,10 @@ def main() -> None:
     if given.json:
         return
     worse = _report(console, everything, given.show)
-    console.print(f"\n{worse} of {sum(len(d.pairs) for _, d in everything)} pairs x measures worse, "
-                  f"{time.perf_counter() - start:.0f} s")
+    console.print(
+        f"\n{worse} of {sum(len(d.pairs) for _, d in everything)} pairs x measures worse, "
+        f"{time.perf_counter() - start:.0f} s"
+    )
 
 
 def _plain(sizes: str, label: str, scale: int, data: Data) -> dict[str, object]:

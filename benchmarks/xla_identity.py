@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from reshard.errors import LayoutError, ReshardError
@@ -64,15 +65,20 @@ def xla_identities(pairs: Iterable[tuple[Layout, Layout]], timeout: float = 300)
     asked = [_question(source, target) for source, target in pairs]
     if not asked:
         return []
-    run = subprocess.run(
-        [sys.executable, os.path.abspath(__file__)],
-        input=json.dumps(asked),
-        env=_environment(max(math.prod(question["sizes"]) for question in asked)),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=timeout,
-        check=False,
-    )
+    try:
+        run = subprocess.run(
+            [sys.executable, os.path.abspath(__file__)],
+            input=json.dumps(asked),
+            env=_environment(max(math.prod(question["sizes"]) for question in asked)),
+            capture_output=True,
+            encoding="utf-8",
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise XlaError(
+            f"XLA had not compiled {len(asked)} pairs after {timeout:.0f} s; ask for fewer at once"
+        ) from None
     if run.returncode:
         raise XlaError(f"the process that asks XLA failed, with status {run.returncode}:\n{run.stderr[-2000:]}")
     return [Identity(**answer) for answer in json.loads(run.stdout.splitlines()[-1])]
@@ -116,9 +122,9 @@ def _cuts(mesh: Mesh, held: Sequence[SubAxis]) -> Cuts:
     for axis, size in mesh.axes.items():
         ends = {1, size, *(end for s in held if s.axis == axis for end in (s.pre, s.pre * s.size))}
         places = sorted(ends)
-        if any(high % low for low, high in zip(places, places[1:], strict=False)):
+        if any(high % low for low, high in pairwise(places)):
             raise LayoutError(f"the sub-axes of {axis} of mesh {mesh} that the layouts use cannot be axes of one mesh")
-        found[axis] = list(zip(places, places[1:], strict=False)) or [(1, 1)]
+        found[axis] = list(pairwise(places)) or [(1, 1)]
     return found
 
 
@@ -130,9 +136,7 @@ def _spec(layout: Layout, cuts: Cuts) -> list[list[str]]:
 
 
 def _names(sub: SubAxis, parts: Sequence[tuple[int, int]]) -> list[str]:
-    return [
-        f"{sub.axis}_{at}" for at, (low, high) in enumerate(parts) if sub.pre <= low and high <= sub.pre * sub.size
-    ]
+    return [f"{sub.axis}_{at}" for at, (low, high) in enumerate(parts) if sub.pre <= low and high <= sub.pre * sub.size]
 
 
 # ---- the optimized HLO -----------------------------------------------------------------------------

@@ -90,10 +90,10 @@ def check(plan: rs.Plan, program: Program | None = None) -> Memory:
     for device, tile in result.items():
         assert tile.shape == target.tile_shape, f"device {device}: shape {tile.shape}"
         assert tile.dtype == np.dtype(target.dtype), f"device {device}: dtype {tile.dtype}"
+    wanted = tiles_of(target)
     for device, tile in finished(target, result).items():
-        wanted = tiles_of(target)[device]
-        real = wanted != PADDING
-        assert np.array_equal(tile[real], wanted.astype(target.dtype)[real]), f"device {device} of {plan}"
+        real = wanted[device] != PADDING
+        assert np.array_equal(tile[real], wanted[device].astype(target.dtype)[real]), f"device {device} of {plan}"
     for device, tile in given.items():
         assert np.array_equal(tile, kept[device]), f"device {device}'s source was written to"
     assert memory.received_bytes == plan.received_bytes, f"{memory.received_bytes} received: {plan}"

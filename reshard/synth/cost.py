@@ -12,7 +12,7 @@ over both axes at once, and an all-to-all of small blocks over many peers is slo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from reshard.synth.network import Link
 from reshard.types.layout import Layout
@@ -48,6 +48,22 @@ def seconds(move: Move, operand: Layout, links: Links) -> float:
     per_round = cost.launches // max(1, rounds if twisted else rounds - 1)
     block = operand.tile_bytes if kind == "permute" else operand.nbytes(r.common)
     return _blocks(pure, twisted, per_round, block / per_round, mesh, links)
+
+
+def fastest(routes: Iterable[Sequence[Move]], source: Layout, links: Links) -> list[Sequence[Move]]:
+    """The routes of least predicted seconds; moves that several routes share are priced once."""
+    known: dict[tuple[Layout, Move], float] = {}
+    times: list[tuple[float, Sequence[Move]]] = []
+    for route in routes:
+        total, at = 0.0, source
+        for move in route:
+            if (at, move) not in known:
+                known[at, move] = seconds(move, at, links)
+            total += known[at, move]
+            at = move.result
+        times.append((total, route))
+    least = min(time for time, _ in times)
+    return [route for time, route in times if time <= least * (1 + 1e-9)]
 
 
 def _blocks(

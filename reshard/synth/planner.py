@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from reshard.errors import BudgetError, PlanError
-from reshard.synth import boxes, cost, reduction, routes
+from reshard.synth import boxes, cost, reduction
 from reshard.synth.network import Network
-from reshard.synth.routes import Route
+from reshard.synth.routes import Atoms, Route, minimal, priced
 from reshard.types.layout import Layout
 from reshard.types.plan import Move, Plan, Step, chain, floor
 from reshard.types.rebase import common_mesh, rebase
@@ -53,7 +53,10 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     _check_request(source, target, budget)
     start, end = _on_one_mesh(source, target)
     links = None if network is None else network.links(start.mesh)
-    found = [_timed(chain(start, end, route, donate), links) for route in _routes(start, end, links)]
+    routes = list(dict.fromkeys(_routes(start, end, links)))
+    if links is not None and budget is None:
+        routes = cost.fastest(routes, start, links)
+    found = [_timed(chain(start, end, route, donate), links) for route in routes]
     within = found if budget is None else [p for p in found if p.peak_bytes <= budget]
     if budget is not None:
         cut = [p for f in dict.fromkeys(found) for p in _chunked(f, budget, links)]
@@ -89,12 +92,12 @@ def _moves(source: Layout, target: Layout, links: cost.Links | None) -> Iterator
     if refinement is None:
         yield from boxes.routes(source, target)
         return
-    atoms = routes.Atoms(source, target, refinement)
+    atoms = Atoms(source, target, refinement)
     if links is None:
-        yield from routes.minimal(atoms)
+        yield from minimal(atoms)
     else:
         slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
-        yield from dict.fromkeys(routes.priced(atoms, slow_first))
+        yield from priced(atoms, slow_first)
 
 
 def _timed(found: Plan, links: cost.Links | None) -> Plan:

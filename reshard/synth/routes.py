@@ -16,8 +16,8 @@ unless swaps and twists mix; then it is an exchange, whose every message is need
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.plan import Move
@@ -135,7 +135,7 @@ def move(atoms: Atoms, before: State, after: State) -> Move | None:
 def through(atoms: Atoms, states: Sequence[State]) -> Route:
     """The moves that visit these states in order, from the source to the target."""
     path = [atoms.start, *states, atoms.end]
-    moves = (move(atoms, before, after) for before, after in itertools.pairwise(path))
+    moves = (move(atoms, before, after) for before, after in pairwise(path))
     return tuple(m for m in moves if m is not None)
 
 
@@ -168,13 +168,14 @@ def priced(atoms: Atoms, slow_first: Sequence[str]) -> Iterator[Route]:
     staged by axes, a permute may cross a slow axis that a chain of all-to-alls avoids, and a small
     array is fastest gathered whole. All of these, each with its collectives fused and staged.
     """
+    seen: set[tuple[State, ...]] = set()
     for states in _paths(atoms):
         path = [atoms.start, *states, atoms.end]
         for groups in _partitions(slow_first):
-            staged: list[State] = []
-            for before, after in itertools.pairwise(path):
-                staged += _stages(atoms, before, after, groups)
-            yield through(atoms, staged)
+            staged = tuple(s for before, after in pairwise(path) for s in _stages(atoms, before, after, groups))
+            if staged not in seen:
+                seen.add(staged)
+                yield through(atoms, staged)
     yield direct(atoms)
 
 

@@ -156,13 +156,13 @@ def _plane(partial: tuple[SubAxis, ...], mesh: Mesh, position: int) -> tuple[int
 
 
 def _involved(operand: Layout, result: Layout) -> list[int]:
-    """Devices that differ only in coordinates that some changed dim uses; the rest move alike."""
+    """Devices for every coordinate that a changed or a padded dim uses; the others move alike."""
     mesh = operand.mesh
     if operand.mesh != result.mesh or mesh.device_ids is not None:
         return list(mesh.devices)
     spans: list[tuple[int, int]] = []
     for s, t in zip(operand.dims, result.dims, strict=True):
-        if s != t:
+        if s != t or s.padded != s.size:
             spans += [_span(mesh, d.axis) for dim in (s, t) for d in dim.digits if d.axis is not None]
     ends = sorted({end for span in spans for end in span})
     if any(high % low for low, high in itertools.pairwise(ends)):

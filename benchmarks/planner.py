@@ -1,0 +1,298 @@
+"""How long planning takes: cold, on a network, on 2^20 devices, and repeated.
+
+    python benchmarks/planner.py              # the tables (make bench)
+    python benchmarks/planner.py --profile    # and where the time goes
+    python benchmarks/planner.py --json
+
+Cold means that nothing is remembered: before every plan all caches of `reshard` are emptied, and the
+layouts are made anew. A pair's time is the median of a few runs; a row's columns are over its pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import io
+import json
+import pstats
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from types import FrameType
+
+from rich.console import Console
+from rich.table import Table
+
+if __package__ in (None, ""):  # run as a file: the folder above is the project
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from reshard.errors import ReshardError
+from reshard.synth.network import Network
+from reshard.synth.planner import plan
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from tests.layouts import sample_pairs
+
+MESHES = ("2x4", "4x4x4", "8x8x8", "16x16x2", "512", "3x5", "8x10")
+RANKS = (1, 2, 3, 4)
+HUGE = Mesh(dcn=64, x=16, y=32, z=32)
+NETWORK = "tpu-v5p"
+TARGETS = {"even": 1e-3, "2^20 devices, even": 20e-3, "repeated": 20e-6}
+"""Seconds that the median of a row of this kind (the maximum on 2^20 devices) stays below."""
+
+Pair = tuple[Layout, Layout]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Planning times over some pairs, in seconds; `late` pairs took longer than the limit."""
+
+    kind: str
+    what: str
+    pairs: int
+    median: float
+    p90: float
+    most: float
+    late: int = 0
+    failed: int = 0
+
+    @classmethod
+    def of(cls, kind: str, what: str, times: Sequence[float], late: int = 0, failed: int = 0) -> Row:
+        """The row of these times; late pairs count in `late` only."""
+        if not times:
+            return cls(kind, what, late + failed, 0.0, 0.0, 0.0, late, failed)
+        p90 = quantiles(times, n=10)[-1] if len(times) > 1 else times[0]
+        return cls(
+            kind, what, len(times) + late + failed, median(times), min(p90, max(times)), max(times), late, failed
+        )
+
+    @property
+    def judged(self) -> float:
+        """The figure that has a target: the maximum on 2^20 devices, else the median."""
+        return self.most if "2^20" in self.kind else self.median
+
+
+class _Late(Exception):
+    """A plan took longer than the limit."""
+
+
+def clear_caches() -> int:
+    """Empties every `functools` cache of the package, of its modules and classes; returns how many."""
+    found: dict[int, Callable[[], None]] = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != "reshard":
+            continue
+        for value in list(vars(module).values()):
+            owners = [value, *vars(value).values()] if isinstance(value, type) else [value]
+            for owner in owners:
+                owner = getattr(owner, "__func__", owner)
+                if hasattr(owner, "cache_clear") and hasattr(owner, "cache_info"):
+                    found[id(owner)] = owner.cache_clear
+    for clear in found.values():
+        clear()
+    return len(found)
+
+
+def fresh(pair: Pair) -> Pair:
+    """Equal layouts that have computed nothing yet, on a mesh that has not either."""
+    mesh = pair[0].mesh
+    anew = Mesh(dict(mesh.axes), device_ids=mesh.device_ids)
+    source, target = (Layout(anew, p.dims, p.dtype, p.reduction, p.partial) for p in pair)
+    return source, target
+
+
+def cold(pair: Pair, network: Network | None, runs: int, limit: float) -> float:
+    """The median seconds of some cold plans of a pair."""
+    times: list[float] = []
+    for _ in range(runs):
+        source, target = fresh(pair)
+        clear_caches()
+        with_limit = _Alarm(limit)
+        start = time.perf_counter()
+        with with_limit:
+            plan(source, target, network=network)
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+class _Alarm:
+    """Raises `_Late` in the block after some seconds, where the platform can."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit if hasattr(signal, "setitimer") else 0.0
+
+    def __enter__(self) -> None:
+        if self.limit:
+            signal.signal(signal.SIGALRM, self._ring)
+            signal.setitimer(signal.ITIMER_REAL, self.limit)
+
+    def __exit__(self, *_: object) -> None:
+        if self.limit:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _ring(self, _signal: int, _frame: FrameType | None) -> None:
+        raise _Late
+
+
+def measured(
+    kind: str, what: str, pairs: Sequence[Pair], network: Network | None = None, runs: int = 3, limit: float = 10.0
+) -> Row:
+    """Cold planning times of these pairs."""
+    times: list[float] = []
+    late = failed = 0
+    for pair in pairs:
+        try:
+            times.append(cold(pair, network, runs, limit))
+        except _Late:
+            late += 1
+        except ReshardError as error:
+            failed += 1
+            if failed == 1:
+                print(f"{what}: {pair[0]} -> {pair[1]}: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
+    return Row.of(kind, what, times, late, failed)
+
+
+def repeated(pairs: Sequence[Pair], network: Network | None, calls: int = 2000) -> Iterator[Row]:
+    """Plans that are in the cache: of the very layouts, and of equal ones made anew."""
+    same, equal = list[float](), list[float]()
+    for pair in pairs:
+        plan(*pair, network=network)
+        start = time.perf_counter()
+        for _ in range(calls):
+            plan(*pair, network=network)
+        same.append((time.perf_counter() - start) / calls)
+        others = [fresh(pair) for _ in range(20)]
+        start = time.perf_counter()
+        for source, target in others:
+            plan(source, target, network=network)
+        equal.append((time.perf_counter() - start) / len(others))
+    on = "no network" if network is None else network.name
+    yield Row.of("repeated", f"the same layouts, {on}", same)
+    yield Row.of("repeated", f"equal layouts, {on}", equal)
+
+
+def uneven(pairs: Sequence[Pair], seed: int) -> list[Pair]:
+    """The same shardings of arrays whose sizes they do not divide."""
+    choose = random.Random(seed)
+    found: list[Pair] = []
+    for source, target in pairs:
+        shape = [choose.randint(size, 4 * size) | 1 for size in source.shape]
+        found.append((_reshaped(source, shape), _reshaped(target, shape)))
+    return found
+
+
+def _reshaped(layout: Layout, shape: Sequence[int]) -> Layout:
+    axes = [[d.axis for d in dim.digits if d.axis is not None] for dim in layout.dims]
+    return Layout.tiled(layout.mesh, shape, layout.dtype, axes, layout.partial, layout.reduction)
+
+
+def named(sizes: str) -> Mesh:
+    """A mesh from `2x4`: axes x, y, ..."""
+    return Mesh(zip("xyzwuv", map(int, sizes.split("x")), strict=False))
+
+
+def sampled(mesh: Mesh, count: int, seed: int) -> list[Pair]:
+    """Pairs of contiguous layouts of every rank, as many of each."""
+    return [pair for rank in RANKS for pair in sample_pairs(mesh, rank, count, seed)]
+
+
+def rows(count: int, seed: int, runs: int, limit: float) -> Iterator[Row]:
+    """Everything that is measured; `count` pairs a mesh and rank, a fifth of them where it is slower."""
+    network, few = Network.load(NETWORK), max(1, count // 5)
+    for sizes in MESHES:
+        mesh = named(sizes)
+        yield measured("even", f"{mesh}, ranks 1-4", sampled(mesh, count, seed), None, runs, limit)
+    for sizes in MESHES:
+        mesh = named(sizes)
+        yield measured(f"even, {NETWORK}", f"{mesh}, ranks 1-4", sampled(mesh, few, seed), network, runs, limit)
+    for sizes in MESHES:
+        mesh = named(sizes)
+        pairs = uneven(sampled(mesh, few, seed), seed)
+        yield measured("uneven", f"{mesh}, ranks 1-4", pairs, None, runs, limit)
+    huge = sampled(HUGE, few, seed)
+    yield measured("2^20 devices, even", str(HUGE), huge, None, runs, limit)
+    yield measured(f"2^20 devices, even, {NETWORK}", str(HUGE), huge, network, runs, limit)
+    yield measured("2^20 devices, uneven", str(HUGE), uneven(huge[::2], seed), None, 1, limit)
+    for net in (None, network):
+        yield from repeated([p for sizes in MESHES for p in sample_pairs(named(sizes), 3, few, seed)], net)
+
+
+def table(found: Sequence[Row]) -> Table:
+    """The rows, with those that miss their target in red."""
+    shown = Table(title="planning time", title_justify="left")
+    for column in ("kind", "pairs of", "pairs", "median", "p90", "max", "late", "target"):
+        shown.add_column(column, justify="left" if column in ("kind", "pairs of") else "right")
+    before = ""
+    for row in found:
+        target = TARGETS.get(row.kind)
+        missed = target is not None and row.judged >= target
+        cells = [_seconds(row.median), _seconds(row.p90), _seconds(row.most)]
+        at = 2 if "2^20" in row.kind else 0
+        cells[at] = f"[red]{cells[at]}[/red]" if missed else cells[at]
+        if row.kind != before and before:
+            shown.add_section()
+        name = row.kind if row.kind != before else ""
+        counts = f"{row.late or '-'}" + (f", {row.failed} failed" if row.failed else "")
+        goal = "" if target is None else f"{'max' if at else 'median'} < {_seconds(target)}"
+        shown.add_row(name, row.what, str(row.pairs), *cells, counts, goal)
+        before = row.kind
+    return shown
+
+
+def _seconds(value: float) -> str:
+    """Seconds as a person reads them.
+
+    >>> _seconds(1.5e-5), _seconds(2.5e-3), _seconds(3.0)
+    ('15.0 us', '2.50 ms', '3.00 s')
+    """
+    if value < 1e-3:
+        return f"{value * 1e6:.1f} us"
+    return f"{value * 1e3:.2f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def profile(pairs: Sequence[Pair], network: Network | None, lines: int) -> str:
+    """cProfile's hottest functions over cold plans of these pairs, by their own time."""
+    profiler = cProfile.Profile()
+    for pair in pairs:
+        source, target = fresh(pair)
+        clear_caches()
+        profiler.enable()
+        plan(source, target, network=network)
+        profiler.disable()
+    out = io.StringIO()
+    pstats.Stats(profiler, stream=out).strip_dirs().sort_stats("tottime").print_stats(lines)
+    return "\n".join(line for line in out.getvalue().splitlines() if line.strip())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=40, help="pairs per mesh and rank")
+    parser.add_argument("--runs", type=int, default=3, help="runs per pair, of which the median counts")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds after which a plan counts as late")
+    parser.add_argument("--json", action="store_true", help="one JSON array of rows, times in seconds")
+    parser.add_argument("--profile", action="store_true", help="the hottest functions as well")
+    given = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    found = list(rows(given.pairs, given.seed, given.runs, given.limit))
+    if given.json:
+        print(json.dumps([asdict(row) for row in found], indent=2))
+    else:
+        console.print(table(found))
+    if given.profile:
+        every = [pair for sizes in MESHES for pair in sampled(named(sizes), 10, given.seed)]
+        for title, pairs, network in (
+            ("no network", every, None),
+            (NETWORK, every, Network.load(NETWORK)),
+            ("uneven, no network", uneven(every[::5], given.seed), None),
+        ):
+            console.print(f"\n{title}\n{profile(pairs, network, 20)}", markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""`reshard plan`: the steps as a table or JSON, and why they are there."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.text import Text
+
+from reshard.cli import output
+from reshard.cli.arguments import Options
+from reshard.cli.explain import explain
+from reshard.cli.request import Request, planned
+from reshard.cli.units import bytes_text, counted, seconds_text
+from reshard.types.plan import Plan, Step
+
+
+def run(options: Options) -> int:
+    """Prints the plan of a call."""
+    request = planned(options)
+    plan = request.plan
+    if options.json:
+        print(plan.to_json(indent=2))
+        return 0
+    out = output.console()
+    head(out, request)
+    steps(out, plan)
+    good = ["received"] if plan.received_bytes == plan.lower_bound_bytes else []
+    output.facts(out, totals(plan, options.network), good)
+    if options.explain:
+        out.print()
+        explain(out, plan, options.network)
+    return 0
+
+
+def head(out: Console, request: Request) -> None:
+    """What is moved from where to where."""
+    source, target, _ = request
+    output.paragraph(out, str(source), style=output.NAME)
+    output.paragraph(out, str(target), "-> ", style=output.NAME)
+    size = bytes_text(source.nbytes(math.prod(source.shape)))
+    meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} and {target.mesh}"
+    output.paragraph(out, f"{size} on {counted(source.mesh.size, 'device')}, mesh {meshes}", "   ", output.FAINT)
+    out.print()
+
+
+def steps(out: Console, plan: Plan) -> None:
+    """One row per step; a column of seconds where a network is known."""
+    if not plan.steps:
+        output.paragraph(out, "nothing to do: the two are the same layout", "  ")
+        out.print()
+        return
+    timed = [] if plan.seconds is None else ["seconds"]
+    rounds = ["launches"] if any(step.launches > 1 for step in plan.steps) else []
+    numbers = [*rounds, "received", "live", *timed]
+    table = output.table("", "step", "type after it", *numbers, right=["", "step", *numbers])
+    table.columns[1].justify = "left"
+    for at, step in enumerate(plan.steps, 1):
+        extra = {"launches": str(step.launches), "seconds": seconds_text(step.seconds or 0.0)}
+        extra |= {"received": bytes_text(step.received_bytes), "live": bytes_text(step.live_bytes)}
+        cells = [str(at), step.kind, str(step.result), *(extra[name] for name in numbers)]
+        table.add_row(*(Text(cell, output.STEP if cell == step.kind else "") for cell in cells))
+    output.show(out, table, indent=2)
+    out.print()
+
+
+def totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:
+    """The sums over the steps, each beside what it is to be compared with."""
+    rows = [
+        ("received", f"{bytes_text(plan.received_bytes)} on the worst device, {_against_bound(plan)}"),
+        ("launches", str(plan.launches)),
+        ("peak", f"{bytes_text(plan.peak_bytes)} live on a device{_peak(plan)}"),
+    ]
+    if plan.seconds is not None:
+        rows.append(("predicted", f"{seconds_text(plan.seconds)} on {network}"))
+    return rows
+
+
+def _against_bound(plan: Plan) -> str:
+    bound = plan.lower_bound_bytes
+    if plan.received_bytes == bound:
+        return "the lower bound"
+    over = f"{plan.received_bytes / bound:.2f} times " if bound else ""
+    return f"{over}the lower bound of {bytes_text(bound)}"
+
+
+def _peak(plan: Plan) -> str:
+    """What the peak is made of, in the step that reaches it."""
+    worst = max(plan.steps, key=lambda step: step.live_bytes, default=None)
+    if worst is None:
+        return ""
+    number = plan.steps.index(worst) + 1
+    parts = " + ".join(f"{name} {bytes_text(size)}" for name, size in _live(worst) if size)
+    return f": {parts}{f' in step {number}' if len(plan.steps) > 1 else ''}; floor {bytes_text(plan.floor_bytes)}"
+
+
+def _live(step: Step) -> list[tuple[str, int]]:
+    if step.how.in_place:
+        both = max(step.operand.tile_bytes, step.result.tile_bytes)
+        return [("operand and result in one place", both), ("scratch", step.cost.scratch)]
+    return [
+        ("source", step.retained_bytes),
+        ("operand", step.operand.tile_bytes),
+        ("result", step.result.tile_bytes),
+        ("scratch", step.cost.scratch),
+    ]

@@ -1,0 +1,141 @@
+"""Every pair of contiguous layouts on small meshes, samples on larger ones, and random digit layouts:
+the plan runs, the tiles on the way fit in the larger of the two ends, and the bytes are the bound.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+
+import reshard as rs
+from reshard.types import Layout, Mesh
+from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_layout, random_pair, sample_pairs
+from tests.oracle import check
+
+MOST = 3000
+PARTS = 4
+SMALL = (Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=2, y=4), Mesh(x=2, y=2, z=2), Mesh(x=3, y=5))
+
+
+def hold(source: Layout, target: Layout) -> rs.Plan:
+    """Plans and runs one pair, and asserts what every plan without a network keeps."""
+    plan = rs.plan(source, target)
+    check(plan)
+    largest = max(source.tile_bytes, target.tile_bytes)
+    for step in plan.steps:
+        assert step.result.tile_bytes <= largest, f"a tile of {step.result.tile_bytes} B on the way: {plan}"
+    assert plan.received_bytes == plan.lower_bound_bytes, str(plan)
+    return plan
+
+
+def contiguous_pairs(mesh: Mesh) -> list[tuple[Layout, Layout]]:
+    """All pairs of ranks 1 to 3 if they are at most `MOST`, else a sample with the low ranks whole."""
+    found: list[tuple[Layout, Layout]] = []
+    for rank in (1, 2, 3):
+        found += sample_pairs(mesh, rank, (MOST - len(found)) // (4 - rank), seed=rank)
+    return found
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("mesh", SMALL, ids=str)
+def test_contiguous_pairs_meet_the_bound(mesh: Mesh, part: int):
+    found = contiguous_pairs(mesh)[part::PARTS]
+    assert found
+    for source, target in found:
+        hold(source, target)
+
+
+def test_all_pairs_of_2x2_are_taken_and_samples_are_full():
+    counts = {str(mesh): len(set(contiguous_pairs(mesh))) for mesh in SMALL}
+    # Two axes over r dims: 1 + 2 r + r (r + 1) layouts, that is 5, 11, 19 at ranks 1 to 3.
+    every = 5 * 4 + 11 * 10 + 19 * 18
+    assert counts == {
+        "<x=2, y=2>": every,
+        "<x=2, y=3>": every,
+        "<x=2, y=4>": every,
+        "<x=2, y=2, z=2>": MOST,
+        "<x=3, y=5>": every,
+    }
+
+
+@pytest.mark.parametrize("mesh", SMALL, ids=str)
+def test_a_layout_is_moved_to_itself_by_nothing(mesh: Mesh):
+    for layout in contiguous_layouts(mesh, divisible_shape(mesh, 2)):
+        plan = hold(layout, layout)
+        assert (plan.steps, plan.received_bytes, plan.peak_bytes) == ((), 0, layout.tile_bytes)
+
+
+@pytest.mark.parametrize("mesh", SMALL, ids=str)
+def test_uneven_contiguous_pairs_meet_the_bound(mesh: Mesh):
+    choose = random.Random(11)
+    for _ in range(400):
+        shape = tuple(choose.choice((0, 1, 2, 3, 5, 7, 10, 11, 13)) for _ in range(choose.randint(1, 2)))
+        every = list(contiguous_layouts(mesh, shape))
+        hold(choose.choice(every), choose.choice(every))
+
+
+def sampled(mesh: Mesh, shape: tuple[int, ...], count: int) -> Iterable[tuple[Layout, Layout]]:
+    every = list(contiguous_layouts(mesh, shape))
+    choose = random.Random(mesh.size)
+    return [(choose.choice(every), choose.choice(every)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape", "count"),
+    [
+        (Mesh(x=8, y=10), (80, 80), 150),
+        (Mesh(x=8, y=10), (80,), 40),
+        (Mesh(x=8, y=10), (40, 20, 16), 100),
+        (Mesh(x=4, y=6, z=2), (48, 48), 300),
+        (Mesh(x=4, y=6, z=2), (12, 24, 8), 200),
+        (Mesh(x=16, y=16, z=2), (512, 4), 30),
+        (Mesh(x=16, y=16, z=2), (32, 32), 30),
+    ],
+    ids=str,
+)
+def test_sampled_pairs_of_larger_meshes_meet_the_bound(mesh: Mesh, shape: tuple[int, ...], count: int):
+    for source, target in sampled(mesh, shape, count):
+        hold(source, target)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_digit_layouts_meet_the_bound(seed: int):
+    choose = random.Random(seed)
+    for _ in range(4000):
+        hold(*random_pair(choose))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape"), [(Mesh(x=4, y=6, z=2), (48, 16)), (Mesh(x=8, y=10), (20, 40)), (Mesh(x=64), (256,))], ids=str
+)
+def test_random_digit_layouts_of_larger_meshes_meet_the_bound(mesh: Mesh, shape: tuple[int, ...]):
+    choose = random.Random(mesh.size)
+    for _ in range(80):
+        hold(random_layout(choose, mesh, shape), random_layout(choose, mesh, shape))
+
+
+@settings(max_examples=300)
+@given(pairs())
+def test_any_pair_meets_the_bound(pair: tuple[Layout, Layout]):
+    hold(*pair)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "kinds"),
+    [
+        ("f32[{x}8]", "f32[{x}{y}4]", Mesh(x=4, y=2), ["slice"]),
+        ("f32[{x}{y}4]", "f32[{x}8]", Mesh(x=4, y=2), ["all_gather"]),
+        ("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]", Mesh(x=4, y=2), ["all_to_all"]),
+        ("f32[{x}{y}4]", "f32[{y}{x}4]", Mesh(x=4, y=2), ["permute"]),
+        ("f32[{x}4, {z}4, 8, 8]", "f32[8, 8, {z}4, {y}4]", Mesh(x=2, y=2, z=2), ["slice", "all_to_all", "all_gather"]),
+        ("f32[3{x}2, 4]", "f32[{x}6, 4]", Mesh(x=2), ["exchange"]),
+        ("f32[{x}3/10]", "f32[{x}{y}2/10]", Mesh(x=4, y=2), ["exchange"]),
+        ("f32[6{x:(1)2}3]", "f32[{x:(2)3}12]", Mesh(x=6), ["exchange"]),
+    ],
+)
+def test_routes_of_known_pairs(source: str, target: str, mesh: Mesh, kinds: list[str]):
+    plan = hold(Layout.parse(source, mesh), Layout.parse(target, mesh))
+    assert [s.kind for s in plan.steps] == kinds

@@ -1,0 +1,211 @@
+"""`make demo` runs, fits a terminal, and its figures are consistent; what is inconsistent is found."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import reshard as rs
+from benchmarks import demo, xla_identity
+from benchmarks.xla_identity import Identity, XlaError, collectives, xla_identities
+from reshard.errors import LayoutError
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "benchmarks" / "demo.py"
+WITHOUT_JAX = f"import sys, runpy; sys.modules['jax'] = None; runpy.run_path({str(DEMO)!r}, run_name='__main__')"
+needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="asks XLA; install jax")
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**xla_identity._environment(1), "PYTHONUTF8": "1", **env},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    done = run(str(DEMO), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def small() -> demo.Case:
+    pair = [rs.Layout.parse(text, demo.MESH) for text in demo.SMALL]
+    plan = rs.plan(*pair)
+    return demo.Case(plan, plan, plan.peak_bytes, demo.execute(plan), None)
+
+
+def test_the_plan_is_at_the_bound_and_keeps_its_promises(figures: dict[str, Any]):
+    for case in figures["cases"]:
+        plan, tight = case["plan"], case["tight"]
+        assert case["disagreements"] == []
+        assert plan["received_bytes"] == plan["lower_bound_bytes"] == tight["received_bytes"]
+        assert tight["peak_bytes"] <= case["budget"] < plan["peak_bytes"]
+        assert rs.Plan.from_json(json.dumps(plan)).to_dict() == plan
+    done = figures["cases"][0]["run"]
+    assert done["right"] == done["elements"] == 16**3
+    assert done["received"] == figures["cases"][0]["plan"]["received_bytes"]
+    assert done["peak"] <= figures["cases"][0]["plan"]["peak_bytes"]
+
+
+@needs_jax
+def test_xla_needs_more(figures: dict[str, Any]):
+    assert figures["missing"] is None
+    for case in figures["cases"]:
+        plan, xla = case["plan"], case["xla"]
+        assert xla["received"] > plan["received_bytes"]
+        assert xla["peak"] > plan["peak_bytes"]
+        assert sum(xla["collectives"].values()) >= 1
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_what_it_prints_fits_a_terminal(columns: str):
+    done = run(str(DEMO), COLUMNS=columns, TERM="xterm")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "4,096 of 4,096 elements right" in done.stdout
+    assert "…" not in done.stdout
+    assert ("The XLA column is missing" in done.stdout) == (importlib.util.find_spec("jax") is None)
+
+
+def test_without_jax_it_says_so_and_how_to_install_it():
+    done = run("-c", WITHOUT_JAX, COLUMNS="80")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The XLA column is missing: jax is not installed" in done.stdout
+    assert demo.INSTALL in " ".join(done.stdout.split())
+    assert "XLA receives" not in done.stdout
+
+
+XLA = Identity("0", {"all-gather": 1}, 14336, 24580, 28676, True, True)
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        ({"right": 4095}, "1 of 4096 elements are wrong"),
+        ({"received": 1791}, "1791 B were received, 1792 B were promised"),
+        ({"launches": 2}, "2 collectives ran, 1 were promised"),
+        ({"peak": 6145}, "6145 B were live, at most 6144 B were promised"),
+    ],
+)
+def test_a_planted_disagreement_is_found(small: demo.Case, planted: dict[str, int], said: str):
+    assert demo.disagreements(small) == []
+    assert small.run is not None
+    assert demo.disagreements(replace(small, run=replace(small.run, **planted))) == [said]
+
+
+def test_a_broken_budget_or_bound_is_found(small: demo.Case):
+    assert demo.disagreements(replace(small, xla=XLA)) == []
+    (said,) = demo.disagreements(replace(small, budget=6143))
+    assert said == "6144 B live under a budget of 6143 B"
+    (said,) = demo.disagreements(replace(small, xla=replace(XLA, received=1791)))
+    assert "less than the bound" in said
+
+
+def test_a_disagreement_fails_the_command(
+    small: demo.Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert small.run is not None
+    wrong = replace(small, run=replace(small.run, right=0))
+    monkeypatch.setattr(demo, "cases", lambda: ([wrong, small], None))
+    assert demo.main([]) == 1
+    assert "DISAGREES: 4096 of 4096 elements are wrong" in capsys.readouterr().out
+
+
+def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(demo, "cases", lambda: ([small, small], "The XLA column is missing: it crashed"))
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: name)
+    assert demo.main([]) == 1
+
+
+@needs_jax
+def test_collectives_of_the_compiled_identity():
+    mesh = rs.Mesh(x=4, y=2)
+    asked = [
+        ("f32[16, 16]", "f32[{x}4, 16]", {}, 0),
+        ("f32[{x}4, 16]", "f32[16, 16]", {"all-gather": 1}, 768),
+        ("f32[{x}4, 16]", "f32[16, {x}4]", {"all-to-all": 1}, 192),
+        ("f32[{x}{y}2, 16]", "f32[{y}{x}2, 16]", {"collective-permute": 1}, 128),
+        ("f32[{x:(1)2}8, 16]", "f32[16, {x:(1)2}8]", {"all-to-all": 1}, 256),
+    ]
+    pairs = [(rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh)) for source, target, _, _ in asked]
+    found = xla_identities(pairs)
+    assert [(identity.collectives, identity.received) for identity in found] == [(c, r) for _, _, c, r in asked]
+    assert [identity.warned for identity in found] == [False] * len(asked)
+    assert xla_identities([]) == []
+
+
+@needs_jax
+def test_device_order_is_that_of_the_mesh():
+    mesh = rs.Mesh({"x": 4}, device_ids=[7, 5, 3, 1])
+    (found,) = xla_identities([(rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("f32[16, {x}4]", mesh))])
+    assert found.collectives == {"all-to-all": 1}
+
+
+@pytest.mark.parametrize(
+    ("groups", "received"),
+    [
+        ("replica_groups={{0,1},{2,3}}", 16),
+        ("replica_groups=[2,4]<=[8]", 24),
+        ("replica_groups=mesh['x'=4,'y'=2] {'x'}", 24),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}", 24),
+        ("replica_groups=mesh['x'=4,'y'=2] {'x':(1)2, 'y'}", 24),
+    ],
+)
+def test_every_spelling_of_replica_groups_is_read(groups: str, received: int):
+    assert collectives(f"  ROOT %a.1 = f32[8]{{0}} all-gather(%b), {groups}, dimensions={{0}}") == [
+        ("all-gather", received)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "received"),
+    [
+        ("%r = f32[2]{0} reduce-scatter(%b), replica_groups={{0,1,2,3}}", 24),
+        ("%r = f32[8]{0} all-reduce(%b), replica_groups={{0,1,2,3}}", 48),
+        ("%r = bf16[8]{0} collective-permute(%b), source_target_pairs={{0,1}}", 16),
+        ("%r = (f32[4]{0}, /*index=1*/f32[4]{0}) all-to-all(%b, %c), replica_groups={{0,1}}", 16),
+    ],
+)
+def test_every_collective_is_priced(line: str, received: int):
+    assert [r for _, r in collectives(line)] == [received]
+
+
+@pytest.mark.parametrize("line", ["%r = f32[8] all-gather-start(%b)", "%r = f32[8] all-gather(%b), replica_groups={}"])
+def test_hlo_that_cannot_be_read_is_an_error(line: str):
+    with pytest.raises(XlaError):
+        collectives(line)
+
+
+@pytest.mark.parametrize("layout", ["f32[2{x}4, 32]", "f32[{x}8, 32] + sum{y}", "f32[{x}{y}4, 32] + sum{z}"])
+def test_what_no_named_sharding_says_is_refused(layout: str):
+    mesh = rs.Mesh(x=4, y=2, z=2)
+    with pytest.raises(LayoutError, match="contiguous"):
+        xla_identities([(rs.Layout.parse(layout, mesh), rs.Layout.parse(layout, mesh))])
+
+
+def test_uneven_arrays_and_two_meshes_are_refused():
+    uneven, other = rs.Layout.parse("f32[{x}3/10]", rs.Mesh(x=4)), rs.Layout.parse("f32[10]", rs.Mesh(x=2))
+    with pytest.raises(LayoutError, match="contiguous"):
+        xla_identities([(uneven, uneven)])
+    with pytest.raises(LayoutError, match="one mesh"):
+        xla_identities([(uneven, other)])
+
+
+def test_a_failing_process_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(xla_identity, "_environment", lambda devices: {"PYTHONPATH": "/nowhere"})
+    layout = rs.Layout.parse("f32[4]", rs.Mesh(x=2))
+    with pytest.raises(XlaError, match="failed"):
+        xla_identities([(layout, layout)])

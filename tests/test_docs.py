@@ -1,0 +1,87 @@
+"""docs/*.md are executed, by the rules of test_examples; their links lead somewhere, and the invariants are there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from reshard.synth.network import PRESETS
+from tests.test_examples import bin_folder as bin_folder
+from tests.test_examples import console_problems, python_problems
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+WITH_README = [ROOT / "README.md", *PAGES]
+INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction"]
+_FENCED = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.name for path in paths]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = _FENCED.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(path: Path) -> list[str]:
+    """The links of a page to files or headings that are not there; addresses are not looked up."""
+    found: list[str] = []
+    for link in _LINK.findall(_FENCED.sub("", path.read_text(encoding="utf-8"))):
+        name, _, anchor = link.partition("#")
+        other = path if not name else path.parent / name
+        if "://" not in link and (not other.exists() or (anchor and anchor not in anchors(other))):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_python_blocks_do_what_they_say(page: Path):
+    problems = python_problems(page.read_text(encoding="utf-8"))
+    assert not problems, "\n\n".join(problems)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+def test_commands_print_what_is_shown(page: Path, bin_folder: Path):
+    problems = console_problems(page.read_text(encoding="utf-8"), bin_folder)
+    assert not problems, "\n\n".join(problems)
+
+
+@pytest.mark.parametrize("page", WITH_README, ids=names(WITH_README))
+def test_links_lead_somewhere(page: Path):
+    assert broken_links(page) == []
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert {link for link in _LINK.findall(index) if "/" not in link} == {*names(PAGES)} - {"index.md"}
+
+
+def test_every_invariant_has_its_bullet_and_a_refused_example():
+    text = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+    section = text.partition("## Invariants\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^- \*\*(.*?)\*\*", section, re.MULTILINE) == INVARIANTS
+    examples = re.split(r"^### ", section, flags=re.MULTILINE)[1:]
+    assert [part.partition("\n")[0] for part in examples] == INVARIANTS
+    for part in examples:
+        assert "\n>>> print(" in part
+        assert "\n>>> refused(" in part
+
+
+def test_every_preset_is_in_the_table():
+    text = (ROOT / "docs" / "networks.md").read_text(encoding="utf-8")
+    table = text.partition("## Presets\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([\w\-]+)` \|", table, re.MULTILINE) == [*PRESETS]
+
+
+def test_a_broken_link_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A title, long\n[a](#a-title-long) [b](#nothing) [c](none.md) [d](https://x.y/z)\n```\n[e](none)\n```\n",
+        encoding="utf-8",
+    )
+    assert broken_links(page) == ["#nothing", "none.md"]

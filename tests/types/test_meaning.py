@@ -1,0 +1,117 @@
+"""The meaning of layouts, against tables written by hand and formulas from elsewhere."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.errors import MeshError
+from reshard.types.layout import Layout
+from reshard.types.meaning import meaning
+from reshard.types.mesh import Mesh
+
+
+def table(text: str, mesh: Mesh) -> dict[int, list[list[int]]]:
+    layout = Layout.parse(text, mesh)
+    return {device: [list(dim) for dim in meaning(layout, device)] for device in mesh.devices}
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh", "expected"),
+    [
+        ("f32[{x}2]", Mesh(x=3), {0: [[0, 1]], 1: [[2, 3]], 2: [[4, 5]]}),
+        ("f32[2{x}]", Mesh(x=3), {0: [[0, 3]], 1: [[1, 4]], 2: [[2, 5]]}),
+        ("f32[4]", Mesh(x=2), {0: [[0, 1, 2, 3]], 1: [[0, 1, 2, 3]]}),
+        # Block-cyclic: rounds of blocks of two.
+        ("f32[2{x}2]", Mesh(x=2), {0: [[0, 1, 4, 5]], 1: [[2, 3, 6, 7]]}),
+        # The major axis first; x is the more significant digit.
+        ("f32[{x}{y}]", Mesh(x=2, y=2), {0: [[0]], 1: [[1]], 2: [[2]], 3: [[3]]}),
+        ("f32[{y}{x}]", Mesh(x=2, y=2), {0: [[0]], 1: [[2]], 2: [[1]], 3: [[3]]}),
+        # Strided: y inside x's pieces.
+        ("f32[{x}2{y}]", Mesh(x=2, y=2), {0: [[0, 2]], 1: [[1, 3]], 2: [[4, 6]], 3: [[5, 7]]}),
+        # Sub-axes: x:(1)2 is the major half of the coordinate.
+        ("f32[{x:(1)2}2]", Mesh(x=4), {0: [[0, 1]], 1: [[0, 1]], 2: [[2, 3]], 3: [[2, 3]]}),
+        ("f32[{x:(2)2}2]", Mesh(x=4), {0: [[0, 1]], 1: [[2, 3]], 2: [[0, 1]], 3: [[2, 3]]}),
+        # Padding: indices at or past the true size.
+        ("f32[{x}2/3]", Mesh(x=2), {0: [[0, 1]], 1: [[2, 3]]}),
+        ("f32[{x}/1]", Mesh(x=3), {0: [[0]], 1: [[1]], 2: [[2]]}),
+        ("f32[1{x}2/3]", Mesh(x=3), {0: [[0, 1]], 1: [[2, 3]], 2: [[4, 5]]}),
+        ("f32[0, {x}2]", Mesh(x=2), {0: [[], [0, 1]], 1: [[], [2, 3]]}),
+        ("f32[]", Mesh(x=2), {0: [], 1: []}),
+        ("f32[{y}, {x}2]", Mesh(x=2, y=2), {0: [[0], [0, 1]], 1: [[1], [0, 1]], 2: [[0], [2, 3]], 3: [[1], [2, 3]]}),
+        # Device ids: the device at position 0 is 7.
+        ("f32[{x}2]", Mesh({"x": 2}, device_ids=[7, 3]), {7: [[0, 1]], 3: [[2, 3]]}),
+    ],
+)
+def test_tables(text: str, mesh: Mesh, expected: dict[int, list[list[int]]]):
+    assert table(text, mesh) == expected
+
+
+def test_what_it_holds_does_not_depend_on_what_is_partial():
+    mesh = Mesh(x=2, y=2)
+    assert table("f32[{x}2] + sum{y}", mesh) == table("f32[{x}2]", mesh)
+
+
+def scalapack(local: int, block: int, process: int, processes: int) -> int:
+    """INDXL2G of ScaLAPACK's TOOLS, zero-based, source process 0."""
+    return processes * block * (local // block) + local % block + process * block
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4))
+def test_block_cyclic_is_scalapack_s(processes: int, block: int, rounds: int):
+    mesh = Mesh(p=processes)
+    layout = Layout.parse(f"f64[{rounds}{{p}}{block}]", mesh)
+    for process in range(processes):
+        expected = [scalapack(local, block, process, processes) for local in range(rounds * block)]
+        assert list(meaning(layout, process)[0]) == expected
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 60))
+def test_uneven_block_cyclic_is_scalapack_s(processes: int, block: int, size: int):
+    mesh = Mesh(p=processes)
+    rounds = ceil(size / (processes * block))
+    layout = Layout.parse(f"f64[{rounds}{{p}}{block}/{size}]", mesh)
+    for process in range(processes):
+        held = [index for index in meaning(layout, process)[0] if index < size]
+        # NUMROC: whole rounds, then the rest of the last one.
+        whole, rest = divmod(size, processes * block)
+        count = whole * block + min(block, max(0, rest - process * block))
+        assert held == [scalapack(local, block, process, processes) for local in range(count)]
+
+
+def test_two_dimensional_block_cyclic():
+    mesh = Mesh(x=2, y=3)
+    layout = Layout.parse("f64[2{x}2, 2{y}1]", mesh)
+    for row in range(2):
+        for column in range(3):
+            rows, columns = meaning(layout, row * 3 + column)
+            assert list(rows) == [scalapack(i, 2, row, 2) for i in range(4)]
+            assert list(columns) == [scalapack(i, 1, column, 3) for i in range(2)]
+
+
+@given(st.integers(1, 9), st.integers(0, 40))
+def test_uneven_tiles_are_gspmd_s(pieces: int, size: int):
+    mesh = Mesh(x=pieces)
+    layout = Layout.from_spec(mesh, (size,), "f32", [["x"]])
+    tile = ceil(size / pieces)
+    for device in range(pieces):
+        held = [index for index in meaning(layout, device)[0] if index < size]
+        assert held == list(range(min(size, device * tile), min(size, (device + 1) * tile)))
+
+
+def test_sub_axes_are_those_of_a_reshaped_mesh():
+    whole, split = Mesh(x=12), Mesh(a=2, b=3, c=2)
+    names = {"x:(1)2": "a", "x:(2)3": "b", "x:(6)2": "c"}
+    text = "f32[{x:(6)2}2{x:(1)2}, {x:(2)3}4]"
+    renamed = text
+    for old, new in names.items():
+        renamed = renamed.replace(old, new)
+    assert table(text, whole) == table(renamed, split)
+
+
+def test_unknown_device():
+    with pytest.raises(MeshError, match="device 4 is not in mesh"):
+        meaning(Layout.parse("f32[{x}2]", Mesh(x=4)), 4)

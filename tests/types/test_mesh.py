@@ -1,0 +1,184 @@
+"""Meshes: names and sizes, sub-axes, strides and coordinates, device orders, equality."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reshard.errors import MeshError, NotationError
+from reshard.types.mesh import Mesh, SubAxis, joined
+
+MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).map(
+    lambda sizes: Mesh({f"a{at}": size for at, size in enumerate(sizes)})
+)
+
+
+def coordinates(mesh: Mesh) -> list[tuple[int, ...]]:
+    """The coordinates of every position, first axis major."""
+    return list(product(*(range(size) for size in mesh.axes.values())))
+
+
+def test_axes_in_order():
+    mesh = Mesh(x=4, y=2)
+    assert (mesh.size, dict(mesh.axes), list(mesh.axes), str(mesh)) == (8, {"x": 4, "y": 2}, ["x", "y"], "<x=4, y=2>")
+    assert Mesh({"x": 4, "y": 2}) == Mesh([("x", 4), ("y", 2)]) == mesh
+    assert Mesh(y=2, x=4) != mesh
+    assert hash(Mesh({"x": 4, "y": 2})) == hash(mesh)
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (3,), (5, 1, 6), (80,), (2, 3, 5, 7)])
+def test_any_sizes(sizes: tuple[int, ...]):
+    mesh = Mesh({f"a{at}": size for at, size in enumerate(sizes)})
+    assert mesh.size == len(coordinates(mesh)) == len(mesh.devices)
+
+
+def test_size_of_no_device_is_enumerated():
+    assert Mesh(x=1 << 30, y=1 << 30).size == 1 << 60
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ({"x": 0}, ("'x'", "at least 1")),
+        ({"x": -2}, ("-2", "at least 1")),
+        ({"x": 2.0}, ("2.0", "whole number")),
+        ({"x": True}, ("True", "whole number")),
+        ({"x": "4"}, ("'4'", "whole number")),
+        ({"4x": 2}, ("'4x'", "letter")),
+        ({"": 2}, ("''", "letter")),
+        ({"x y": 2}, ("'x y'", "letter")),
+        ({3: 2}, ("3", "letter")),
+        ([("x", 2), ("x", 3)], ("twice", "own name")),
+    ],
+)
+def test_rejects_axes(axes: object, words: tuple[str, str]):
+    with pytest.raises(MeshError) as caught:
+        Mesh(axes)  # type: ignore[arg-type]
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([0, 1, 2], ("4 devices", "one id per device")),
+        ([0, 1, 2, 2], ("[0, 1, 2, 2]", "distinct")),
+        ([0, 1, 2, -3], ("-3", "at least 0")),
+        ([], ("lists 0", "one id per device")),
+    ],
+)
+def test_rejects_device_ids(ids: list[int], words: tuple[str, str]):
+    with pytest.raises(MeshError) as caught:
+        Mesh({"x": 2, "y": 2}, device_ids=ids)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_is_immutable():
+    mesh = Mesh(x=2)
+    with pytest.raises(AttributeError, match="immutable"):
+        mesh.axes = {"x": 3}  # type: ignore[misc]
+
+
+def test_positions_and_device_ids():
+    mesh = Mesh({"x": 2, "y": 2}, device_ids=[7, 5, 3, 1])
+    assert mesh.devices == (7, 5, 3, 1)
+    assert [mesh.position(d) for d in mesh.devices] == [0, 1, 2, 3]
+    with pytest.raises(MeshError, match="device 0 is not in mesh"):
+        mesh.position(0)
+    with pytest.raises(MeshError, match="device 4 is not in mesh"):
+        Mesh(x=4).position(4)
+    with pytest.raises(MeshError, match="device -1 is not in mesh"):
+        Mesh(x=4).position(-1)
+
+
+def test_the_order_of_positions_is_no_order():
+    assert Mesh({"x": 3}, device_ids=[0, 1, 2]) == Mesh(x=3)
+    assert hash(Mesh({"x": 3}, device_ids=[0, 1, 2])) == hash(Mesh(x=3))
+    assert Mesh({"x": 3}, device_ids=[0, 2, 1]) != Mesh(x=3)
+    assert Mesh(x=3) != "<x=3>"
+
+
+@given(MESHES)
+def test_text_round_trip(mesh: Mesh):
+    assert Mesh.parse(str(mesh)) == mesh
+    assert Mesh.parse(str(mesh).strip("<>").replace(" ", "")) == mesh
+
+
+@pytest.mark.parametrize("text", ["x", "x=", "=4", "x=4 y=2", "x=four", "x:4", "x=4;y=2", "x=2.5"])
+def test_rejects_text(text: str):
+    with pytest.raises(NotationError, match="name=size"):
+        Mesh.parse(text)
+
+
+def test_sub_axes_are_read_and_spelled():
+    mesh = Mesh(x=8, y=3)
+    assert mesh.sub_axis("x") == SubAxis("x", 1, 8)
+    assert mesh.sub_axis(" x:(2)4 ") == SubAxis("x", 2, 4)
+    assert mesh.spell(SubAxis("x", 2, 4)) == "x:(2)4"
+    assert mesh.spell(SubAxis("x", 1, 8)) == "x"
+    assert mesh.spell(SubAxis("x", 1, 4)) == "x:(1)4"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("z", ("'z'", "has axes x, y")),
+        ("x:(3)2", ("x:(3)2", "factors of the axis")),
+        ("x:(2)8", ("x:(2)8", "factors of the axis")),
+        ("x:(1)5", ("x:(1)5", "factors of the axis")),
+        ("x:(0)2", ("x:(0)2", "factors of the axis")),
+        ("y:(1)2", ("y:(1)2", "factors of the axis")),
+    ],
+)
+def test_rejects_sub_axes(text: str, words: tuple[str, str]):
+    with pytest.raises(MeshError) as caught:
+        Mesh(x=8, y=3).sub_axis(text)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "x:2", "x:(2)", "x(2)4", "x y", "x:(a)2", "4"])
+def test_rejects_sub_axis_text(text: str):
+    with pytest.raises(NotationError, match="write x, or x"):
+        Mesh(x=8).sub_axis(text)
+
+
+@given(MESHES)
+def test_strides_are_coordinates(mesh: Mesh):
+    where = coordinates(mesh)
+    step = max(1, mesh.size // 7)
+    for at, (name, size) in enumerate(mesh.axes.items()):
+        for pre in (d for d in range(1, size + 1) if size % d == 0):
+            for factor in (d for d in range(1, size // pre + 1) if (size // pre) % d == 0):
+                stride = mesh.stride(SubAxis(name, pre, factor))
+                for position in range(0, mesh.size, step):
+                    # The digits of the axis's coordinate: pre, factor, the rest.
+                    rest = size // (pre * factor)
+                    assert position // stride % factor == where[position][at] // rest % factor
+
+
+def test_sub_axes_of_a_factor():
+    mesh = Mesh(x=4, y=2, z=6)
+    assert mesh.sub_axes(1, 48) == [SubAxis("x", 1, 4), SubAxis("y", 1, 2), SubAxis("z", 1, 6)]
+    assert mesh.sub_axes(3, 4) == [SubAxis("y", 1, 2), SubAxis("z", 1, 2)]
+    assert mesh.sub_axes(12, 2) == [SubAxis("x", 2, 2)]
+    assert mesh.links(3, 4) == ["y", "z"]
+    assert mesh.sub_axes(6, 1) == []
+    with pytest.raises(MeshError, match="no product of sub-axes"):
+        mesh.sub_axes(4, 3)
+
+
+@given(MESHES)
+def test_sub_axes_undo_strides(mesh: Mesh):
+    for name, size in mesh.axes.items():
+        for pre in (d for d in range(1, size) if size % d == 0):
+            sub = SubAxis(name, pre, size // pre)
+            assert mesh.sub_axes(mesh.stride(sub), sub.size) == [sub]
+
+
+def test_joined_spans():
+    assert joined([]) == []
+    assert joined([(4, 8), (1, 4)]) == [(1, 4), (4, 8)]
+    assert joined([(2, 8), (1, 4), (16, 32)]) == [(1, 8), (16, 32)]
+    assert joined([(1, 16), (2, 4)]) == [(1, 16)]
