@@ -9,10 +9,10 @@ from reshard import __version__
 
 NOTATIONS = """\
 notations of a layout:
-  ours     f32[{y}8, 16, {x}4]              digits per dim: local sizes, {held by an axis}
+  ours     f32[{y}8, 16, {x}4]              digits per dim: 8 local, {y} held
   JAX      P('y', None, 'x')                with --mesh, --shape, --dtype
   Shardy   [{"y"}, {}, {"x"}]               with --mesh, --shape, --dtype
-  HLO      {devices=[2,1,4]<=[4,2]T(1,0)}   with --shape, --dtype; brings its own mesh
+  HLO      {devices=[2,1,4]<=[4,2]T(1,0)}   with --shape, --dtype; has a mesh
 The shape and dtype of a layout in our notation serve for the other one, too.
 """
 
@@ -28,7 +28,8 @@ reshard COMMAND --help has more of them.
 _PLAN = """\
 examples:
   reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
-  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' "P(None, ('x', 'y'))" --explain
+  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
+      "P(None, ('x', 'y'))" --explain
   reshard plan --mesh x=4,y=2 '[{"x"}, {}]' '[{}, {"x", "y"}]' \\
       --shape 4096,4096 --dtype bf16 --budget 64MiB --network tpu-v5p
   reshard plan '{devices=[2,1,4]<=[4,2]T(1,0)}' '{devices=[1,8,1]<=[8]}' \\
@@ -44,13 +45,14 @@ examples:
   reshard show --mesh x=4,y=2 'f32[{y}8, 16, {x}4]'
   reshard show --mesh x=4,y=2 'f32[{y}8, 16] + sum{x}'
   reshard show --mesh x=4,y=2 "P(('x', 'y'))" --shape 100,8 --dtype bf16
-  reshard show '{devices=[2,2,2]<=[8] last_tile_dim_replicate}' --shape 8,8 --dtype f32
+  reshard show '{devices=[2,2,2]<=[8] last_tile_dim_replicate}' \\
+      --shape 8,8 --dtype f32
 """
 
 _SIMULATE = """\
 examples:
   reshard simulate --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
-  reshard simulate --mesh x=4,y=2 'f32[{x}2{y}8]' 'f32[{y}{x}4/32]' --seed 7
+  reshard simulate --mesh x=4,y=2 'f32[{x}2{y}4]' 'f32[{y}{x}8]' --seed 7
   reshard simulate --mesh x=4,y=2 'f32[8, 16] + sum{x}' 'f32[{x}2, 16]'
   reshard simulate --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' --budget 4100
 """

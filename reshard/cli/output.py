@@ -15,10 +15,19 @@ from rich.table import Table
 from rich.text import Text
 
 PROSE = 100  # Columns that are still easy to read.
+NARROWEST = 72  # Columns that a table of steps needs.
 PIPED = 4096  # Wider than any table: what reads a pipe does not want our line breaks.
 
 NAME, GOOD, BAD, FAINT, STEP = "bold", "green", "bold red", "dim", "cyan"
 _QUANTITY = re.compile(r"([0-9]) ((?:[KMGTPE]i)?B|[num]?s)\b")
+
+
+class _Console(Console):
+    """A console that leaves a reader that has gone away to the command."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich while it handles the `BrokenPipeError`, which it would turn into exit code 1."""
+        raise
 
 
 def console() -> Console:
@@ -26,7 +35,7 @@ def console() -> Console:
 
     COLUMNS rules, then the terminal's width; a pipe has none, and nothing is wrapped.
     """
-    return Console(width=_width(), markup=False, highlight=False, emoji=False)
+    return _Console(width=_width(), markup=False, highlight=False, emoji=False)
 
 
 def _width() -> int | None:
@@ -47,8 +56,12 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
 
 def show(out: Console, found: Table, indent: int = 0) -> None:
     """Prints a table without the spaces that rich pads its lines with."""
+    width = out.width
+    # On a narrower terminal a row that it breaks is better than one without its numbers.
+    out.width = max(width, NARROWEST)
     with out.capture() as captured:
         out.print(Padding(found, (0, 0, 0, indent), expand=False))
+    out.width = width
     lines = captured.get().splitlines()
     out.file.write("".join(f"{line.rstrip()}\n" for line in lines))
 

@@ -108,7 +108,12 @@ def owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
     open_ = free(mesh, [(f.stride, f.size) for f in known if f.size > 1])
     places = itertools.product(*(range(0, stride * size, stride) for stride, size in open_))
     first = itertools.islice(places, SOME)
-    return sorted(mesh.devices[base + sum(place)] for place in first), math.prod(size for _, size in open_)
+    return sorted(device(mesh, base + sum(place)) for place in first), math.prod(size for _, size in open_)
+
+
+def device(mesh: Mesh, position: int) -> int:
+    """The id of the device at a position, without a list of all of them."""
+    return position if mesh.device_ids is None else mesh.device_ids[position]
 
 
 def label(layout: Layout, known: Sequence[Fixed]) -> str:

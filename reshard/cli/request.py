@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from reshard.cli.arguments import Options
 from reshard.cli.units import parse_bytes, parse_shape
-from reshard.errors import NotationError
+from reshard.errors import ReshardError
 from reshard.synth import plan
 from reshard.types import Layout, Mesh
 from reshard.types.notation import read
 from reshard.types.plan import Plan
 
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")  # Only our own notation says the shape and the dtype.
-_GIVE = re.compile(r"; give (the mesh|shape and dtype|shape|dtype)$")
+_GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
 _OPTIONS = {"mesh": "--mesh x=4,y=2", "shape": "--shape 16,16", "dtype": "--dtype f32"}
 
 
@@ -67,11 +67,14 @@ def _neither_ours(
     dtype = options.dtype
     try:
         source = _read(options.source, mesh, shape, dtype)
-    except NotationError:
+    except ReshardError as error:
         if mesh is not None:
             raise
-        # It may lack only a mesh, and the target may have one; if not, the target says so.
-        target = _read(options.target, target_mesh, shape, dtype)
+        # It may lack only a mesh, and the target may bring one.
+        try:
+            target = _read(options.target, target_mesh, shape, dtype)
+        except ReshardError:
+            raise error from None
         return _read(options.source, target.mesh, shape, dtype), target
     target = _borrowing(options.target, target_mesh, source, shape, dtype)
     if mesh is None and source.mesh.size == 1 < target.mesh.size:
@@ -87,7 +90,7 @@ def _borrowing(
         return _read(text, mesh, shape, dtype)
     try:
         found = _read(text, None, shape, dtype)
-    except NotationError:
+    except ReshardError:
         return _read(text, lender.mesh, shape, dtype)
     if found.mesh.size == 1 < lender.mesh.size:  # `{replicated}` does not say over how many devices.
         return _read(text, lender.mesh, shape, dtype)
@@ -98,12 +101,12 @@ def _read(text: str, mesh: Mesh | None, shape: tuple[int, ...] | None, dtype: st
     """Reads a layout; what is missing is named as the options that give it."""
     try:
         return read(text, mesh, shape, dtype)
-    except NotationError as error:
+    except ReshardError as error:
         missing = _GIVE.search(str(error))
         if missing is None:
             raise
         options = " ".join(option for word, option in _OPTIONS.items() if word in missing[1])
-        raise NotationError(f"{error}: {options}") from None
+        raise type(error)(f"{error}: {options}") from None
 
 
 def _shape(options: Options) -> tuple[int, ...] | None:

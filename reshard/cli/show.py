@@ -13,7 +13,7 @@ from rich.text import Text
 
 from reshard.cli import output
 from reshard.cli.arguments import Options
-from reshard.cli.pieces import Piece, count, fixed, free, label, pieces, ranges
+from reshard.cli.pieces import Piece, count, device, fixed, free, label, pieces, ranges
 from reshard.cli.request import one_layout
 from reshard.cli.units import bytes_text, counted, listed, shape_text
 from reshard.errors import ReshardError
@@ -204,7 +204,7 @@ def _devices(out: Console, layout: Layout, limit: int) -> None:
     for position in range(min(mesh.size, limit)):
         coordinates = [str(position // mesh.stride(mesh.sub_axis(name)) % size) for name, size in mesh.axes.items()]
         held = [_ranges(dim, layout, position) for dim in layout.dims]
-        table.add_row(*map(Text, [str(mesh.devices[position]), *coordinates, *held]))
+        table.add_row(*map(Text, [str(device(mesh, position)), *coordinates, *held]))
     output.show(out, table)
     if mesh.size > limit:
         line = f"... and {counted(mesh.size - limit, 'more device')}; --limit shows more rows"

@@ -85,7 +85,7 @@ def _blocks(
         for sub in mesh.sub_axes(stride, size):
             sizes[sub.axis] = sizes.get(sub.axis, 1) * sub.size
         total *= size
-    crossing = {mesh.links(stride, 2)[0] if mesh.size > 1 else "" for stride in twisted}
+    crossing = {mesh.axis_at(stride) for stride in twisted}
     time, left = 0.0, total
     for axis in sorted(sizes.keys() | crossing, key=lambda a: (links[a].bandwidth, -links[a].latency)):
         link = links[axis]

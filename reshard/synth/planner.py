@@ -56,7 +56,11 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     routes = list(dict.fromkeys(_routes(start, end, links)))
     if links is not None and budget is None:
         routes = cost.fastest(routes, start, links)
-    found = [_timed(chain(start, end, route, donate), links) for route in routes]
+    found: list[Plan] = []
+    for route in routes:
+        found.append(_timed(chain(start, end, route, donate), links))
+        if budget is None and links is None and _settles(found[-1]):
+            break
     within = found if budget is None else [p for p in found if p.peak_bytes <= budget]
     if budget is not None:
         cut = [p for f in dict.fromkeys(found) for p in _chunked(f, budget, links)]
@@ -66,6 +70,12 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     if not within:
         _refuse(found, budget or 0)
     return min(within, key=_objective)
+
+
+def _settles(found: Plan) -> bool:
+    """Whether a plan for uneven layouts is good enough not to tally the exchange that rivals it."""
+    even = found.source.even and found.target.even
+    return not even and found.launches <= 1 and found.received_bytes == found.lower_bound_bytes
 
 
 def _objective(found: Plan) -> tuple[float, int, int, int, int]:

@@ -216,7 +216,7 @@ def _stages(atoms: Atoms, before: State, after: State, groups: list[list[str]]) 
         mesh = atoms.source.mesh
         now = before
         for group in groups:
-            strides = {s for s in (*before, *after) if s is not None and mesh.links(s, 2)[0] in group}
+            strides = {s for s in (*before, *after) if s is not None and mesh.axis_at(s) in group}
             later = tuple(a if a != b and strides & {a, b} else n for b, a, n in zip(before, after, now, strict=True))
             if later not in (now, after):
                 yield later

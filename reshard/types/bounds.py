@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from reshard.types import messages
+from reshard.types import tally
 from reshard.types.layout import Layout
 from reshard.types.mesh import joined
 from reshard.types.refine import Refinement, refine
@@ -32,7 +32,7 @@ def lower_bound(source: Layout, target: Layout) -> int:
         return source.nbytes(_reduction(source, target))
     refinement = refine(source, target)
     if refinement is None or not refinement.exact:
-        return source.nbytes(messages.fewest_received(source, target))
+        return source.nbytes(tally.fewest_received(source, target))
     return source.nbytes(even(refinement))
 
 

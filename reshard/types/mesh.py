@@ -169,9 +169,13 @@ class Mesh:
             found.append(SubAxis(name, below * axis_size // high, high // low))
         return found
 
-    def links(self, stride: int, size: int) -> list[str]:
-        """The names of the axes that a (stride, size) factor of the positions crosses."""
-        return [s.axis for s in self.sub_axes(stride, size)]
+    def axis_at(self, stride: int) -> str:
+        """The axis along which devices that are `stride` positions apart are neighbours.
+
+        >>> Mesh(x=4, y=2).axis_at(4)
+        'x'
+        """
+        return next(name for name, below in self._strides.items() if below <= stride < below * self.axes[name])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Mesh):

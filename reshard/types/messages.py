@@ -48,17 +48,6 @@ Load = tuple[tuple[int, Shape], ...]
 """The messages that one device sends, or receives: how many of each shape."""
 
 
-class Size(NamedTuple):
-    """An exchange of boxes in figures: the most elements that a device receives, the elements of the
-    largest message, the shortest run of neighbours, and the distinct loads of devices.
-    """
-
-    received: int
-    message: int
-    run: int
-    loads: frozenset[Load]
-
-
 def messages(operand: Layout, result: Layout) -> list[Message]:
     """Every message of the exchange, local copies included, for all devices."""
     first = _involved(operand, result)
@@ -73,50 +62,18 @@ def messages(operand: Layout, result: Layout) -> list[Message]:
     return found
 
 
-@lru_cache(maxsize=1024)
-def size(operand: Layout, result: Layout) -> Size:
-    """The figures of the whole exchange, from one device for every coordinate that the move involves."""
+@lru_cache(maxsize=256)
+def loads(operand: Layout, result: Layout) -> frozenset[Load]:
+    """The distinct loads of devices, from one device for every coordinate that the move involves."""
     sent: dict[int, Counter[Shape]] = {}
     received: dict[int, Counter[Shape]] = {}
-    elements: Counter[int] = Counter()
-    largest, run = 0, max(1, math.prod(operand.tile_shape))
     for message in _messages(operand, result, _involved(operand, result)):
-        if message.sender == message.receiver:
-            continue
-        shape = tuple(tuple(r.length for r in box) for box in message.boxes)
-        sent.setdefault(message.sender, Counter())[shape] += 1
-        received.setdefault(message.receiver, Counter())[shape] += 1
-        elements[message.receiver] += message.elements
-        largest = max(largest, message.elements)
-        run = min(run, *(r.length for r in message.runs[-1])) if message.runs else run
-    loads = {tuple(sorted((n, s) for s, n in load.items())) for load in (*sent.values(), *received.values())}
-    return Size(max(elements.values(), default=0), largest, run, frozenset(loads))
-
-
-@lru_cache(maxsize=1024)
-def fewest_received(source: Layout, target: Layout) -> int:
-    """max over devices of |T_d minus S_d|, in true elements: what the worst device must receive."""
-    dims = list(zip(source.dims, target.dims, strict=True))
-    most = math.prod(min(t.tile, t.size) for _, t in dims)
-    worst = 0
-    for device in _spread(_involved(source, target)):
-        p, q = source.mesh.position(device), target.mesh.position(device)
-        needed, held = 1, 1
-        for s, t in dims:
-            by = shares(s, t)[piece(t, target.mesh, q)]
-            needed *= sum(r.length for runs in by.values() for r in runs)
-            held *= sum(r.length for r in by.get(piece(s, source.mesh, p), ()))
-        worst = max(worst, needed - held)
-        if worst == most:
-            break
-    return worst
-
-
-def _spread(devices: list[int]) -> Iterable[int]:
-    """The same devices, far apart first, so that a device that shares nothing is met early."""
-    count = len(devices)
-    step = next(s for s in range(int(count * 0.618) | 1, 2 * count + 3) if math.gcd(s, count) == 1)
-    return (devices[at * step % count] for at in range(count))
+        if message.sender != message.receiver:
+            shape = tuple(tuple(r.length for r in box) for box in message.boxes)
+            sent.setdefault(message.sender, Counter())[shape] += 1
+            received.setdefault(message.receiver, Counter())[shape] += 1
+    every = (*sent.values(), *received.values())
+    return frozenset(tuple(sorted((n, s) for s, n in load.items())) for load in every)
 
 
 def _messages(operand: Layout, result: Layout, devices: Iterable[int]) -> Iterator[Message]:

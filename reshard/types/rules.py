@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.errors import StepError
-from reshard.types import bounds, messages, views
+from reshard.types import bounds, messages, tally, views
 from reshard.types.chunks import largest, pieces
 from reshard.types.layout import Layout
 from reshard.types.refine import Refinement, refine
@@ -183,21 +183,22 @@ RULES: dict[str, Rule] = {
 
 
 class ExchangeSize(NamedTuple):
-    """An exchange's largest message and least contiguous run in elements, and its devices' loads."""
+    """An exchange's rounds, its largest message and least run of neighbours in elements, and, for
+    cutting it, the loads of its devices.
+    """
 
+    rounds: int
     message: int
     run: int
-    loads: Collection[messages.Load]
+    loads: Callable[[], Collection[messages.Load]]
 
     def cut(self, cap: int) -> tuple[int, int]:
         """Rounds of messages of at most `cap` elements, and the elements of the largest one."""
-        rounds = max((sum(n * self._pieces(s, cap) for n, s in load) for load in self.loads), default=0)
         if cap >= self.message:
-            return rounds, self.message
-        return rounds, max(largest(box, cap) for load in self.loads for _, shape in load for box in shape)
-
-    def _pieces(self, shape: messages.Shape, cap: int) -> int:
-        return 1 if cap >= self.message else sum(pieces(box, cap) for box in shape)
+            return self.rounds, self.message
+        loads = self.loads()
+        rounds = max(sum(n * pieces(box, cap) for n, shape in load for box in shape) for load in loads)
+        return rounds, max(largest(box, cap) for load in loads for _, shape in load for box in shape)
 
 
 def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
@@ -208,11 +209,12 @@ def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
     """
     r = refine(operand, result)
     if r is None or not r.exact:
-        found = messages.size(operand, result)
-        return ExchangeSize(found.message, found.run, found.loads)
+        rounds, message = tally.rounds(operand, result), tally.largest_message(operand, result)
+        run = tally.shortest_run(operand, result)
+        return ExchangeSize(rounds, message, run, lambda: messages.loads(operand, result))
     extents = tuple(a.radix for a in r.atoms if a.src is None and a.dst is None)
-    rounds = r.pieces if r.swapped else r.pieces - 1
-    return ExchangeSize(r.common, _run(r), (((rounds, (extents,)),),) if r.common else ())
+    rounds = (r.pieces if r.swapped else r.pieces - 1) if r.common else 0
+    return ExchangeSize(rounds, r.common, _run(r), lambda: (((rounds, (extents,)),),))
 
 
 def _run(r: Refinement) -> int:

@@ -69,7 +69,7 @@ def test_block_cyclic_is_scalapack_s(processes: int, block: int, rounds: int):
         assert list(meaning(layout, process)[0]) == expected
 
 
-@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 60))
+@given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 60))
 def test_uneven_block_cyclic_is_scalapack_s(processes: int, block: int, size: int):
     mesh = Mesh(p=processes)
     rounds = ceil(size / (processes * block))

@@ -1,0 +1,222 @@
+"""Budgets: from the floor up every one is met and kept when run; below, the smallest that works is named."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reshard as rs
+from reshard.errors import BudgetError, PlanError
+from reshard.types import Layout, Mesh
+from reshard.types.refine import refine
+from reshard.types.rules import How
+from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_pair
+from tests.oracle import check
+
+MESH = Mesh(x=4, y=2)
+NETWORK = rs.Network.uniform(1e-6, 1e9)
+
+
+def keep(source: Layout, target: Layout, budget: int, donate: bool = False) -> rs.Plan:
+    """Plans within a budget and asserts that the run stays within it too."""
+    plan = rs.plan(source, target, budget=budget, donate=donate)
+    memory = check(plan)
+    assert memory.peak_bytes <= plan.peak_bytes <= budget, str(plan)
+    return plan
+
+
+def refuse(source: Layout, target: Layout, budget: int, donate: bool = False) -> int:
+    """The smallest budget that the refusal names."""
+    with pytest.raises(BudgetError) as caught:
+        rs.plan(source, target, budget=budget, donate=donate)
+    assert f"budget {budget} B" in str(caught.value)
+    assert f"smallest that works is {caught.value.smallest} B" in str(caught.value)
+    assert caught.value.smallest > budget
+    return caught.value.smallest
+
+
+def contract(source: Layout, target: Layout, extra: int) -> None:
+    """The whole contract of a budget for layouts that are partial alike."""
+    free = rs.plan(source, target)
+    floor = free.floor_bytes
+    # On two meshes, source and target may still be one placement, spelled twice.
+    assert floor == (source.tile_bytes if free.source == free.target else source.tile_bytes + target.tile_bytes)
+    least = keep(source, target, floor)
+    assert least.received_bytes == least.lower_bound_bytes
+    keep(source, target, floor + extra)
+    if floor:
+        assert refuse(source, target, floor - 1) == floor
+        assert refuse(source, target, 0) == floor
+
+
+@settings(max_examples=300)
+@given(pairs(), st.integers(0, 300))
+def test_every_budget_from_the_floor_up_is_met(pair: tuple[Layout, Layout], extra: int):
+    contract(*pair, extra)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_budget_of_random_pairs(seed: int):
+    choose = random.Random(seed)
+    for _ in range(700):
+        source, target = random_pair(choose, choose.choice(("int32", "float64", "complex128")))
+        contract(source, target, choose.randint(0, 2 * source.tile_bytes + 1))
+
+
+@pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(x=2, y=3)], ids=str)
+def test_the_floor_of_every_contiguous_pair(mesh: Mesh):
+    every = list(contiguous_layouts(mesh, divisible_shape(mesh, 2)))
+    for source in every:
+        for target in every:
+            contract(source, target, 17)
+
+
+def test_each_budget_between_floor_and_peak():
+    source, target = Layout.parse("f32[2, {x}4, 16]", MESH), Layout.parse("f32[2, 16, {x}4]", MESH)
+    free = rs.plan(source, target)
+    assert free.launches == 1
+    launches = []
+    for budget in range(free.floor_bytes, free.peak_bytes + 1):
+        launches.append(keep(source, target, budget).launches)
+    assert launches == sorted(launches, reverse=True), "more room, fewer launches"
+    assert launches[-1] == 1
+    assert len(set(launches)) > 3
+
+
+def test_a_budget_prefers_the_fewest_launches_that_fit():
+    source, target = Layout.parse("f32[{x}4, 16]", MESH), Layout.parse("f32[16, {x}4]", MESH)
+    # Floor 512; messages of 4 x 4 elements need two buffers of 64 B, of two rows 32 B, of one row none.
+    assert [(b, keep(source, target, b).launches) for b in (512, 575, 576, 639, 640)] == [
+        (512, 12),
+        (575, 12),
+        (576, 6),
+        (639, 6),
+        (640, 3),
+    ]
+    assert keep(source, target, 768).launches == 1
+
+
+def test_a_budget_of_plenty_changes_nothing():
+    source, target = Layout.parse("f32[{y}8, 16, {x}4]", MESH), Layout.parse("f32[16, {x}{y}2, 16]", MESH)
+    assert rs.plan(source, target, budget=1 << 40) == rs.plan(source, target)
+
+
+@settings(max_examples=100)
+@given(pairs(), st.integers(0, 200))
+def test_budgets_hold_with_a_network_too(pair: tuple[Layout, Layout], extra: int):
+    source, target = pair
+    floor = rs.plan(source, target).floor_bytes
+    plan = rs.plan(source, target, budget=floor + extra, network=NETWORK)
+    assert check(plan).peak_bytes <= plan.peak_bytes <= floor + extra
+    if floor:
+        with pytest.raises(BudgetError) as caught:
+            rs.plan(source, target, budget=floor - 1, network=NETWORK)
+        assert caught.value.smallest == floor
+
+
+# ---- partial arrays: the smallest that works is exact ---------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(pairs("float64", partial=True))
+def test_the_smallest_budget_of_a_reduction_works_and_no_smaller_one(pair: tuple[Layout, Layout]):
+    source, target = pair
+    free = rs.plan(source, target)
+    smallest = free.peak_bytes
+    if free.peak_bytes:
+        try:
+            rs.plan(source, target, budget=0)
+        except BudgetError as error:
+            smallest = error.smallest
+        assert free.floor_bytes <= smallest <= free.peak_bytes
+        refuse(source, target, smallest - 1)
+    keep(source, target, smallest)
+    keep(source, target, smallest + 8)
+
+
+# ---- donated sources --------------------------------------------------------------------------------------
+
+
+def donated(source: Layout, target: Layout, extra: int) -> int:
+    """The smallest budget for a donated source; it works, more works, and less does not."""
+    free = rs.plan(source, target, donate=True)
+    check(free)
+    smallest = 0
+    if free.peak_bytes:
+        smallest = refuse(source, target, 0, donate=True)
+        assert refuse(source, target, smallest - 1, donate=True) == smallest
+    assert max(source.tile_bytes, target.tile_bytes) <= smallest or not free.peak_bytes
+    assert smallest <= free.peak_bytes
+    keep(source, target, smallest, donate=True)
+    keep(source, target, smallest + extra, donate=True)
+    return smallest
+
+
+@settings(max_examples=200)
+@given(pairs(), st.integers(0, 300))
+def test_the_smallest_budget_of_a_donated_source(pair: tuple[Layout, Layout], extra: int):
+    donated(*pair, extra)
+
+
+@settings(max_examples=100)
+@given(pairs("float64", partial=True), st.integers(0, 300))
+def test_the_smallest_budget_of_a_donated_reduction(pair: tuple[Layout, Layout], extra: int):
+    donated(*pair, extra)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(x=2, y=3)], ids=str)
+def test_even_layouts_overwrite_a_donated_source(mesh: Mesh):
+    every = list(contiguous_layouts(mesh, divisible_shape(mesh, 2)))
+    for source in every:
+        for target in every:
+            larger = max(source.tile_bytes, target.tile_bytes)
+            assert rs.plan(source, target, donate=True).floor_bytes == larger
+            smallest = donated(source, target, 40)
+            if refine(source, target) is not None:
+                assert smallest == larger
+
+
+def test_donation_is_never_dearer():
+    choose = random.Random(8)
+    for _ in range(300):
+        source, target = random_pair(choose)
+        kept, given_up = rs.plan(source, target), rs.plan(source, target, donate=True)
+        assert given_up.received_bytes == kept.received_bytes == kept.lower_bound_bytes
+        assert given_up.launches <= kept.launches
+        assert given_up.peak_bytes <= kept.peak_bytes
+
+
+def test_in_place_only_where_it_is_needed():
+    source, target = Layout.parse("f32[{x}4, 16]", MESH), Layout.parse("f32[16, {x}4]", MESH)
+    tight = keep(source, target, 256, donate=True)
+    assert [s.how for s in tight.steps] == [How(1, in_place=True)]
+    assert [s.how for s in rs.plan(source, target, donate=True).steps] == [How()]
+
+
+# ---- bad budgets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [-1, True, False, "64MiB", 1.5, 1e6, float("inf"), b"1"])
+def test_bad_budgets(budget: object):
+    source, target = Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH)
+    with pytest.raises(PlanError, match="whole number of at least 0"):
+        rs.plan(source, target, budget=budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("budget", [1, 1_000_000])
+def test_a_bad_budget_is_refused_after_an_equal_good_one(budget: int):
+    """True == 1 and 1e6 == 1000000, but they are no numbers of bytes, cached or not."""
+    source = target = Layout.parse("f32[0]", MESH)
+    rs.plan(source, target, budget=budget)
+    for bad in (float(budget), bool(budget) if budget == 1 else float(budget)):
+        with pytest.raises(PlanError, match="whole number of at least 0"):
+            rs.plan(source, target, budget=bad)  # type: ignore[arg-type]
+
+
+def test_whole_numbers_of_numpy_are_budgets():
+    np = pytest.importorskip("numpy")
+    source, target = Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH)
+    assert rs.plan(source, target, budget=np.int64(10**6)) == rs.plan(source, target)  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""Reductions: which collectives finish them, with moves around them, and what they make on numpy."""
+
+from __future__ import annotations
+
+import random
+from functools import reduce
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import reshard as rs
+from reshard.errors import PlanError
+from reshard.types import Layout, Mesh
+from reshard.types.meaning import meaning
+from tests.layouts import pairs, random_pair
+from tests.oracle import check
+
+MESH = Mesh(x=4, y=2)
+ALL = ("sum", "max", "min", "product", "mean")
+
+
+def planned(source: str, target: str, mesh: Mesh = MESH) -> rs.Plan:
+    plan = rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh))
+    check(plan)
+    return plan
+
+
+def kinds(plan: rs.Plan) -> list[str]:
+    return [step.kind for step in plan.steps]
+
+
+@pytest.mark.parametrize("op", ALL)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[16]", "f32[{x}4]"),
+        ("f32[16, 3]", "f32[{x}4, 3]"),
+        ("f32[3, 16]", "f32[3, {x}4]"),
+        ("f32[{y}8]", "f32[{y}{x}2]"),
+        ("f32[16]", "f32[4{x}]"),
+        ("f32[16]", "f32[2{x}2]"),
+        ("f32[10]", "f32[{x}3/10]"),
+    ],
+)
+def test_to_held_is_one_reduce_scatter(source: str, target: str, op: str):
+    plan = planned(f"{source} + {op}{{x}}", target)
+    assert kinds(plan) == ["reduce_scatter"]
+    # Padding travels, in tiles of ceil(10 / 4) elements.
+    tile = 4 * plan.target.tile_bytes
+    assert plan.received_bytes == tile * 3 // 4
+
+
+@pytest.mark.parametrize("op", ALL)
+@pytest.mark.parametrize("source", ["f32[16]", "f32[{y}8, 5]", "f32[3{y}2/11]", "f32[7]", "f32[]"])
+def test_to_replicated_is_one_all_reduce(source: str, op: str):
+    # Where reduce-scatter and all-gather cost the same, one launch is better than two.
+    plan = planned(f"{source} + {op}{{x}}", source)
+    assert kinds(plan) == ["all_reduce"]
+    elements = plan.source.tile_bytes // 4
+    assert plan.received_bytes == -(-2 * 3 * elements // 4) * 4
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        # Both axes at once.
+        ("f32[16] + sum{x}{y}", "f32[{x}{y}2]", ["reduce_scatter"]),
+        ("f32[16] + sum{x}{y}", "f32[{y}{x}2]", ["reduce_scatter"]),
+        ("f32[16, 16] + sum{x}{y}", "f32[{y}8, {x}4]", ["reduce_scatter"]),
+        ("f32[16] + sum{x}{y}", "f32[16]", ["all_reduce"]),
+        # Part of a reduction.
+        ("f32[16] + sum{x}{y}", "f32[{x}4] + sum{y}", ["reduce_scatter"]),
+        ("f32[16] + sum{x}{y}", "f32[16] + sum{y}", ["all_reduce"]),
+        # Part of an axis.
+        ("f32[16] + sum{x:(1)2}", "f32[{x:(1)2}8]", ["reduce_scatter"]),
+        ("f32[{x:(2)2}8] + sum{x:(1)2}", "f32[{x:(2)2}{x:(1)2}4]", ["reduce_scatter"]),
+        # Slice first what the target holds anyway: less to reduce.
+        ("f32[16] + sum{x}", "f32[{y}8]", ["slice", "all_reduce"]),
+        ("f32[16, 16] + sum{x}", "f32[{y}8, {x}4]", ["slice", "reduce_scatter"]),
+        # Reduce before gathering: less to gather.
+        ("f32[{y}8, 16] + sum{x}", "f32[16, {x}4]", ["reduce_scatter", "all_gather"]),
+        # Moves of what is partial.
+        ("f32[{y}8, 16] + sum{x}", "f32[16, {y}8] + sum{x}", ["all_to_all"]),
+        ("f32[{y}8] + sum{x}", "f32[16] + sum{x}", ["all_gather"]),
+        ("f32[16] + sum{x}", "f32[{y}8] + sum{x}", ["slice"]),
+        ("f32[{y}8, 16] + sum{x}", "f32[16, {y}{x}2]", ["reduce_scatter", "all_to_all"]),
+    ],
+)
+def test_routes(source: str, target: str, expected: list[str]):
+    assert kinds(planned(source, target)) == expected
+
+
+def test_reduce_scatter_and_gather_where_they_pay():
+    """Gathering what an all-reduce would send twice: 3/4 t, then t/4 of y's, against 3/2 t and half of that."""
+    plan = planned("f32[{y}8, 16] + sum{x}", "f32[16, 16]")
+    assert plan.received_bytes <= 512 * 3 // 2 + 512
+    assert plan.received_bytes == plan.lower_bound_bytes or kinds(plan) == ["all_reduce", "all_gather"]
+
+
+@pytest.mark.parametrize("op", ALL)
+@pytest.mark.parametrize("seed", range(2))
+def test_random_reductions(op: str, seed: int):
+    choose = random.Random(f"{op}{seed}")
+    count = 0
+    while count < 150:
+        source, target = random_pair(choose, "complex128" if op in ("sum", "mean", "product") else "float64", True)
+        if source.reduction == op:
+            count += 1
+            plan = rs.plan(source, target)
+            check(plan)
+            assert plan.received_bytes >= plan.lower_bound_bytes
+
+
+@settings(max_examples=200)
+@given(pairs("float64", partial=True))
+def test_any_reduction(pair: tuple[Layout, Layout]):
+    plan = rs.plan(*pair)
+    check(plan)
+    assert plan.received_bytes >= plan.lower_bound_bytes
+
+
+@settings(max_examples=100)
+@given(pairs("int32", partial=True))
+def test_a_reduction_is_kept_while_its_array_moves(pair: tuple[Layout, Layout]):
+    """The same partial axes at both ends: data moves at the bound and nothing is reduced."""
+    source, target = pair
+    free = [d for d in target.dims if not any(_overlap(source, axis.axis) for axis in _held(d))]
+    if len(free) < len(target.dims):
+        return
+    still = Layout(source.mesh, target.dims, source.dtype, source.reduction, source.partial)
+    plan = rs.plan(source, still)
+    check(plan)
+    assert plan.received_bytes == plan.lower_bound_bytes
+    assert not {"all_reduce", "reduce_scatter"} & set(kinds(plan))
+
+
+def _held(dim: object) -> list:
+    return [digit.axis for digit in dim.digits if digit.axis is not None]  # type: ignore[attr-defined]
+
+
+def _overlap(layout: Layout, axis: str) -> bool:
+    return any(axis == sub.axis for sub in layout.partial)
+
+
+NUMPY = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
+
+
+@pytest.mark.parametrize("op", ALL)
+@pytest.mark.parametrize("target", ["f32[{x}2, 6]", "f32[8, 6]", "f32[{y}4, {x}2/6]"])
+def test_random_summands_are_combined_as_numpy_does(op: str, target: str):
+    """Real data, not indices: eight summands, each combined once."""
+    source, end = Layout.parse(f"f32[8, 6] + {op}{{x}}{{y}}", MESH), Layout.parse(target, MESH)
+    values = np.random.default_rng(1).integers(1, 5, (8, 8, 6)).astype("float32")
+    whole = reduce(NUMPY[op], values)
+    whole = whole / 8 if op == "mean" else whole
+    found = rs.simulate(rs.plan(source, end), dict(enumerate(values)))
+    for device in MESH.devices:
+        index = [[i for i in dim if i < size] for dim, size in zip(meaning(end, device), end.shape, strict=True)]
+        expected = whole[np.ix_(*index)]
+        assert np.allclose(found[device][tuple(slice(n) for n in expected.shape)], expected)
+
+
+@pytest.mark.parametrize(("op", "combine"), [("max", np.any), ("min", np.all), ("product", np.all)])
+def test_bools_are_or_and_and(op: str, combine: object):
+    source, target = Layout.parse(f"pred[8] + {op}{{x}}{{y}}", MESH), Layout.parse("pred[8]", MESH)
+    values = np.random.default_rng(2).random((8, 8)) < (0.2 if op == "max" else 0.9)
+    found = rs.simulate(rs.plan(source, target), dict(enumerate(values)))
+    expected = combine(values, axis=0)  # type: ignore[operator]
+    assert expected.any()
+    assert not expected.all()
+    for device in MESH.devices:
+        assert found[device].dtype == bool
+        assert np.array_equal(found[device], expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16", "int4", "int8", "complex64"])
+def test_small_dtypes_keep_their_type(dtype: str):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    ops = ("sum", "product") if dtype.startswith(("complex", "int")) else ALL
+    for op in ops:
+        source = Layout.parse(f"{dtype}[4] + {op}{{x}}", Mesh(x=2))
+        for text in ("[4]", "[{x}2]"):
+            plan = rs.plan(source, Layout.parse(f"{dtype}{text}", Mesh(x=2)))
+            tiles = {0: np.array([0, 1, 2, 1]).astype(kind), 1: np.array([2, 1, 2, 3]).astype(kind)}
+            found = rs.simulate(plan, tiles)
+            parts = np.array([[0, 1, 2, 1], [2, 1, 2, 3]], "float64")
+            whole = {"mean": parts.mean(0)}.get(op, reduce(NUMPY[op], parts))
+            whole = np.concatenate([found[0], found[1]]) - whole if text == "[{x}2]" else found[1] - whole
+            assert found[0].dtype == kind
+            assert not np.any(np.asarray(whole, "complex128"))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[16]", "f32[16] + sum{x}"),
+        ("f32[{x}4]", "f32[16] + sum{x}"),
+        ("f32[16] + sum{y}", "f32[16] + sum{x}"),
+        ("f32[16] + sum{y}", "f32[16] + sum{x}{y}"),
+        ("f32[16] + sum{x}", "f32[16] + max{x}"),
+        ("f32[16] + sum{x}{y}", "f32[16] + max{x}"),
+        ("f32[16] + sum{x:(1)2}", "f32[16] + sum{x:(2)2}"),
+        ("f32[16] + sum{x:(1)2}", "f32[16] + sum{x}"),
+    ],
+)
+def test_partial_is_never_made(source: str, target: str):
+    with pytest.raises(PlanError) as caught:
+        planned(source, target)
+    assert "can only finish a reduction" in str(caught.value)
+    assert "fewer of the same sub-axes" in str(caught.value)
+    assert target in str(caught.value)
