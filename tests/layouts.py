@@ -89,7 +89,9 @@ def random_layout(
     held: list[list[SubAxis]] = [[] for _ in shape]
     for axis in axes if shape else ():
         choose.choice(held).append(axis)
-    dims = tuple(_random_dim(choose, size, [Digit(a.size, a) for a in on]) for size, on in zip(shape, held, strict=True))
+    dims = tuple(
+        _random_dim(choose, size, [Digit(a.size, a) for a in on]) for size, on in zip(shape, held, strict=True)
+    )
     reduction = choose.choice([r for r in REDUCTIONS if dtypes.supports(dtype, r)]) if summed else None
     return Layout(mesh, dims, dtype, reduction, tuple(summed))
 

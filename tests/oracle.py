@@ -77,8 +77,9 @@ def check(plan: rs.Plan, program: Program | None = None) -> Memory:
     """Runs a plan on indices and asserts that every device ends with what the target means, that the wire
     and the memory are exactly as promised, and that nothing given was written to.
 
-    Only an exchange of boxes may need less memory than promised: its largest message need not meet the
-    device that is fullest.
+    Less than promised is right in two cases. An exchange of boxes may need less memory: its largest
+    message need not meet the device that is fullest. And two steps that load devices unevenly may
+    each have another worst device, so that none receives the sum.
     """
     source, target = plan.source, plan.target
     tiles = summands_of(source) if source.partial else tiles_of(source)
@@ -96,7 +97,9 @@ def check(plan: rs.Plan, program: Program | None = None) -> Memory:
         assert np.array_equal(tile[real], wanted[device].astype(target.dtype)[real]), f"device {device} of {plan}"
     for device, tile in given.items():
         assert np.array_equal(tile, kept[device]), f"device {device}'s source was written to"
-    assert memory.received_bytes == plan.received_bytes, f"{memory.received_bytes} received: {plan}"
+    assert memory.received_bytes <= plan.received_bytes, f"{memory.received_bytes} received: {plan}"
+    if sum(step.kind in ("permute", "exchange") for step in plan.steps) < 2:
+        assert memory.received_bytes == plan.received_bytes, f"{memory.received_bytes} received, not all: {plan}"
     assert memory.launches == plan.launches, f"{memory.launches} launches: {plan}"
     assert memory.peak_bytes <= plan.peak_bytes, f"{memory.peak_bytes} live: {plan}"
     if not any(of_boxes(step) for step in plan.steps):
@@ -113,7 +116,9 @@ def finished(layout: Layout, tiles: dict[int, np.ndarray]) -> dict[int, np.ndarr
             stride = layout.mesh.stride(axis)
             at -= at // stride % axis.size * stride
         groups.setdefault(at, []).append(device)
-    return {device: _combined(layout.reduction, [tiles[d] for d in group]) for group in groups.values() for device in group}
+    return {
+        device: _combined(layout.reduction, [tiles[d] for d in group]) for group in groups.values() for device in group
+    }
 
 
 def _combined(reduction: str | None, parts: list[np.ndarray]) -> np.ndarray:

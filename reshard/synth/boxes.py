@@ -19,14 +19,22 @@ from reshard.types.rules import judge
 
 def routes(source: Layout, target: Layout) -> Iterator[Route]:
     """A permute if one does it, the exchange alone, and the exchange between slices and gathers."""
-    with contextlib.suppress(StepError):
-        judge("permute", source, target)
+    if permutes(source, target):
         yield (Move("permute", target),)
     if source.mesh == target.mesh:
         # Sub-axes of the two that cannot co-exist in one layout leave nothing to peel.
         with contextlib.suppress(LayoutError):
             yield from _peeled(source, target)
     yield (Move("exchange", target),)
+
+
+def permutes(operand: Layout, result: Layout) -> bool:
+    """Whether one permute leads from operand to result."""
+    try:
+        judge("permute", operand, result)
+    except StepError:
+        return False
+    return True
 
 
 def _peeled(source: Layout, target: Layout) -> Iterator[Route]:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 from reshard.errors import BudgetError, PlanError
-from reshard.synth import boxes, cost, reduction
+from reshard.synth import boxes, bridges, cost, reduction
 from reshard.synth.network import Network
 from reshard.synth.routes import Atoms, Route, minimal, priced
 from reshard.types.layout import Layout
+from reshard.types.mesh import primes
 from reshard.types.plan import Move, Plan, Step, chain, floor
 from reshard.types.rebase import common_mesh, rebase
-from reshard.types.refine import refine
+from reshard.types.refine import Refinement, refine
 from reshard.types.rules import How, exchange_size
 
 
@@ -101,13 +103,35 @@ def _moves(source: Layout, target: Layout, links: cost.Links | None) -> Iterator
     refinement = refine(source, target)
     if refinement is None:
         yield from boxes.routes(source, target)
+        yield from _bridged(source, target, links)
         return
-    atoms = Atoms(source, target, refinement)
+    yield from _structured(source, target, refinement, links)
+
+
+def _structured(source: Layout, target: Layout, r: Refinement, links: cost.Links | None) -> Iterator[Route]:
+    atoms = Atoms(source, target, r)
     if links is None:
         yield from minimal(atoms)
     else:
         slow_first = sorted(links, key=lambda axis: (links[axis].bandwidth, -links[axis].latency))
         yield from priced(atoms, slow_first)
+
+
+def _bridged(source: Layout, target: Layout, links: cost.Links | None) -> Iterator[Route]:
+    """Routes whose permutes make the numerals nest, each stretch between them as good as can be."""
+    for path in bridges.paths(source, target):
+        moves: list[Move] = []
+        for before, after in pairwise([source, *path]):
+            refinement = refine(before, after)
+            if boxes.permutes(before, after):
+                moves.append(Move("permute", after))
+            elif refinement is None:
+                break
+            else:
+                stretch = _structured(before, after, refinement, links)
+                moves += next(stretch) if links is None else cost.fastest(stretch, before, links)[0]
+        else:
+            yield tuple(moves)
 
 
 def _timed(found: Plan, links: cost.Links | None) -> Plan:
@@ -244,9 +268,7 @@ def _check_partial(source: Layout, target: Layout) -> None:
 def _strides(layout: Layout) -> Iterator[int]:
     """The prime places of the partial sub-axes: comparable whatever their spelling."""
     for sub in layout.partial:
-        place, size, prime = layout.mesh.stride(sub), sub.size, 2
-        while size > 1:
-            while size % prime == 0:
-                yield place
-                place, size = place * prime, size // prime
-            prime += 1
+        place = layout.mesh.stride(sub)
+        for prime in primes(sub.size):
+            yield place
+            place *= prime

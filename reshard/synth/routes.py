@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.plan import Move
-from reshard.types.refine import Atom, Refinement
+from reshard.types.refine import Atom, Refinement, prime_atoms
 
 State = tuple[int | None, ...]
 """Who holds each atom: a device stride, or None for local."""
@@ -29,12 +30,25 @@ State = tuple[int | None, ...]
 Route = tuple[Move, ...]
 
 
+class Loan(NamedTuple):
+    """A swap from digit `head` to digit `tail` that borrows a `free` stride and parks a `spent` one."""
+
+    head: int
+    tail: int
+    free: int
+    spent: int
+
+
+Loans = tuple[Loan, ...]
+
+
 class Atoms:
     """The atoms between two layouts, and the layouts on the way, as states of their holders."""
 
     def __init__(self, source: Layout, target: Layout, refinement: Refinement) -> None:
         self.source, self.target = source, target
-        self.atoms: tuple[Atom, ...] = refinement.atoms
+        # Digits pass from chain to chain only where radices are equal, so twists are cut to primes.
+        self.atoms: tuple[Atom, ...] = prime_atoms(refinement) if refinement.swapped else refinement.atoms
         self.refinement = refinement
         self.start: State = tuple(a.src for a in self.atoms)
         self.end: State = tuple(a.dst for a in self.atoms)
@@ -76,13 +90,48 @@ class Atoms:
             stride = self.atoms[self._by_dst[stride]].src
         return stride
 
-    def sliced(self) -> State:
+    def sliced(self, loans: Loans = ()) -> State:
         """After the first slice: each chain that ends in a free stride lends it to its local digit."""
-        return tuple(self.tail(i) if a.src is None else a.src for i, a in enumerate(self.atoms))
+        lent = {loan.head: loan.free for loan in loans}
+        return tuple(lent.get(i) or self.tail(i) if a.src is None else a.src for i, a in enumerate(self.atoms))
 
-    def ungathered(self) -> State:
+    def ungathered(self, loans: Loans = ()) -> State:
         """Before the last gather: each chain that starts with a stride the target lacks parks it."""
-        return tuple(self.head(i) if a.dst is None else a.dst for i, a in enumerate(self.atoms))
+        parked = {loan.tail: loan.spent for loan in loans}
+        return tuple(parked.get(i) or self.head(i) if a.dst is None else a.dst for i, a in enumerate(self.atoms))
+
+    def loans(self) -> Loans:
+        """Swaps paired with twists between a spent and a free stride: a -> b lends b and parks a.
+
+            None -> z -> None  with  y -> w     becomes    w -> z -> y  with  y -> w,
+
+        all held, so one permute does what would be a round for every share of the swap.
+        """
+        swaps = [
+            (i, end)
+            for i, a in enumerate(self.atoms)
+            if a.src is None and a.dst is not None and (end := self._last(i)) is not None
+        ]
+        twists = [
+            (a.src, free, a.radix)
+            for i, a in enumerate(self.atoms)
+            if a.src is not None and a.src not in self._by_dst and (free := self.tail(i)) is not None
+        ]
+        found: list[Loan] = []
+        for head, tail in swaps:
+            match = next((t for t in twists if t[2] == self.atoms[head].radix), None)
+            if match is not None:
+                twists.remove(match)
+                found.append(Loan(head, tail, match[1], match[0]))
+        return tuple(found)
+
+    def _last(self, at: int) -> int | None:
+        """The digit that ends the chain of atom `at` and becomes local, if one does."""
+        while (stride := self.atoms[at].dst) is not None:
+            if stride not in self._by_src:
+                return None
+            at = self._by_src[stride]
+        return at
 
     def untwisted(self, state: State, goal: State) -> State:
         """From `state`, the swaps of `goal` alone: digits that become local do, for others that are held."""
@@ -159,6 +208,8 @@ def minimal(atoms: Atoms) -> Iterator[Route]:
         first, last = atoms.sliced(), atoms.ungathered()
         # Two swaps of halves move what one exchange of two rounds does.
         yield through(atoms, [first, *atoms.chained(first, last), last])
+        if loans := atoms.loans():
+            yield through(atoms, [atoms.sliced(loans), atoms.ungathered(loans)])
 
 
 def priced(atoms: Atoms, slow_first: Sequence[str]) -> Iterator[Route]:
@@ -182,6 +233,8 @@ def priced(atoms: Atoms, slow_first: Sequence[str]) -> Iterator[Route]:
 def _paths(atoms: Atoms) -> Iterator[list[State]]:
     first, last, end = atoms.sliced(), atoms.ungathered(), atoms.end
     yield [first, last]
+    if loans := atoms.loans():
+        yield [atoms.sliced(loans), atoms.ungathered(loans)]
     yield [first, atoms.untwisted(first, last), last]
     yield [first, atoms.untwisted(last, first), last]
     yield [first, *atoms.chained(first, last), last]

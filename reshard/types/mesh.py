@@ -216,6 +216,22 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
+def primes(size: int) -> list[int]:
+    """The prime factors of a size, ascending.
+
+    >>> primes(12)
+    [2, 2, 3]
+    """
+    found: list[int] = []
+    prime = 2
+    while prime * prime <= size:
+        while size % prime == 0:
+            found.append(prime)
+            size //= prime
+        prime += 1
+    return [*found, size] if size > 1 else found
+
+
 def _check_axis(name: object, size: object) -> None:
     if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
         raise MeshError(f"bad axis name {name!r}: use a letter or _, then letters, digits, '_', '.' or '-'")

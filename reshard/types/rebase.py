@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from reshard.errors import MeshError, ReshardError
 from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.mesh import Mesh, SubAxis, primes
 
 
 def rebase(layout: Layout, mesh: Mesh) -> Layout | None:
@@ -61,7 +61,7 @@ def _digits(dim: Dim, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator
 def _sub_axes(axis: SubAxis, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator[SubAxis]:
     """The new mesh's sub-axes for an old one, prime by prime, major first."""
     stride, size = old.stride(axis), axis.size
-    for prime in _primes(size):
+    for prime in primes(size):
         size //= prime
         yield from new.sub_axes(_weight(weights, stride * size), prime)
 
@@ -87,19 +87,8 @@ def _weights(old: Mesh, new: Mesh) -> dict[int, int] | None:
     weights: dict[int, int] = {}
     sums = [0]
     place = 1
-    for size in reversed([p for n in old.axes.values() for p in _primes(n)]):
+    for size in reversed([p for n in old.axes.values() for p in primes(n)]):
         weights[place] = moved[place]
         sums = [total + value * moved[place] for value in range(size) for total in sums]
         place *= size
     return weights if sums == moved else None
-
-
-def _primes(size: int) -> list[int]:
-    found: list[int] = []
-    prime = 2
-    while size > 1:
-        while size % prime == 0:
-            found.append(prime)
-            size //= prime
-        prime += 1
-    return found

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, primes
 
 
 class Atom(NamedTuple):
@@ -89,6 +89,19 @@ class Refinement:
     def used_after(self) -> frozenset[int]:
         """The strides that hold atoms after."""
         return frozenset(a.dst for a in self.atoms if a.dst is not None)
+
+
+def prime_atoms(refinement: Refinement) -> tuple[Atom, ...]:
+    """The atoms cut to prime radices, major first, the same way wherever a stride holds one."""
+    found: list[Atom] = []
+    for dim, radix, src, dst in refinement.atoms:
+        if src is None and dst is None:
+            found.append(Atom(dim, radix, src, dst))
+            continue
+        for prime in primes(radix):
+            radix //= prime
+            found.append(Atom(dim, prime, src and src * radix, dst and dst * radix))
+    return tuple(found)
 
 
 def same_devices(a: Mesh, b: Mesh) -> bool:

@@ -41,7 +41,10 @@ def crossing(plan: rs.Plan, axis: str) -> int:
 
     found = 0
     for step in plan.steps:
-        held = [{(at, s) for at, dim in enumerate(end.dims) for s in _axes(dim, axis)} for end in (step.operand, step.result)]
+        held = [
+            {(at, s) for at, dim in enumerate(end.dims) for s in _axes(dim, axis)}
+            for end in (step.operand, step.result)
+        ]
         found += step.received_bytes if held[0] != held[1] else 0
     return found
 

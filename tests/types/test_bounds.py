@@ -71,14 +71,19 @@ def test_every_uneven_contiguous_pair(mesh: Mesh):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_digit_layouts(seed: int):
     choose = random.Random(seed)
-    for _ in range(1000):
+    for _ in range(6000):
         source, target = random_pair(choose, dtype=choose.choice(("int32", "int4", "complex128", "bool")))
         assert lower_bound(source, target) == counted_by_masks(source, target), f"{source} -> {target}"
 
 
 @pytest.mark.parametrize(
     ("mesh", "shape"),
-    [(Mesh(x=4, y=6, z=2), (48, 7)), (Mesh(x=8, y=10), (20, 40)), (Mesh(x=64), (100,)), (Mesh(x=3, y=5, z=7), (21, 10))],
+    [
+        (Mesh(x=4, y=6, z=2), (48, 7)),
+        (Mesh(x=8, y=10), (20, 40)),
+        (Mesh(x=64), (100,)),
+        (Mesh(x=3, y=5, z=7), (21, 10)),
+    ],
     ids=str,
 )
 def test_random_digit_layouts_of_larger_meshes(mesh: Mesh, shape: tuple[int, ...]):
@@ -109,6 +114,9 @@ def test_any_pair(pair: tuple[Layout, Layout]):
         ("f32[{x}{y}2]", "f32[{y}{x}2]", Mesh(x=2, y=2), 8),  # two devices swap their tiles
         ("int4[{x}3]", "int4[12]", Mesh(x=4), 5),  # nine nibbles
         ("f32[1{x}2/3]", "f32[3]", Mesh(x=4), 12),  # device 2 holds only padding
+        # Device y=1 has nothing of its target's column; x=0 needs 0, 1, 4, 5, 8 of a tile of six, all there.
+        ("f32[9, {y}/2]", "f32[3{x}2/9, 2]", Mesh(x=2, y=3), 5 * 2 * 4),
+        ("f32[1{x}9/8, 17]", "f32[8, 5{y}2/17]", Mesh(x=2, y=2), 8 * 9 * 4),
     ],
 )
 def test_hand_figures(source: str, target: str, mesh: Mesh, expected: int):
@@ -151,6 +159,20 @@ def test_part_of_a_reduction():
     both = Layout.parse("f32[16] + sum{x}{y}", mesh)
     # Eight summands become two: along x alone, (4 - 1) / 4 of the tile for each.
     assert lower_bound(both, Layout.parse("f32[{x}4] + sum{y}", mesh)) == 48
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "most"),
+    [
+        # A sum needs no more than its finished tile does; tiles count true elements only.
+        ("f32[6] + sum{y}", "f32[1{y}9{x}/6]", Mesh(x=2, y=2), 12),
+        ("f32[8, 3] + min{x}", "f32[8, 1{x}3{y}/3]", Mesh(x=2, y=2), 64),
+        ("f32[4{x:(2)2}/7] + mean{x:(1)2}", "f32[2{x:(1)2}3/7]", Mesh(x=4), 20),
+    ],
+)
+def test_bounds_of_uneven_reductions_are_bounds(source: str, target: str, mesh: Mesh, most: int):
+    """There are plans that receive `most` bytes."""
+    assert lower_bound(Layout.parse(source, mesh), Layout.parse(target, mesh)) <= most
 
 
 def test_bound_needs_no_devices():

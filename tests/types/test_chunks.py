@@ -17,9 +17,7 @@ EXTENTS = st.lists(st.integers(1, 7), max_size=4)
 @given(EXTENTS, st.integers(1, 400))
 def test_pieces_cover_the_box_once_and_fit(extents: list[int], cap: int):
     found = list(cut(extents, cap))
-    seen = [
-        index for piece in found for index in product(*(range(start, start + extent) for start, extent in piece))
-    ]
+    seen = [index for piece in found for index in product(*(range(start, start + extent) for start, extent in piece))]
     assert sorted(seen) == list(product(*(range(extent) for extent in extents)))
     sizes = [prod(extent for _, extent in piece) for piece in found]
     assert max(sizes) <= cap

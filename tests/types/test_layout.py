@@ -123,7 +123,13 @@ def test_one_reduction():
     for reduction in (None, "xor", "SUM"):
         with pytest.raises(LayoutError, match="use one of sum, max, min, product, mean"):
             Layout(MESH, dims, "float32", reduction, axis)
-    for dtype, reduction in (("bool", "sum"), ("bool", "mean"), ("complex64", "max"), ("int32", "mean"), ("int4", "mean")):
+    for dtype, reduction in (
+        ("bool", "sum"),
+        ("bool", "mean"),
+        ("complex64", "max"),
+        ("int32", "mean"),
+        ("int4", "mean"),
+    ):
         with pytest.raises(LayoutError, match=f"{dtype} has no {reduction} reduction"):
             Layout(MESH, dims, dtype, reduction, axis)
 

@@ -163,7 +163,7 @@ def test_sub_axes_of_a_factor():
     assert mesh.sub_axes(1, 48) == [SubAxis("x", 1, 4), SubAxis("y", 1, 2), SubAxis("z", 1, 6)]
     assert mesh.sub_axes(3, 4) == [SubAxis("y", 1, 2), SubAxis("z", 1, 2)]
     assert mesh.sub_axes(12, 2) == [SubAxis("x", 2, 2)]
-    assert mesh.links(3, 4) == ["y", "z"]
+    assert [mesh.axis_at(stride) for stride in (1, 2, 3, 6, 12, 24)] == ["z", "z", "z", "y", "x", "x"]
     assert mesh.sub_axes(6, 1) == []
     with pytest.raises(MeshError, match="no product of sub-axes"):
         mesh.sub_axes(4, 3)

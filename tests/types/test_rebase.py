@@ -33,7 +33,12 @@ def test_a_rebased_layout_means_the_same(choose: random.Random, meshes: tuple[Me
     layout = random_layout(choose, old, [choose.randint(0, 24)], partial=bool(choose.randint(0, 1)))
     moved = rebase(layout, new)
     if moved is not None:
-        assert (moved.mesh, moved.dtype, moved.reduction, moved.shape) == (new, layout.dtype, layout.reduction, layout.shape)
+        assert (moved.mesh, moved.dtype, moved.reduction, moved.shape) == (
+            new,
+            layout.dtype,
+            layout.reduction,
+            layout.shape,
+        )
         for device in old.devices:
             assert meaning(moved, device) == meaning(layout, device)
         assert rebase(moved, old) == layout

@@ -69,7 +69,12 @@ X4Y2 = Mesh(x=4, y=2)
         ("f32[{x}4]", "f32[16]", X4Y2, [Atom(0, 4, 2, None), Atom(0, 4, None, None)]),
         ("f32[16]", "f32[{y}8]", X4Y2, [Atom(0, 2, None, 1), Atom(0, 8, None, None)]),
         # x is cut in two by y's digit: x:(1)2 has stride 4, x:(2)2 stride 2.
-        ("f32[{x}{y}2]", "f32[{y}{x}2]", X4Y2, [Atom(0, 2, 4, 1), Atom(0, 2, 2, 4), Atom(0, 2, 1, 2), Atom(0, 2, None, None)]),
+        (
+            "f32[{x}{y}2]",
+            "f32[{y}{x}2]",
+            X4Y2,
+            [Atom(0, 2, 4, 1), Atom(0, 2, 2, 4), Atom(0, 2, 1, 2), Atom(0, 2, None, None)],
+        ),
         ("f32[{x}4]", "f32[{x}4]", X4Y2, [Atom(0, 4, 2, 2), Atom(0, 4, None, None)]),
         ("f32[3{x}2]", "f32[3{x}2]", X4Y2, [Atom(0, 3, None, None), Atom(0, 4, 2, 2), Atom(0, 2, None, None)]),
         ("f32[0, {y}]", "f32[0, 2]", X4Y2, [Atom(0, 0, None, None), Atom(1, 2, 1, None)]),

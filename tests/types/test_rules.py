@@ -257,7 +257,9 @@ def test_every_rule_keeps_shape_dtype_and_devices(kind: str):
 
 
 @pytest.mark.parametrize("kind", list(RULES))
-@pytest.mark.parametrize(("operand", "result"), [("f32[{x}4]", "f32[{x}4]"), ("f32[{x}4]", "f32[8]"), ("f32[8]", "f32[{x}4]")])
+@pytest.mark.parametrize(
+    ("operand", "result"), [("f32[{x}4]", "f32[{x}4]"), ("f32[{x}4]", "f32[8]"), ("f32[8]", "f32[{x}4]")]
+)
 def test_every_rule_keeps_the_devices(kind: str, operand: str, result: str):
     here, there = Mesh(x=2), Mesh({"x": 2}, device_ids=[4, 5])
     with pytest.raises(StepError):

@@ -1,0 +1,144 @@
+"""Routes over a permute, between contiguous layouts whose numerals do not nest.
+
+    source  f32[{y}{x}2]          y = 3, x = 2: pieces of 2, six of them, counted y first
+    bridge  f32[{x}{y}2]          the same six pieces, counted x first: one permute away
+    target  f32[{x}6]             ... and now a gather of y away
+
+Reordering who holds which piece makes two numerals nest, so that the structured collectives do the
+rest in fewer launches than an exchange of boxes. Which order serves is guessed here in a few ways;
+the planner prices them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from reshard.errors import LayoutError
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh, SubAxis, primes
+
+Prime = tuple[int, int]
+"""A (stride, prime size) factor of the device positions."""
+
+Holders = list[list[Prime]]
+"""For each dim the factors that hold its leading digits, major to minor."""
+
+
+def paths(source: Layout, target: Layout) -> Iterator[list[Layout]]:
+    """Layouts to pass through after the source, target included; neighbours nest or are permuted."""
+    before, after = _holders(source), _holders(target)
+    if before is None or after is None or source.mesh != target.mesh:
+        return
+    for states in _guesses(source, target, before, after):
+        # Sub-axes that cannot co-exist in one layout make no bridge.
+        with contextlib.suppress(LayoutError):
+            yield _layouts(source, target, states)
+
+
+def _guesses(source: Layout, target: Layout, before: Holders, after: Holders) -> Iterator[list[Holders]]:
+    sliced = _sliced(source, before, after)
+    for first in [before, sliced] if sliced != before else [before]:
+        bridge = _following(source, first, after)
+        if bridge is not None:
+            yield [first, bridge]
+    back = _following(target, after, before)
+    if back is not None:
+        yield [back]
+    for ordered in (False, True):
+        yield _staged(sliced, after, ordered)
+
+
+def _holders(layout: Layout) -> Holders | None:
+    """The holders of a contiguous layout, None for any other."""
+    found: Holders = []
+    for dim in layout.dims:
+        held = [d.axis for d in dim.digits if d.axis is not None]
+        if any(d.axis is None for d in dim.digits[: len(held)]):
+            return None
+        found.append([p for axis in held for p in _primes(layout.mesh, axis)])
+    return found
+
+
+def _primes(mesh: Mesh, axis: SubAxis) -> Iterator[Prime]:
+    stride, size = mesh.stride(axis), axis.size
+    for prime in primes(size):
+        size //= prime
+        yield stride * size, prime
+
+
+def _layouts(source: Layout, target: Layout, states: Sequence[Holders]) -> list[Layout]:
+    """The layouts of these holders and the target, without those that change nothing."""
+    mesh = source.mesh
+    found = [source]
+    for state in states:
+        axes = [[sub for stride, size in dim for sub in mesh.sub_axes(stride, size)] for dim in state]
+        found.append(Layout.tiled(mesh, source.shape, source.dtype, axes, source.partial, source.reduction))
+    return [after for before, after in pairwise([*found, target]) if before != after]
+
+
+def _sliced(source: Layout, before: Holders, after: Holders) -> Holders:
+    """The source with every factor that only the target uses added where it wants it, if it divides."""
+    used = {p for dim in before for p in dim}
+    found: Holders = []
+    for dim, held, wanted in zip(source.dims, before, after, strict=True):
+        local, added = dim.tile, list[Prime]()
+        for prime in wanted:
+            if prime not in used and local % prime[1] == 0:
+                local //= prime[1]
+                added.append(prime)
+        found.append(held + added)
+    return found
+
+
+def _following(layout: Layout, held: Holders, wanted: Holders) -> Holders | None:
+    """As many pieces per dim as `held`, but counted by the factors of `wanted` as far as they go."""
+    used: set[Prime] = set()
+    found: Holders = []
+    missing: list[list[int]] = []
+    for dim, order in zip(held, wanted, strict=True):
+        need = [size for _, size in dim]
+        taken: list[Prime] = []
+        for prime in order:
+            if prime[1] not in need:
+                break
+            need.remove(prime[1])
+            taken.append(prime)
+        used.update(taken)
+        found.append(taken)
+        missing.append(need)
+    for dim, own, need in zip(found, held, missing, strict=True):
+        spare = [*own, *(p for other in held for p in other), *_all_primes(layout.mesh)]
+        for size in need:
+            prime = next((p for p in spare if p[1] == size and p not in used), None)
+            if prime is None:
+                return None
+            used.add(prime)
+            dim.append(prime)
+    return found if found != held else None
+
+
+def _all_primes(mesh: Mesh) -> Iterator[Prime]:
+    for name, size in mesh.axes.items():
+        yield from _primes(mesh, SubAxis(name, 1, size))
+
+
+def _staged(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
+    """permute ; all_to_all ; permute: those that leave a dim last, then moved, then in target order.
+
+    `ordered` puts what stays into the target's order first, which may save the second permute.
+    """
+    home = {p: at for at, dim in enumerate(wanted) for p in dim}
+    leaving = [[p for p in dim if home.get(p, at) != at] for at, dim in enumerate(held)]
+    staying = [[p for p in dim if home.get(p, at) == at] for at, dim in enumerate(held)]
+    if ordered:
+        rank = {p: n for dim in wanted for n, p in enumerate(dim)}
+        staying = [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in staying]
+    moved = [p for dim in leaving for p in dim]
+    landed = [dim + [p for p in moved if home[p] == at] for at, dim in enumerate(staying)]
+    final = [
+        [p for p in order if p in dim] + [p for p in dim if p not in home]
+        for dim, order in zip(landed, wanted, strict=True)
+    ]
+    return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, final]

@@ -1,0 +1,319 @@
+"""The reference runtime: its accounts of memory and wire against figures by hand, dtypes, empty and scalar
+arrays, and that what is given stays as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reshard as rs
+from reshard.errors import TileError
+from reshard.lower import lower
+from reshard.runtime import Memory, run
+from reshard.types import Layout, Mesh
+from reshard.types.plan import Move, Plan, chain
+from reshard.types.rules import How
+from tests.layouts import pairs
+from tests.oracle import PADDING, check, tiles_of
+
+MESH = Mesh(x=4, y=2)
+
+
+def one_step(
+    kind: str, source: str, target: str, mesh: Mesh = MESH, how: How | None = None, donate: bool = False
+) -> Plan:
+    before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
+    return chain(before, after, [Move(kind, after, how or How())], donate)
+
+
+# ---- accounts by hand ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "target", "mesh", "peak", "received", "launches"),
+    [
+        # Operand 64 B, result 16 B.
+        ("slice", "f32[16]", "f32[{x}4]", MESH, 80, 0, 0),
+        # 16 and 64 B; blocks arrive in the result itself.
+        ("all_gather", "f32[{x}4]", "f32[16]", MESH, 80, 48, 1),
+        # 64 and 256 B, and a buffer of 256 B from which the columns are sorted.
+        ("all_gather", "f32[4, {x}4]", "f32[4, 16]", MESH, 576, 192, 1),
+        # 256 and 256 B, and the packed operand.
+        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", MESH, 768, 192, 1),
+        # Packed and unpacked: operand, packed operand and arrivals, then operand, arrivals and result.
+        ("all_to_all", "f32[2, {x}4, 16]", "f32[2, 16, {x}4]", MESH, 4 * 512 - 512, 384, 1),
+        ("permute", "f32[{x}{y}2]", "f32[{y}{x}2]", MESH, 16, 8, 1),
+        ("reduce_scatter", "f32[16] + sum{x}", "f32[{x}4]", MESH, 80, 48, 1),
+        ("reduce_scatter", "f32[4, 16] + sum{x}", "f32[4, {x}4]", MESH, 256 + 64 + 256, 192, 1),
+        ("all_reduce", "f32[16] + sum{x}", "f32[16]", MESH, 128, 96, 1),
+        # Tiles of 256 B and two messages of 64 B in flight on every device.
+        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", MESH, 640, 192, 3),
+        ("exchange", "f32[{x}4]", "f32[16]", MESH, 80, 48, 3),
+    ],
+)
+def test_memory_and_wire_of_one_step(
+    kind: str, source: str, target: str, mesh: Mesh, peak: int, received: int, launches: int
+):
+    memory = check(one_step(kind, source, target, mesh))
+    assert (memory.peak_bytes, memory.received_bytes, memory.launches) == (peak, received, launches)
+
+
+def test_memory_at_the_end_is_source_and_target():
+    for kind, source, target in (
+        ("all_to_all", "f32[2, {x}4, 16]", "f32[2, 16, {x}4]"),
+        ("all_gather", "f32[4, {x}4]", "f32[4, 16]"),
+        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]"),
+        ("reduce_scatter", "f32[4, 16] + sum{x}", "f32[4, {x}4]"),
+    ):
+        for donate in (False, True):
+            plan = one_step(kind, source, target, donate=donate)
+            memory = check(plan)
+            kept = 0 if donate else plan.source.tile_bytes
+            assert set(memory.live.values()) == {kept + plan.target.tile_bytes}
+
+
+def test_memory_of_three_steps():
+    mesh = Mesh(x=2, y=2, z=2)
+    source, target = Layout.parse("f32[{x}4, {z}4, 8, 8]", mesh), Layout.parse("f32[8, 8, {z}4, {y}4]", mesh)
+    plan = rs.plan(source, target)
+    assert [s.kind for s in plan.steps] == ["slice", "all_to_all", "all_gather"]
+    tile = 4 * 4 * 8 * 8 * 4
+    # Slice: source and half. All-to-all of halves: source, two halves, and a packed one (its blocks lie
+    # under the first dim) and an unpacked one less the result. Gather: source, half and a whole.
+    assert check(plan).peak_bytes == plan.peak_bytes == max(tile * 3 // 2, plan.steps[1].live_bytes, tile * 5 // 2)
+    given_up = rs.plan(source, target, donate=True)
+    assert check(given_up).peak_bytes == given_up.peak_bytes < plan.peak_bytes
+
+
+def test_memory_in_place():
+    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", how=How(1, in_place=True), donate=True)
+    assert check(plan).peak_bytes == 256
+    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", how=How(4, in_place=True), donate=True)
+    assert check(plan).peak_bytes == 256 + 2 * 16
+    plan = one_step("exchange", "f32[{x}4]", "f32[16]", how=How(1, in_place=True), donate=True)
+    assert check(plan).peak_bytes == 64
+
+
+def test_wire_of_each_device():
+    memory = check(one_step("exchange", "f32[{x}3/10]", "f32[10]", Mesh(x=4)))
+    # Devices hold 3, 3, 3 and 1 elements of ten.
+    assert dict(memory.received) == {0: 28, 1: 28, 2: 28, 3: 36}
+
+
+def test_a_permute_to_oneself_is_no_message():
+    memory = check(one_step("permute", "f32[{x}{y}2]", "f32[{y}{x}2]"))
+    # Pieces 0 and 7 stay where they are.
+    assert {d for d in MESH.devices if not memory.received[d]} == {0, 7}
+
+
+def test_memory_counts():
+    memory = Memory("int4")
+    for elements in (3, 4):
+        memory.take(0, elements)
+    assert (memory.live[0], memory.peak_bytes) == (4, 4)
+    memory.free(0, 3)
+    memory.take(1, 1)
+    memory.receive(1, 5)
+    assert (memory.live[0], memory.live[1], memory.peak_bytes, memory.received_bytes) == (2, 1, 4, 3)
+    assert Memory("float32").peak_bytes == Memory("float32").received_bytes == 0
+
+
+# ---- dtypes -------------------------------------------------------------------------------------------------------
+
+DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float64", "complex64", "complex128"]
+SMALL = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float8_e8m0fnu"]
+MOVES = [
+    ("[{x}4, 16]", "[16, {x}4]"),
+    ("[4, {x}4]", "[4, 16]"),
+    ("[{x}{y}2]", "[{y}{x}2]"),
+    ("[16]", "[{x}4]"),
+    ("[{x}3/10]", "[10]"),
+    ("[{x}3/10, 3]", "[{x}{y}2/10, 3]"),
+]
+
+
+@pytest.mark.parametrize("name", DTYPES + SMALL)
+@pytest.mark.parametrize(("source", "target"), MOVES)
+def test_dtypes(name: str, source: str, target: str):
+    dtype = np.dtype(name if name in DTYPES else getattr(pytest.importorskip("ml_dtypes"), name))
+    before, after = Layout.parse(f"{name}{source}", MESH), Layout.parse(f"{name}{target}", MESH)
+    values = np.arange(np.prod(before.shape)) * 7 % 5
+    values = (values % 2 if name == "bool" else values + 1).astype(dtype)
+    plan, memory = rs.plan(before, after), Memory(name)
+    found = rs.simulate(plan, spread(before, values), memory)
+    for device, tile in spread(after, values).items():
+        real = tiles_of(after)[device] != PADDING
+        assert found[device].dtype == dtype
+        assert np.array_equal(found[device][real], tile[real])
+    assert memory.received_bytes == plan.received_bytes
+    assert memory.peak_bytes <= plan.peak_bytes
+
+
+def spread(layout: Layout, values: np.ndarray) -> dict[int, np.ndarray]:
+    """The tiles of an array of these values."""
+    return {d: np.where(t == PADDING, values[:1], values[np.maximum(t, 0)]) for d, t in tiles_of(layout).items()}
+
+
+@settings(max_examples=100)
+@given(pairs("int4"))
+def test_int4_keeps_its_promises(pair: tuple[Layout, Layout]):
+    """Bytes of half-byte elements are rounded up; what is promised is what is measured."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    plan = rs.plan(*pair)
+    memory = Memory("int4")
+    tiles = {d: (t % 7).astype(ml_dtypes.int4) for d, t in tiles_of(plan.source).items()}
+    found = rs.simulate(plan, tiles, memory)
+    for device, tile in tiles_of(plan.target).items():
+        real = tile != PADDING
+        assert np.array_equal(found[device][real].astype(int), (tile % 7)[real])
+    assert memory.received_bytes <= plan.received_bytes
+    assert memory.peak_bytes <= plan.peak_bytes
+
+
+def test_not_a_number_and_minus_zero_are_moved_as_they_are():
+    before, after = Layout.parse("f32[{x}1, 4]", MESH), Layout.parse("f32[4, {x}]", MESH)
+    values = np.array([[np.nan, -0.0, np.inf, 1]] * 4, np.float32)
+    values.view(np.uint32)[0, 0] = 0x7FC12345  # a NaN with a payload
+    tiles = {device: values[device // 2 : device // 2 + 1] for device in MESH.devices}
+    found = rs.simulate(rs.plan(before, after), tiles)
+    for device in MESH.devices:
+        column = device // 2
+        assert np.array_equal(found[device].view(np.uint32), values[:, column : column + 1].view(np.uint32))
+
+
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def test_scalars():
+    mesh = Mesh(x=4)
+    same = Layout.parse("f32[]", mesh)
+    tiles = {d: np.array(2.5, np.float32) for d in mesh.devices}
+    assert rs.simulate(rs.plan(same, same), tiles)[3] == 2.5
+    summed = Layout.parse("f32[] + sum{x}", mesh)
+    found = rs.simulate(rs.plan(summed, same), tiles)
+    assert all(tile.shape == () and tile == 10 for tile in found.values())
+    reordered = Mesh({"x": 4}, device_ids=[3, 2, 1, 0])
+    check(rs.plan(same, Layout.parse("f32[]", reordered)))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[0]", "f32[0]"),
+        ("f32[0, {x}4]", "f32[0, 16]"),
+        ("f32[0, {x}4]", "f32[0, {y}8]"),
+        ("f32[0, {x}3/10]", "f32[0, 10]"),
+        ("f32[{x}4, 0]", "f32[16, 0]"),
+        ("f32[0, 16] + sum{x}", "f32[0, {x}4]"),
+        ("f32[0] + sum{x}", "f32[0]"),
+    ],
+)
+def test_empty_arrays(source: str, target: str):
+    plan = rs.plan(Layout.parse(source, MESH), Layout.parse(target, MESH))
+    memory = check(plan)
+    assert (memory.received_bytes, memory.peak_bytes, plan.received_bytes, plan.peak_bytes) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 9])
+def test_sizes_below_and_beside_the_number_of_pieces(size: int):
+    for target in ("{x}{y}", "{y}", "{x:(1)2}", ""):
+        tile = -(-size // {"{x}{y}": 8, "{y}": 2, "{x:(1)2}": 2, "": 1}[target])
+        check(
+            rs.plan(Layout.from_spec(MESH, (size,), "f32", [["x"]]), Layout.parse(f"f32[{target}{tile}/{size}]", MESH))
+        )
+
+
+def test_one_device():
+    mesh = Mesh()
+    plan = rs.plan(Layout.parse("f32[3, 4]", mesh), Layout.parse("f32[3, 4]", mesh))
+    tile = np.arange(12, dtype=np.float32).reshape(3, 4)
+    found = rs.simulate(plan, {0: tile})
+    assert np.array_equal(found[0], tile)
+
+
+def test_padding_is_not_data():
+    """What is in the padding of the source never shows in the target."""
+    before, after = Layout.parse("f32[{x}3/10]", MESH), Layout.parse("f32[{y}5]", MESH)
+    tiles = spread(before, np.ones(10, np.float32))
+    for device, tile in tiles.items():
+        tile[tiles_of(before)[device] == PADDING] = np.nan
+    found = rs.simulate(rs.plan(before, after), tiles)
+    assert all((tile == 1).all() for tile in found.values())
+
+
+# ---- what is given --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(pairs(), st.booleans())
+def test_given_tiles_are_never_written_to(pair: tuple[Layout, Layout], donate: bool):
+    plan = rs.plan(*pair, donate=donate)
+    given_tiles = {device: tile.astype("int32") for device, tile in tiles_of(plan.source).items()}
+    for tile in given_tiles.values():
+        tile.flags.writeable = False
+    found = rs.simulate(plan, given_tiles)
+    for device, tile in found.items():
+        assert not np.shares_memory(tile, given_tiles[device])
+        assert tile.flags.writeable
+
+
+def test_given_tiles_are_not_overwritten_in_place():
+    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", how=How(1, in_place=True), donate=True)
+    given_tiles = {d: t.astype(np.float32) for d, t in tiles_of(plan.source).items()}
+    kept = {d: t.copy() for d, t in given_tiles.items()}
+    found = rs.simulate(plan, given_tiles)
+    for device, tile in given_tiles.items():
+        assert np.array_equal(tile, kept[device])
+        assert not np.shares_memory(tile, found[device])
+
+
+def test_tiles_of_two_devices_are_two_arrays():
+    plan = rs.plan(Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH))
+    found = rs.simulate(plan, {d: np.zeros(4, np.float32) for d in MESH.devices})
+    for one in MESH.devices:
+        for other in range(one):
+            assert not np.shares_memory(found[one], found[other])
+
+
+def test_tiles_need_not_be_contiguous():
+    before, after = Layout.parse("f32[{x}4, 16]", MESH), Layout.parse("f32[16, {x}4]", MESH)
+    plan = rs.plan(before, after)
+    tiles = {d: t.astype(np.float32) for d, t in tiles_of(before).items()}
+    strided = {d: np.asfortranarray(t) for d, t in tiles.items()}
+    one, other = rs.simulate(plan, tiles), rs.simulate(plan, strided)
+    assert all(np.array_equal(one[d], other[d]) for d in MESH.devices)
+
+
+def test_lists_are_tiles_of_their_dtype():
+    mesh = Mesh(x=2)
+    plan = rs.plan(Layout.parse("f64[{x}2]", mesh), Layout.parse("f64[4]", mesh))
+    assert rs.simulate(plan, {0: [0.0, 1.0], 1: [2.0, 3.0]})[0].tolist() == [0.0, 1.0, 2.0, 3.0]  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({0: None}, ("missing [0]", "one tile per device")),
+        ({8: np.zeros((4, 16), np.float32)}, ("unknown [8]", "one tile per device")),
+        ({3: np.zeros((4, 15), np.float32)}, ("device 3", "(4, 15)")),
+        ({3: np.zeros((4, 16), np.float64)}, ("device 3", "float64")),
+        ({3: np.zeros((4, 16), ">f4")[:3]}, ("device 3", "(3, 16)")),
+    ],
+)
+def test_wrong_tiles(change: dict[int, np.ndarray | None], words: tuple[str, str]):
+    plan = one_step("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]")
+    tiles = {d: np.zeros((4, 16), np.float32) for d in MESH.devices} | change
+    with pytest.raises(TileError) as caught:
+        run(lower(plan), {d: t for d, t in tiles.items() if t is not None})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_memory_is_filled_and_optional():
+    plan = one_step("all_gather", "f32[{x}4]", "f32[16]")
+    tiles = {d: np.zeros(4, np.float32) for d in MESH.devices}
+    memory = Memory("float32")
+    rs.simulate(plan, tiles, memory)
+    assert (memory.received_bytes, memory.launches, memory.peak_bytes) == (48, 1, 80)
+    assert rs.simulate(plan, tiles).keys() == tiles.keys()
