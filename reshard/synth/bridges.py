@@ -12,8 +12,9 @@ the planner prices them all.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise, permutations
 
 from reshard.errors import LayoutError
 from reshard.types.layout import Layout
@@ -26,28 +27,45 @@ Holders = list[list[Prime]]
 """For each dim the factors that hold its leading digits, major to minor."""
 
 
-def paths(source: Layout, target: Layout) -> Iterator[list[Layout]]:
-    """Layouts to pass through after the source, target included; neighbours nest or are permuted."""
+def paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
+    """Layouts to pass through after the source, target included; neighbours nest or are permuted.
+
+    Not `thorough` tries only the permute that lets the source count as the target does.
+    """
     before, after = _holders(source), _holders(target)
     if before is None or after is None or source.mesh != target.mesh:
         return
-    for states in _guesses(source, target, before, after):
+    seen: set[tuple[Layout, ...]] = set()
+    for states in _guesses(source, target, before, after, thorough):
         # Sub-axes that cannot co-exist in one layout make no bridge.
         with contextlib.suppress(LayoutError):
-            yield _layouts(source, target, states)
+            path = _layouts(source, target, states)
+            if tuple(path) not in seen:
+                seen.add(tuple(path))
+                yield path
 
 
-def _guesses(source: Layout, target: Layout, before: Holders, after: Holders) -> Iterator[list[Holders]]:
-    sliced = _sliced(source, before, after)
-    for first in [before, sliced] if sliced != before else [before]:
+def _guesses(
+    source: Layout, target: Layout, before: Holders, after: Holders, thorough: bool
+) -> Iterator[list[Holders]]:
+    whole, finest = _sliced(source, before, after), _finest(source, target, before, after)
+    for first in _distinct([before, whole, finest]):
         bridge = _following(source, first, after)
-        if bridge is not None:
-            yield [first, bridge]
-    back = _following(target, after, before)
+        for start in [[first]] if bridge is None else [[first, bridge], [first]]:
+            yield start
+            if not thorough:
+                break
+            for order in _orders(start[-1], after):
+                yield [*start, *_one_by_one(start[-1], after, order)]
+            for ordered in (False, True):
+                yield [*start, *_together(start[-1], after, ordered)]
+    back = _following(target, after, before) if thorough else None
     if back is not None:
         yield [back]
-    for ordered in (False, True):
-        yield _staged(sliced, after, ordered)
+
+
+def _distinct(states: list[Holders]) -> list[Holders]:
+    return [s for at, s in enumerate(states) if s not in states[:at]]
 
 
 def _holders(layout: Layout) -> Holders | None:
@@ -92,6 +110,22 @@ def _sliced(source: Layout, before: Holders, after: Holders) -> Holders:
     return found
 
 
+def _finest(source: Layout, target: Layout, before: Holders, after: Holders) -> Holders:
+    """The source cut towards the largest tiles that both layouts' tiles are made of, by free factors."""
+    used = {p for dim in before for p in dim}
+    found: Holders = []
+    for held, wanted, old, new in zip(before, after, source.dims, target.dims, strict=True):
+        added: list[Prime] = []
+        for size in primes(old.tile // math.gcd(old.tile, new.tile)) if old.tile else []:
+            free = (p for p in (*wanted, *_all_primes(source.mesh)) if p[1] == size and p not in used)
+            prime = next(free, None)
+            if prime is not None:
+                used.add(prime)
+                added.append(prime)
+        found.append(held + added)
+    return found
+
+
 def _following(layout: Layout, held: Holders, wanted: Holders) -> Holders | None:
     """As many pieces per dim as `held`, but counted by the factors of `wanted` as far as they go."""
     used: set[Prime] = set()
@@ -108,14 +142,18 @@ def _following(layout: Layout, held: Holders, wanted: Holders) -> Holders | None
         used.update(taken)
         found.append(taken)
         missing.append(need)
-    for dim, own, need in zip(found, held, missing, strict=True):
+    home = _homes(wanted)
+    for at, (dim, own, need) in enumerate(zip(found, held, missing, strict=True)):
+        filled: list[Prime] = []
         spare = [*own, *(p for other in held for p in other), *_all_primes(layout.mesh)]
         for size in need:
             prime = next((p for p in spare if p[1] == size and p not in used), None)
             if prime is None:
                 return None
             used.add(prime)
-            dim.append(prime)
+            filled.append(prime)
+        # Those that will leave for another dim come last, where an all-to-all can take them.
+        dim += sorted(filled, key=lambda p: home.get(p, at) != at)
     return found if found != held else None
 
 
@@ -124,12 +162,12 @@ def _all_primes(mesh: Mesh) -> Iterator[Prime]:
         yield from _primes(mesh, SubAxis(name, 1, size))
 
 
-def _staged(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
+def _together(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
     """permute ; all_to_all ; permute: those that leave a dim last, then moved, then in target order.
 
     `ordered` puts what stays into the target's order first, which may save the second permute.
     """
-    home = {p: at for at, dim in enumerate(wanted) for p in dim}
+    home = _homes(wanted)
     leaving = [[p for p in dim if home.get(p, at) != at] for at, dim in enumerate(held)]
     staying = [[p for p in dim if home.get(p, at) == at] for at, dim in enumerate(held)]
     if ordered:
@@ -137,8 +175,42 @@ def _staged(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
         staying = [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in staying]
     moved = [p for dim in leaving for p in dim]
     landed = [dim + [p for p in moved if home[p] == at] for at, dim in enumerate(staying)]
-    final = [
-        [p for p in order if p in dim] + [p for p in dim if p not in home]
-        for dim, order in zip(landed, wanted, strict=True)
+    return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, _final(landed, wanted)]
+
+
+Trip = tuple[int, int]
+"""The dims that some factors leave and join."""
+
+
+def _orders(held: Holders, wanted: Holders) -> Iterator[Sequence[Trip]]:
+    """The orders in which to move factors between dims; more than six are not tried."""
+    home = _homes(wanted)
+    trips = list(dict.fromkeys((at, home.get(p, at)) for at, dim in enumerate(held) for p in dim))
+    return islice(permutations([t for t in trips if t[0] != t[1]]), 6)
+
+
+def _one_by_one(held: Holders, wanted: Holders, order: Sequence[Trip]) -> Iterator[Holders]:
+    """(permute ; all_to_all) for each trip, then permute: a dim is left before, or after, it is joined."""
+    home = _homes(wanted)
+    now = held
+    for start, end in order:
+        going = [p for p in now[start] if home.get(p, start) == end]
+        staying = [p for p in now[start] if p not in going]
+        now = [staying + going if at == start else dim for at, dim in enumerate(now)]
+        yield now
+        now = [staying if at == start else dim + going if at == end else dim for at, dim in enumerate(now)]
+        yield now
+    yield _final(now, wanted)
+
+
+def _final(held: Holders, wanted: Holders) -> Holders:
+    """Every dim in the target's order, with what the target does not use last, to be gathered."""
+    used = _homes(wanted)
+    return [
+        [p for p in order if p in dim] + [p for p in dim if p not in used]
+        for dim, order in zip(held, wanted, strict=True)
     ]
-    return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, final]
+
+
+def _homes(wanted: Holders) -> dict[Prime, int]:
+    return {p: at for at, dim in enumerate(wanted) for p in dim}

@@ -1,12 +1,13 @@
 """Predicted seconds of a step: the alpha-beta model, peer by peer.
 
-Every peer's block is one message. It is charged to the slowest axis on which the two peers differ,
-and messages of one step follow each other:
+A device gets one block from every peer, charged to the slowest axis on which the two differ:
 
-    seconds = sum over links of messages * (latency + block bytes / bandwidth)
+    seconds = sum over axes of messages * latency + blocks * block bytes / bandwidth
 
-So a gather staged over the slow axis first sends fewer messages and fewer bytes over it than one
-over both axes at once, and an all-to-all of small blocks over many peers is slow for its latency.
+In an all-to-all or an exchange each block is a message. A gather or a reduction passes blocks on,
+doubling and doubling again, and takes sum(p - 1) messages over the primes p of the axis. So a gather
+staged over the slow axis first sends fewer bytes over it than one over both axes at once, and an
+all-to-all of small blocks over many peers is slow for its latency.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from reshard.synth.network import Link
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, primes
 from reshard.types.plan import Move
 from reshard.types.refine import Refinement, refine
 from reshard.types.rules import judge
@@ -36,18 +37,19 @@ def seconds(move: Move, operand: Layout, links: Links) -> float:
     mesh = operand.mesh
     if kind == "all_reduce":
         peers = [(f.stride, f.size) for f in r.reduced]
-        return 2 * _blocks(peers, (), 1, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links)
+        return 2 * _blocks(peers, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links, doubling=True)
     if kind == "reduce_scatter":
         peers = [(f.stride, f.size) for f in r.reduced]
-        return _blocks(peers, (), 1, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links)
-    if kind in ("all_gather", "all_to_all"):
-        peers = [(a.src, a.radix) for a in r.gathered if a.src is not None]
-        share = math.prod(s for _, s in peers) if kind == "all_to_all" else 1
-        return _blocks(peers, (), 1, operand.tile_bytes / share, mesh, links)
+        return _blocks(peers, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links, doubling=True)
+    peers = [(a.src, a.radix) for a in r.gathered if a.src is not None]
+    if kind == "all_gather":
+        return _blocks(peers, operand.tile_bytes, mesh, links, doubling=True)
+    if kind == "all_to_all":
+        return _blocks(peers, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links)
     pure, twisted, rounds = _exchange(r)
     per_round = cost.launches // max(1, rounds if twisted else rounds - 1)
     block = operand.tile_bytes if kind == "permute" else operand.nbytes(r.common)
-    return _blocks(pure, twisted, per_round, block / per_round, mesh, links)
+    return _blocks(pure, block / per_round, mesh, links, twisted, per_round)
 
 
 def fastest(routes: Iterable[Sequence[Move]], source: Layout, links: Links) -> list[Sequence[Move]]:
@@ -68,11 +70,13 @@ def fastest(routes: Iterable[Sequence[Move]], source: Layout, links: Links) -> l
 
 def _blocks(
     pure: Iterable[tuple[int, int]],
-    twisted: Iterable[int],
-    repeat: int,
     block: float,
     mesh: Mesh,
     links: Links,
+    twisted: Iterable[int] = (),
+    repeat: int = 1,
+    *,
+    doubling: bool = False,
 ) -> float:
     """Seconds for one block from every peer along the `pure` factors of the device positions.
 
@@ -90,7 +94,9 @@ def _blocks(
     for axis in sorted(sizes.keys() | crossing, key=lambda a: (links[a].bandwidth, -links[a].latency)):
         link = links[axis]
         near = 0 if axis in crossing else left // sizes[axis]
-        time += (left - near) * repeat * (link.latency + block / link.bandwidth)
+        blocks = (left - near) * repeat
+        messages = sum(p - 1 for p in primes(sizes[axis])) if doubling else blocks
+        time += messages * link.latency + blocks * block / link.bandwidth
         left = near
     return time
 

@@ -103,9 +103,11 @@ def _moves(source: Layout, target: Layout, links: cost.Links | None) -> Iterator
     refinement = refine(source, target)
     if refinement is None:
         yield from boxes.routes(source, target)
-        yield from _bridged(source, target, links)
+        yield from _bridged(source, target, links, thorough=True)
         return
     yield from _structured(source, target, refinement, links)
+    if links is not None and refinement.swapped:
+        yield from _bridged(source, target, links, thorough=False)
 
 
 def _structured(source: Layout, target: Layout, r: Refinement, links: cost.Links | None) -> Iterator[Route]:
@@ -117,9 +119,9 @@ def _structured(source: Layout, target: Layout, r: Refinement, links: cost.Links
         yield from priced(atoms, slow_first)
 
 
-def _bridged(source: Layout, target: Layout, links: cost.Links | None) -> Iterator[Route]:
+def _bridged(source: Layout, target: Layout, links: cost.Links | None, thorough: bool) -> Iterator[Route]:
     """Routes whose permutes make the numerals nest, each stretch between them as good as can be."""
-    for path in bridges.paths(source, target):
+    for path in bridges.paths(source, target, thorough):
         moves: list[Move] = []
         for before, after in pairwise([source, *path]):
             refinement = refine(before, after)

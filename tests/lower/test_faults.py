@@ -88,7 +88,7 @@ def has(layout: Layout, device: int) -> tuple[frozenset[int], ...]:
     return found if all(found) else ()
 
 
-# ---- faults of each instruction --------------------------------------------------------------------------------
+# ---- faults of each instruction ------------------------------------------------------------------
 
 
 def replaced(items: tuple, at: int, new: Any) -> tuple:
@@ -350,7 +350,7 @@ def test_groups_listed_in_another_order_are_no_fault():
     check(plan, replace(program, instructions=(replace(gather, groups=gather.groups[::-1]),)))
 
 
-# ---- faults of the whole program ----------------------------------------------------------------------------------
+# ---- faults of the whole program -----------------------------------------------------------------
 
 
 WHOLE: dict[str, Callable[[Program], Program]] = {
@@ -375,7 +375,7 @@ def test_faults_of_the_whole_program_are_found(kind: str):
     assert found_out(plan, WHOLE[kind](lower(plan)))
 
 
-# ---- faults that types refuse ---------------------------------------------------------------------------------------
+# ---- faults that types refuse --------------------------------------------------------------------
 
 
 def test_a_step_of_another_kind_is_refused():

@@ -46,7 +46,7 @@ def instruction(kind: str, source: str, target: str, mesh: Mesh = MESH, how: How
     return found
 
 
-# ---- by hand --------------------------------------------------------------------------------------------
+# ---- by hand -------------------------------------------------------------------------------------
 
 
 def test_slice_blocks():
@@ -128,7 +128,7 @@ def test_only_plans_are_lowered():
             lower(other)  # type: ignore[arg-type]
 
 
-# ---- for any plan -----------------------------------------------------------------------------------------
+# ---- for any plan --------------------------------------------------------------------------------
 
 
 def partition(program: Program, groups: tuple[tuple[int, ...], ...]) -> None:
@@ -265,7 +265,7 @@ def test_direct_exchanges_of_even_pairs_take_no_more_rounds_than_the_busiest_dev
         sound(chain(source, target, moves))
 
 
-# ---- colouring -------------------------------------------------------------------------------------------------
+# ---- colouring -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=300)

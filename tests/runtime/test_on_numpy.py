@@ -28,7 +28,7 @@ def one_step(
     return chain(before, after, [Move(kind, after, how or How())], donate)
 
 
-# ---- accounts by hand ---------------------------------------------------------------------------------------
+# ---- accounts by hand ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_memory_counts():
     assert Memory("float32").peak_bytes == Memory("float32").received_bytes == 0
 
 
-# ---- dtypes -------------------------------------------------------------------------------------------------------
+# ---- dtypes --------------------------------------------------------------------------------------
 
 DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float64", "complex64", "complex128"]
 SMALL = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4", "float8_e8m0fnu"]
@@ -183,7 +183,7 @@ def test_not_a_number_and_minus_zero_are_moved_as_they_are():
         assert np.array_equal(found[device].view(np.uint32), values[:, column : column + 1].view(np.uint32))
 
 
-# ---- shapes ---------------------------------------------------------------------------------------------------------
+# ---- shapes --------------------------------------------------------------------------------------
 
 
 def test_scalars():
@@ -243,7 +243,7 @@ def test_padding_is_not_data():
     assert all((tile == 1).all() for tile in found.values())
 
 
-# ---- what is given --------------------------------------------------------------------------------------------------------
+# ---- what is given -------------------------------------------------------------------------------
 
 
 @settings(max_examples=100)

@@ -117,7 +117,7 @@ def test_budgets_hold_with_a_network_too(pair: tuple[Layout, Layout], extra: int
         assert caught.value.smallest == floor
 
 
-# ---- partial arrays: the smallest that works is exact ---------------------------------------------------
+# ---- partial arrays: the smallest that works is exact --------------------------------------------
 
 
 @settings(max_examples=200)
@@ -137,7 +137,7 @@ def test_the_smallest_budget_of_a_reduction_works_and_no_smaller_one(pair: tuple
     keep(source, target, smallest + 8)
 
 
-# ---- donated sources --------------------------------------------------------------------------------------
+# ---- donated sources -----------------------------------------------------------------------------
 
 
 def donated(source: Layout, target: Layout, extra: int) -> int:
@@ -196,7 +196,7 @@ def test_in_place_only_where_it_is_needed():
     assert [s.how for s in rs.plan(source, target, donate=True).steps] == [How()]
 
 
-# ---- bad budgets --------------------------------------------------------------------------------------------
+# ---- bad budgets ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("budget", [-1, True, False, "64MiB", 1.5, 1e6, float("inf"), b"1"])

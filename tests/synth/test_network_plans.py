@@ -37,8 +37,6 @@ def priced(plan: rs.Plan, network: rs.Network) -> float:
 
 def crossing(plan: rs.Plan, axis: str) -> int:
     """Bytes that the worst device receives in steps whose operand or result differ along an axis."""
-    from tests.oracle import tiles_of  # noqa: F401  (kept near its use)
-
     found = 0
     for step in plan.steps:
         held = [
@@ -53,7 +51,7 @@ def _axes(dim: object, axis: str) -> list:
     return [d.axis for d in dim.digits if d.axis is not None and d.axis.axis == axis]  # type: ignore[attr-defined]
 
 
-# ---- the model, by hand -------------------------------------------------------------------------------------------
+# ---- the model, by hand --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_no_network_no_seconds():
     assert all(step.seconds is None for step in plan.steps)
 
 
-# ---- the least ------------------------------------------------------------------------------------------------------
+# ---- the least -----------------------------------------------------------------------------------
 
 
 def alternatives(source: Layout, target: Layout, through: list[Layout], links: cost.Links) -> list[float]:
@@ -144,7 +142,7 @@ def test_every_mesh_can_be_priced(mesh: Mesh):
                 pytest.fail(f"{source} -> {target}: {error}")
 
 
-# ---- what a network changes ---------------------------------------------------------------------------------------------
+# ---- what a network changes ----------------------------------------------------------------------
 
 
 def test_a_slow_outer_axis_gets_fewer_bytes():
@@ -167,14 +165,14 @@ def test_a_slow_outer_axis_gets_fewer_bytes():
 
 def test_an_inner_reduction_comes_before_the_outer_one():
     mesh = Mesh(dcn=2, x=4)
-    source, target = Layout.parse("f32[1048576] + sum{dcn}{x}", mesh), Layout.parse("f32[1048576]", mesh)
+    source, target = Layout.parse("f64[65536] + sum{dcn}{x}", mesh), Layout.parse("f64[65536]", mesh)
     fewest, fastest = rs.plan(source, target), rs.plan(source, target, network=SPLIT)
     check(fastest)
-    whole = source.tile_bytes
-    # Scatter inside, sum a quarter across, gather inside.
-    best = 3 * (1e-6 + whole / 4 / 1e11) + 2 * (1e-5 + whole / 8 / 1e9) + 3 * (1e-6 + whole / 4 / 1e11)
     assert (fastest.seconds or 0) <= priced(fewest, SPLIT) * (1 + 1e-9)
-    assert (fastest.seconds or 0) <= best * 1.01, f"{best} s are possible: {fastest}"
+    # Scatter inside, sum a quarter across, gather inside: what every hierarchical all-reduce does.
+    quarter = source.tile_bytes / 4
+    inside, across = 3 * (1e-6 + quarter / 1e11), 2 * (1e-5 + quarter / 2 / 1e9)
+    assert (fastest.seconds or 0) <= (2 * inside + across) * (1 + 1e-9), fastest
 
 
 def test_small_arrays_take_fewer_messages():
@@ -210,18 +208,6 @@ def test_more_latency_never_means_more_messages():
         received.append(plan.received_bytes)
     assert received[0] == prod(source.tile_shape) * 4 * 15 // 16
     assert received == sorted(received)
-
-
-def test_ties_in_seconds_fall_to_bytes_then_launches():
-    free = rs.Network.uniform(0.0, 1e300)
-    choose = random.Random(6)
-    for _ in range(100):
-        source, target = random_pair(choose)
-        if any(size == 3 for size in source.mesh.axes.values()):
-            continue
-        plan, fewest = rs.plan(source, target, network=free), rs.plan(source, target)
-        if isclose(plan.seconds or 0.0, priced(fewest, free), rel_tol=1e-9):
-            assert plan.received_bytes <= fewest.received_bytes or (plan.seconds or 0.0) < priced(fewest, free)
 
 
 def test_presets_by_name_and_unknown_ones():

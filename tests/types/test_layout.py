@@ -27,7 +27,7 @@ def rejects(text: str, *words: str, mesh: Mesh = MESH) -> None:
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-# ---- exact cover: the padded size is the smallest multiple that fits ---------------------------------
+# ---- exact cover: the padded size is the smallest multiple that fits -----------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_exact_cover_with_one_round_of_blocks():
     rejects("f32[1{x}2/9]", "multiply to 8", "exact cover")
 
 
-# ---- single use: no part of an axis twice, partial axes included ---------------------------------------
+# ---- single use: no part of an axis twice, partial axes included ---------------------------------
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_single_use_of_factors_that_do_not_nest():
     assert [d.tile for d in kept.dims] == [3, 2, 2]
 
 
-# ---- radix match: a held digit's radix is its sub-axis's size ------------------------------------------
+# ---- radix match: a held digit's radix is its sub-axis's size ------------------------------------
 
 
 @pytest.mark.parametrize(("radix", "axis"), [(2, SubAxis("x", 1, 4)), (4, SubAxis("x", 1, 2)), (1, SubAxis("y", 1, 2))])
@@ -114,7 +114,7 @@ def test_axes_must_be_the_mesh_s():
         Layout(MESH, (Dim((Digit(2, SubAxis("z", 1, 2)),), 2),), "f32")
 
 
-# ---- one reduction: one operation that the dtype has -------------------------------------------------------
+# ---- one reduction: one operation that the dtype has ---------------------------------------------
 
 
 def test_one_reduction():
@@ -147,7 +147,7 @@ def test_order_and_spelling_of_partial_axes_have_no_meaning():
     assert len({Layout.parse(f"f32[8] + {op}{{x}}", MESH) for op in REDUCTIONS}) == 5
 
 
-# ---- canonical form: equal meaning, equal object --------------------------------------------------------------
+# ---- canonical form: equal meaning, equal object -------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_every_random_layout_covers_each_element_and_is_rebuilt_by_its_parts(lay
     assert len(held) == prod(layout.shape)
 
 
-# ---- text ------------------------------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=400)
@@ -252,7 +252,7 @@ def test_text_round_trip(layout: Layout):
     assert eval(repr(layout), {"Layout": Layout, "Mesh": Mesh}) == layout
 
 
-# ---- shapes and dtypes --------------------------------------------------------------------------------------------
+# ---- shapes and dtypes ---------------------------------------------------------------------------
 
 
 def test_shapes():
@@ -318,7 +318,7 @@ def test_dtype_spellings():
         Layout.parse("float31[4]", MESH)
 
 
-# ---- from axes per dim --------------------------------------------------------------------------------------------------
+# ---- from axes per dim ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_example_has_three_steps():
     assert [s.kind for s in THREE.steps] == ["slice", "all_to_all", "all_gather"]
 
 
-# ---- figures ------------------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 
 
 def test_figures_are_folds_over_the_steps():
@@ -80,7 +80,7 @@ def test_text_shows_every_step_and_total():
     assert "us predicted" in str(rs.plan(A, B, network=NETWORK))
 
 
-# ---- broken chains and steps ------------------------------------------------------------------------------
+# ---- broken chains and steps ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_plans_are_frozen():
         THREE.steps[0].kind = "permute"  # type: ignore[misc]
 
 
-# ---- JSON -----------------------------------------------------------------------------------------------------
+# ---- JSON ----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=150)
