@@ -51,7 +51,7 @@ class Memory:
         self.dtype = dtype
         self.live: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
-        self.received: Counter[int] = Counter()
+        self.elements: Counter[int] = Counter()
         self.launches = 0
 
     def take(self, device: int, elements: int) -> None:
@@ -65,7 +65,7 @@ class Memory:
 
     def receive(self, device: int, elements: int) -> None:
         """A device receives elements from another one."""
-        self.received[device] += dtypes.nbytes(elements, self.dtype)
+        self.elements[device] += elements
 
     @property
     def peak_bytes(self) -> int:
@@ -75,7 +75,7 @@ class Memory:
     @property
     def received_bytes(self) -> int:
         """The most bytes that one device received."""
-        return max(self.received.values(), default=0)
+        return dtypes.nbytes(max(self.elements.values(), default=0), self.dtype)
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = None) -> Tiles:
@@ -100,6 +100,8 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = No
 
 
 def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
+    if not isinstance(tiles, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict of one tile per device id")
     if set(tiles) != set(program.devices):
         missing = sorted(set(program.devices) - set(tiles))[:8]
         extra = sorted(set(tiles) - set(program.devices))[:8]

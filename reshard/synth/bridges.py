@@ -18,7 +18,7 @@ from itertools import islice, pairwise, permutations
 
 from reshard.errors import LayoutError
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, SubAxis, primes
+from reshard.types.mesh import Mesh, SubAxis, prime_places, primes
 
 Prime = tuple[int, int]
 """A (stride, prime size) factor of the device positions."""
@@ -45,11 +45,23 @@ def paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layou
                 yield path
 
 
+def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tuple[Layout, Layout] | None:
+    """The source sliced by what only the target uses: first without the strides in `later`, then whole."""
+    before, after = _holders(source), _holders(target)
+    if before is None or after is None or source.mesh != target.mesh:
+        return None
+    whole = _sliced(source, before, after)
+    part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in whole]
+    return _tiled(source, part), _tiled(source, whole)
+
+
 def _guesses(
     source: Layout, target: Layout, before: Holders, after: Holders, thorough: bool
 ) -> Iterator[list[Holders]]:
     whole, finest = _sliced(source, before, after), _finest(source, target, before, after)
-    for first in _distinct([before, whole, finest]):
+    home = _homes(after)
+    opened = [[p for p in dim if p in home] for dim in before]
+    for first in _distinct([before, whole, finest, opened]):
         bridge = _following(source, first, after)
         for start in [[first]] if bridge is None else [[first, bridge], [first]]:
             yield start
@@ -75,25 +87,20 @@ def _holders(layout: Layout) -> Holders | None:
         held = [d.axis for d in dim.digits if d.axis is not None]
         if any(d.axis is None for d in dim.digits[: len(held)]):
             return None
-        found.append([p for axis in held for p in _primes(layout.mesh, axis)])
+        found.append([p for axis in held for p in prime_places(layout.mesh, axis)])
     return found
-
-
-def _primes(mesh: Mesh, axis: SubAxis) -> Iterator[Prime]:
-    stride, size = mesh.stride(axis), axis.size
-    for prime in primes(size):
-        size //= prime
-        yield stride * size, prime
 
 
 def _layouts(source: Layout, target: Layout, states: Sequence[Holders]) -> list[Layout]:
     """The layouts of these holders and the target, without those that change nothing."""
-    mesh = source.mesh
-    found = [source]
-    for state in states:
-        axes = [[sub for stride, size in dim for sub in mesh.sub_axes(stride, size)] for dim in state]
-        found.append(Layout.tiled(mesh, source.shape, source.dtype, axes, source.partial, source.reduction))
+    found = [source, *(_tiled(source, state) for state in states)]
     return [after for before, after in pairwise([*found, target]) if before != after]
+
+
+def _tiled(source: Layout, state: Holders) -> Layout:
+    mesh = source.mesh
+    axes = [[sub for stride, size in dim for sub in mesh.sub_axes(stride, size)] for dim in state]
+    return Layout.tiled(mesh, source.shape, source.dtype, axes, source.partial, source.reduction)
 
 
 def _sliced(source: Layout, before: Holders, after: Holders) -> Holders:
@@ -159,7 +166,7 @@ def _following(layout: Layout, held: Holders, wanted: Holders) -> Holders | None
 
 def _all_primes(mesh: Mesh) -> Iterator[Prime]:
     for name, size in mesh.axes.items():
-        yield from _primes(mesh, SubAxis(name, 1, size))
+        yield from prime_places(mesh, SubAxis(name, 1, size))
 
 
 def _together(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:

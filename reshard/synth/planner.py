@@ -6,10 +6,11 @@ launches, then the least memory. With one it has the least predicted seconds, th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import SupportsIndex, cast
 
 from reshard.errors import BudgetError, PlanError
 from reshard.synth import boxes, bridges, cost, reduction
@@ -47,17 +48,19 @@ def plan(
     """
     if isinstance(network, str):
         network = Network.load(network)
+    _check_request(source, target, budget, network)
     return _plan(source, target, budget, network, bool(donate))
 
 
 @lru_cache(maxsize=4096)
 def _plan(source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool) -> Plan:
-    _check_request(source, target, budget)
     start, end = _on_one_mesh(source, target)
     links = None if network is None else network.links(start.mesh)
-    routes = list(dict.fromkeys(_routes(start, end, links)))
+    routes: Sequence[Sequence[Move]] = list(dict.fromkeys(_routes(start, end, links)))
     if links is not None and budget is None:
         routes = cost.fastest(routes, start, links)
+    if links is None:
+        routes = _slim(start, end, routes)
     found: list[Plan] = []
     for route in routes:
         found.append(_timed(chain(start, end, route, donate), links))
@@ -72,6 +75,12 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     if not within:
         _refuse(found, budget or 0)
     return min(within, key=_objective)
+
+
+def _slim(source: Layout, target: Layout, found: Sequence[Sequence[Move]]) -> Sequence[Sequence[Move]]:
+    """The routes whose tiles are never larger than the larger end; all, should none be so."""
+    most = max(source.tile_bytes, target.tile_bytes)
+    return [r for r in found if all(move.result.tile_bytes <= most for move in r)] or found
 
 
 def _settles(found: Plan) -> bool:
@@ -208,7 +217,20 @@ def _smallest(found: Plan) -> int:
     return max(peaks)
 
 
-def _check_request(source: Layout, target: Layout, budget: int | None) -> None:
+def _check_request(source: object, target: object, budget: object, network: object) -> None:
+    for name, layout in (("source", source), ("target", target)):
+        if not isinstance(layout, Layout):
+            raise PlanError(f"the {name} is a {type(layout).__name__}; read it with Layout.parse(text, mesh)")
+    if network is not None and not isinstance(network, Network):
+        raise PlanError(f"network {network!r} is no Network; give one, the name of a preset, or None")
+    if budget is not None and (
+        not isinstance(budget, SupportsIndex) or isinstance(budget, bool) or budget.__index__() < 0
+    ):
+        raise PlanError(f"budget {budget!r}: give bytes a device as a whole number of at least 0, or None for no limit")
+    _check_arrays(cast(Layout, source), cast(Layout, target))
+
+
+def _check_arrays(source: Layout, target: Layout) -> None:
     if source.shape != target.shape:
         raise PlanError(
             f"source {source} has global shape {source.shape}, target {target} has {target.shape}; a "
@@ -224,8 +246,6 @@ def _check_request(source: Layout, target: Layout, budget: int | None) -> None:
             f"mesh {source.mesh} of the source and mesh {target.mesh} of the target have different devices "
             f"({source.mesh.size} and {target.mesh.size}); put both layouts on the same devices"
         )
-    if budget is not None and (isinstance(budget, bool) or not hasattr(budget, "__index__") or budget < 0):
-        raise PlanError(f"budget {budget!r}: give bytes a device as a whole number of at least 0, or None for no limit")
 
 
 def _devices_differ(source: Layout, target: Layout) -> bool:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from reshard.errors import LayoutError
-from reshard.synth.routes import Route
+from reshard.synth import bridges
+from reshard.synth.routes import Atoms, Route, State
 from reshard.types.layout import Digit, Dim, Layout, fitted
-from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.mesh import Mesh, SubAxis, places, prime_places
 from reshard.types.plan import Move
 from reshard.types.refine import Factor, Refinement, refine
 
@@ -28,15 +29,75 @@ def starts(source: Layout, target: Layout) -> Iterator[tuple[Route, Layout]]:
         # Sub-axes of the two layouts that cannot co-exist in one rule a choice out, never the last.
         with contextlib.suppress(LayoutError):
             yield _start(source, bare, refinement, scattered, reduced)
+    with contextlib.suppress(LayoutError):
+        yield from _along_chains(source, bare, target, reduced)
+
+
+def _along_chains(
+    source: Layout, bare: Layout, target: Layout, reduced: list[Factor]
+) -> Iterator[tuple[Route, Layout]]:
+    """Partial sub-axes are free for the array that they reduce to: each goes where its chain, or its
+    dim's last place, would have it sliced, so that a permute can set it right.
+    """
+    spans = [(f.stride, f.stride * f.size) for f in reduced]
+    refinement = refine(bare, target)
+    if refinement is None:
+        cut = bridges.sliced(bare, target, spans)
+        if cut is not None:
+            yield _scattered(source, bare, *cut, reduced)
+        return
+    atoms = Atoms(bare, target, refinement, prime=True)
+    for full in dict.fromkeys((atoms.sliced(), atoms.sliced(atoms.loans()), _borrowed(atoms, spans))):
+        first = tuple(s if _inside(d, spans) else d for s, d in zip(atoms.start, full, strict=True))
+        yield _scattered(source, bare, atoms.layout(first), atoms.layout(full), reduced)
+
+
+def _borrowed(atoms: Atoms, spans: list[tuple[int, int]]) -> State:
+    """Local digits that other sub-axes are to slice, scattered by partial ones that are at hand."""
+    full = atoms.sliced()
+    spare = [a for a in atoms.atoms if a.src is not None and _inside(a.dst, spans) and a.dst not in full]
+    found: list[int | None] = []
+    for atom, stride in zip(atoms.atoms, full, strict=True):
+        mine = atom.src is None and stride is not None and not _inside(stride, spans)
+        match = next((a for a in spare if mine and a.radix == atom.radix), None)
+        if match is not None:
+            spare.remove(match)
+        found.append(stride if match is None else match.dst)
+    return tuple(found)
+
+
+def _scattered(
+    source: Layout, bare: Layout, part: Layout, whole: Layout, reduced: list[Factor]
+) -> tuple[Route, Layout]:
+    """slice to `part` ; reduce_scatter to `whole` ; all_reduce over what no digit took."""
+    used = {p for axis in whole.held for p in prime_places(source.mesh, axis)}
+    left = [p for f in reduced for p in places(f.stride, f.size) if p not in used]
+    partial = tuple(s for stride, size in left for s in source.mesh.sub_axes(stride, size))
+    moves: list[Move] = []
+    now = _move(moves, "slice", source, _partial(part, source, source.partial))
+    now = _move(moves, "reduce_scatter", now, _partial(whole, source, (*bare.partial, *partial)))
+    now = _move(moves, "all_reduce", now, _partial(whole, bare, bare.partial))
+    return tuple(moves), now
+
+
+def _partial(dims: Layout, like: Layout, partial: tuple[SubAxis, ...]) -> Layout:
+    return Layout(dims.mesh, dims.dims, like.dtype, like.reduction, partial)
+
+
+def _inside(stride: int | None, spans: list[tuple[int, int]]) -> bool:
+    return stride is not None and any(low <= stride < high for low, high in spans)
 
 
 def _choices(target: Layout, reduced: list[Factor]) -> Iterator[list[Factor]]:
     """Which partial factors to scatter: all, those that the target holds, or none."""
     held = [(target.mesh.stride(s), target.mesh.stride(s) * s.size) for s in target.held]
     wanted = [f for f in reduced if any(low <= f.stride < high for low, high in held)]
-    yield reduced
-    if wanted and wanted != reduced:
-        yield wanted
+    choices = [reduced, wanted]
+    for axis in {target.mesh.axis_at(f.stride) for f in reduced}:
+        # Scattered along some axes only, the rest is an all-reduce of little: best across slow links.
+        choices.append([f for f in reduced if target.mesh.axis_at(f.stride) == axis])
+        choices.append([f for f in reduced if target.mesh.axis_at(f.stride) != axis])
+    yield from (c for at, c in enumerate(choices) if c and c not in choices[:at])
     yield []
 
 

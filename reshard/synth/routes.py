@@ -45,10 +45,12 @@ Loans = tuple[Loan, ...]
 class Atoms:
     """The atoms between two layouts, and the layouts on the way, as states of their holders."""
 
-    def __init__(self, source: Layout, target: Layout, refinement: Refinement) -> None:
+    def __init__(self, source: Layout, target: Layout, refinement: Refinement, prime: bool = False) -> None:
         self.source, self.target = source, target
         # Digits pass from chain to chain only where radices are equal, so twists are cut to primes.
-        self.atoms: tuple[Atom, ...] = prime_atoms(refinement) if refinement.swapped else refinement.atoms
+        self.atoms: tuple[Atom, ...] = refinement.atoms
+        if prime or refinement.swapped:
+            self.atoms = prime_atoms(refinement)
         self.refinement = refinement
         self.start: State = tuple(a.src for a in self.atoms)
         self.end: State = tuple(a.dst for a in self.atoms)
@@ -124,6 +126,26 @@ class Atoms:
                 twists.remove(match)
                 found.append(Loan(head, tail, match[1], match[0]))
         return tuple(found)
+
+    def detour(self) -> list[State]:
+        """Swaps done along the free strides of slices, by a permute before the all-to-all.
+
+            None -> x -> None  with  None -> y     becomes    y -> x, x -> y;  then  y -> None, None -> y
+
+        The swap's own axis, if it is slow, is crossed once instead of once for every share.
+        """
+        first, exchanged, last = list(self.sliced()), list(self.sliced()), list(self.ungathered())
+        slices = [i for i, a in enumerate(self.atoms) if a.src is None and a.dst is not None and a.dst == first[i]]
+        for head, a in enumerate(self.atoms):
+            if a.src is not None or a.dst not in self._by_src or self.atoms[self._by_src[a.dst]].dst is not None:
+                continue
+            loan = next((i for i in slices if self.atoms[i].radix == a.radix), None)
+            if loan is not None:
+                slices.remove(loan)
+                free = self.atoms[loan].dst
+                first[head], first[loan] = free, None
+                exchanged[head], exchanged[loan], exchanged[self._by_src[a.dst]] = a.dst, None, free
+        return [tuple(first), tuple(exchanged), tuple(last)]
 
     def _last(self, at: int) -> int | None:
         """The digit that ends the chain of atom `at` and becomes local, if one does."""
@@ -235,6 +257,7 @@ def _paths(atoms: Atoms) -> Iterator[list[State]]:
     yield [first, last]
     if loans := atoms.loans():
         yield [atoms.sliced(loans), atoms.ungathered(loans)]
+    yield atoms.detour()
     yield [first, atoms.untwisted(first, last), last]
     yield [first, atoms.untwisted(last, first), last]
     yield [first, *atoms.chained(first, last), last]

@@ -14,6 +14,7 @@ from functools import lru_cache
 from reshard.types import tally
 from reshard.types.layout import Layout
 from reshard.types.mesh import joined
+from reshard.types.overlap import fullest
 from reshard.types.refine import Refinement, refine
 
 
@@ -59,4 +60,4 @@ def _reduction(source: Layout, target: Layout) -> int:
     holders = devices // math.prod(s.size for s in target.held)
     receipts = (partial // kept - 1) + (holders - 1)
     mean = -(-math.prod(source.shape) * receipts // devices)
-    return max(mean, math.prod(min(dim.tile, dim.size) for dim in target.dims))
+    return max(mean, math.prod(fullest(dim) for dim in target.dims))

@@ -289,8 +289,11 @@ def _canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
             digits[-1] = Digit(last.radix * radix, SubAxis(axis.axis, last.axis.pre, radix * last.radix))
         else:
             digits.append(digit)
-    first = dim.digits[0] if dim.digits else None
-    _check_cover(digits, size, first is not None and first == (1, None), at)
+    if any(d.radix == 1 and d.axis is not None for d in dim.digits) and digits and digits[0].axis is None:
+        # Block-cyclic over an axis of one device: rounds and blocks merge, and none is padded.
+        unit = math.prod(d.radix for d in digits[1:])
+        digits[0] = Digit(min(digits[0].radix, -(-size // unit)), None)
+    _check_cover(digits, size, dim.digits[:1] == ((1, None),), at)
     return Dim(tuple(digits), size)
 
 
@@ -307,8 +310,8 @@ def _check_cover(digits: list[Digit], size: int, one_round: bool, at: int) -> No
     if one_round and size <= padded and digits[0].axis is not None:
         digits.insert(0, Digit(1, None))
         return
-    unit = padded // rounds if rounds else padded
-    best = -(-size // unit) * unit if unit else 0
+    unit = math.prod(d.radix for d in digits if d.axis is not None) if rounds == 0 else padded // rounds
+    best = -(-size // unit) * unit
     raise LayoutError(
         f"dim {at}: the radices multiply to {padded}, but the true size is {size}, whose smallest fitting "
         f"multiple of {unit} is {best}; change the local digit so that the product is {best} (exact cover)"

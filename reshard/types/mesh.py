@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple, cast
 
@@ -51,6 +51,8 @@ class Mesh:
         device_ids: Sequence[int] | None = None,
         **named: int,
     ) -> None:
+        if isinstance(axes, str):
+            raise MeshError(f"mesh {axes!r} is text; read it with Mesh.parse, or give the axes as name=size")
         listed = cast("Iterable[tuple[str, int]]", axes.items() if isinstance(axes, Mapping) else axes or ())
         pairs = [*listed, *named.items()]
         for name, size in pairs:
@@ -58,7 +60,7 @@ class Mesh:
         object.__setattr__(self, "axes", dict(pairs))
         if len(self.axes) != len(pairs):
             raise MeshError(f"mesh {pairs}: an axis name occurs twice; give every axis its own name")
-        ids = None if device_ids is None else tuple(int(i) for i in device_ids)
+        ids = None if device_ids is None else _ids(device_ids)
         _check_ids(ids, self.size, str(self))
         # The identity order is no order: equal meshes are equal objects.
         ordered = ids is not None and ids == tuple(range(self.size))
@@ -144,7 +146,7 @@ class Mesh:
 
     def spell(self, sub: SubAxis) -> str:
         """The text of a sub-axis: `x` for a whole axis, else `x:(pre)size`."""
-        if sub.size == self.axes.get(sub.axis):
+        if sub.pre == 1 and sub.size == self.axes.get(sub.axis):
             return sub.axis
         return f"{sub.axis}:({sub.pre}){sub.size}"
 
@@ -232,11 +234,35 @@ def primes(size: int) -> list[int]:
     return [*found, size] if size > 1 else found
 
 
+def places(stride: int, size: int) -> Iterator[tuple[int, int]]:
+    """A factor of the device positions as (stride, prime) factors, major first.
+
+    >>> list(places(2, 6))
+    [(6, 2), (2, 3)]
+    """
+    for prime in primes(size):
+        size //= prime
+        yield stride * size, prime
+
+
+def prime_places(mesh: Mesh, axis: SubAxis) -> Iterator[tuple[int, int]]:
+    """The (stride, prime) factors of the device positions that a sub-axis is made of, major first."""
+    return places(mesh.stride(axis), axis.size)
+
+
 def _check_axis(name: object, size: object) -> None:
     if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
         raise MeshError(f"bad axis name {name!r}: use a letter or _, then letters, digits, '_', '.' or '-'")
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # pyright: ignore
         raise MeshError(f"axis {name!r} has size {size!r}: a size is a whole number of at least 1")
+
+
+def _ids(device_ids: Sequence[int]) -> tuple[int, ...]:
+    listed = list(device_ids)
+    bad = next((i for i in listed if isinstance(i, bool) or not hasattr(i, "__index__")), None)
+    if bad is not None:
+        raise MeshError(f"device_ids has {bad!r}; a device id is a whole number of at least 0")
+    return tuple(int(i) for i in listed)
 
 
 def _check_ids(ids: tuple[int, ...] | None, size: int, mesh: str) -> None:

@@ -52,6 +52,14 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     return tuple({p: tuple(runs) for p, runs in by.items()} for by in found)
 
 
+def fullest(dim: Dim) -> int:
+    """The most elements of a dim that one piece has: those of the piece at coordinates zero.
+
+    Any other coordinate puts the same local indices at larger global ones, where padding is.
+    """
+    return sum(run.length for run in shares(dim, dim)[0].get(0, ()))
+
+
 def _append(runs: list[Run], run: Run) -> None:
     """Adds a run, joined to the last one if it goes on from there in both tiles."""
     if runs and runs[-1].src + runs[-1].length == run.src and runs[-1].dst + runs[-1].length == run.dst:

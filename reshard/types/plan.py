@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -155,16 +155,17 @@ class Plan:
             source = Layout.parse(data["source"], _mesh(data["mesh"]))
             moves = [_move(step) for step in data["steps"]]
             target = Layout.parse(data["target"], _mesh(data["target_mesh"]))
-            plan = chain(source, target, moves, bool(data.get("donate")), [s.get("seconds") for s in data["steps"]])
+            seconds = [_seconds(step["seconds"]) for step in data["steps"]]
+            plan = chain(source, target, moves, bool(data.get("donate")), seconds)
+            if not moves:
+                plan = replace(plan, seconds=_seconds(data["seconds"]))
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise PlanError(
                 f"this is no plan in JSON ({type(error).__name__}: {error}); use the output of to_json()"
             ) from None
-        for name in ("received_bytes", "lower_bound_bytes", "launches", "peak_bytes"):
-            if name in data and data[name] != getattr(plan, name):
-                raise PlanError(
-                    f"the JSON says {name} {data[name]}, but its steps make {getattr(plan, name)}; plan it again"
-                )
+        _compare(data, plan.to_dict(), "the plan")
+        for number, (given, step) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
+            _compare(given, _step_data(step), f"step {number}")
         return plan
 
     def __str__(self) -> str:
@@ -228,6 +229,21 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
 def _retained(source: Layout, donate: bool, number: int) -> int:
     """The source's bytes, where it is neither given up nor the operand itself."""
     return 0 if donate or number == 1 else source.tile_bytes
+
+
+def _compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:
+    """Refuses plain data whose figures are not those that its steps make."""
+    for name, value in made.items():
+        if name != "steps" and given.get(name, value) != value:
+            raise PlanError(
+                f"the JSON says {name} {given[name]!r} of {what}, but its steps make {value!r}; plan it again"
+            )
+
+
+def _seconds(value: object) -> float | None:
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return value
+    raise PlanError(f"the JSON says seconds {value!r}; seconds are a number, or null without a network")
 
 
 def _move(step: Mapping[str, Any]) -> Move:

@@ -61,6 +61,9 @@ def _digits(dim: Dim, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator
 def _sub_axes(axis: SubAxis, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator[SubAxis]:
     """The new mesh's sub-axes for an old one, prime by prime, major first."""
     stride, size = old.stride(axis), axis.size
+    if not weights:
+        yield from new.sub_axes(stride, size)
+        return
     for prime in primes(size):
         size //= prime
         yield from new.sub_axes(_weight(weights, stride * size), prime)

@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh, primes
+from reshard.types.mesh import Mesh, places
 
 
 class Atom(NamedTuple):
@@ -98,9 +98,7 @@ def prime_atoms(refinement: Refinement) -> tuple[Atom, ...]:
         if src is None and dst is None:
             found.append(Atom(dim, radix, src, dst))
             continue
-        for prime in primes(radix):
-            radix //= prime
-            found.append(Atom(dim, prime, src and src * radix, dst and dst * radix))
+        found += [Atom(dim, prime, src and src * at, dst and dst * at) for at, prime in places(1, radix)]
     return tuple(found)
 
 
@@ -126,8 +124,8 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
         return None
     dims, devices = cuts
     atoms: list[Atom] = []
-    for at, places in enumerate(dims):
-        atoms += _atoms(at, places, before[at], after[at]) if sizes[at] else [Atom(at, 0, None, None)]
+    for at, cut in enumerate(dims):
+        atoms += _atoms(at, cut, before[at], after[at]) if sizes[at] else [Atom(at, 0, None, None)]
     were, are = (_split(factors, devices) for factors in partial)
     return Refinement(
         tuple(atoms),
@@ -182,9 +180,9 @@ def _cuts(
     ever join a finite set of divisors, so the loop ends.
     """
     dims = [{s.place for s in b} | {s.place * s.radix for s in b} for b in before]
-    for places, segments in zip(dims, after, strict=True):
-        places.update(s.place for s in segments)
-        places.update(s.place * s.radix for s in segments)
+    for cut, segments in zip(dims, after, strict=True):
+        cut.update(s.place for s in segments)
+        cut.update(s.place * s.radix for s in segments)
     held = [(at, s) for side in (before, after) for at, segs in enumerate(side) for s in segs if s.stride is not None]
     devices = {f.stride for f in partial} | {f.stride * f.size for f in partial}
     for _, s in held:

@@ -24,7 +24,8 @@ from reshard.errors import StepError
 from reshard.types import bounds, messages, tally, views
 from reshard.types.chunks import largest, pieces
 from reshard.types.layout import Layout
-from reshard.types.refine import Refinement, refine
+from reshard.types.mesh import Mesh
+from reshard.types.refine import Refinement, refine, same_devices
 
 
 class Cost(NamedTuple):
@@ -65,11 +66,17 @@ def judge(kind: str, operand: Layout, result: Layout, how: How = PLAIN) -> Cost:
         raise StepError(f"unknown step {kind!r}; the steps are {', '.join(RULES)}")
     if operand.shape != result.shape or operand.dtype != result.dtype:
         raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
-    if operand.mesh.size != result.mesh.size:
+    if not _one_set(operand.mesh, result.mesh):
         raise refusal(kind, operand, result, "a step keeps the devices")
+    if result.partial and operand.reduction != result.reduction:
+        raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
     if how != PLAIN and (kind != "exchange" or (how.chunk is not None and how.chunk < 1)):
         raise refusal(kind, operand, result, f"{how}: only an exchange is chunked, by at least 1 element, or in place")
     return rule(operand, result, how)
+
+
+def _one_set(a: Mesh, b: Mesh) -> bool:
+    return same_devices(a, b) or (a.size == b.size and set(a.devices) == set(b.devices))
 
 
 def _slice(operand: Layout, result: Layout, how: How) -> Cost:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.overlap import piece, shares
+from reshard.types.overlap import fullest, piece, shares
 
 
 class Part(NamedTuple):
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     factors: tuple[tuple[int, int], ...] | None
 
     @property
-    def count(self) -> int:
+    def numbers(self) -> int:
         """How many devices differ in these coordinates."""
         return self.meshes[0].size if self.factors is None else math.prod(size for _, size in self.factors)
 
@@ -66,9 +66,8 @@ class Tally(NamedTuple):
 def fewest_received(source: Layout, target: Layout) -> int:
     """max over devices of |T_d minus S_d|, in true elements: what the worst device must receive."""
     found = parts(source, target)
-    most = math.prod(min(t.tile, t.size) for t in target.dims)
     if any(_misses_all(part) for part in found):
-        return most
+        return math.prod(fullest(dim) for dim in target.dims)
     kinds = itertools.product(*(_tally(part).tiles for part in found))
     return max(math.prod(k[0] for k in kind) - math.prod(k[1] for k in kind) for kind in kinds)
 
@@ -155,11 +154,11 @@ def _misses_all(part: Part) -> bool:
 
     Devices are visited far apart, so that one is met early where there are many.
     """
-    most = math.prod(min(t.tile, t.size) for t in part.after)
-    step = next(s for s in itertools.count(int(part.count * 0.618) | 1) if math.gcd(s, part.count) == 1)
-    for number in range(part.count):
-        home, wants = _pieces(part, part.device(number * step % part.count))
-        wanted = [shares(s, t)[q] for s, t, q in zip(part.before, part.after, wants, strict=True)]
+    most = math.prod(fullest(dim) for dim in part.after)
+    step = next(s for s in itertools.count(int(part.numbers * 0.618) | 1) if math.gcd(s, part.numbers) == 1)
+    for number in range(part.numbers):
+        home, wants = _pieces(part, part.device(number * step % part.numbers))
+        wanted = [shares(s, t)[q] for s, t, q in zip(part.before, part.after, wants, strict=False)]
         if math.prod(sum(r.length for runs in by.values() for r in runs) for by in wanted) < most or not most:
             continue
         if any(p not in by for p, by in zip(home, wanted, strict=False)):
@@ -169,7 +168,7 @@ def _misses_all(part: Part) -> bool:
 
 @lru_cache(maxsize=1024)
 def _tally(part: Part) -> Tally:
-    kinds = Counter(_pieces(part, part.device(number)) for number in range(part.count))
+    kinds = Counter(_pieces(part, part.device(number)) for number in range(part.numbers))
     wants: Counter[Pieces] = Counter()
     holders: Counter[Pieces] = Counter()
     for (home, wanted), count in kinds.items():
