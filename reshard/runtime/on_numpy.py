@@ -73,9 +73,14 @@ class Memory:
         return max(self.peak.values(), default=0)
 
     @property
+    def received(self) -> Counter[int]:
+        """The bytes that each device received, all its messages packed."""
+        return Counter({device: dtypes.nbytes(count, self.dtype) for device, count in self.elements.items()})
+
+    @property
     def received_bytes(self) -> int:
         """The most bytes that one device received."""
-        return dtypes.nbytes(max(self.elements.values(), default=0), self.dtype)
+        return max(self.received.values(), default=0)
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = None) -> Tiles:

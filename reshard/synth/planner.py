@@ -220,7 +220,9 @@ def _smallest(found: Plan) -> int:
 def _check_request(source: object, target: object, budget: object, network: object) -> None:
     for name, layout in (("source", source), ("target", target)):
         if not isinstance(layout, Layout):
-            raise PlanError(f"the {name} is a {type(layout).__name__}; read it with Layout.parse(text, mesh)")
+            raise PlanError(
+                f"the {name} {layout!r} is a {type(layout).__name__}, no Layout; read it with Layout.parse(text, mesh)"
+            )
     if network is not None and not isinstance(network, Network):
         raise PlanError(f"network {network!r} is no Network; give one, the name of a preset, or None")
     if budget is not None and (

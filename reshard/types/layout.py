@@ -292,7 +292,10 @@ def _canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
     if any(d.radix == 1 and d.axis is not None for d in dim.digits) and digits and digits[0].axis is None:
         # Block-cyclic over an axis of one device: rounds and blocks merge, and none is padded.
         unit = math.prod(d.radix for d in digits[1:])
-        digits[0] = Digit(min(digits[0].radix, -(-size // unit)), None)
+        rounds = min(digits.pop(0).radix, -(-size // unit))
+        digits[:0] = [Digit(rounds, None)] if rounds > 1 else []
+        _check_cover(digits, size, rounds == 1, at)
+        return Dim(tuple(digits), size)
     _check_cover(digits, size, dim.digits[:1] == ((1, None),), at)
     return Dim(tuple(digits), size)
 

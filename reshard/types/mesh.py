@@ -53,8 +53,10 @@ class Mesh:
     ) -> None:
         if isinstance(axes, str):
             raise MeshError(f"mesh {axes!r} is text; read it with Mesh.parse, or give the axes as name=size")
-        listed = cast("Iterable[tuple[str, int]]", axes.items() if isinstance(axes, Mapping) else axes or ())
-        pairs = [*listed, *named.items()]
+        given = list(cast("Iterable[tuple[str, int]]", axes.items() if isinstance(axes, Mapping) else axes or ()))
+        if any(_not_a_pair(pair) for pair in given):
+            raise MeshError(f"mesh axes {given}: give a dict of name to size, or (name, size) pairs")
+        pairs = [*given, *named.items()]
         for name, size in pairs:
             _check_axis(name, size)
         object.__setattr__(self, "axes", dict(pairs))
@@ -255,6 +257,10 @@ def _check_axis(name: object, size: object) -> None:
         raise MeshError(f"bad axis name {name!r}: use a letter or _, then letters, digits, '_', '.' or '-'")
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # pyright: ignore
         raise MeshError(f"axis {name!r} has size {size!r}: a size is a whole number of at least 1")
+
+
+def _not_a_pair(pair: object) -> bool:
+    return not isinstance(pair, tuple) or len(cast("tuple[object, ...]", pair)) != 2
 
 
 def _ids(device_ids: Sequence[int]) -> tuple[int, ...]:

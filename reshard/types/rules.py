@@ -68,7 +68,7 @@ def judge(kind: str, operand: Layout, result: Layout, how: How = PLAIN) -> Cost:
         raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
     if not _one_set(operand.mesh, result.mesh):
         raise refusal(kind, operand, result, "a step keeps the devices")
-    if result.partial and operand.reduction != result.reduction:
+    if operand.partial and result.partial and operand.reduction != result.reduction:
         raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
     if how != PLAIN and (kind != "exchange" or (how.chunk is not None and how.chunk < 1)):
         raise refusal(kind, operand, result, f"{how}: only an exchange is chunked, by at least 1 element, or in place")
