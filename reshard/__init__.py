@@ -8,7 +8,7 @@
 f32[{y}8, 16, {x}4] -> f32[16, {x}{y}2, 16] on <x=4, y=2>
   step        type after it         received    live
   all_to_all  f32[16, {x}{y}2, 16]    1792 B  6144 B
-received 1792 B (bound 1792 B), 1 launches, peak 6144 B a device
+received 1792 B (bound 1792 B), 1 launch, peak 6144 B a device
 """
 
 from reshard import errors as errors

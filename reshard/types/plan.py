@@ -176,7 +176,7 @@ class Plan:
         table = [f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]:>{widths[2]}}  {r[3]:>{widths[3]}}" for r in rows]
         total = (
             f"received {_bytes(self.received_bytes)} (bound {_bytes(self.lower_bound_bytes)}), "
-            f"{self.launches} launches, peak {_bytes(self.peak_bytes)} a device"
+            f"{self.launches} launch{'' if self.launches == 1 else 'es'}, peak {_bytes(self.peak_bytes)} a device"
         )
         time = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us predicted"
         return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
