@@ -222,6 +222,10 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
+        # Built anew: hashes of text differ from process to process, so the cached one must stay behind.
+        return Layout, (self.mesh, self.dims, self.dtype, self.reduction, self.partial)
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.mesh, self.dims, self.dtype, self.reduction, self.partial))

@@ -71,6 +71,9 @@ class Mesh:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Mesh is immutable; build a new one instead of setting {name!r}")
 
+    def __reduce__(self) -> tuple[type[Mesh], tuple[tuple[tuple[str, int], ...], tuple[int, ...] | None]]:
+        return Mesh, self._key
+
     @classmethod
     def parse(cls, text: str, device_ids: Sequence[int] | None = None) -> Mesh:
         """Reads `x=4,y=2` (or `<x=4, y=2>`).

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
 from itertools import product
 
 import pytest
@@ -9,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import MeshError, NotationError
+from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis, joined
 
 MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).map(
@@ -182,3 +187,21 @@ def test_joined_spans():
     assert joined([(4, 8), (1, 4)]) == [(1, 4), (4, 8)]
     assert joined([(2, 8), (1, 4), (16, 32)]) == [(1, 8), (16, 32)]
     assert joined([(1, 16), (2, 4)]) == [(1, 16)]
+
+
+@pytest.mark.parametrize("mesh", [Mesh(x=4, y=2), Mesh({"x": 3}, device_ids=[2, 0, 1])], ids=repr)
+def test_a_mesh_travels_between_processes(mesh: Mesh):
+    layout = Layout.parse("f32[{x}2]", mesh)
+    for copied in (pickle.loads(pickle.dumps(layout)), copy.deepcopy(layout)):
+        assert copied == layout
+        assert hash(copied) == hash(layout)
+        assert copied.mesh.device_ids == mesh.device_ids
+
+
+def test_a_hash_is_made_anew_in_another_process():
+    layout = Layout.parse("f32[{x}2]", Mesh(x=4))
+    hash(layout)
+    code = f"import pickle, reshard as rs; a = pickle.loads({pickle.dumps(layout)!r}); "
+    code += "b = rs.Layout.parse('f32[{x}2]', rs.Mesh(x=4)); print(a == b, hash(a) == hash(b), a in {b})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout.split() == ["True"] * 3
