@@ -65,8 +65,12 @@ def _guesses(
         bridge = _following(source, first, after)
         for start in [[first]] if bridge is None else [[first, bridge], [first]]:
             yield start
+            parked = _following(source, first, after, park=True) if start == [first] else None
+            if parked is not None:
+                for order in islice(_orders(parked, after), 2):
+                    yield [first, parked, *_one_by_one(parked, after, order)]
             if not thorough:
-                break
+                continue
             for order in _orders(start[-1], after):
                 yield [*start, *_one_by_one(start[-1], after, order)]
             for ordered in (False, True):
@@ -133,8 +137,11 @@ def _finest(source: Layout, target: Layout, before: Holders, after: Holders) -> 
     return found
 
 
-def _following(layout: Layout, held: Holders, wanted: Holders) -> Holders | None:
-    """As many pieces per dim as `held`, but counted by the factors of `wanted` as far as they go."""
+def _following(layout: Layout, held: Holders, wanted: Holders, park: bool = False) -> Holders | None:
+    """As many pieces per dim as `held`, but counted by the factors of `wanted` as far as they go.
+
+    `park` fills the rest with what other dims want, wherever it was, so that it is at hand to move on.
+    """
     used: set[Prime] = set()
     found: Holders = []
     missing: list[list[int]] = []
@@ -152,7 +159,8 @@ def _following(layout: Layout, held: Holders, wanted: Holders) -> Holders | None
     home = _homes(wanted)
     for at, (dim, own, need) in enumerate(zip(found, held, missing, strict=True)):
         filled: list[Prime] = []
-        spare = [*own, *(p for other in held for p in other), *_all_primes(layout.mesh)]
+        ahead = [p for order in wanted for p in order if any(p in other for other in held)] if park else []
+        spare = [*ahead, *own, *(p for other in held for p in other), *_all_primes(layout.mesh)]
         for size in need:
             prime = next((p for p in spare if p[1] == size and p not in used), None)
             if prime is None:

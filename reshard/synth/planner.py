@@ -23,6 +23,9 @@ from reshard.types.rebase import common_mesh, rebase
 from reshard.types.refine import Refinement, refine
 from reshard.types.rules import How, exchange_size
 
+BRIDGED = 4096
+"""Devices up to which layouts that do nest are priced over bridges too: on more it takes too long."""
+
 
 def plan(
     source: Layout,
@@ -115,7 +118,7 @@ def _moves(source: Layout, target: Layout, links: cost.Links | None) -> Iterator
         yield from _bridged(source, target, links, thorough=True)
         return
     yield from _structured(source, target, refinement, links)
-    if links is not None and refinement.swapped:
+    if links is not None and source.mesh.size <= BRIDGED and (refinement.swapped or refinement.gathered):
         yield from _bridged(source, target, links, thorough=False)
 
 
