@@ -25,9 +25,6 @@ from reshard.types.refine import Refinement, refine
 from reshard.types.rules import in_place_cut
 from reshard.types.views import View
 
-Share = tuple[int, ...]
-"""The block numbers of one share, digit by digit, among the digits that move."""
-
 Place = tuple[int | None, ...]
 """Where a share lies in a view: an index per digit, None for a whole digit."""
 

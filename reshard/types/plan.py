@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that the worst device receives in all."""
+        """Bytes that the worst device receives, step by step: no device receives more in all."""
         return sum(step.received_bytes for step in self.steps)
 
     @property
