@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,13 +21,12 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from reshard.errors import LayoutError, ReshardError
-from reshard.types import dtypes
+from reshard import hlo
+from reshard.errors import LayoutError, NotationError, ReshardError
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 
 WARNING = "Involuntary full rematerialization"
-KINDS = ("all-gather", "all-to-all", "collective-permute", "all-reduce", "reduce-scatter", "ragged-all-to-all")
 
 
 class XlaError(ReshardError):
@@ -141,62 +139,27 @@ def _names(sub: SubAxis, parts: Sequence[tuple[int, int]]) -> list[str]:
 
 # ---- the optimized HLO -----------------------------------------------------------------------------
 
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.MULTILINE)
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_OPERAND = re.compile(r"%?([\w.\-]+)")
-_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
-_IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]")
-_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_FRAGMENT = "HloModule fragment\n\nENTRY %main {{\n{}\n}}"
 
 
-def collectives(hlo: str) -> list[tuple[str, int]]:
-    """The collectives of an HLO module in its order, each with the bytes that one device receives.
+def collectives(text: str) -> list[tuple[str, int]]:
+    """The collectives of an HLO module, or of lines of one, each with the bytes that one device receives.
 
     >>> collectives("%b = f32[8]{0} all-gather(%a), replica_groups=[1,4]<=[4], dimensions={0}")
     [('all-gather', 24)]
     """
-    found: list[tuple[str, int]] = []
-    for _, shape, op, rest in _INSTRUCTION.findall(hlo):
-        if op.removesuffix("-start") in KINDS:
-            if op.endswith("-start"):
-                raise XlaError(f"{op}: asynchronous collectives are not read here; compile for CPU")
-            found.append((op, _received(op, _nbytes(shape), rest)))
-    return found
+    whole = text if "HloModule" in text else _FRAGMENT.format("\n".join(f"  {line}" for line in text.splitlines()))
+    try:
+        found = hlo.collectives(hlo.parse(whole))
+    except NotationError as error:
+        raise XlaError(str(error)) from error
+    return [(one.opcode.removesuffix("-start"), one.received_bytes) for one in found]
 
 
-def _received(op: str, result: int, rest: str) -> int:
-    if op == "collective-permute":
-        return result
-    group = _group(rest)
-    if op == "reduce-scatter":
-        return result * (group - 1)
-    return result * (group - 1) * (2 if op == "all-reduce" else 1) // group
-
-
-def _group(rest: str) -> int:
-    """The devices in one replica group, in each of the spellings that XLA has."""
-    if listed := _LISTED.search(rest):
-        return len(listed[1].split(","))
-    if iota := _IOTA.search(rest):
-        return int(iota[2])
-    if mesh := _MESH.search(rest):
-        sizes = {name.strip(" '\""): int(size) for name, size in (part.split("=") for part in mesh[1].split(","))}
-        axes = [part.strip().partition(":(") for part in mesh[2].split(",")]
-        return math.prod(int(part.rpartition(")")[2]) if part else sizes[name.strip("'\"")] for name, _, part in axes)
-    raise XlaError(f"cannot read the replica groups of {rest[:300]!r}")
-
-
-def _arrays(shape: str) -> list[tuple[str, int]]:
-    return [(dtype, math.prod(int(n) for n in dims.split(",") if n)) for dtype, dims in _ARRAY.findall(shape)]
-
-
-def _nbytes(shape: str) -> int:
-    return sum(dtypes.nbytes(count, dtypes.canonical(dtype)) for dtype, count in _arrays(shape))
-
-
-def _largest(hlo: str) -> int:
+def _largest(text: str) -> int:
     """Elements of the largest array in the module."""
-    return max((n for _, shape, _, _ in _INSTRUCTION.findall(hlo) for _, n in _arrays(shape)), default=0)
+    largest = hlo.largest(hlo.parse(text), fused=True)
+    return largest.array.elements if largest else 0
 
 
 # ---- the process that has jax ----------------------------------------------------------------------
@@ -217,8 +180,8 @@ def _answer(question: dict[str, Any]) -> Identity:
         compiled = jax.jit(lambda v: v, out_shardings=after).lower(argument).compile()
         log.seek(0)
         warned = WARNING.encode() in log.read()
-    memory, hlo = compiled.memory_analysis(), compiled.as_text()
-    done = collectives(hlo)
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    done = collectives(text)
     temp = memory.temp_size_in_bytes
     return Identity(
         jax.__version__,
@@ -226,7 +189,7 @@ def _answer(question: dict[str, Any]) -> Identity:
         sum(received for _, received in done),
         temp,
         memory.argument_size_in_bytes + memory.output_size_in_bytes + temp - memory.alias_size_in_bytes,
-        _largest(hlo) >= math.prod(shape),
+        _largest(text) >= math.prod(shape),
         warned,
     )
 

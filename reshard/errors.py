@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
 
 class ReshardError(ValueError):
     """The root of all errors of this package."""
@@ -31,6 +34,14 @@ class NetworkError(ReshardError):
     """A network description that is incomplete or out of range."""
 
 
+class ProgramError(ReshardError):
+    """A StableHLO program that does not parse, or that the compiler pass cannot work on."""
+
+
+class StrictError(ReshardError):
+    """A compiled module that still rebuilds an array, or exceeds its budget, under strict mode."""
+
+
 class TileError(ReshardError):
     """Tiles given to a runtime that are not the source layout's."""
 
@@ -41,3 +52,13 @@ class BudgetError(ReshardError):
     def __init__(self, message: str, smallest: int) -> None:
         super().__init__(message)
         self.smallest = smallest
+
+
+@contextmanager
+def about_sharding(source: str, shape: Sequence[int]) -> Generator[None]:
+    """Adds a sharding's text and the global shape to an error."""
+    try:
+        yield
+    except ReshardError as error:
+        shown = source if len(source) <= 300 else source[:297] + "..."
+        raise type(error)(f"sharding {shown!r} of an array of global shape {tuple(shape)}: {error}") from None

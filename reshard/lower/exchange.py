@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.lower.groups import Chains
@@ -53,60 +54,85 @@ Rounds = tuple[tuple[Transfer, ...], ...]
 
 
 def rounds(operand: Layout, result: Layout, chunk: int | None) -> tuple[View, View, tuple[Transfer, ...], Rounds]:
-    """Both tiles' views, the local copies, and the rounds of messages of at most `chunk` elements."""
+    """Both tiles' views, the local copies, and the rounds of messages of at most `chunk` elements.
+
+    An even exchange's rounds are bijections; where one has a device keep its share, that is a transfer
+    to itself, which crosses no wire.
+    """
     r = refine(operand, result)
     if r is not None and r.exact:
-        turns = _even(operand, r, chunk)
-        send, receive = views.before(operand, r), views.after(result, r)
+        send = _runs(r, operand, views.before(operand, r), [at for at, a in enumerate(r.atoms) if a.src is None])
+        receive = _runs(r, result, views.after(result, r), [at for at, a in enumerate(r.atoms) if a.dst is None])
+        turns = _even(operand, r, chunk, send, receive)
+        ends = send.view, receive.view
     else:
         turns = _coloured(operand, result, chunk)
-        send, receive = _plain(operand), _plain(result)
-    every = [t for turn in turns for t in turn]
-    local = tuple(t for t in every if t.sender == t.receiver)
-    sent = (tuple(t for t in turn if t.sender != t.receiver) for turn in turns)
-    return send, receive, local, tuple(turn for turn in sent if turn)
+        ends = _plain(operand), _plain(result)
+    kept = [t for turn in turns for t in turn if all(t.sender == t.receiver for t in turn)]
+    sent = tuple(tuple(turn) for turn in turns if any(t.sender != t.receiver for t in turn))
+    return *ends, tuple(kept), sent
+
+
+class _Runs(NamedTuple):
+    """A tile's axes: each the atoms of one dim that every box takes as one run, by their numbers."""
+
+    view: View
+    atoms: tuple[tuple[int, ...], ...]
+    radices: tuple[int, ...]
+
+    def spans(self, atom_spans: dict[int, Span]) -> tuple[Span, ...]:
+        """A box in these axes, from the spans of its atoms."""
+        return tuple(self._span([(self.radices[at], *atom_spans[at]) for at in run]) for run in self.atoms)
+
+    @staticmethod
+    def _span(parts: Sequence[tuple[int, int, int]]) -> Span:
+        start, extent = 0, 1
+        for radix, low, size in parts:
+            start, extent = start * radix + low, extent * size
+        return start, extent
+
+
+def _runs(r: Refinement, layout: Layout, view: View, local: Sequence[int]) -> _Runs:
+    """A box has one value of an atom that moves and a run of those that stay."""
+    moving = tuple(axis for axis, at in enumerate(local) if (r.atoms[at].src, r.atoms[at].dst) != (None, None))
+    runs = replace(view, blocks=moving).runs
+    digits = tuple(math.prod(view.digits[axis] for axis in run) for run in runs)
+    merged = View(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
+    return _Runs(merged, tuple(tuple(local[axis] for axis in run) for run in runs), tuple(a.radix for a in r.atoms))
 
 
 def _plain(layout: Layout) -> View:
-    return View(layout.tile_shape, layout.tile_shape, layout.tile_shape, ())
+    return View(layout.tile_shape, layout.tile_shape, layout.tile_shape, tuple(range(len(layout.shape))), ())
 
 
-def _even(operand: Layout, r: Refinement, chunk: int | None) -> list[list[Transfer]]:
+def _even(operand: Layout, r: Refinement, chunk: int | None, send: _Runs, receive: _Runs) -> list[list[Transfer]]:
     chains = Chains(r)
     ids = operand.mesh.devices
     extents = [a.radix for a in r.atoms if a.src is None and a.dst is None]
     pieces = list(cut(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(a.radix) for a, _ in chains.shares)):
-        senders = [chains.sender(at, turn) for at in range(operand.mesh.size)]
-        shares = [
-            dict(zip((a.src for a, _ in chains.shares), chains.share(at, turn), strict=True)) for at in range(len(ids))
-        ]
         for piece in pieces:
-            turns.append(
-                [
-                    Transfer(ids[senders[at]], ids[at], (_box(r, at, shares[at], piece),))
-                    for at in range(operand.mesh.size)
-                ]
-            )
+            turns.append([])
+            for at, receiver in enumerate(ids):
+                share = dict(zip((a.src for a, _ in chains.shares), chains.share(at, turn), strict=True))
+                box = Box(send.spans(_sent(r, at, piece)), receive.spans(_received(r, share, piece)))
+                turns[-1].append(Transfer(ids[chains.sender(at, turn)], receiver, (box,)))
     return turns
 
 
-def _box(r: Refinement, receiver: int, share: dict[int | None, int], piece: Sequence[Span]) -> Box:
-    """The receiver's coordinates choose in the operand, its share number in the result."""
-    src: list[Span] = []
-    dst: list[Span] = []
+def _sent(r: Refinement, receiver: int, piece: Sequence[Span]) -> dict[int, Span]:
+    """Per atom that is local in the operand, what the receiver's coordinates choose of it."""
     spans = iter(piece)
-    for atom in r.atoms:
-        if atom.src is None and atom.dst is None:
-            span = next(spans)
-            src.append(span)
-            dst.append(span)
-        elif atom.src is None:
-            src.append((receiver // (atom.dst or 1) % atom.radix, 1))
-        elif atom.dst is None:
-            dst.append((share[atom.src], 1))
-    return Box(tuple(src), tuple(dst))
+    local = [(at, a) for at, a in enumerate(r.atoms) if a.src is None]
+    return {at: next(spans) if a.dst is None else (receiver // a.dst % a.radix, 1) for at, a in local}
+
+
+def _received(r: Refinement, share: dict[int | None, int], piece: Sequence[Span]) -> dict[int, Span]:
+    """Per atom that is local in the result, where the share goes."""
+    spans = iter(piece)
+    local = [(at, a) for at, a in enumerate(r.atoms) if a.dst is None]
+    return {at: next(spans) if a.src is None else (share[a.src], 1) for at, a in local}
 
 
 def _coloured(operand: Layout, result: Layout, chunk: int | None) -> list[list[Transfer]]:

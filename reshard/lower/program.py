@@ -26,6 +26,7 @@ from reshard.types.layout import Layout
 from reshard.types.plan import Plan, Step
 from reshard.types.refine import Refinement, refine
 from reshard.types.rules import gather_order, scatter_order
+from reshard.types.slabs import Cut, slab
 from reshard.types.views import View
 
 
@@ -92,7 +93,19 @@ class Exchange:
     staged: bool
 
 
-Instruction = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | Permute | Exchange | ExchangeInPlace
+Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | Permute | Exchange | ExchangeInPlace
+
+
+@dataclass(frozen=True)
+class Slabs:
+    """One instruction, run on slab after slab: cut out of the operand by `take`, into the result by `put`."""
+
+    each: Plain
+    take: Cut
+    put: Cut
+
+
+Instruction = Plain | Slabs
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,13 @@ def lower(plan: Plan) -> Program:
 
 
 def _instruction(step: Step) -> Instruction:
+    part = slab(step.operand, step.result, step.how.slabs) if step.how.slabs > 1 else None
+    if part is None:
+        return _plain(step)
+    return Slabs(_plain(Step(step.kind, part.operand, part.result)), part.take, part.put)
+
+
+def _plain(step: Step) -> Plain:
     operand, result = step.operand, step.result
     if step.kind == "permute":
         return Permute(permutation(operand, result))
@@ -144,7 +164,7 @@ def _instruction(step: Step) -> Instruction:
     return _collective(step.kind, operand, result, refinement)
 
 
-def _collective(kind: str, operand: Layout, result: Layout, r: Refinement) -> Instruction:
+def _collective(kind: str, operand: Layout, result: Layout, r: Refinement) -> Plain:
     mesh = operand.mesh
     if kind == "all_reduce":
         order = tuple(f.stride for f in r.reduced)

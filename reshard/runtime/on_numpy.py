@@ -7,7 +7,7 @@ that what a plan promises can be compared with what happens.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -27,9 +27,11 @@ from reshard.lower.program import (
     Permute,
     Program,
     ReduceScatter,
+    Slabs,
     Slice,
 )
-from reshard.types import dtypes
+from reshard.runtime.memory import Memory
+from reshard.types.slabs import Cut
 from reshard.types.views import View
 
 Array = NDArray[Any]
@@ -42,45 +44,6 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {
     "min": np.minimum,
     "product": np.multiply,
 }
-
-
-class Memory:
-    """What a run needed: live bytes now and at most, per device, and bytes and calls on the wire."""
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-        self.live: Counter[int] = Counter()
-        self.peak: Counter[int] = Counter()
-        self.elements: Counter[int] = Counter()
-        self.launches = 0
-
-    def take(self, device: int, elements: int) -> None:
-        """A device allocates a buffer."""
-        self.live[device] += dtypes.nbytes(elements, self.dtype)
-        self.peak[device] = max(self.peak[device], self.live[device])
-
-    def free(self, device: int, elements: int) -> None:
-        """A device frees a buffer."""
-        self.live[device] -= dtypes.nbytes(elements, self.dtype)
-
-    def receive(self, device: int, elements: int) -> None:
-        """A device receives elements from another one."""
-        self.elements[device] += elements
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes that were live on one device."""
-        return max(self.peak.values(), default=0)
-
-    @property
-    def received(self) -> Counter[int]:
-        """The bytes that each device received, all its messages packed."""
-        return Counter({device: dtypes.nbytes(count, self.dtype) for device, count in self.elements.items()})
-
-    @property
-    def received_bytes(self) -> int:
-        """The most bytes that one device received."""
-        return max(self.received.values(), default=0)
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = None) -> Tiles:
@@ -238,11 +201,13 @@ def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Memory
 
 def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles, memory: Memory) -> None:
     """One round: all staging buffers of a round live together."""
-    ends = [(device, t.elements) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
+    sent = [t for t in turn if t.sender != t.receiver]
+    ends = [(device, t.elements) for t in sent for device in (t.sender, t.receiver)] if step.staged else []
     for device, elements in ends:
         memory.take(device, elements)
-    for transfer in turn:
+    for transfer in sent:
         memory.receive(transfer.receiver, transfer.elements)
+    for transfer in turn:
         _copy(transfer, opened, filled)
     for device, elements in ends:
         memory.free(device, elements)
@@ -319,6 +284,36 @@ def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
     return tuple(slice(start, start + extent) for start, extent in spans)
 
 
+def _slabs(step: Slabs, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+    """The result is there from the start; beside it live one slab of it and one of the operand."""
+    found: Tiles = {}
+    for device, tile in tiles.items():
+        memory.take(device, int(np.prod(shape)))
+        found[device] = np.empty(tuple(shape), tile.dtype)
+    for number in range(step.take.slabs):
+        parts = {device: _new(memory, device, *_cut(step.take, tile, number)) for device, tile in tiles.items()}
+        done = _RUN[type(step.each)](step.each, parts, _cut(step.put, found[next(iter(found))], number)[1], memory)
+        for device, part in done.items():
+            _middle(step.put, found[device])[:, number] = part.reshape(
+                _middle(step.put, found[device])[:, number].shape
+            )
+            memory.free(device, part.size)
+            memory.free(device, parts[device].size)
+    return found
+
+
+def _middle(cut: Cut, tile: Array) -> Array:
+    """A tile with everything before its slabs as axis 0 and its slabs as axis 1."""
+    rest = tile.shape[cut.axis + 1 :]
+    return tile.reshape(math.prod(tile.shape[: cut.axis]) * cut.outer, cut.slabs, cut.inner, *rest)
+
+
+def _cut(cut: Cut, tile: Array, number: int) -> tuple[Array, tuple[int, ...]]:
+    """One slab of a tile, and its shape."""
+    shape = (*tile.shape[: cut.axis], cut.outer * cut.inner, *tile.shape[cut.axis + 1 :])
+    return _middle(cut, tile)[:, number].reshape(shape), shape
+
+
 def _new(memory: Memory, device: int, content: Array, shape: Sequence[int]) -> Array:
     memory.take(device, content.size)
     return content.reshape(tuple(shape)).copy()
@@ -370,4 +365,5 @@ _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Memory], Tile
     Permute: _permute,
     Exchange: _exchange,
     ExchangeInPlace: _exchange_in_place,
+    Slabs: _slabs,
 }

@@ -21,7 +21,8 @@ from reshard.types.mesh import primes
 from reshard.types.plan import Move, Plan, Step, chain, floor
 from reshard.types.rebase import common_mesh, rebase
 from reshard.types.refine import Refinement, refine
-from reshard.types.rules import How, exchange_size
+from reshard.types.rules import IN_SLABS, How, exchange_size, judge
+from reshard.types.slabs import counts
 
 BRIDGED = 4096
 """Devices up to which layouts that do nest are priced over bridges too: on more it takes too long."""
@@ -172,10 +173,27 @@ def _chunked(found: Plan, budget: int, links: cost.Links | None) -> Iterator[Pla
 
 
 def _fit(step: Step, budget: int) -> Move | None:
-    """The step as it is if it fits, else as an exchange in the largest pieces that do, else None."""
+    """The step as it is if it fits, else in as few launches as slabs or an exchange in pieces take."""
     spare = budget - step.live_bytes + step.cost.scratch
     if step.cost.scratch <= spare:
         return _move(step)
+    fitting = [move for move in (_slabbed(step, spare), _cut(step, spare)) if move is not None]
+    return min(fitting, key=lambda move: judge(move.kind, step.operand, move.result, move.how).launches, default=None)
+
+
+def _slabbed(step: Step, spare: int) -> Move | None:
+    """A collective in the fewest slabs whose buffers fit."""
+    if step.kind == "exchange" or step.kind not in IN_SLABS:
+        return None  # Cut in smaller pieces instead, or needs no buffers.
+    for count in counts(step.operand, step.result):
+        how = How(slabs=count)
+        if judge(step.kind, step.operand, step.result, how).scratch <= spare:
+            return Move(step.kind, step.result, how)
+    return None
+
+
+def _cut(step: Step, spare: int) -> Move | None:
+    """An exchange in the largest pieces that fit; a reduction has none."""
     if spare < 0 or step.operand.partial != step.result.partial:
         return None
     size = exchange_size(step.operand, step.result)
@@ -213,11 +231,17 @@ def _refuse(found: list[Plan], budget: int) -> None:
 
 def _smallest(found: Plan) -> int:
     """The least peak that the plan has when its moves are cut as small as need be."""
-    peaks = [found.source.tile_bytes]
-    for step in found.steps:
-        whole = step.operand.partial != step.result.partial
-        peaks.append(step.live_bytes - (0 if whole else step.cost.scratch))
-    return max(peaks)
+    return max([found.source.tile_bytes, *(step.live_bytes - step.cost.scratch + _least(step) for step in found.steps)])
+
+
+def _least(step: Step) -> int:
+    """The least scratch of a step: none for an exchange in pieces, for a reduction that of its slabs."""
+    if step.operand.partial == step.result.partial:
+        return 0
+    if step.kind not in IN_SLABS:
+        return step.cost.scratch
+    hows = (How(slabs=count) for count in counts(step.operand, step.result))
+    return min([step.cost.scratch, *(judge(step.kind, step.operand, step.result, how).scratch for how in hows)])
 
 
 def _check_request(source: object, target: object, budget: object, network: object) -> None:

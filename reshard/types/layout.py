@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from reshard.errors import LayoutError, ReshardError
-from reshard.types import dtypes, hlo, partition_spec, shardy, text
+from reshard.errors import LayoutError, about_sharding
+from reshard.types import dtypes, hlo, jax_sharding, partition_spec, shardy, text
 from reshard.types.mesh import Mesh, SubAxis
 
 
@@ -152,7 +151,7 @@ class Layout:
         'f32[{y}8, {x:(1)2}8]'
         """
         raw = shardy.parse(source)
-        with _about(source, shape):
+        with about_sharding(source, shape):
             return cls._placed(shardy.place(raw, mesh), shape, dtype)
 
     @classmethod
@@ -166,7 +165,7 @@ class Layout:
         ('<d0=4, d1=2>', 'f32[{d1}8, 16, {d0}4]')
         """
         raw = hlo.parse(source)
-        with _about(source, shape):
+        with about_sharding(source, shape):
             return cls._placed(hlo.placed(raw, len(shape), num_devices), shape, dtype)
 
     @classmethod
@@ -177,8 +176,28 @@ class Layout:
         'f32[{x}{y}2, 16]'
         """
         raw = partition_spec.parse(source)
-        with _about(source, shape):
+        with about_sharding(source, shape):
             return cls._placed(shardy.place(raw.padded(len(shape)), mesh), shape, dtype)
+
+    @classmethod
+    def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
+        """From a `jax.sharding.NamedSharding`, on its mesh's devices; uneven sizes pad as in XLA."""
+        with about_sharding(str(sharding), shape):
+            raw = jax_sharding.read(sharding, len(shape))
+            return cls._placed(shardy.place(raw, jax_sharding.mesh_of(sharding.mesh)), shape, dtype)
+
+    def to_jax(self, jax_mesh: Any) -> Any:
+        """The `NamedSharding` of contiguous tiles on whole axes of a jax mesh of the same devices.
+
+        Raises `LayoutError` for what a `NamedSharding` cannot say, `MeshError` for other devices.
+        """
+        held = [[d.axis for d in dim.digits if d.axis is not None] for dim in self.dims]
+        if Layout.tiled(self.mesh, self.shape, self.dtype, held, self.partial, self.reduction) != self:
+            raise LayoutError(
+                f"{self}: a NamedSharding says contiguous tiles only; reshape so that each local digit before a held "
+                f"one is a dim of its own, and shard that array"
+            )
+        return jax_sharding.write(self.mesh, held, self.partial, self.reduction, jax_mesh)
 
     @classmethod
     def _placed(cls, found: shardy.Placed, shape: Sequence[int], dtype: object) -> Layout:
@@ -252,16 +271,6 @@ def fitted(digits: Iterable[Digit], size: int) -> Dim:
     kept = tuple(itertools.dropwhile(lambda d: d.axis is None, digits))
     unit = math.prod(d.radix for d in kept)
     return Dim((Digit(-(-size // unit), None), *kept), size)
-
-
-@contextmanager
-def _about(source: str, shape: Sequence[int]) -> Generator[None]:
-    """Adds the sharding's text and the global shape to an error."""
-    try:
-        yield
-    except ReshardError as error:
-        shown = source if len(source) <= 300 else source[:297] + "..."
-        raise type(error)(f"sharding {shown!r} of an array of global shape {tuple(shape)}: {error}") from None
 
 
 def _size(size: object) -> int:

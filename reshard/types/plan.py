@@ -24,7 +24,7 @@ from reshard.types.rules import PLAIN, Cost, How, judge
 class Step:
     """One collective from `operand` to `result`, derived by the rule of its `kind`.
 
-    `how` cuts an exchange into pieces or runs it in place. `retained_bytes` are the bytes of the
+    `how` does it in slabs, cuts an exchange into pieces or runs it in place. `retained_bytes` are the bytes of the
     source that live on beside the operand. Raises `StepError` when the rule refuses.
     """
 
@@ -247,7 +247,7 @@ def _seconds(value: object) -> float | None:
 
 
 def _move(step: Mapping[str, Any]) -> Move:
-    how = How(step.get("chunk"), bool(step.get("in_place")))
+    how = How(step.get("chunk"), bool(step.get("in_place")), step.get("slabs", 1))
     return Move(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), how)
 
 
@@ -259,6 +259,7 @@ def _step_data(step: Step) -> dict[str, Any]:
         "mesh": _mesh_data(step.result.mesh),
         "chunk": step.how.chunk,
         "in_place": step.how.in_place,
+        "slabs": step.how.slabs,
         "received_bytes": step.received_bytes,
         "live_bytes": step.live_bytes,
         "launches": step.launches,

@@ -26,6 +26,7 @@ from reshard.types.chunks import largest, pieces
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.refine import Refinement, refine, same_devices
+from reshard.types.slabs import slab
 
 
 class Cost(NamedTuple):
@@ -37,15 +38,17 @@ class Cost(NamedTuple):
 
 
 class How(NamedTuple):
-    """How an exchange runs: `chunk` caps the elements of one message, None for no cap; `in_place`
-    lets the result overwrite the operand, one message at a time.
+    """How a step runs: in one go, or in `slabs`, one after the other. For an exchange, `chunk` caps the
+    elements of one message, None for no cap; `in_place` lets the result overwrite the operand.
     """
 
     chunk: int | None = None
     in_place: bool = False
+    slabs: int = 1
 
 
 FREE = Cost(0, 0, 0)
+IN_SLABS = ("slice", "all_gather", "all_to_all", "exchange", "reduce_scatter", "all_reduce")
 PLAIN = How()
 Rule = Callable[[Layout, Layout, How], Cost]
 
@@ -70,9 +73,23 @@ def judge(kind: str, operand: Layout, result: Layout, how: How = PLAIN) -> Cost:
         raise refusal(kind, operand, result, "a step keeps the devices")
     if operand.partial and result.partial and operand.reduction != result.reduction:
         raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
-    if how != PLAIN and (kind != "exchange" or (how.chunk is not None and how.chunk < 1)):
+    if how == PLAIN:
+        return rule(operand, result, how)
+    if how.slabs != 1:
+        return _in_slabs(kind, operand, result, how)
+    if kind != "exchange" or (how.chunk is not None and how.chunk < 1):
         raise refusal(kind, operand, result, f"{how}: only an exchange is chunked, by at least 1 element, or in place")
     return rule(operand, result, how)
+
+
+def _in_slabs(kind: str, operand: Layout, result: Layout, how: How) -> Cost:
+    """Each slab is a step on a smaller array, between a copy out of the operand and one into the result."""
+    part = slab(operand, result, how.slabs) if how.slabs > 1 and how == How(slabs=how.slabs) else None
+    if part is None or kind not in IN_SLABS:
+        raise refusal(kind, operand, result, f"{how}: it cannot be done in so many slabs; see slabs.counts()")
+    one = judge(kind, part.operand, part.result)
+    staged = part.operand.tile_bytes + part.result.tile_bytes
+    return Cost(one.received * how.slabs, one.launches * how.slabs, one.scratch + staged)
 
 
 def _one_set(a: Mesh, b: Mesh) -> bool:

@@ -24,12 +24,14 @@ from reshard.types.refine import Atom, Refinement
 class View:
     """A tile of shape `tile`, padded (or cut) to `padded`, reshaped to `digits`.
 
-    `blocks` are the digit axes that together number a block, major to minor in group order.
+    `dims` says which dim of the tile each digit is of; `blocks` are the digit axes that together
+    number a block, major to minor in group order.
     """
 
     tile: tuple[int, ...]
     padded: tuple[int, ...]
     digits: tuple[int, ...]
+    dims: tuple[int, ...]
     blocks: tuple[int, ...]
 
     @cached_property
@@ -46,6 +48,18 @@ class View:
     def block_shape(self) -> tuple[int, ...]:
         """The digits of one block."""
         return tuple(r for axis, r in enumerate(self.digits) if axis not in self.blocks)
+
+    @cached_property
+    def runs(self) -> tuple[tuple[int, ...], ...]:
+        """The digit axes, those joined that hold a block's elements in one run: within a dim, a new run
+        starts where a digit that numbers blocks follows one that does not.
+        """
+        found: list[list[int]] = []
+        for axis, dim in enumerate(self.dims):
+            last = found[-1][-1] if found else None
+            new = last is None or self.dims[last] != dim or (axis in self.blocks and last not in self.blocks)
+            found.append([axis]) if new else found[-1].append(axis)
+        return tuple(map(tuple, found))
 
     @cached_property
     def in_place(self) -> bool:
@@ -70,4 +84,5 @@ def _view(layout: Layout, local: list[Atom], axes: dict[int, int], order: Sequen
     for atom in local:
         padded[atom.dim] *= atom.radix
     digits = tuple(a.radix for a in local)
-    return View(layout.tile_shape, tuple(padded), digits, tuple(axes[stride] for stride in order))
+    blocks = tuple(axes[stride] for stride in order)
+    return View(layout.tile_shape, tuple(padded), digits, tuple(a.dim for a in local), blocks)

@@ -1,0 +1,246 @@
+"""The collectives that a module executes, and what a device receives in each.
+
+What a device receives is counted on the worst device, in one execution, with f devices in a group:
+
+    all-gather           (f-1)/f of the result
+    all-to-all           (f-1)/f of the operand, whether it is one array or one operand for each device
+    reduce-scatter       (f-1)/f of the operand
+    all-reduce           2 (f-1)/f of the operand, rounded up
+    collective-permute   the result; 0 if every device sends to itself alone
+    collective-broadcast, ragged-all-to-all    the result: the most that it can be
+    several arrays combined in one collective  their sum
+
+`forms` has the ways in which compilers spell a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from types import MappingProxyType
+from typing import NamedTuple
+
+from reshard.errors import NotationError
+from reshard.hlo.forms import Spelled, pairs, spelled
+from reshard.hlo.frames import Source
+from reshard.hlo.groups import Groups, parse_groups
+from reshard.hlo.loops import trip_count
+from reshard.hlo.origin import Site, source_of
+from reshard.hlo.text import Array, Computation, Instruction, Module
+
+_JOINS_PARTITIONS = ("all-gather", "all-reduce", "reduce-scatter")  # without global ids, a group holds every partition
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a module.
+
+    `kind` is the project's name for it, `opcode` HLO's; `computation` is where it stands. `times` is how often it
+    executes in one run of the module, or None if that depends on data. `group_size` devices exchange with one another;
+    `groups` says which, and is None for a permute (see `pairs`) and between slices. `received_bytes` are those of one
+    execution.
+    """
+
+    kind: str
+    opcode: str
+    name: str
+    computation: str
+    operands: tuple[Array, ...]
+    results: tuple[Array, ...]
+    group_size: int
+    groups: Groups | None
+    received_bytes: int
+    times: int | None
+    source: Source
+    instruction: Instruction = field(repr=False)
+
+    @property
+    def dtype(self) -> str:
+        """HLO's name of the element type (`bf16`), of the first array if it combines several."""
+        return self.results[0].dtype
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """A permute's sources and targets."""
+        return pairs(self.instruction)
+
+
+class Total(NamedTuple):
+    """Executions of collectives, and the bytes that a device receives in them."""
+
+    launches: int
+    received_bytes: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one run of a module receives on a device.
+
+    `exact` is False if a collective stands in a loop whose length depends on data: it is counted once.
+    """
+
+    launches: int
+    received_bytes: int
+    by_kind: Mapping[str, Total]
+    exact: bool
+
+
+def collectives(module: Module, every_branch: bool = False) -> tuple[Collective, ...]:
+    """The collectives that the module executes, in its order, each once, however it is spelled.
+
+    Of the branches of a conditional, those of the one that receives most; all of them with `every_branch`, which is
+    for looking at, not for adding up. Raises `NotationError` if groups or called computations cannot be read.
+
+    >>> from reshard.hlo import parse
+    >>> (found,) = collectives(parse('''HloModule m
+    ...
+    ... ENTRY %main {
+    ...   %p = f32[2]{0} parameter(0), metadata={op_name="v"}
+    ...   ROOT %g = f32[8]{0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+    ... }'''))
+    >>> found.kind, found.received_bytes, found.group_size, found.times
+    ('all_gather', 24, 4, 1)
+    """
+    return tuple(_Walk(module, every_branch).run(module.entry, 1, ()))
+
+
+def traffic(of: Module | Iterable[Collective]) -> Traffic:
+    """The totals of a module, or of collectives already read."""
+    found = collectives(of) if isinstance(of, Module) else tuple(of)
+    by_kind: dict[str, Total] = {}
+    for one in found:
+        before, times = by_kind.get(one.kind, Total(0, 0)), _or_once(one.times)
+        by_kind[one.kind] = Total(before.launches + times, before.received_bytes + times * one.received_bytes)
+    return Traffic(
+        sum(total.launches for total in by_kind.values()),
+        sum(total.received_bytes for total in by_kind.values()),
+        MappingProxyType(by_kind),
+        all(one.times is not None for one in found),
+    )
+
+
+def _or_once(times: int | None) -> int:
+    return 1 if times is None else times
+
+
+class _Walk:
+    """A walk through the computations that a module runs, from its entry."""
+
+    def __init__(self, module: Module, every_branch: bool) -> None:
+        self.module = module
+        self.every_branch = every_branch
+        self.communicates: dict[str, bool] = {}
+
+    def run(self, computation: Computation, times: int | None, callers: tuple[Site, ...]) -> Iterator[Collective]:
+        """The collectives of a computation that executes so often; `callers` reach from the innermost outwards."""
+        if any(site.computation is computation for site in callers):
+            raise NotationError(f"HLO module {self.module.name}: computation {computation.name} calls itself")
+        fused = bool(callers) and callers[0].instruction.opcode == "fusion"
+        for instruction in computation.instructions:
+            site = Site(computation, instruction)
+            if form := spelled(computation, instruction, fused):
+                yield self._collective(form, site, times, callers)
+            elif called := self._called(instruction):
+                yield from self._inside(called, site, times, callers)
+
+    def _called(self, instruction: Instruction) -> list[Computation]:
+        """The computations with collectives that an instruction starts; its -done only names them again."""
+        if instruction.opcode.endswith(("-done", "-update")) or instruction.opcode == "constant":
+            return []
+        called = [self.module.computation(name) for name in instruction.called]
+        return [computation for computation in called if self._has_collectives(computation)]
+
+    def _has_collectives(self, computation: Computation) -> bool:
+        if computation.name not in self.communicates:
+            self.communicates[computation.name] = False  # a computation that calls itself is refused in `run`
+            self.communicates[computation.name] = any(
+                spelled(computation, instruction, fused=False) or self._called(instruction)
+                for instruction in computation.instructions
+            )
+        return self.communicates[computation.name]
+
+    def _inside(
+        self, called: list[Computation], site: Site, times: int | None, callers: tuple[Site, ...]
+    ) -> Iterator[Collective]:
+        opcode, outer = site.instruction.opcode, (site, *callers)
+        if opcode == "while":
+            count = trip_count(self.module, site.computation, site.instruction)
+            condition = site.instruction.attributes.get("condition", "").lstrip("%")
+            for computation in called:
+                checks = int(computation.name == condition)  # once more than the body
+                often = None if times is None or count is None else times * (count + checks)
+                yield from self.run(computation, often, outer)
+        elif opcode == "conditional":
+            branches = [list(self.run(computation, times, outer)) for computation in called]
+            yield from chain.from_iterable(branches) if self.every_branch else max(branches, key=_weight)
+        else:
+            for computation in called:
+                yield from self.run(computation, times, outer)
+
+    def _collective(self, form: Spelled, site: Site, times: int | None, callers: tuple[Site, ...]) -> Collective:
+        computation, instruction = site
+        operands = (computation.by_name.get(name) for name in instruction.operands)
+        groups = self._groups(instruction, form.opcode) if form.group_size is None else None
+        size = groups.size if groups else form.group_size or 1
+        return Collective(
+            form.kind,
+            instruction.opcode,
+            instruction.name,
+            computation.name,
+            tuple(array for operand in operands if operand for array in operand.arrays if array.dtype != "token"),
+            form.results,
+            size,
+            groups,
+            _received(form.kind, sum(array.nbytes for array in form.results), size),
+            times,
+            source_of(self.module, (site, *callers)),
+            instruction,
+        )
+
+    def _groups(self, instruction: Instruction, opcode: str) -> Groups:
+        attributes, module = instruction.attributes, self.module
+        if "replica_groups" not in attributes:
+            raise NotationError(
+                f"HLO module {module.name}: {instruction.opcode} {instruction.name} has no replica_groups; "
+                "give the text of a whole, optimized module"
+            )
+        text = attributes["replica_groups"]
+        if "device_ids" in attributes:  # it follows the mesh after a comma of its own
+            text = f"{text}, device_ids={attributes['device_ids']}"
+        replicas = module.replica_count or (None if module.devices is None else 1)
+        if "channel_id" not in attributes:
+            return parse_groups(text, replicas)
+        if opcode in _JOINS_PARTITIONS and attributes.get("use_global_device_ids") != "true":
+            groups = parse_groups(text, replicas)
+            if groups.count * groups.size <= (replicas or 1):  # more ids than replicas are ids of devices
+                return _with_partitions(groups, module.num_partitions or 1)
+        return parse_groups(text, module.devices)
+
+
+def _with_partitions(replicas: Groups, partitions: int) -> Groups:
+    """Groups of replicas, each of which brings all its partitions along."""
+
+    def expand() -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(r * partitions + p for r in group for p in range(partitions)) for group in replicas.lists)
+
+    return Groups(replicas.count, replicas.size * partitions, expand)
+
+
+def _received(kind: str, result: int, size: int) -> int:
+    """Bytes that a device receives of a collective with this result among so many devices."""
+    match kind:
+        case "all_gather" | "all_to_all":
+            return result * (size - 1) // size
+        case "reduce_scatter":
+            return result * (size - 1)
+        case "all_reduce":
+            return -(-2 * result * (size - 1) // size)
+        case _:
+            return result if size > 1 else 0
+
+
+def _weight(branch: list[Collective]) -> tuple[int, int]:
+    total = traffic(branch)
+    return total.received_bytes, total.launches

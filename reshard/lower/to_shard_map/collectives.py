@@ -1,0 +1,104 @@
+"""Slices, gathers, all-to-alls, reductions and permutes on one tile."""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
+from reshard.lower.to_shard_map.place import Place
+from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized
+from reshard.types.views import View
+
+Array = jax.Array
+
+
+def slice_(step: Slice, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    number = place.by_device(step.block)
+    values: dict[int, Array] = {}
+    for axis in reversed(step.send.blocks):
+        values[axis] = number % step.send.digits[axis]
+        number = number // step.send.digits[axis]
+    runs = step.send.runs
+    starts = [sum(values[a] * _extent(step.send, run, after=a) for a in run if a in values) for run in runs]
+    sizes = [_extent(step.send, [a for a in run if a not in values]) for run in runs]
+    padded = resized(tile, step.send.padded).reshape([_extent(step.send, run) for run in runs])
+    block = lax.dynamic_slice(padded, [jnp.asarray(start, jnp.int32) for start in starts], sizes)
+    return resized(block.reshape(step.receive.padded), shape)
+
+
+def _extent(view: View, run: Sequence[int], after: int = -1) -> int:
+    return math.prod(view.digits[axis] for axis in run if axis > after)
+
+
+def all_gather(step: AllGather, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    tile = resized(tile, step.send.padded)
+    dim = _gathered_dim(step.receive)
+    if dim is None:
+        return closed(step.receive, lax.all_gather(tile, **place.group(step.groups)))
+    return resized(lax.all_gather(tile, axis=dim, tiled=True, **place.group(step.groups)), shape)
+
+
+def _gathered_dim(view: View) -> int | None:
+    """The dim along which the tiles come to lie one after another, if that is how they lie."""
+    dims = {view.dims[axis] for axis in view.blocks}
+    if len(dims) != 1 or list(view.blocks) != sorted(view.blocks):
+        return None
+    dim = dims.pop()
+    return dim if view.dims.index(dim) == view.blocks[0] and len(_of(view, dim)) == 1 else None
+
+
+def _of(view: View, dim: int) -> list[tuple[int, ...]]:
+    return [run for run in view.runs if view.dims[run[0]] == dim]
+
+
+def all_to_all(step: AllToAll, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    blocks = blocks_of(step.send, tile)
+    moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
+    return closed(step.receive, moved)
+
+
+def reduce_scatter(step: ReduceScatter, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    blocks = blocks_of(step.send, tile)
+    group = place.group(step.groups)
+    if step.reduction in ("sum", "mean"):
+        total = lax.psum_scatter(blocks, scatter_dimension=0, tiled=False, **group)
+    else:  # XLA's reduce-scatter is reached for sums only; the same bytes go through an all-to-all.
+        moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **group)
+        total = _combined(step.reduction, moved)
+    return resized(_averaged(step.reduction, total, step.send.count).reshape(step.receive.padded), shape)
+
+
+def all_reduce(step: AllReduce, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    group = place.group(step.groups)
+    match step.reduction:
+        case "sum" | "mean":
+            total = lax.psum(tile, **group)
+        case "max":
+            total = lax.pmax(tile, **group)
+        case "min":
+            total = lax.pmin(tile, **group)
+        case _:
+            total = _combined(step.reduction, lax.all_gather(tile, **group))
+    return _averaged(step.reduction, total, len(step.groups[0]))
+
+
+def _combined(reduction: str, parts: Array) -> Array:
+    if reduction == "product":
+        return parts.prod(axis=0, dtype=parts.dtype)
+    return parts.max(axis=0) if reduction == "max" else parts.min(axis=0)
+
+
+def _averaged(reduction: str, total: Array, count: int) -> Array:
+    return total / jnp.asarray(count, total.dtype) if reduction == "mean" else total
+
+
+def permute(step: Permute, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    return place.permute(tile, step.pairs)

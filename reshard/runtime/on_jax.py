@@ -1,0 +1,171 @@
+"""Plans on global JAX arrays: the lowered program inside `jax.shard_map`.
+
+Layouts are by position: device d of a plan is the d-th device of the jax mesh, over the axes that are not
+manual already. Uneven dims are padded to whole pieces first and cut again after; XLA keeps its shards so
+already, hence neither moves data.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import Mesh as JaxMesh
+
+from reshard.errors import BudgetError, MeshError
+from reshard.lower import lower
+from reshard.lower.to_shard_map import overwrites, tile_function
+from reshard.types import jax_sharding
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.plan import Move, Plan, Step, chain, floor
+from reshard.types.rules import IN_SLABS, PLAIN, How
+from reshard.types.slabs import counts
+
+AnyMesh = JaxMesh | AbstractMesh
+LEAST = 16 << 20
+"""Bytes of operand and result on a device from which a step is done in slabs."""
+SLABS = 8
+
+
+def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
+    """The array, moved by the plan; to be traced, or run as it is.
+
+    `mesh` has the plan's devices by position on its axes that are not manual; its axes are cut where the
+    layouts use parts of them. Raises `LayoutError` for layouts that no `NamedSharding` says, and
+    `BudgetError` for a plan that overwrites its source where XLA would have to copy it.
+    """
+    if not plan.steps:
+        return array
+    _check_overwriting(plan)
+    mesh = cut(mesh, (plan.source, plan.target))
+    axes = free_axes(mesh)
+    before, after = spec(plan.source, axes), spec(plan.target, axes)
+    moved = _on_tiles(plan, mesh, axes, before, after)(_padded(array, plan.source, NamedSharding(mesh, before)))
+    return _trimmed(moved, plan.target, NamedSharding(mesh, after))
+
+
+def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedSharding) -> jax.Array:
+    """Moves an array to another mesh of the same devices, in another order or of other axes; not to be traced.
+
+    Every device computes its tile on the source's mesh, and the tiles are then read as the target's.
+    """
+    _check_overwriting(plan)
+    if not plan.source.even or not plan.target.even:
+        raise MeshError(
+            f"{plan.source} on {plan.source.mesh} to {plan.target} on {plan.target.mesh}: uneven arrays move on one "
+            f"mesh only; redistribute to an even sharding on the source's mesh first"
+        )
+    stacked = _stacked(plan, mesh)(array)
+    return jax.make_array_from_single_device_arrays(array.shape, target, [s.data for s in stacked.addressable_shards])
+
+
+@lru_cache(maxsize=1024)
+def _stacked(plan: Plan, mesh: JaxMesh) -> Callable[[jax.Array], jax.Array]:
+    """The move, its tiles stacked along dim 0 in the order of the source's devices."""
+    axes = free_axes(mesh)
+    return jax.jit(_on_tiles(plan, mesh, axes, spec(plan.source, axes), PartitionSpec(tuple(axes.axes))))
+
+
+def _on_tiles(
+    plan: Plan, mesh: AnyMesh, axes: Mesh, before: PartitionSpec, after: PartitionSpec
+) -> Callable[[jax.Array], jax.Array]:
+    return jax.shard_map(
+        tile_function(lower(plan), axes.axes),
+        mesh=mesh,
+        in_specs=before,
+        out_specs=after,
+        axis_names=frozenset(axes.axes),
+        check_vma=False,  # Gathers and permutes give replicated results, which its rules cannot see.
+    )
+
+
+def free_axes(mesh: AnyMesh) -> Mesh:
+    """The axes of a jax mesh that are not manual, with its devices by position."""
+    kinds = zip(mesh.shape.items(), mesh.axis_types, strict=True)
+    return Mesh({str(name): size for (name, size), kind in kinds if kind != AxisType.Manual})
+
+
+def spec(layout: Layout, axes: Mesh) -> PartitionSpec:
+    """The layout's `PartitionSpec` on axes with the same devices by position."""
+    held = [[d.axis for d in dim.digits if d.axis is not None] for dim in layout.dims]
+    return jax_sharding.partition_spec(layout.mesh, held, layout.partial, layout.reduction, axes)
+
+
+def in_slabs(plan: Plan, least: int = LEAST, count: int = SLABS) -> Plan:
+    """The plan with its large collectives in slabs, so that their buffers are a fraction of the tiles.
+
+    XLA stages a collective's operand and result beside the tiles themselves (an all-to-all peaks at twice
+    source and target on TPU, an all-gather at 1.9 times the two), but in a loop it reuses one slab's.
+    """
+    moves = [Move(step.kind, step.result, _slabbed(step, least, count)) for step in plan.steps]
+    return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps])
+
+
+def _slabbed(step: Step, least: int, count: int) -> How:
+    if step.how != PLAIN or step.kind not in IN_SLABS or step.operand.tile_bytes + step.result.tile_bytes < least:
+        return step.how
+    if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
+        return step.how  # Only to slice its minor dim does TPU lay the whole operand out anew.
+    able = counts(step.operand, step.result)
+    return How(slabs=next((found for found in able if found >= count), able[-1] if able else 1))
+
+
+def _check_overwriting(plan: Plan) -> None:
+    if any(step.how.in_place for step in plan.steps) and not overwrites(lower(plan)):
+        smallest = floor(plan.source, plan.target)
+        raise BudgetError(
+            f"{plan.source} -> {plan.target} (tiles {plan.source.tile_shape} and {plan.target.tile_shape}): XLA would "
+            f"copy the source to rearrange it, so it cannot overwrite it; give a budget of at least {smallest} B",
+            smallest,
+        )
+
+
+def _padded(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
+    if layout.even:
+        return array
+    room = [(0, to - now, 0) for now, to in zip(layout.shape, layout.padded_shape, strict=True)]
+    array = lax.with_sharding_constraint(array, sharding)
+    return lax.with_sharding_constraint(lax.pad(array, np.zeros((), array.dtype), room), sharding)
+
+
+def _trimmed(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:
+    if layout.even:
+        return array
+    return lax.with_sharding_constraint(lax.slice(array, [0] * array.ndim, layout.shape), sharding)
+
+
+def cut(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
+    """The mesh itself if the layouts hold whole axes of it, else one whose axes are cut where they do.
+
+    Raises `MeshError` where one is needed but an axis is manual, or no axes can be cut so.
+    """
+    own = free_axes(mesh)
+    spans = [(own.stride(axis), own.stride(axis) * axis.size) for axis in map(own.sub_axis, own.axes)]
+    ends = sorted({1, own.size} | {end for span in spans for end in span} | {e for lay in layouts for e in _ends(lay)})
+    if not any(low < end < high for low, high in spans for end in ends):
+        return mesh
+    told = f"mesh {own} cannot be cut for {', '.join(map(str, layouts))}"
+    if any(high % low for low, high in pairwise(ends)):
+        raise MeshError(f"{told}: its axes would have to be cut at {ends}, which do not divide each other")
+    if any(kind == AxisType.Manual for kind in mesh.axis_types):
+        raise MeshError(f"{told} inside a shard_map that is manual over other axes; use layouts of whole axes there")
+    sizes = [high // low for low, high in pairwise(ends)][::-1]
+    names = tuple(f"axis{at}" for at in range(len(sizes)))
+    if isinstance(mesh, JaxMesh):
+        return JaxMesh(mesh.devices.reshape(sizes), names)
+    return AbstractMesh(tuple(sizes), names)
+
+
+def _ends(layout: Layout) -> Iterator[int]:
+    for axis in (*layout.held, *layout.partial):
+        yield layout.mesh.stride(axis)
+        yield layout.mesh.stride(axis) * axis.size

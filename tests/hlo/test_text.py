@@ -1,0 +1,172 @@
+"""Modules, shapes, operands and attributes, in every spelling; and text that is none of these."""
+
+import time
+
+import pytest
+
+from reshard import hlo
+from reshard.errors import NotationError
+from reshard.hlo import Array
+from tests.hlo.fragments import computation, module
+from tests.hlo.record import DATA
+
+TEXTS = sorted(DATA.glob("*.hlo"))
+
+
+def instruction(line, **more):
+    return module(line, **more).entry.instructions[0]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_every_line_of_a_module_is_read(path):
+    text = path.read_text(encoding="utf-8")
+    read = hlo.parse(text)
+    lines = [line.split(" = ")[0] for line in text.splitlines() if line.startswith("  ") and " = " in line]
+    names = [line.removeprefix("  ").removeprefix("ROOT ").lstrip("%") for line in lines]
+    assert [one.name for held in read.computations.values() for one in held.instructions] == names
+    assert read.entry.name.startswith("main")
+    assert read.devices == read.num_partitions == (4 if "2slices" in path.stem else 8)  # those of one slice
+    for held in read.computations.values():
+        assert held.root is not None
+        for one in held.instructions:
+            assert one.shape_text and set(one.operands) <= set(held.by_name), one
+            assert all(name in read.computations for name in one.called)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_names_without_percent_signs_read_the_same(path):
+    text = path.read_text(encoding="utf-8")
+    bare, read = hlo.parse(text.replace("%", "")), hlo.parse(text)
+    for name, held in read.computations.items():
+        for one, other in zip(held.instructions, bare.computations[name].instructions, strict=True):
+            assert (one.name, one.opcode, one.root, one.shape) == (other.name, other.opcode, other.root, other.shape)
+            assert (one.operands, one.called) == (other.operands, other.called)
+    assert hlo.traffic(bare) == hlo.traffic(read)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("f32[]", Array("f32", ())),
+        ("bf16[8,4]{1,0:T(8,128)(2,1)S(1)}", Array("bf16", (8, 4), "1,0:T(8,128)(2,1)S(1)")),
+        ("f32[<=8,2]{1,0}", Array("f32", (8, 2), "1,0")),
+        ("()", ()),
+        ("(f32[2]{0}, /*index=1*/s32[])", (Array("f32", (2,), "0"), Array("s32", ()))),
+        ("((f32[2]{0:T(256)}, ()), u32[]{:S(2)})", ((Array("f32", (2,), "0:T(256)"), ()), Array("u32", (), ":S(2)"))),
+    ],
+)
+def test_shapes(text, shape):
+    assert instruction(f"%a = {text} custom-call()").shape == shape
+
+
+@pytest.mark.parametrize(
+    ("array", "nbytes"),
+    [("f32[3,5]", 60), ("bf16[7]", 14), ("pred[3]", 3), ("s4[3]", 2), ("u1[9]", 2), ("c64[2]", 16), ("token[]", 0)],
+)
+def test_bytes(array, nbytes):
+    assert [found.nbytes for found in instruction(f"%a = {array} custom-call()").arrays] == [nbytes]
+
+
+@pytest.mark.parametrize(
+    ("call", "operands"),
+    [
+        ("add(%b, %c.1)", ("b", "c.1")),
+        ("add(b, c-2)", ("b", "c-2")),
+        ("add(f32[2,3]{1,0:T(8,128)} %b, (f32[2], s32[]) %c)", ("b", "c")),
+        ("add(f32[2,3]{1,0} b, f32[] c)", ("b", "c")),
+        ("tuple(%a, /*index=5*/%b)", ("a", "b")),
+        ("partition-id()", ()),
+        ("parameter(0)", ()),
+        ("constant({1, 2})", ()),
+        ('constant("%a) = (")', ()),
+    ],
+)
+def test_operands(call, operands):
+    assert instruction(f'%r = f32[] {call}, metadata={{op_name="x"}}').operands == operands
+
+
+def test_attributes_are_cut_at_the_outer_commas():
+    one = instruction(
+        "%r = f32[8]{0} while(%a), condition=%c, body=%b.1, sharding={devices=[2,1]<=[2]}, "
+        'metadata={op_name="f(a, b)\\"}"}, backend_config={"a":{"b":[1,2]},"text":"},{"}'
+    )
+    assert dict(one.attributes) == {
+        "condition": "%c",
+        "body": "%b.1",
+        "sharding": "{devices=[2,1]<=[2]}",
+        "metadata": '{op_name="f(a, b)\\"}"}',
+        "backend_config": '{"a":{"b":[1,2]},"text":"},{"}',
+    }
+    assert one.called == ("c", "b.1")
+    assert one.sharding == "{devices=[2,1]<=[2]}"
+
+
+def test_called_computations_of_branches():
+    one = instruction("%r = f32[] conditional(%i, %a, %b), branch_computations={%t, %f.2}")
+    assert one.called == ("t", "f.2")
+    assert instruction("%r = f32[] conditional(%i), true_computation=%t, false_computation=f").called == ("t", "f")
+
+
+def test_the_header():
+    read = module("%a = f32[] constant(1)", header=", is_scheduled=true, replica_count=2, num_partitions=4")
+    assert (read.name, read.replica_count, read.num_partitions, read.devices) == ("m", 2, 4, 8)
+    assert module("%a = f32[] constant(1)", header="").devices is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is empty"),
+        (b"HloModule m", "bytes, not text"),
+        ("module @jit_f {\n func.func public @main() }", "this is StableHLO"),
+        ("%0 = stablehlo.add %a, %b : tensor<2xf32>", "this is StableHLO"),
+        ("\x0a\x05jit_f\x12\x00HloModul", "this is binary"),
+        ("{ lambda ; a:f32[2]. let in (a,) }", "no line of it starts with HloModule"),
+        ("HloModule a\n\nHloModule b\n", "one module at a time"),
+        ("HloModule a\n\n%f {\n  %x = f32[] constant(1)\n}\n", "ends before its ENTRY computation"),
+        ("HloModule a\n\nENTRY %f {\n  %x = f32[] constant(1)\n", "ends inside computation f"),
+        ("HloModule a\n\nENTRY %f {\n  %x = f32[] \n}\n", "cannot read the instruction '%x = f32[]'"),
+    ],
+)
+def test_what_is_no_module_is_refused_with_advice(text, said):
+    with pytest.raises(NotationError, match=r"give|an instruction is") as caught:
+        hlo.parse(text)
+    assert said in str(caught.value)
+
+
+def test_a_call_of_what_is_not_there_is_refused():
+    with pytest.raises(NotationError, match="calls gone, which the text does not define"):
+        hlo.collectives(module("%a = f32[] call(), to_apply=%gone"))
+
+
+def test_a_computation_that_calls_itself_is_refused():
+    line = "%g = f32[8] all-gather(%p), replica_groups={{0,1}}"
+    again = computation("again", line, "%a = f32[] call(), to_apply=%again")
+    with pytest.raises(NotationError, match="again calls itself"):
+        hlo.collectives(module("%a = f32[] call(), to_apply=%again", before=again))
+
+
+@pytest.mark.parametrize("shape", ["(f32[2]", "[2]{0}", "f32[2] f32[2]"])
+def test_a_shape_that_cannot_be_read_is_refused(shape):
+    with pytest.raises(NotationError, match="give one array"):
+        _ = instruction(f"%a = {shape} custom-call()").shape
+
+
+def test_a_dtype_of_unknown_size_is_refused():
+    with pytest.raises(NotationError, match="dtype 'strange'"):
+        _ = instruction("%a = strange[2] custom-call()").arrays[0].nbytes
+
+
+def test_large_dumps_and_large_constants_are_read_fast():
+    """5 MB in less than a few seconds: 0.1 s on the machine it was written on."""
+    text = (DATA / "overlap_tpu7x_0.12.0.1.hlo").read_text(encoding="utf-8")
+    called, entry = text[text.index("\n%") : text.index("ENTRY")], text[text.index("ENTRY") :]
+    lines = [line.replace("ROOT ", "").partition(" = ") for line in entry.splitlines() if " = " in line]
+    many = [f"{name}.{k} = {rest}" for name, _, rest in lines for k in range(1000)]
+    literal = ", ".join(["1.25"] * 500_000)
+    start = time.perf_counter()
+    read = module(*many, f"%c = f32[500000]{{0}} constant({{{literal}}}), sharding={{replicated}}", before=called)
+    assert sum(len(one.rest) for one in read.entry.instructions) > 5_000_000
+    assert hlo.traffic(read).launches == 3000
+    assert hlo.largest(read).array.elements == 4096 * 2048
+    assert time.perf_counter() - start < 5
