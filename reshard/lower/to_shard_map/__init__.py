@@ -64,7 +64,11 @@ def _run(instruction: Instruction, place: Place, tile: Array, shape: Sequence[in
     if not isinstance(instruction, Slabs):
         return _RUN[type(instruction)](instruction, place, tile, shape)
     each = instruction.each
-    return slabs(instruction, lambda part, part_shape: _RUN[type(each)](each, place, part, part_shape), tile, shape)
+
+    def one(part: Array, part_shape: Sequence[int]) -> Array:
+        return _RUN[type(each)](each, Place(place.devices, place.axes), part, part_shape)  # traced anew in the loop
+
+    return slabs(instruction, one, tile, shape)
 
 
 _RUN: dict[type[Plain], Callable[[Any, Place, Array, Sequence[int]], Array]] = {

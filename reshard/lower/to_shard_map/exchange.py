@@ -27,8 +27,8 @@ def exchange(step: Exchange, place: Place, tile: Array, shape: Sequence[int]) ->
     for kind in _kinds(step.local):
         boxes = _Boxes(kind, place)
         filled = boxes.put(filled, boxes.take(opened))
-    for turn in step.rounds:
-        filled = _turn(turn, place, opened, filled)
+    for number, turn in enumerate(step.rounds):
+        filled = _turn(turn, place, opened, place.after(filled) if number else filled)
     return filled.reshape(shape)
 
 

@@ -28,13 +28,28 @@ class Place:
         self.axes = {name: size for name, size in axes.items() if size > 1}
         self.names = tuple(self.axes)
         self.positions = {device: at for at, device in enumerate(devices)}
+        self._here: Array | None = None
+
+    @property
+    def here(self) -> Array:
+        """This device's position."""
+        if self._here is None:
+            self._here = lax.axis_index(self.names)
+        return self._here
+
+    def after(self, done: Array) -> Array:
+        """What is done, before anything that asks where this device is: without it XLA starts all rounds of an
+        exchange at once, and holds all their messages.
+        """
+        done, self._here = lax.optimization_barrier((done, self.here))
+        return done
 
     def look_up(self, values: Sequence[int] | np.ndarray[Any, Any]) -> Array:
         """This device's entry of a table with one per position; a constant where all are equal."""
         table = np.asarray(values, np.int32)
         if (table == table[:1]).all():
             return jnp.asarray(table[0])
-        return jnp.asarray(table)[lax.axis_index(self.names)]
+        return jnp.asarray(table)[self.here]
 
     def by_device(self, values: Mapping[int, int]) -> Array:
         """This device's entry of a table by device id."""
