@@ -46,6 +46,14 @@ class TileError(ReshardError):
     """Tiles given to a runtime that are not the source layout's."""
 
 
+class AgreementError(ReshardError):
+    """Ranks that call one collective operation with different requests; raised on all of them."""
+
+
+class RankError(ReshardError):
+    """A rank that failed, or did not answer in time, while data were moving; raised on all that are left."""
+
+
 class BudgetError(ReshardError):
     """A memory budget that no plan meets; `smallest` is the least one that can be met, in bytes."""
 

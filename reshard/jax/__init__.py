@@ -1,3 +1,12 @@
-"""reshard for JAX programs: `redistribute` moves arrays, in place of device_put and sharding constraints."""
+"""reshard for JAX programs.
 
+`redistribute` moves arrays, in place of `device_put` and sharding constraints; `jit` is `jax.jit` with a pass over
+the whole program, `transform` that pass on a module; `report` says where a function's data is resharded, and
+`strict` refuses programs that rebuild an array to do so.
+"""
+
+from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
+from reshard.jax.stages import deserialize as deserialize
+from reshard.jax.strictness import strict as strict
+from reshard.jax.whole_program import jit as jit

@@ -10,7 +10,7 @@ there the pass sees every move.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from reshard.errors import LayoutError
@@ -41,25 +40,24 @@ def as_constraints() -> Generator[None]:
         _AS_CONSTRAINTS.reset(token)
 
 
-def as_jaxpr(x: Any, request: Request) -> ClosedJaxpr:
-    """The move as the partitioner will see it. It must be in the program from the start: JAX tells a program
-    its devices, which the hook needs, only where it finds such a primitive in it.
-    """
-    return jax.make_jaxpr(_hook(request, x.ndim))(jax.ShapeDtypeStruct(x.shape, x.dtype))
+def left_to_a_pass() -> bool:
+    """Whether moves of unknown source are now lowered as sharding constraints."""
+    return _AS_CONSTRAINTS.get()
 
 
-def moved_late(hook: ClosedJaxpr, request: Request, platforms: tuple[str, ...], x: jax.Array) -> jax.Array:
-    """The move, to be traced; raises `LayoutError` on a platform without the hook."""
-    if _AS_CONSTRAINTS.get():
-        return jax.lax.with_sharding_constraint(x, request.target)
+def check_platforms(platforms: Sequence[str], request: Request, shape: tuple[int, ...]) -> None:
+    """Raises `LayoutError` on a platform whose partitioner cannot be asked."""
     if "tpu" in platforms:
         raise LayoutError(
-            f"redistribute to {request.target.spec} on mesh {request.target.mesh.shape}, array of shape {x.shape}: its "
-            f"source sharding is not known under jit with auto axes, and XLA on TPU cannot be asked for it; give "
+            f"redistribute to {request.target.spec} on mesh {dict(request.target.mesh.shape)}, array of shape {shape}: "
+            f"its source sharding is not known under jit with auto axes, and XLA on TPU cannot be asked for it; give "
             f"source=, use explicit axes, or compile the program with reshard.jax.jit"
         )
-    (moved,) = jaxpr_as_fun(hook)(x)
-    return jax.lax.with_sharding_constraint(moved, request.target)
+
+
+def moved_late(x: jax.Array, request: Request) -> jax.Array:
+    """The move, to be traced; planned when the partitioner says where the array is."""
+    return _hook(request, x.ndim)(x)
 
 
 @lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import LayoutError, MeshError
+from reshard.errors import LayoutError, MeshError, about_sharding
 from reshard.runtime import on_jax
 from reshard.types import jax_sharding, shardy
 from reshard.types.layout import Layout
@@ -23,32 +23,57 @@ AnyMesh = JaxMesh | AbstractMesh
 Target = NamedSharding | PartitionSpec | Layout
 
 
-def resolved(given: object, mesh: AnyMesh | None, what: str) -> NamedSharding:
-    """The `NamedSharding` that is meant; `mesh` is the one of the context or of the array, if any.
+def resolved(given: object, x: Any, what: str) -> NamedSharding:
+    """The `NamedSharding` that is meant for an array.
 
-    Raises `LayoutError` for what is no sharding, and `MeshError` for a spec without a mesh.
+    Raises `LayoutError` for what is no sharding or does not fit the array, and `MeshError` for a spec without a mesh
+    or of axes that it does not have.
     """
+    sharding = _on_a_mesh(given, mesh_of(x), what)
+    if isinstance(given, Layout):
+        _check_array(given, x, what)
+    layout(sharding, x.shape, x.dtype.name)
+    return sharding
+
+
+def _on_a_mesh(given: object, mesh: AnyMesh | None, what: str) -> NamedSharding:
     if isinstance(given, NamedSharding):
         return given
     if not isinstance(given, PartitionSpec | Layout):
         raise LayoutError(
-            f"the {what} {given!r} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec "
-            f"or a reshard.Layout"
+            f"the {what} {given!r} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec or a "
+            f"reshard.Layout"
         )
     if mesh is None or mesh.empty:
         raise MeshError(
-            f"the {what} {given} says no mesh, and none is set; give NamedSharding(mesh, spec), "
-            f"or call inside jax.set_mesh"
+            f"the {what} {given} says no mesh, and none is set; give NamedSharding(mesh, spec), or call inside "
+            f"jax.set_mesh"
         )
-    return given.to_jax(mesh) if isinstance(given, Layout) else NamedSharding(mesh, given)
+    if isinstance(given, Layout):
+        return given.to_jax(mesh)
+    try:
+        return NamedSharding(mesh, given)
+    except ValueError as error:
+        raise MeshError(f"the {what} {given} on mesh {dict(mesh.shape)}: {error}; name axes of that mesh") from None
+
+
+def _check_array(given: Layout, x: Any, what: str) -> None:
+    if given.shape != x.shape or given.dtype != x.dtype.name:
+        raise LayoutError(
+            f"the {what} {given} is of an array of shape {given.shape} and dtype {given.dtype}, and this one has "
+            f"{x.shape} and {x.dtype.name}; give a layout of this array"
+        )
 
 
 def mesh_of(x: Any) -> AnyMesh | None:
     """The mesh that a spec for this array is about: the one that is set, else the array's own."""
     context = jax.sharding.get_abstract_mesh()
     if not context.empty:
-        return context
-    sharding = getattr(x, "sharding", None) if not isinstance(x, Tracer) else jax.typeof(x).sharding
+        try:
+            return context if isinstance(x, Tracer) else jax.sharding.get_mesh()
+        except ValueError:  # A constant inside of jit, where only the abstract mesh is to be had.
+            return context
+    sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     mesh = getattr(sharding, "mesh", None)
     return None if mesh is None or mesh.empty else mesh
 
@@ -64,7 +89,8 @@ def region() -> AbstractMesh | None:
 def known_source(x: Any) -> NamedSharding | None:
     """The sharding that an array has: always known of a concrete one, of a traced one if its axes are explicit."""
     if not isinstance(x, Tracer):
-        return x.sharding if isinstance(x.sharding, NamedSharding) else None
+        sharding = getattr(x, "sharding", None)
+        return sharding if isinstance(sharding, NamedSharding) else None
     sharding = jax.typeof(x).sharding
     if sharding.mesh.empty or any(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
         return None
@@ -89,8 +115,9 @@ def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str, *, ids: 
 
 def layout_on(mesh: Mesh, sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Layout:
     """The layout on a mesh of this package with the sharding's axes."""
-    placed = shardy.place(jax_sharding.read(sharding, len(shape)), mesh)
-    return Layout.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
+    with about_sharding(f"{sharding.spec} on {mesh}", shape):
+        placed = shardy.place(jax_sharding.read(sharding, len(shape)), mesh)
+        return Layout.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
 
 
 def device_order(mesh: AnyMesh) -> tuple[int, ...] | None:

@@ -15,18 +15,21 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import MeshError, PlanError, ReshardError
+from reshard.errors import LayoutError, MeshError, PlanError, ReshardError
 from reshard.jax import placement
-from reshard.jax.late import as_jaxpr, moved_late
-from reshard.jax.request import Request, orders_differ, plan_of
+from reshard.jax.late import check_platforms, left_to_a_pass, moved_late
+from reshard.jax.request import Request, orders_differ, plan_of, reordered
 from reshard.runtime import on_jax
 from reshard.synth import Network
+from reshard.synth.planner import check_options
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
@@ -60,10 +63,12 @@ def redistribute(
     >>> redistribute(jax.numpy.arange(3), NamedSharding(mesh, PartitionSpec("x"))).tolist()
     [0, 1, 2]
     """
+    loaded = Network.load(network) if isinstance(network, str) else network
+    check_options(budget, loaded)
     leaves, tree = jax.tree.flatten(x)
     targets = _broadcast(sharding, x, "target")
     sources = [None] * len(leaves) if source is None else _broadcast(source, x, "source")
-    options = {"budget": budget, "network": network, "donate": donate}
+    options = {"budget": budget, "network": loaded, "donate": donate}
     done = [_one(leaf, t, s, options) for leaf, t, s in zip(leaves, targets, sources, strict=True)]
     return jax.tree.unflatten(tree, done)
 
@@ -77,42 +82,91 @@ def _broadcast(given: Any, x: Any, what: str) -> list[Any]:
     if _is_sharding(given):
         return [given] * len(jax.tree.leaves(x))
     try:
-        return jax.tree.leaves(jax.tree.broadcast(given, x, is_leaf=_is_sharding), is_leaf=_is_sharding)
+        spread = jax.tree.broadcast(given, x, is_leaf=_is_sharding)
     except ValueError as error:
         raise PlanError(
             f"the tree of {what} shardings is no prefix of the tree of arrays ({error}); give one sharding for all, or "
             f"a tree of them of the same structure"
         ) from None
+    found: list[Any] = []
+    jax.tree.map(lambda leaf, s: found.append(s), x, spread)  # pyright: ignore[reportUnknownLambdaType]
+    return found
 
 
 def _one(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> jax.Array:
-    target = placement.resolved(sharding, placement.mesh_of(x), "target")
-    before = None if source is None else placement.resolved(source, placement.mesh_of(x), "source")
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return _keys(x, sharding, source, options)
+    x = x if isinstance(x, jax.Array) else np.asarray(x)
+    target = placement.resolved(sharding, x, "target")
+    before = None if source is None else placement.resolved(source, x, "source")
     if isinstance(x, Tracer):
-        return _bound(x, Request(target, before or placement.known_source(x), **options))
+        return _traced(x, Request(target, before or placement.known_source(x), **options))
     if placement.on_one_device(x):
-        return jax.device_put(x, target, donate=options["donate"])
+        return _put(x, target, options["donate"])
     return _concrete(x, Request(target, before, **options))
 
 
-def _bound(x: jax.Array, request: Request) -> jax.Array:
+def _put(x: Any, target: NamedSharding, donate: bool) -> jax.Array:
+    """What is not sharded yet, on the devices of the target."""
+    done = jax.device_put(x, target, donate=donate)
+    if donate and isinstance(x, jax.Array) and not x.is_deleted() and target.shard_shape(x.shape) != x.shape:
+        x.delete()  # No shard is as large as x, so none is x itself.
+    return done
+
+
+def _keys(x: jax.Array, sharding: Any, source: Any, options: dict[str, Any]) -> jax.Array:
+    """Random keys, as the integers that they are made of; a dim of those comes last, and is never split."""
+    moved = _one(jax.random.key_data(x), sharding, source, options)
+    return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
+
+
+def _traced(x: jax.Array, request: Request) -> jax.Array:
     """Checked while the caller's line is on the stack, then left to the transformations."""
     inside = placement.region()
     if inside is not None:
-        here = {"target": NamedSharding(inside, request.target.spec)}
-        if request.source is not None:
-            here["source"] = NamedSharding(inside, request.source.spec)
-        request = replace(request, **here)
-    placement.layout(request.target, x.shape, x.dtype.name)
-    if request.source is not None:
-        if _explicit(request.source) and dict(request.source.mesh.shape) != dict(request.target.mesh.shape):
-            raise MeshError(
-                f"the array of shape {x.shape} is on mesh {dict(request.source.mesh.shape)} with explicit axes, the "
-                f"target on {dict(request.target.mesh.shape)}; inside jit an explicit array stays on "
-                f"its mesh: name its axes"
+        if request.source is None:
+            raise LayoutError(
+                f"the array of shape {x.shape} is inside a shard_map that is manual over some axes of mesh "
+                f"{dict(inside.shape)}, and the source of its move to {request.target.spec} is not known; give source="
             )
-        plan_of(request, x.shape, x.dtype.name)
+        source = NamedSharding(inside, request.source.spec)
+        request = replace(request, target=NamedSharding(inside, request.target.spec), source=source)
+    mesh = jax.typeof(x).sharding.mesh
+    if mesh.empty and not isinstance(request.target.mesh, JaxMesh):  # Nothing of this program is on a mesh yet.
+        return _pinned(x, request.target)
+    _check_types(x, request)
+    if request.source is None and not mesh.empty and dict(mesh.shape) != dict(request.target.mesh.shape):
+        return _pinned(x, request.target)  # JAX gives XLA's hook the axes of one mesh only.
     return _bind(x, request)
+
+
+def _check_types(x: jax.Array, request: Request) -> None:
+    """What JAX would only find later, or not: axis types that differ, and a source that is not the array's."""
+    known, target = placement.known_source(x), request.target
+    explicit = known is not None or _explicit(target) or (request.source is not None and _explicit(request.source))
+    if explicit and (known is None or not _explicit(target) or dict(known.mesh.shape) != dict(target.mesh.shape)):
+        here = jax.typeof(x).sharding.mesh
+        raise MeshError(
+            f"the array of shape {x.shape} is on mesh {dict(here.shape)} of axis types {here.axis_types}, the target "
+            f"on {dict(target.mesh.shape)} of {target.mesh.axis_types}; inside jit an array with explicit axes "
+            f"stays on its mesh: name its axes"
+        )
+    if known is not None and request.source is not None and not _same(request.source, known, x.ndim):
+        raise PlanError(
+            f"the array of shape {x.shape} is typed as {known.spec} on mesh {dict(known.mesh.shape)}, not as the "
+            f"source that is given, {request.source.spec}; leave source out for explicit axes"
+        )
+    if request.source is not None and reordered(request.source, target):
+        raise MeshError(
+            f"the meshes {dict(request.source.mesh.shape)} and {dict(target.mesh.shape)} of the move of shape "
+            f"{x.shape} list their devices in different orders; inside jit all arrays have one: move it outside of jit"
+        )
+
+
+def _same(a: NamedSharding, b: NamedSharding, rank: int) -> bool:
+    """Whether two specs on one mesh say the same, whatever the mesh's devices."""
+    full = [[*(s.spec.partitions), *[None] * (rank - len(s.spec.partitions))] for s in (a, b)]
+    return full[0] == full[1] and a.spec.unreduced == b.spec.unreduced
 
 
 # ---- eager -----------------------------------------------------------------------------------------
@@ -128,11 +182,12 @@ def _concrete(x: jax.Array, request: Request) -> jax.Array:
         )
     if request.source is not None and not request.source.is_equivalent_to(known, x.ndim):
         raise PlanError(
-            f"the array of shape {x.shape} is sharded as {known.spec} on {known.mesh.shape}, not as the source that "
-            f"is given, {request.source.spec} on {request.source.mesh.shape}; leave source out for a concrete array"
+            f"the array of shape {x.shape} is sharded as {known.spec} on mesh {dict(known.mesh.shape)}, not as the "
+            f"source that is given, {request.source.spec} on {dict(request.source.mesh.shape)}; leave source out for a "
+            f"concrete array"
         )
     target = _with_devices(request.target, known)
-    _check_devices(known, target)
+    _check_devices(x, known, target)
     request = replace(request, source=known, target=target)
     plan = plan_of(request, x.shape, x.dtype.name)
     if isinstance(known.mesh, JaxMesh) and _to_another_mesh(known, target):
@@ -158,17 +213,19 @@ def _with_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding
     if isinstance(target.mesh, JaxMesh) or not isinstance(source.mesh, JaxMesh):
         return target
     if target.mesh.size != source.mesh.size:
-        raise MeshError(f"the target's mesh {target.mesh.shape} has {target.mesh.size} devices, not {source.mesh.size}")
+        raise MeshError(
+            f"the target's mesh {dict(target.mesh.shape)} has {target.mesh.size} devices, not {source.mesh.size}"
+        )
     devices = source.mesh.devices.reshape(tuple(target.mesh.shape.values()))
     return NamedSharding(JaxMesh(devices, target.mesh.axis_names, axis_types=target.mesh.axis_types), target.spec)
 
 
-def _check_devices(source: NamedSharding, target: NamedSharding) -> None:
+def _check_devices(x: jax.Array, source: NamedSharding, target: NamedSharding) -> None:
     if source.device_set != target.device_set:
         raise MeshError(
-            f"the array is on {len(source.device_set)} devices (mesh {source.mesh.shape}), the target on "
-            f"{len(target.device_set)} (mesh {target.mesh.shape}), and they are not the same ones; a redistribution "
-            f"keeps the devices: use jax.device_put to move to others"
+            f"the array of shape {x.shape} is on {len(source.device_set)} devices (mesh {dict(source.mesh.shape)}), "
+            f"the target on {len(target.device_set)} (mesh {dict(target.mesh.shape)}), and they are not the same "
+            f"ones; a redistribution keeps the devices: use jax.device_put to move to others"
         )
 
 
@@ -189,12 +246,31 @@ redistribute_p = Primitive("redistribute")
 
 
 def _bind(x: jax.Array, request: Request) -> jax.Array:
-    """`late` is there for moves whose source the compiler must find; an explicit type always says it."""
-    return redistribute_p.bind(x, request=request, late=as_jaxpr(x, request) if request.source is None else None)
+    """With the move as JAX's own primitives beside it: where JAX looks through a program for its devices and
+    meshes, it must find them, and XLA's hook needs the devices.
+    """
+    try:
+        body = jax.make_jaxpr(partial(_moved, request))(x)
+    except ValueError:
+        if isinstance(x, Tracer) and request.source is not None and _explicit(request.source):
+            body = None  # Under vmap the explicit axis of the batch is out of sight; it is made when batched.
+        else:
+            raise
+    return redistribute_p.bind(x, request=request, body=body)
+
+
+def _moved(request: Request, x: jax.Array) -> jax.Array:
+    """The move, to be traced."""
+    if request.source is None:
+        return _pinned(moved_late(x, request), request.target)
+    plan = plan_of(request, x.shape, x.dtype.name)
+    if request.source.spec.reduced:
+        x = jax.sharding.reshard(x, PartitionSpec(*request.source.spec.partitions))
+    return _pinned(on_jax.apply(plan, placement.region() or request.source.mesh, x), request.target)
 
 
 @redistribute_p.def_impl
-def _impl(x: jax.Array, *, request: Request, late: ClosedJaxpr | None) -> jax.Array:
+def _impl(x: jax.Array, *, request: Request, body: ClosedJaxpr | None) -> jax.Array:
     """An eager transformation ends here; what it could not know is known now."""
     if placement.on_one_device(x):
         return jax.device_put(x, request.target)
@@ -202,14 +278,14 @@ def _impl(x: jax.Array, *, request: Request, late: ClosedJaxpr | None) -> jax.Ar
 
 
 @redistribute_p.def_abstract_eval
-def _abstract(x: Any, *, request: Request, late: ClosedJaxpr | None) -> Any:
+def _abstract(x: Any, *, request: Request, body: ClosedJaxpr | None) -> Any:
     mesh = x.sharding.mesh
     if mesh.empty or not any(kind == AxisType.Explicit for kind in mesh.axis_types):
         return x
     return x.update(sharding=NamedSharding(mesh, request.target.spec))
 
 
-def _jvp(primals: Any, tangents: Any, *, request: Request, late: ClosedJaxpr | None) -> tuple[Any, Any]:
+def _jvp(primals: Any, tangents: Any, *, request: Request, body: ClosedJaxpr | None) -> tuple[Any, Any]:
     """The tangent moves as the primal does; outside jit, a concrete primal tells both where they come from."""
     (x,), (tangent,) = primals, tangents
     if request.source is None and not isinstance(x, Tracer):
@@ -218,28 +294,32 @@ def _jvp(primals: Any, tangents: Any, *, request: Request, late: ClosedJaxpr | N
     return moved, tangent if isinstance(tangent, ad.Zero) else _bind(tangent, replace(request, donate=False))
 
 
-def _transpose(ct: Any, x: Any, *, request: Request, late: ClosedJaxpr | None) -> list[Any]:
+def _transpose(ct: Any, x: Any, *, request: Request, body: ClosedJaxpr | None) -> list[Any]:
     """The move back. Of summands, each gets the whole cotangent: back to a layout that is not partial."""
     if isinstance(ct, ad.Zero):
         return [ad.Zero(x.aval)]
     if request.source is None:  # As for a sharding constraint: the partitioner takes it from there.
         return [_pinned(ct, request.target)]
-    back = NamedSharding(request.source.mesh, _whole(request.source.spec))
-    return [_bind(ct, replace(request, target=back, source=request.target, donate=False))]
+    back = replace(request, target=_dual(request.source), source=_dual(request.target), donate=False)
+    return [_bind(ct, back)]
 
 
-def _whole(spec: PartitionSpec) -> PartitionSpec:
-    if not spec.unreduced:
-        return spec
-    return PartitionSpec(*spec.partitions, reduced=frozenset(spec.unreduced))
+def _dual(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of a cotangent: each summand of an unreduced array gets all of it, which JAX calls reduced."""
+    spec = sharding.spec
+    if not spec.unreduced and not spec.reduced:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced))
 
 
 ad.primitive_jvps[redistribute_p] = _jvp
 ad.primitive_transposes[redistribute_p] = _transpose
 
 
-def _batched(axis: Any, args: Any, dims: Any, *, request: Request, late: ClosedJaxpr | None) -> tuple[Any, int]:
+def _batched(axis: Any, args: Any, dims: Any, *, request: Request, body: ClosedJaxpr | None) -> tuple[Any, int | None]:
     """The batch dim goes first, and stays as it is: on the axes it has, those vmap was told, or none."""
+    if dims[0] is None:
+        return _bind(args[0], request), None
     x = jax.numpy.moveaxis(args[0], dims[0], 0)
     held = axis.spmd_name or axis.explicit_mesh_axis
     source = None if request.source is None else _lifted(request.source, held)
@@ -249,31 +329,34 @@ def _batched(axis: Any, args: Any, dims: Any, *, request: Request, late: ClosedJ
 def _lifted(sharding: NamedSharding, held: Any) -> NamedSharding:
     """With a dim in front."""
     spec = sharding.spec
-    extra = {"unreduced": spec.unreduced} if spec.unreduced else {}
-    return NamedSharding(sharding.mesh, PartitionSpec(held, *spec.partitions, **extra))
+    sums = {name: axes for name in ("unreduced", "reduced") if (axes := getattr(spec, name))}
+    return NamedSharding(sharding.mesh, PartitionSpec(held, *spec.partitions, **sums))
 
 
 batching.fancy_primitive_batchers[redistribute_p] = _batched
 
 
-def _lowered(ctx: Any, x: Any, *, request: Request, late: ClosedJaxpr | None) -> Any:
-    if late is not None:
-        run = partial(moved_late, late, request, tuple(ctx.module_context.platforms))
-    else:
-        aval = ctx.avals_in[0]
-        run = partial(_in_place_of, plan_of(request, aval.shape, aval.dtype.name), request)
-    return mlir.lower_fun(run, multiple_results=False)(ctx, x)
+def _lowered(ctx: Any, x: Any, *, request: Request, body: ClosedJaxpr | None) -> Any:
+    run = jaxpr_as_fun(body) if body is not None else partial(_moved_alone, request)
+    if request.source is None:
+        if left_to_a_pass():
+            run = partial(_constrained, request.target)
+        else:
+            check_platforms(ctx.module_context.platforms, request, ctx.avals_in[0].shape)
+    return mlir.lower_fun(run, multiple_results=True)(ctx, x)
 
 
-def _in_place_of(plan: Plan, request: Request, x: jax.Array) -> jax.Array:
-    """The plan, on the mesh that the layouts are on."""
-    mesh = placement.region() or (request.source or request.target).mesh
-    return _pinned(on_jax.apply(plan, mesh, x), request.target)
+def _moved_alone(request: Request, x: jax.Array) -> list[jax.Array]:
+    return [_moved(request, x)]
+
+
+def _constrained(target: NamedSharding, x: jax.Array) -> list[jax.Array]:
+    return [jax.lax.with_sharding_constraint(x, target)]
 
 
 def _pinned(x: jax.Array, target: NamedSharding) -> jax.Array:
     """Said to the partitioner to be as it is; an explicit type says so already."""
-    if any(kind == AxisType.Explicit for kind in jax.typeof(x).sharding.mesh.axis_types):
+    if _explicit(target):
         return jax.sharding.reshard(x, target)
     return jax.lax.with_sharding_constraint(x, target)
 

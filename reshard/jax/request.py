@@ -35,6 +35,8 @@ def plan_of(request: Request, shape: tuple[int, ...], dtype: str) -> Plan:
     before = placement.layout(request.source, shape, dtype, ids=ids)
     after = placement.layout(request.target, shape, dtype, ids=ids)
     found = plan(before, after, request.budget, request.network, request.donate)
+    if not on_jax.overwrites(found):  # XLA would copy the source first, so it is kept in the account.
+        found = plan(before, after, request.budget, request.network, donate=False)
     if request.budget is None and placement.platform(request.target.mesh) != "cpu":
         return on_jax.in_slabs(found)
     return found
@@ -44,3 +46,9 @@ def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:
     """Whether two meshes list their devices in different orders."""
     orders = placement.device_order(source.mesh), placement.device_order(target.mesh)
     return None not in orders and orders[0] != orders[1]
+
+
+def reordered(source: NamedSharding, target: NamedSharding) -> bool:
+    """Whether two meshes list the same devices in different orders."""
+    orders = [placement.device_order(sharding.mesh) or () for sharding in (source, target)]
+    return orders_differ(source, target) and sorted(orders[0]) == sorted(orders[1])

@@ -20,13 +20,13 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import BudgetError, MeshError
+from reshard.errors import MeshError
 from reshard.lower import lower
-from reshard.lower.to_shard_map import overwrites, tile_function
+from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
 from reshard.types import jax_sharding
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.plan import Move, Plan, Step, chain, floor
+from reshard.types.plan import Move, Plan, Step, chain
 from reshard.types.rules import IN_SLABS, PLAIN, How
 from reshard.types.slabs import counts
 
@@ -40,12 +40,10 @@ def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
     """The array, moved by the plan; to be traced, or run as it is.
 
     `mesh` has the plan's devices by position on its axes that are not manual; its axes are cut where the
-    layouts use parts of them. Raises `LayoutError` for layouts that no `NamedSharding` says, and
-    `BudgetError` for a plan that overwrites its source where XLA would have to copy it.
+    layouts use parts of them. Raises `LayoutError` for layouts that no `NamedSharding` says.
     """
     if not plan.steps:
         return array
-    _check_overwriting(plan)
     mesh = cut(mesh, (plan.source, plan.target))
     axes = free_axes(mesh)
     before, after = spec(plan.source, axes), spec(plan.target, axes)
@@ -58,13 +56,12 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
 
     Every device computes its tile on the source's mesh, and the tiles are then read as the target's.
     """
-    _check_overwriting(plan)
     if not plan.source.even or not plan.target.even:
         raise MeshError(
             f"{plan.source} on {plan.source.mesh} to {plan.target} on {plan.target.mesh}: uneven arrays move on one "
             f"mesh only; redistribute to an even sharding on the source's mesh first"
         )
-    stacked = _stacked(plan, mesh)(array)
+    stacked = _stacked(plan, mesh)(array) if array.ndim else array  # Every device has a scalar.
     return jax.make_array_from_single_device_arrays(array.shape, target, [s.data for s in stacked.addressable_shards])
 
 
@@ -119,14 +116,9 @@ def _slabbed(step: Step, least: int, count: int) -> How:
     return How(slabs=next((found for found in able if found >= count), able[-1] if able else 1))
 
 
-def _check_overwriting(plan: Plan) -> None:
-    if any(step.how.in_place for step in plan.steps) and not overwrites(lower(plan)):
-        smallest = floor(plan.source, plan.target)
-        raise BudgetError(
-            f"{plan.source} -> {plan.target} (tiles {plan.source.tile_shape} and {plan.target.tile_shape}): XLA would "
-            f"copy the source to rearrange it, so it cannot overwrite it; give a budget of at least {smallest} B",
-            smallest,
-        )
+def overwrites(plan: Plan) -> bool:
+    """Whether XLA can run the plan's exchanges in place: where shares must be rearranged first, it would copy."""
+    return not any(step.how.in_place for step in plan.steps) or shares_lie_in_order(lower(plan))
 
 
 def _padded(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:

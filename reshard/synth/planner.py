@@ -250,13 +250,18 @@ def _check_request(source: object, target: object, budget: object, network: obje
             raise PlanError(
                 f"the {name} {layout!r} is a {type(layout).__name__}, no Layout; read it with Layout.parse(text, mesh)"
             )
+    check_options(budget, network)
+    _check_arrays(cast(Layout, source), cast(Layout, target))
+
+
+def check_options(budget: object, network: object) -> None:
+    """Raises `PlanError` for a budget or a network that `plan` would refuse whatever the layouts."""
     if network is not None and not isinstance(network, Network):
         raise PlanError(f"network {network!r} is no Network; give one, the name of a preset, or None")
     if budget is not None and (
         not isinstance(budget, SupportsIndex) or isinstance(budget, bool) or budget.__index__() < 0
     ):
         raise PlanError(f"budget {budget!r}: give bytes a device as a whole number of at least 0, or None for no limit")
-    _check_arrays(cast(Layout, source), cast(Layout, target))
 
 
 def _check_arrays(source: Layout, target: Layout) -> None:

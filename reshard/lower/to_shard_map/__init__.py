@@ -35,7 +35,7 @@ from reshard.lower.program import (
 from reshard.lower.to_shard_map import collectives
 from reshard.lower.to_shard_map.exchange import exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
-from reshard.lower.to_shard_map.exchange_in_place import overwrites as overwrites
+from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
 from reshard.lower.to_shard_map.place import Place
 from reshard.lower.to_shard_map.slabs import slabs
 

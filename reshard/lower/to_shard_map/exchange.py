@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,10 +51,13 @@ def _turn(turn: Sequence[Transfer], place: Place, opened: Array, filled: Array) 
 
 
 def _kinds(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
-    """Transfers whose boxes have the same extents, together."""
+    """Transfers whose boxes have the same extents, together, at most one for each device."""
     found: dict[tuple[Any, ...], list[Transfer]] = {}
+    seen: Counter[tuple[int, Any]] = Counter()
     for t in transfers:
-        found.setdefault(tuple((_extents(box.src), _extents(box.dst)) for box in t.boxes), []).append(t)
+        shape = tuple((_extents(box.src), _extents(box.dst)) for box in t.boxes)
+        found.setdefault((shape, seen[t.receiver, shape]), []).append(t)
+        seen[t.receiver, shape] += 1
     return list(found.values())
 
 

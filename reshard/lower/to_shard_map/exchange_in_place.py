@@ -22,7 +22,7 @@ from reshard.types.views import View
 Array = jax.Array
 
 
-def overwrites(program: Program) -> bool:
+def shares_lie_in_order(program: Program) -> bool:
     """Whether every exchange in place leaves shares where they lie, so that XLA need not copy the tile."""
     return all(
         in_order(step.pack, step.send) and in_order(step.unpack, step.receive)

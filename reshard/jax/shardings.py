@@ -1,0 +1,79 @@
+"""What a module in the Shardy dialect says about its values: their meshes, shardings and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.extend.mlir.dialects import sdy as _sdy
+
+from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+
+sdy: Any = _sdy
+SHARDING = "sdy.sharding"
+MANUAL = "sdy.manual_computation"
+_DTYPES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
+
+
+def meshes(module: Module) -> dict[str, Mesh]:
+    """The meshes of a module by symbol; one without axes, which splits nothing, is not among them.
+
+    Raises `MeshError` for axis names that the notation does not have.
+    """
+    found: dict[str, Mesh] = {}
+    for op in module.body.operations:
+        if op.operation.name == "sdy.mesh":
+            mesh = sdy.MeshAttr(op.attributes["mesh"])
+            axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+            if axes:
+                ids = list(mesh.device_ids) or None
+                found[op.attributes["sym_name"].value] = Mesh([(a.name, a.size) for a in axes], device_ids=ids)
+    return found
+
+
+def of_result(op: Operation, number: int) -> Attribute | None:
+    """The sharding of an operation's result, None if it has none: then it is not split."""
+    if op.name in ("sdy.reshard", "sdy.sharding_constraint"):
+        return op.attributes["sharding"]
+    name = "out_shardings" if op.name == MANUAL else SHARDING
+    return sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings[number] if name in op.attributes else None
+
+
+def of_value(value: Value) -> Attribute | None:
+    """The sharding of a value, None if it has none: then it is not split."""
+    if not isinstance(value.owner, ir.Block):
+        return of_result(value.owner.operation, value.result_number)
+    op = value.owner.owner.operation
+    if op.name == "func.func":
+        given = op.attributes.get("arg_attrs")
+        named = () if given is None else ir.DictAttr(given[value.arg_number])
+        return next((pair.attr for pair in named if pair.name == SHARDING), None)
+    return of_result(op, value.arg_number) if op.name == "stablehlo.while" else None
+
+
+def mesh_of(sharding: Attribute | None) -> str:
+    """The symbol of a sharding's mesh; empty for none, or a mesh that is written in place."""
+    named: Any = None if sharding is None else sdy.TensorShardingAttr(sharding).mesh_or_ref
+    return named.value if isinstance(named, ir.FlatSymbolRefAttr) else ""
+
+
+def layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
+    """The layout of a value under a sharding; under none, or one on a mesh without axes, it is whole on `mesh`.
+
+    Raises `ReshardError` where the notation has no such layout, as of a quantized dtype.
+    """
+    tensor = ir.RankedTensorType(value.type)
+    own = known.get(mesh_of(sharding))
+    text = f"[{', '.join(['{}'] * tensor.rank)}]" if own is None else str(sharding)
+    return Layout.from_shardy(text, own or mesh, tuple(tensor.shape), dtype(str(tensor.element_type)))
+
+
+def dtype(element: str) -> str:
+    """Our name of an MLIR element type.
+
+    >>> dtype("ui32"), dtype("f8E4M3FN"), dtype("complex<f32>")
+    ('u32', 'f8e4m3fn', 'c64')
+    """
+    return _DTYPES.get(element) or ("u" + element[2:] if element.startswith("ui") else element.lower())

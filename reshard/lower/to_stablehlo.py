@@ -1,0 +1,210 @@
+"""A plan as StableHLO: the function that every device runs on its own tile, and its place in a program.
+
+There is one spelling of a plan in collectives, `to_shard_map.tile_function`: it is traced here, once a plan,
+and what comes out goes into a program's module as the body of a Shardy manual computation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import jax
+from jax.extend.mlir import ir as _ir
+from jax.extend.mlir import passmanager as _passmanager
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from reshard.errors import PlanError
+from reshard.lower.groups import groups_along
+from reshard.lower.program import lower
+from reshard.lower.to_shard_map import tile_function
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.plan import Plan
+
+# jaxlib's stubs leave the types of most members unknown: all of MLIR is Any here.
+Module: TypeAlias = Any
+Operation: TypeAlias = Any
+Block: TypeAlias = Any
+Value: TypeAlias = Any
+Attribute: TypeAlias = Any
+ir: Any = _ir
+_PassManager: Any = _passmanager.PassManager
+
+CHANNEL = "channel_handle"
+_COMPUTATION = "sdy.manual_computation"
+_GROUPS = "replica_groups"
+_FLATTEN = "canonicalize,cse,symbol-dce"
+_MESH_AXIS = re.compile(r'axis_ref<name = "([^"]+)"')
+
+
+@lru_cache(maxsize=1024)
+def tile_module(plan: Plan) -> str:
+    """A StableHLO module with one function, from a device's source tile to its target tile.
+
+    It refers to nothing outside, and is the same for every platform. Raises `PlanError` for scalars, and for
+    a mesh whose devices have an order of their own: a program counts them by position.
+
+    >>> from reshard.synth import plan
+    >>> mesh = Mesh(x=2)
+    >>> text = tile_module(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)))
+    >>> "stablehlo.all_to_all" in text, "tensor<2x4xf32>) -> tensor<4x2xf32>" in text
+    (True, True)
+    """
+    if not plan.source.shape or plan.source.mesh.device_ids is not None:
+        raise PlanError(f"{plan.source} on {plan.source.mesh!r} has no dims, or devices out of order: no StableHLO")
+    module = _traced(plan)
+    with module.context, ir.Location.unknown():
+        (computation,) = (op for op in walk(module.operation) if op.name == _COMPUTATION)
+        function = _as_function(module, _closed(computation))
+        while calls := [op for op in walk(function) if op.name == "func.call"]:
+            for call in calls:
+                _inline(call, module)
+        for op in walk(function):
+            _list_groups(op, plan.source.mesh)
+        run_passes(module, _FLATTEN)
+        return function.get_asm()
+
+
+def insert(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) -> Value:
+    """Builds the manual computation that takes `operand` through a plan, at MLIR's insertion point.
+
+    `mesh` is the symbol, without @, of a mesh of the same module that has the axes of the plan's; `channels`
+    numbers the collectives. Operand and result have the layouts' padded shapes.
+    """
+    module = ir.Module.parse(tile_module(plan))  # It must be named: what it holds goes when it does.
+    function = module.body.operations[0]
+    result = ir.RankedTensorType.get(plan.target.padded_shape, ir.RankedTensorType(operand.type).element_type)
+    names = ", ".join(f'"{name}"' for name in plan.source.mesh.axes)
+    attributes = {
+        "in_shardings": ir.Attribute.parse(f"#sdy.sharding_per_value<[{framed(plan.source, mesh)}]>"),
+        "out_shardings": ir.Attribute.parse(f"#sdy.sharding_per_value<[{framed(plan.target, mesh)}]>"),
+        "manual_axes": ir.Attribute.parse(f"#sdy<manual_axes{{{names}}}>"),
+    }
+    made = ir.Operation.create(_COMPUTATION, [result], [operand], attributes, regions=1)
+    function.regions[0].blocks[0].append_to(made.regions[0])
+    _return_with("sdy.return", made.regions[0].blocks[0])
+    for op in walk(made):
+        if CHANNEL in op.attributes:
+            text = f"#stablehlo.channel_handle<handle = {next(channels)}, type = 1>"
+            op.attributes[CHANNEL] = ir.Attribute.parse(text)
+    return made.results[0]
+
+
+def framed(layout: Layout, mesh: str) -> str:
+    """Shardy's sharding of a contiguous layout, on the mesh of that symbol.
+
+    >>> framed(Layout.parse("f32[{y}8, {x:(1)2}8]", Mesh(x=4, y=2)), "mesh")
+    '<@mesh, [{"y"}, {"x":(1)2}]>'
+    """
+    dims: list[str] = []
+    for dim in layout.dims:
+        names = (layout.mesh.spell(d.axis) for d in dim.digits if d.axis is not None)
+        dims.append("{" + ", ".join(re.sub(r"^[^:]+", r'"\g<0>"', name) for name in names) + "}")
+    return f"<@{mesh}, [{', '.join(dims)}]>"
+
+
+def walk(op: Operation) -> list[Operation]:
+    """All operations inside of one, itself excluded, in order; it may be changed while they are visited."""
+    found: list[Operation] = []
+
+    def visit(inner: Operation) -> Any:
+        found.append(inner)
+        return ir.WalkResult.ADVANCE
+
+    op.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return found[1:]
+
+
+def run_passes(module: Module, pipeline: str) -> None:
+    """Runs MLIR passes, named as `mlir-opt` names them, on a module in place."""
+    with module.context:
+        _PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+
+
+def _traced(plan: Plan) -> Module:
+    """The tile function under a `shard_map` that spreads tiles over the first dim, whatever the layouts are."""
+    mesh, shape = plan.source.mesh, plan.source.tile_shape
+    kinds = (AxisType.Auto,) * len(mesh.axes)  # Explicit axes, 0.12's default, would ask for sharded arguments.
+    devices = AbstractMesh(tuple(mesh.axes.values()), tuple(mesh.axes), axis_types=kinds)
+    spec = PartitionSpec(tuple(mesh.axes))
+    tile = tile_function(lower(plan), mesh.axes)
+    spread = jax.shard_map(tile, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False)
+
+    wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32
+
+    def trace() -> Module:
+        with jax.enable_x64(wide):
+            tiles = jax.ShapeDtypeStruct((shape[0] * mesh.size, *shape[1:]), plan.source.dtype)
+            jitted: Any = jax.jit(spread)  # pyright: ignore[reportUnknownMemberType]
+            return jitted.trace(tiles).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+
+    with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh`, or the trace it is in, are of its thread.
+        return fresh.submit(trace).result()
+
+
+def _closed(computation: Operation) -> Block:
+    """The body with its constants inside: jax passes those of a `shard_map` as further operands."""
+    block = computation.regions[0].blocks[0]
+    start = ir.InsertionPoint.at_block_begin(block)
+    for at in reversed(range(len(computation.operands))):
+        maker = computation.operands[at].owner
+        if not isinstance(maker, ir.Block):
+            block.arguments[at].replace_all_uses_with(maker.operation.clone(start).results[0])
+            block.erase_argument(at)
+    return block
+
+
+def _inline(call: Operation, module: Module) -> None:
+    """The function's own operations in the place of a call: jaxlib has no inliner for functions."""
+    callee = ir.StringAttr.get(call.attributes["callee"].value)
+    (function,) = (op.operation for op in module.body.operations if op.attributes["sym_name"] == callee)
+    copy = function.clone()
+    block = copy.regions[0].blocks[0]
+    for argument, operand in zip(block.arguments, call.operands, strict=True):
+        argument.replace_all_uses_with(operand)
+    for result, value in zip(call.results, _last(block).operands, strict=True):
+        result.replace_all_uses_with(value)
+    for op in list(block.operations)[:-1]:
+        op.move_before(call)
+    call.erase()
+    copy.erase()
+
+
+def _list_groups(op: Operation, mesh: Mesh) -> None:
+    """Replica groups as lists of devices: 0.12 writes them as axes of a mesh, which is another module's symbol."""
+    if _GROUPS not in op.attributes or "mesh_axes" not in str(op.attributes[_GROUPS]):
+        return
+    axes = [mesh.sub_axis(name) for name in _MESH_AXIS.findall(str(op.attributes[_GROUPS]))]
+    groups = [list(group) for group in groups_along(mesh, [(mesh.stride(axis), axis.size) for axis in axes])]
+    op.attributes[_GROUPS] = ir.Attribute.parse(f"dense<{groups}> : tensor<{len(groups)}x{len(groups[0])}xi64>")
+
+
+def _as_function(module: Module, block: Block) -> Operation:
+    """The block as the body of the only public function of a module."""
+    _return_with("func.return", block)
+    kinds = ir.FunctionType.get([a.type for a in block.arguments], [o.type for o in _last(block).operands])
+    attributes = {"sym_name": ir.StringAttr.get("tile"), "function_type": ir.TypeAttr.get(kinds)}
+    with ir.InsertionPoint(module.body):
+        function = ir.Operation.create("func.func", [], [], attributes, regions=1)
+    block.append_to(function.regions[0])
+    for op in list(module.body.operations):
+        if op.operation.name == "sdy.mesh" or op.operation.attributes.get("sym_name") == ir.StringAttr.get("main"):
+            op.operation.erase()
+    return function
+
+
+def _return_with(name: str, block: Block) -> None:
+    """Ends a block by the terminator of the operation that it is in now."""
+    last = _last(block)
+    with ir.InsertionPoint(last):
+        ir.Operation.create(name, [], list(last.operands))
+    last.erase()
+
+
+def _last(block: Block) -> Operation:
+    return list(block.operations)[-1].operation

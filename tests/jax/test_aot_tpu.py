@@ -1,0 +1,170 @@
+"""Real TPU executables without the hardware, for v5p: the collectives are the plan's, and the compiler's own account of
+memory is near the plan's promise. Skipped where there is no libtpu.
+
+The arrays are large enough: of a small reduce-scatter XLA makes an all-reduce. Without a budget the large moves are in
+slabs, so what is measured here is what a user gets.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.jax import redistribute
+from reshard.runtime import on_jax
+from reshard.types import Layout
+from tests.jax.oracle import executed, on, promised
+from tests.layouts import contiguous_layouts
+
+pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # of the workers of one run of the tests
+
+SLACK = 1.55
+"""The compiler's peak over the plan's, at most."""
+Pair = tuple[Layout, Layout]
+
+
+@lru_cache
+def devices(topology: str) -> np.ndarray:
+    from jax.experimental import topologies
+
+    return np.array(topologies.get_topology_desc(topology, platform="tpu").devices)
+
+
+def mesh_of(topology: str, sizes: dict[str, int], kind: AxisType = AxisType.Auto) -> jax.sharding.Mesh:
+    grid = devices(topology)[: math.prod(sizes.values())].reshape(tuple(sizes.values()))
+    return jax.sharding.Mesh(grid, tuple(sizes), axis_types=(kind,) * len(sizes))
+
+
+def compiled(topology: str, pair: Pair, **options: Any) -> Any:
+    mesh = mesh_of(topology, dict(pair[0].mesh.axes))
+    source, target = on(mesh, pair[0]), on(mesh, pair[1])
+    f = jax.jit(lambda x: redistribute(x, target, source=source, **options), in_shardings=source, out_shardings=target)
+    return f.lower(jax.ShapeDtypeStruct(pair[0].shape, pair[0].dtype)).compile()
+
+
+def sampled(count: int, meshes: list[dict[str, int]], shapes: list[tuple[int, ...]], dtype: str) -> tuple[Pair, ...]:
+    """Different pairs that something moves between."""
+    choose, found = random.Random(1), []
+    while len(found) < count:
+        mesh, shape = rs.Mesh(choose.choice(meshes)), choose.choice(shapes)
+        source, target = choose.sample(list(contiguous_layouts(mesh, shape, dtype)), 2)
+        if rs.plan(source, target).launches and (source, target) not in found:
+            found.append((source, target))
+    return tuple(found)
+
+
+EIGHT = [{"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"k": 8}]
+SMALL = sampled(60, EIGHT, [(1 << 16,), (512, 256), (64, 64, 32)], "float32")
+LARGE = sampled(24, EIGHT[:2], [(512, 512, 512)], "bfloat16")
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_what_is_compiled_is_what_was_planned(part: int):
+    for pair in SMALL[part::6]:
+        plan = rs.plan(*pair)
+        assert executed(compiled("v5p:2x2x2", pair)) == promised(plan), plan
+
+
+def test_the_sample_has_every_step_that_moves():
+    kinds = Counter(step.kind for pair in SMALL for step in rs.plan(*pair).steps if step.launches)
+    assert set(kinds) == {"all_gather", "all_to_all", "permute", "exchange"} and min(kinds.values()) >= 4, kinds
+
+
+def test_under_a_budget_it_is_the_plan_of_the_budget():
+    """Messages in pieces, whole messages, and one all-to-all."""
+    mesh = rs.Mesh(x=4, y=2)
+    pair = Layout.parse("f32[{x}128, {y}128]", mesh), Layout.parse("f32[512, {y}{x}32]", mesh)
+    tiles = pair[0].tile_bytes + pair[1].tile_bytes
+    launches = []
+    for budget in (tiles + tiles // 8, tiles + tiles // 4, 2 * tiles):
+        plan = rs.plan(*pair, budget)
+        assert executed(compiled("v5p:2x2x2", pair, budget=budget)) == promised(plan)
+        launches.append(plan.launches)
+    assert launches == [6, 3, 1]
+
+
+def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
+    """Which TPU keeps as one when it is large enough."""
+    mesh = mesh_of("v5p:2x2x2", {"x": 4, "y": 2}, AxisType.Explicit)
+    source = NamedSharding(mesh, P(unreduced={"x"}))
+    before = jax.ShapeDtypeStruct((1024, 512), jnp.float32, sharding=source)
+    f = jax.jit(lambda x: redistribute(x, NamedSharding(mesh, P("x"))))
+    assert executed(f.lower(before).compile()) == {("reduce_scatter", 3 * 256 * 512 * 4): 1}
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+@lru_cache
+def peak(number: int) -> tuple[int, rs.Plan]:
+    """Bytes that the compiler counts for a large move, and the plan that it is of; its collectives are checked too."""
+    plan = on_jax.in_slabs(rs.plan(*LARGE[number]))
+    found = compiled("v5p:2x2x2", LARGE[number])
+    assert executed(found) == promised(plan), plan
+    return found.memory_analysis().peak_memory_in_bytes, plan
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_large_moves_keep_to_the_plans_memory(part: int):
+    for number in range(part, len(LARGE), 4):
+        used, plan = peak(number)
+        assert used <= plan.peak_bytes * SLACK, f"{used / plan.peak_bytes:.3f} times the promise: {plan}"
+        ends = plan.source.tile_bytes + plan.target.tile_bytes
+        assert ends <= used <= 2 * ends, f"{used / ends:.3f} times source and target: {plan}"
+
+
+def test_the_memory_of_all_large_moves_is_little_more_than_their_ends():
+    logs = [math.log(used / (p.source.tile_bytes + p.target.tile_bytes)) for used, p in map(peak, range(len(LARGE)))]
+    assert math.exp(sum(logs) / len(logs)) <= 1.3
+
+
+def test_the_exchange_that_needs_most_memory():
+    """A replicated dim cut along two axes of which one held another dim."""
+    mesh = rs.Mesh(x=4, y=2)
+    pair = Layout.parse("bf16[512, {y}256, 512]", mesh), Layout.parse("bf16[512, 512, {y}{x}64]", mesh)
+    plan = on_jax.in_slabs(rs.plan(*pair))
+    used = compiled("v5p:2x2x2", pair).memory_analysis().peak_memory_in_bytes
+    assert used <= plan.peak_bytes * SLACK, f"{used / plan.peak_bytes:.3f} times the promise: {plan}"
+
+
+def test_slabs_are_why():
+    """The same all-to-all, whole: a budget that is no limit leaves it in one piece."""
+    mesh = rs.Mesh(x=4, y=2)
+    pair = Layout.parse("bf16[{x}128, 512, 512]", mesh), Layout.parse("bf16[512, {x}128, 512]", mesh)
+    whole = compiled("v5p:2x2x2", pair, budget=1 << 40)
+    assert executed(whole) == promised(rs.plan(*pair))
+    slabs = compiled("v5p:2x2x2", pair)
+    peaks = [each.memory_analysis().peak_memory_in_bytes for each in (slabs, whole)]
+    assert peaks[0] * 1.3 < peaks[1], peaks
+
+
+# ---- 256 chips -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "before", "after"),
+    [
+        # A fused all-to-all over two dims; a gather of one axis of three after a move over the others; an exchange.
+        ({"x": 16, "y": 16}, "f32[{x}64, {y}64]", "f32[{y}64, {x}64]"),
+        ({"x": 4, "y": 8, "z": 8}, "f32[{x}256, {y}128, {z}128]", "f32[1024, {z}{x}32, {y}128]"),
+        ({"x": 16, "y": 16}, "f32[{x}{y}16, 4096]", "f32[4096, {x}256]"),
+    ],
+)
+def test_256_chips(sizes: dict[str, int], before: str, after: str):
+    mesh = rs.Mesh(sizes)
+    pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
+    plan = on_jax.in_slabs(rs.plan(*pair))
+    assert executed(compiled("v5p:4x8x8", pair)) == promised(plan), plan

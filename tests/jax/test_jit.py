@@ -1,0 +1,336 @@
+"""`reshard.jax.jit` in the place of `jax.jit`: arguments, results, transformations, what it says, what it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.errors import NetworkError
+from reshard.jax.redistribute import redistribute
+from reshard.jax.stages import deserialize
+from reshard.jax.whole_program import Jitted, jit
+
+SIZE = 16
+
+
+def mesh(kind: AxisType = AxisType.Auto) -> JaxMesh:
+    return JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"), axis_types=(kind, kind))
+
+
+def sharding(*spec: Any) -> NamedSharding:
+    return NamedSharding(mesh(), P(*spec))
+
+
+BEFORE, AFTER = sharding("y", None, "x"), sharding(None, ("x", "y"))
+
+
+def numbered(place: NamedSharding = BEFORE) -> jax.Array:
+    return jax.device_put(np.arange(SIZE**3, dtype=np.float32).reshape(SIZE, SIZE, SIZE), place)
+
+
+def program(v: jax.Array) -> jax.Array:
+    """What jax-ml/jax#21562 does."""
+    return jax.lax.with_sharding_constraint(v * 2, AFTER) + 1
+
+
+def chosen(f: Jitted, *args: Any, **kwargs: Any) -> str:
+    return f.lower(*args, **kwargs).compile().decision.chosen
+
+
+def kept(f: Jitted) -> list[str]:
+    """The decisions for what the function was called with."""
+    return [compiled.decision.chosen for compiled in f._compiled.values()]
+
+
+# ---- in the place of jax.jit -----------------------------------------------------------------------
+
+
+def test_it_computes_the_same_with_our_collectives() -> None:
+    f, x = jit(program), numbered()
+    out = f(x)
+    np.testing.assert_array_equal(out, np.asarray(x) * 2 + 1)
+    assert kept(f) == ["reshard"] and out.sharding.is_equivalent_to(AFTER, 3)
+    text = f.lower(x).compile().as_text()
+    assert "all-to-all" in text and "all-gather" not in text
+
+
+def test_trees_keywords_and_static_arguments() -> None:
+    @partial(jit, static_argnames=("times", "name"), donate_argnums=())
+    def f(tree: dict[str, Any], times: int, *, shift: Any, name: str = "a") -> tuple[jax.Array, dict[str, Any]]:
+        moved = jax.lax.with_sharding_constraint(tree[name] * times, AFTER)
+        return moved + shift, {"kept": tree["b"], "none": None}
+
+    x = numbered()
+    for times, name in ((2, "a"), (3, "a"), (3, "b"), (2, "a")):
+        out, rest = f({"a": x, "b": x + 1}, times, shift=1.5, name=name)
+        np.testing.assert_array_equal(out, (np.asarray(x) + (name == "b")) * times + 1.5)
+        assert set(rest) == {"kept", "none"} and rest["none"] is None
+    assert kept(f) == ["reshard"] * 3
+    compiled = f.lower({"a": x, "b": x}, times=5, shift=0.0).compile()
+    np.testing.assert_array_equal(compiled({"a": x, "b": x}, shift=0.5)[0], np.asarray(x) * 5 + 0.5)
+
+
+def test_static_arguments_by_number_from_the_end() -> None:
+    f = jit(lambda v, n: program(v) * n, static_argnums=-1)
+    np.testing.assert_array_equal(f(numbered(), 3), (np.asarray(numbered()) * 2 + 1) * 3)
+    assert kept(f) == ["reshard"]
+
+
+def test_a_kind_of_arguments_is_compiled_once() -> None:
+    traces: list[None] = []
+
+    def counted(v: jax.Array) -> jax.Array:
+        traces.append(None)
+        return program(v)
+
+    f = jit(counted)
+    for _ in range(3):
+        f(numbered())
+    assert len(traces) == 1 and len(kept(f)) == 1
+    f(numbered(AFTER))  # lies elsewhere
+    f(numbered().astype(jnp.bfloat16))
+    f(np.zeros((SIZE,) * 3, np.float32))  # lies nowhere yet
+    assert len(kept(f)) == 4
+
+
+def test_python_numbers_do_not_make_programs() -> None:
+    f = jit(lambda v, rate: program(v) * rate)
+    for rate in (1.0, 2.0, 3.0):
+        np.testing.assert_array_equal(f(numbered(), rate), (np.asarray(numbered()) * 2 + 1) * rate)
+    assert len(kept(f)) == 1
+
+
+def test_donation() -> None:
+    f = jit(lambda v: program(v), donate_argnums=0)
+    x = numbered()
+    compiled = f.lower(x).compile()
+    assert compiled.decision.chosen == "reshard" and compiled.memory_analysis().alias_size_in_bytes > 0
+    f(x)
+    assert x.is_deleted()
+
+
+def test_in_and_out_shardings() -> None:
+    f = jit(lambda v: jnp.cos(v) * 2, in_shardings=BEFORE, out_shardings=AFTER)
+    x = np.arange(SIZE**3, dtype=np.float32).reshape(SIZE, SIZE, SIZE)
+    out = f(x)
+    np.testing.assert_allclose(out, np.cos(x) * 2, rtol=1e-6, atol=1e-6)
+    assert out.sharding.is_equivalent_to(AFTER, 3) and kept(f) == ["reshard"]
+
+
+def test_from_shapes_alone() -> None:
+    f = jit(program)
+    compiled = f.lower(jax.ShapeDtypeStruct((SIZE,) * 3, np.float32, sharding=BEFORE)).compile()
+    np.testing.assert_array_equal(compiled(numbered()), np.asarray(numbered()) * 2 + 1)
+    assert compiled.input_shardings[0][0].is_equivalent_to(BEFORE, 3)
+    assert compiled.output_shardings.is_equivalent_to(AFTER, 3)
+    assert compiled.cost_analysis() is not None
+
+
+def test_methods_and_decorators() -> None:
+    class Model:
+        def __init__(self, scale: float) -> None:
+            self.scale = scale
+
+        @partial(jit, static_argnums=0)
+        def __call__(self, v: jax.Array) -> jax.Array:
+            """Moves."""
+            return program(v) * self.scale
+
+    np.testing.assert_array_equal(Model(3.0)(numbered()), (np.asarray(numbered()) * 2 + 1) * 3)
+    assert Model.__call__.__doc__ == "Moves." and Model.__call__.__name__ == "__call__"
+
+
+def test_what_it_does_not_have_is_that_of_jax_jit() -> None:
+    f = jit(program)
+    assert f.eval_shape(numbered()).shape == (SIZE,) * 3
+    assert f.trace(numbered()).out_info.shape == (SIZE,) * 3
+    with pytest.raises(AttributeError):
+        _ = f.nothing
+
+
+def test_under_other_transformations_it_is_jax_jit() -> None:
+    f, x = jit(program), numbered()
+    np.testing.assert_array_equal(jax.jit(f)(x), np.asarray(x) * 2 + 1)
+    np.testing.assert_array_equal(jax.grad(lambda v: f(v).sum())(x), np.full((SIZE,) * 3, 2.0))
+    np.testing.assert_array_equal(jax.vmap(jit(lambda v: v * 2))(x), np.asarray(x) * 2)
+    assert kept(f) == []
+    with jax.disable_jit():
+        np.testing.assert_array_equal(jit(lambda v: v * 2)(x), np.asarray(x) * 2)
+    g = jit(jax.grad(lambda v: (program(v) ** 2).sum()))
+    np.testing.assert_allclose(g(x), 4 * (2 * np.asarray(x) + 1))
+
+
+def test_errors_of_the_function_are_its_own() -> None:
+    def wrong(v: jax.Array) -> jax.Array:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        jit(wrong)(numbered())
+
+
+def test_one_device_and_nothing_to_do() -> None:
+    lowered = jit(lambda v: v + 1).lower(1.0)
+    assert lowered.ours is None and lowered.compile().decision.why == "it runs on one device"
+    f = jit(lambda v: v + 1)
+    assert f.lower(numbered()).compile().decision.why == "it has no reshard to take"
+    np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) + 1)
+
+
+def test_the_current_mesh_and_types() -> None:
+    """A function is traced anew in another context, as `jax.jit` does; with explicit axes, shardings are types."""
+    explicit = mesh(AxisType.Explicit)
+    before, after = NamedSharding(explicit, P("y", None, "x")), NamedSharding(explicit, P(None, ("x", "y")))
+
+    def typed(v: jax.Array) -> jax.Array:
+        return jax.sharding.reshard(v * 2, after) + 1
+
+    f = jit(typed)
+    with jax.set_mesh(explicit):
+        out = f(numbered(before))
+    np.testing.assert_array_equal(out, np.asarray(numbered()) * 2 + 1)
+    assert kept(f) == ["reshard"]
+    g = jit(lambda v: jax.lax.with_sharding_constraint(v * 2, P(None, ("x", "y"))) + 1)
+    with jax.set_mesh(mesh()):
+        np.testing.assert_array_equal(g(numbered()), np.asarray(numbered()) * 2 + 1)
+    assert kept(g) == ["reshard"]
+
+
+def test_random_keys_and_callbacks() -> None:
+    seen: list[Any] = []
+
+    def noisy(key: jax.Array, v: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda total: seen.append(float(total)), v[0, 0, 0])
+        return program(v) + jax.random.normal(key, v.shape)
+
+    x, key = numbered(), jax.random.key(0)
+    f = jit(noisy)
+    np.testing.assert_allclose(f(key, x), jax.jit(noisy)(key, x), rtol=1e-5)
+    jax.effects_barrier()
+    assert seen == [0.0, 0.0] and kept(f) == ["reshard"]
+
+
+def test_redistribute_inside_without_a_source() -> None:
+    """The pass finds the source: `redistribute` is a constraint there."""
+    f = jit(lambda v: redistribute(v * 2, AFTER) + 1)
+    lowered = f.lower(numbered())
+    assert len(lowered.report.taken) == 1
+    np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) * 2 + 1)
+
+
+# ---- what it decides and says ----------------------------------------------------------------------
+
+
+def test_the_decision_has_the_figures() -> None:
+    compiled = jit(program).lower(numbered()).compile()
+    decision = compiled.decision
+    assert decision.plain is not None and decision.ours is not None
+    assert decision.ours.received_bytes == 1792 == compiled.report.taken[0].plan.received_bytes
+    assert decision.plain.received_bytes > 1792 and decision.ours.launches == 1
+    assert decision.ours.temp_bytes < decision.plain.temp_bytes
+    assert str(decision).startswith("reshard: 1792 B received instead of ")
+    assert decision.to_dict()["ours"]["received_bytes"] == 1792
+
+
+def test_what_would_be_worse_is_not_kept() -> None:
+    """Of fewer bytes in more collectives, none is kept; the report says that it could be taken, and why it was not."""
+    f = jit(lambda v: jax.lax.with_sharding_constraint(v, sharding("x", "y")) + 1)
+    lowered = f.lower(numbered(sharding(None, "x", "y")))
+    assert len(lowered.report.taken) == 1
+    compiled = lowered.compile()
+    assert compiled.decision.chosen == "plain" and "collectives instead of" in compiled.decision.why
+    (left,) = compiled.report.left
+    assert not compiled.report.taken and compiled.decision.why in left.why
+    fast = rs.Network("wire", inner=(1e-9, 1e9), domain=8)  # where starting a collective is nothing
+    assert chosen(jit(f.__wrapped__, network=fast), numbered(sharding(None, "x", "y"))) == "reshard"
+
+
+def test_what_is_no_better_is_not_kept() -> None:
+    compiled = jit(lambda v: jax.lax.with_sharding_constraint(v, sharding(None, "x")) + 1).lower(
+        numbered(sharding("x"))
+    )
+    assert compiled.compile().decision.why == "it would receive as much, in as many collectives"
+
+
+def test_a_program_that_the_pass_cannot_do_is_compiled_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no such pass")
+
+    monkeypatch.setattr("reshard.jax.module_pass.run", fail)
+    f = jit(program)
+    np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) * 2 + 1)
+    (compiled,) = f._compiled.values()
+    assert compiled.decision.chosen == "plain" and compiled.decision.failed
+    assert compiled.decision.why == "the pass cannot do it: RuntimeError: no such pass"
+
+
+def test_a_program_that_does_not_compile_after_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from reshard.jax import stages
+
+    figures, asked = stages.figures, []
+
+    def fail(compiled: Any) -> Any:
+        asked.append(compiled)
+        if len(asked) > 1:
+            raise RuntimeError("XLA")
+        return figures(compiled)
+
+    monkeypatch.setattr(stages, "figures", fail)
+    compiled = jit(program).lower(numbered()).compile()
+    assert compiled.decision.failed and "does not compile" in compiled.decision.why
+    np.testing.assert_array_equal(compiled(numbered()), np.asarray(numbered()) * 2 + 1)
+
+
+def test_a_network_without_a_link_is_an_error() -> None:
+    with pytest.raises(NetworkError, match="no link for axis"):
+        jit(program, network=rs.Network("short", inner=(1e-6, 1e9), domain=2))(numbered())
+    with pytest.raises(NetworkError):
+        jit(program, network="no-such-network")
+
+
+def test_lines_that_do_not_gain_are_left() -> None:
+    """A move of small tiles in many collectives, beside one that gains: only that line is taken."""
+
+    def both(v: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first = jax.lax.with_sharding_constraint(v, sharding("x", "y"))
+        second = jax.lax.with_sharding_constraint(w, AFTER)
+        return first + 1, second + 1
+
+    v, w = numbered(sharding(None, "x", "y")), numbered()
+    compiled = jit(both).lower(v, w).compile()
+    lines = {reshard.where.rsplit(":")[-1] for reshard in compiled.report.taken}
+    assert lines == {str(both.__code__.co_firstlineno + 2)}
+    for out, given in zip(compiled(v, w), (v, w), strict=True):
+        np.testing.assert_array_equal(out, np.asarray(given) + 1)
+
+
+# ---- another process -------------------------------------------------------------------------------
+
+READER = """
+import sys, jax, numpy as np
+from reshard.jax.stages import deserialize
+compiled = deserialize(open(sys.argv[1], "rb").read())
+place = compiled.input_shardings[0][0]
+x = jax.device_put(np.arange(16**3, dtype="f").reshape(16, 16, 16), place)
+assert np.array_equal(compiled(x), np.asarray(x) * 2 + 1)
+print(compiled.decision.chosen, len(compiled.report.taken), "all-to-all" in compiled.as_text())
+"""
+
+
+def test_a_compiled_program_is_read_back(tmp_path: Any) -> None:
+    data = jit(program).lower(numbered()).compile().serialize()
+    np.testing.assert_array_equal(deserialize(data)(numbered()), np.asarray(numbered()) * 2 + 1)
+    path = tmp_path / "program"
+    path.write_bytes(data)
+    run = subprocess.run([sys.executable, "-c", READER, path], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["reshard", "1", "True"], run.stderr

@@ -1,0 +1,31 @@
+"""Two processes of four devices each, over gloo: each holds exactly its shards."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.jax import worker
+
+
+def test_two_processes():
+    worker.check(["one-of-several"], devices=4, processes=2)
+
+
+def test_a_process_that_fails_is_seen():
+    with pytest.raises(AssertionError, match="IndexError"):
+        worker.check(["one-of-several"], devices=4)
+
+
+def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
+    """One of two processes waits for another that never comes."""
+    monkeypatch.setattr(worker, "SECONDS", 3)
+    started = []
+    monkeypatch.setattr(worker, "start", lambda *given: started.append(start(*given)) or started[-1])
+    with pytest.raises(subprocess.TimeoutExpired):
+        worker.check(["one-of-several", "0", "2", "1"], devices=4)
+    assert started[0].wait(10) != 0
+
+
+start = worker.start

@@ -1,0 +1,282 @@
+"""What is compiled is what was planned: kinds, launches and received bytes of every collective, on CPU.
+
+In float32: XLA:CPU carries narrower floats as float32. On TPU: test_aot_tpu.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.errors import ReshardError
+from reshard.jax import redistribute
+from reshard.lower import lower
+from reshard.lower.program import AllGather, AllToAll, Permute, Program, Slabs, Slice
+from reshard.runtime import on_jax
+from reshard.types import Layout
+from reshard.types.rules import RULES
+from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised
+from tests.layouts import contiguous_layouts
+
+MESHES = ({"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"k": 8}, {"x": 2, "y": 3})
+SHAPES = {1: (48,), 2: (48, 24), 3: (24, 24, 24)}
+Pair = tuple[Layout, Layout]
+
+
+@lru_cache
+def sample() -> tuple[Pair, ...]:
+    """60 pairs that something moves between, of all ranks and meshes."""
+    choose, found = random.Random(0), []
+    while len(found) < 60:
+        sizes, rank = MESHES[len(found) % 4], 1 + len(found) // 4 % 3
+        every = list(contiguous_layouts(rs.Mesh(sizes), SHAPES[rank]))
+        source, target = choose.sample(every, 2)
+        if rs.plan(source, target).launches:
+            found.append((source, target))
+    return tuple(found)
+
+
+def shardings(pair: Pair) -> tuple[NamedSharding, NamedSharding]:
+    mesh = mesh_of(dict(pair[0].mesh.axes))
+    return on(mesh, pair[0]), on(mesh, pair[1])
+
+
+def moved(pair: Pair, **options: Any) -> Any:
+    """The compiled move, and what it makes of indices is exact."""
+    source, target = shardings(pair)
+    f = jax.jit(lambda x: redistribute(x, target, source=source, **options), in_shardings=source, out_shardings=target)
+    values = filled(pair[0].shape)
+    assert_exact(f(jax.device_put(values, source)), target, values)
+    return f.lower(jax.ShapeDtypeStruct(pair[0].shape, jnp.float32)).compile()
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_what_is_compiled_is_what_was_planned(number: int):
+    pair = sample()[number]
+    assert executed(moved(pair)) == promised(rs.plan(*pair)), rs.plan(*pair)
+
+
+def test_the_sample_has_every_step_that_moves():
+    kinds = Counter(step.kind for pair in sample() for step in rs.plan(*pair).steps)
+    assert set(kinds) == set(RULES) - {"reduce_scatter", "all_reduce"}, kinds
+    assert min(kinds.values()) >= 5, kinds
+
+
+def test_found_at_compile_time_it_is_the_same():
+    """Where XLA's partitioner is asked for the source."""
+    for pair in sample()[::6]:
+        source, target = shardings(pair)
+        f = jax.jit(lambda x, t=target: redistribute(x, t), in_shardings=source, out_shardings=target)
+        compiled = f.lower(jax.ShapeDtypeStruct(pair[0].shape, jnp.float32)).compile()
+        assert executed(compiled) == promised(rs.plan(*pair)), rs.plan(*pair)
+
+
+def test_it_receives_the_lower_bound():
+    """Each plan of the sample, and so each program."""
+    for pair in sample():
+        plan = rs.plan(*pair)
+        assert plan.received_bytes == plan.lower_bound_bytes, plan
+
+
+# ---- slabs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(0, 60, 4))
+def test_in_slabs_every_collective_runs_once_a_slab(number: int):
+    pair = sample()[number]
+    plan = on_jax.in_slabs(rs.plan(*pair), least=0, count=4)
+    source, target = shardings(pair)
+    f = jax.jit(lambda x: on_jax.apply(plan, source.mesh, x), in_shardings=source, out_shardings=target)
+    values = filled(pair[0].shape)
+    x = jax.device_put(values, source)
+    assert_exact(f(x), target, values)
+    assert executed(f.lower(x).compile()) == promised(plan), plan
+
+
+def test_slabs_receive_what_the_plan_receives():
+    whole, in_slabs = Counter(), Counter()
+    for pair in sample():
+        plan = rs.plan(*pair)
+        slabbed = on_jax.in_slabs(plan, least=0, count=4)
+        assert slabbed.received_bytes == plan.received_bytes
+        whole[plan.launches] += 1
+        in_slabs[max((step.how.slabs for step in slabbed.steps), default=1)] += 1
+        for before, after in zip(plan.steps, slabbed.steps, strict=True):
+            assert after.launches == before.launches * after.how.slabs
+    assert sum(count for slabs, count in in_slabs.items() if slabs > 1) >= 40, in_slabs
+
+
+def test_small_moves_and_moves_under_a_budget_are_not_in_slabs():
+    source, target = shardings(sample()[0])
+    plan = as_plan(source, target, sample()[0][0].shape, "float32")
+    assert on_jax.in_slabs(plan) == plan
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
+def test_without_a_budget_large_moves_are_in_slabs_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
+    from reshard.jax import placement
+    from reshard.jax.request import Request, plan_of
+
+    monkeypatch.setattr(placement, "platform", lambda mesh: platform)
+    mesh = mesh_of({"x": 4, "y": 2})
+    source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
+    for rows, large in ((1 << 10, False), (1 << 12, True)):
+        found = plan_of(Request(target, source), (rows, 1 << 12), "float32")
+        assert any(step.how.slabs > 1 for step in found.steps) == (large and platform != "cpu")
+    budget = 10 << 30
+    assert all(
+        step.how.slabs == 1 for step in plan_of(Request(target, source, budget), (1 << 12, 1 << 12), "f32").steps
+    )
+
+
+# ---- other meshes ----------------------------------------------------------------------------------
+
+
+def test_sub_axes():
+    """Between two factorings of eight devices; collectives along parts of axes are one call each."""
+    before, after = NamedSharding(mesh_of({"k": 8}), P("k")), NamedSharding(mesh_of({"x": 2, "y": 4}), P("y", "x"))
+    f = jax.jit(lambda x: redistribute(x, after, source=before), in_shardings=before, out_shardings=after)
+    compiled = f.lower(jax.ShapeDtypeStruct((16, 16), jnp.float32)).compile()
+    mesh = rs.Mesh(k=8)
+    plan = rs.plan(Layout.parse("f32[{k}2, 16]", mesh), Layout.parse("f32[{k:(2)4}4, {k:(1)2}8]", mesh))
+    assert executed(compiled) == promised(plan)
+
+
+def test_uneven_arrays():
+    """They are padded where they lie, which moves nothing. Beside the move, only the sum at the end is reduced."""
+    mesh = mesh_of({"x": 4, "y": 2})
+    everywhere, pin = NamedSharding(mesh, P()), jax.lax.with_sharding_constraint
+    for before, after in ((P("x"), P()), (P("x"), P(None, "x")), (P("y"), P("y", "x")), (P("x", "y"), P("y", "x"))):
+        source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
+
+        def f(x: Any, source: NamedSharding = source, target: NamedSharding = target) -> Any:
+            moved = redistribute(pin(jnp.sin(x), source), target, source=source)
+            return pin(jnp.cos(moved), target).sum()
+
+        compiled = jax.jit(f, in_shardings=everywhere).lower(jax.ShapeDtypeStruct((13, 9), jnp.float32)).compile()
+        plan = as_plan(source, target, (13, 9), "float32")
+        calls = Counter({kind: 0 for kind, _ in executed(compiled)})
+        for (kind, _), times in executed(compiled).items():
+            calls[kind] += times
+        del calls["all_reduce"]
+        assert calls == Counter(kind for kind, _ in promised(plan).elements()), plan
+
+
+def test_messages_of_pieces_that_do_not_nest_are_padded():
+    """By at most a half of what the plan counts, for pieces in 2 and in 3."""
+    padded = 0
+    for source, target in (pair for pair in sample() if pair[0].mesh.size == 6):
+        plan = rs.plan(source, target)
+        received = sum(size * times for (_, size), times in promised(plan).items())
+        assert plan.received_bytes <= received <= 1.5 * plan.received_bytes, plan
+        padded += received > plan.received_bytes
+    assert padded
+
+
+# ---- faults ----------------------------------------------------------------------------------------
+
+
+def first(kind: type, program: Program) -> tuple[int, Any]:
+    return next((at, found) for at, found in enumerate(program.instructions) if isinstance(found, kind))
+
+
+def traded(groups: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """The last members of the first two groups, swapped."""
+    one, two = groups[:2]
+    return ((*one[:-1], two[-1]), (*two[:-1], one[-1]), *groups[2:])
+
+
+def wrong_group(program: Program) -> tuple[int, Any]:
+    at, found = first(AllGather, program)
+    return at, replace(found, groups=traded(found.groups))
+
+
+def wrong_order(program: Program) -> tuple[int, Any]:
+    at, found = first(AllToAll, program)
+    return at, replace(found, groups=tuple(group[::-1] for group in found.groups))
+
+
+def flipped_pair(program: Program) -> tuple[int, Any]:
+    at, found = first(Permute, program)
+    senders = [sender for sender, _ in found.pairs]
+    return at, Permute(tuple(zip(senders[1:] + senders[:1], (to for _, to in found.pairs), strict=True)))
+
+
+def wrong_block(program: Program) -> tuple[int, Any]:
+    at, found = first(Slice, program)
+    return at, replace(found, block={d: (b + (d == 0)) % found.send.count for d, b in found.block.items()})
+
+
+def transposed_pack(program: Program) -> tuple[int, Any]:
+    at, found = first(AllToAll, program)
+    return at, replace(found, send=replace(found.send, blocks=found.send.blocks[::-1]))
+
+
+def wrong_slab(program: Program) -> tuple[int, Any]:
+    """The result's slabs lie elsewhere: inner and outer places of the loop's digit swapped."""
+    at, found = first(Slabs, program)
+    put = found.put
+    return at, replace(found, put=put._replace(outer=put.inner, inner=put.outer))
+
+
+TWO = rs.Mesh(x=4, y=2)
+FAULTS: dict[str, tuple[Callable[[Program], tuple[int, Any]], str, str, int]] = {
+    "a wrong group": (wrong_group, "f32[{x}2, {y}4]", "f32[8, {y}4]", 1),
+    "members in another order": (wrong_order, "f32[{x}2, 8]", "f32[8, {x}2]", 1),
+    "a flipped pair": (flipped_pair, "f32[{x}{y}, 8]", "f32[{y}{x}, 8]", 1),
+    "a wrong block": (wrong_block, "f32[8, 8]", "f32[{x}2, {y}4]", 1),
+    "a transposed pack": (transposed_pack, "f32[{x}{y}2, 16, 16]", "f32[16, {x}4, {y}8]", 1),
+    "a wrong slab": (wrong_slab, "f32[{x}4, 16]", "f32[16, {x}4]", 2),
+}
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_seen(name: str, planted: bool, monkeypatch: pytest.MonkeyPatch):
+    """The comparison with numpy's slices fails, and without the fault it does not."""
+    plant, before, after, slabs = FAULTS[name]
+    source, target = Layout.parse(before, TWO), Layout.parse(after, TWO)
+    plan = rs.plan(source, target)
+    if slabs > 1:
+        plan = on_jax.in_slabs(plan, least=0, count=slabs)
+    program = lower(plan)
+    at, wrong = plant(program)
+    wrong = replace(program, instructions=(*program.instructions[:at], wrong, *program.instructions[at + 1 :]))
+    if planted:
+        monkeypatch.setattr(on_jax, "lower", lambda plan: wrong)
+    ends = shardings((source, target))
+    values = filled(source.shape)
+
+    def run() -> None:
+        f = jax.jit(lambda x: on_jax.apply(plan, ends[0].mesh, x))
+        assert_exact(f(jax.device_put(values, ends[0])), ends[1], values)
+
+    if not planted:
+        return run()
+    with pytest.raises((AssertionError, ReshardError, ValueError, TypeError)):
+        run()
+
+
+def test_a_collective_too_many_is_seen():
+    """Which values alone would not tell."""
+    pair = Layout.parse("f32[{x}2, 8]", TWO), Layout.parse("f32[8, {x}2]", TWO)
+    source, target = shardings(pair)
+
+    def f(x: Any) -> Any:
+        there = redistribute(x, target, source=source)
+        return redistribute(redistribute(there + 1, source, source=target) - 1, target, source=source)
+
+    compiled = jax.jit(f, in_shardings=source, out_shardings=target).lower(jnp.zeros((8, 8))).compile()
+    once = promised(rs.plan(*pair))
+    assert executed(compiled) == once + promised(rs.plan(*pair[::-1])) + once != once

@@ -1,0 +1,645 @@
+"""`redistribute` moves every layout to every other, exactly: eagerly and under jit, on all kinds of meshes, sizes,
+dtypes and inputs. Always against numpy's slices of an index-filled array."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.jax import redistribute
+from tests.jax import worker
+from tests.jax.oracle import (
+    AUTO,
+    EXPLICIT,
+    as_plan,
+    assert_exact,
+    executed,
+    filled,
+    mesh_of,
+    pairs,
+    promised,
+    specs,
+)
+
+SIZES = {"x": 4, "y": 2}
+SHAPE = (8, 8)
+VALUES = filled(SHAPE)
+SPECS = specs(SIZES, 2)
+THERE, BACK = P(None, ("y", "x")), P("x", "y")
+
+
+def shardings(kind: AxisType = AUTO) -> list[NamedSharding]:
+    return [NamedSharding(mesh_of(SIZES, kind), spec) for spec in SPECS]
+
+
+def put(sharding: NamedSharding, values: np.ndarray = VALUES) -> jax.Array:
+    return jax.device_put(values, sharding)
+
+
+# ---- every pair ------------------------------------------------------------------------------------
+
+
+def test_there_are_110_pairs():
+    assert len(list(pairs(shardings()))) == 110
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_pair_eagerly(spec: P, kind: AxisType):
+    every = shardings(kind)
+    source = NamedSharding(every[0].mesh, spec)
+    x = put(source)
+    targets = every if kind == AUTO else random.Random(str(spec)).sample(every, 3)
+    for target in targets:
+        assert_exact(redistribute(x, target), target, VALUES)
+    assert_exact(x, source, VALUES)
+
+
+@pytest.mark.parametrize("given", ["source=", "explicit", "unknown"])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_pair_under_jit(spec: P, given: str):
+    """Jitted for itself, nothing but the move says what the sharding of a result is."""
+    every = shardings(EXPLICIT if given == "explicit" else AUTO)
+    source = NamedSharding(every[0].mesh, spec)
+    told = source if given == "source=" else None
+    moved = jax.jit(lambda x: [redistribute(x, target, source=told) for target in every])(put(source))
+    for y, target in zip(moved, every, strict=True):
+        assert_exact(y, target, VALUES)
+
+
+@pytest.mark.parametrize("given", ["source=", "explicit", "unknown"])
+def test_a_move_amid_other_operations(given: str):
+    mesh = mesh_of(SIZES, EXPLICIT if given == "explicit" else AUTO)
+    source, target = NamedSharding(mesh, BACK), NamedSharding(mesh, THERE)
+
+    @jax.jit
+    def f(x: jax.Array) -> jax.Array:
+        y = redistribute(x * 2, target, source=source if given == "source=" else None)
+        return redistribute(y + 1, source, source=target if given == "source=" else None) * 3
+
+    assert_exact(f(put(source)), source, (VALUES * 2 + 1) * 3)
+
+
+def test_a_source_that_is_not_the_true_one_costs_a_move_but_is_right():
+    mesh = mesh_of(SIZES)
+    f = jax.jit(lambda x: redistribute(x, NamedSharding(mesh, THERE), source=NamedSharding(mesh, P("y"))))
+    assert_exact(f(put(NamedSharding(mesh, BACK))), NamedSharding(mesh, THERE), VALUES)
+
+
+def test_to_where_it_is_already():
+    """Without a collective, and the result is an array of its own: to delete it leaves the source."""
+    source = NamedSharding(mesh_of(SIZES), BACK)
+    x = put(source)
+    y = redistribute(x, source)
+    assert_exact(y, source, VALUES)
+    y.delete()
+    assert_exact(x, source, VALUES)
+    compiled = jax.jit(lambda x: redistribute(x, source, source=source), in_shardings=source).lower(x).compile()
+    assert not executed(compiled)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 4])
+def test_other_ranks(rank: int):
+    sizes = {"x": 2, "y": 2, "z": 2}
+    mesh, shape = mesh_of(sizes), (8, 16, 8, 8)[:rank]
+    every = [NamedSharding(mesh, spec) for spec in specs(sizes, rank)]
+    for source, target in random.Random(rank).sample(list(pairs(every)), 8):
+        values = filled(shape)
+        assert_exact(redistribute(put(source, values), target), target, values)
+
+
+# ---- meshes ----------------------------------------------------------------------------------------
+
+
+def test_six_of_the_eight_devices():
+    """Axes of 2 and 3, whose pieces do not nest."""
+    mesh = mesh_of({"x": 2, "y": 3})
+    every = [NamedSharding(mesh, spec) for spec in specs({"x": 2, "y": 3}, 2)]
+    values = filled((6, 12))
+    for source, target in random.Random(0).sample(list(pairs(every)), 24):
+        assert_exact(redistribute(put(source, values), target), target, values)
+    source = NamedSharding(mesh, P("x", "y"))
+    moved = jax.jit(lambda x: [redistribute(x, target, source=source) for target in every])(put(source, values))
+    for y, target in zip(moved, every, strict=True):
+        assert_exact(y, target, values)
+
+
+FACTORINGS = ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"a": 2, "b": 2, "c": 2}, {"k": 8})
+
+
+def refactored(seed: int, count: int) -> list[tuple[NamedSharding, NamedSharding]]:
+    """Pairs whose meshes have the same devices on other axes."""
+    choose, found = random.Random(seed), []
+    for _ in range(count):
+        ends = [NamedSharding(mesh_of(sizes), choose.choice(specs(sizes, 2))) for sizes in choose.sample(FACTORINGS, 2)]
+        found.append((ends[0], ends[1]))
+    return found
+
+
+def test_the_same_devices_on_other_axes():
+    for source, target in refactored(1, 24):
+        assert_exact(redistribute(put(source), target), target, VALUES)
+
+
+def test_the_same_devices_on_other_axes_under_jit():
+    for source, target in refactored(2, 12):
+        f = jax.jit(lambda x, s=source, t=target: redistribute(x, t, source=s), out_shardings=target)
+        assert_exact(f(put(source)), target, VALUES)
+
+
+def test_other_axes_under_jit_that_none_of_the_source_can_say():
+    """JAX must be told them as the result's: by itself it looks for them on the source's mesh."""
+    source = NamedSharding(mesh_of({"x": 4, "y": 2}), P(None, "x"))
+    target = NamedSharding(mesh_of({"a": 2, "b": 2, "c": 2}), P(("c", "a")))
+    f = jax.jit(lambda x: redistribute(x, target, source=source), out_shardings=target)
+    assert_exact(f(put(source)), target, VALUES)
+
+
+def test_other_axes_under_jit_with_an_unknown_source():
+    for source, target in refactored(3, 6):
+        f = jax.jit(lambda x, t=target: redistribute(x, t), out_shardings=target)
+        assert_exact(f(put(source)), target, VALUES)
+
+
+def test_explicit_meshes_of_other_axes_eagerly():
+    for source, target in refactored(4, 8):
+        source = NamedSharding(mesh_of(dict(source.mesh.shape), EXPLICIT), source.spec)
+        assert_exact(redistribute(put(source), target), target, VALUES)
+        target = NamedSharding(mesh_of(dict(target.mesh.shape), EXPLICIT), target.spec)
+        assert_exact(redistribute(put(source), target), target, VALUES)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+def test_devices_in_another_order(kind: AxisType):
+    choose = random.Random(5)
+    for sizes in ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"k": 8}) * 3:
+        order = choose.sample(range(8), 8)
+        here = NamedSharding(mesh_of(SIZES, kind), choose.choice(SPECS))
+        there = NamedSharding(mesh_of(sizes, kind, order), choose.choice(specs(sizes, 2)))
+        for source, target in ((here, there), (there, here)):
+            assert_exact(redistribute(put(source), target), target, VALUES)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_what_moves_nothing_between_orders_of_devices_is_an_array_of_its_own(donate: bool):
+    source, target = NamedSharding(mesh_of(SIZES), P()), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P())
+    x = put(source)
+    y = redistribute(x, target, donate=donate)
+    assert_exact(y, target, VALUES)
+    assert x.is_deleted() == donate
+    if not donate:
+        y.delete()
+        assert_exact(x, source, VALUES)
+
+
+def test_scalars_on_devices_in_another_order():
+    source, target = NamedSharding(mesh_of(SIZES), P()), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P())
+    assert_exact(redistribute(put(source, np.float32(3)), target), target, np.float32(3))
+
+
+def test_axes_of_one_device():
+    mesh = mesh_of({"x": 4, "o": 1, "y": 2})
+    for before, after in ((P("x", "y"), P("o", ("y", "x"))), (P(("x", "o"), "y"), P(None, ("y", "o", "x")))):
+        source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
+        for given in (source, None):
+            f = jax.jit(lambda x, t=target, s=given: redistribute(x, t, source=s))
+            assert_exact(f(put(source)), target, VALUES)
+        assert_exact(redistribute(put(source), target), target, VALUES)
+
+
+def test_a_mesh_of_one_device():
+    target = NamedSharding(mesh_of({"x": 1}), P("x"))
+    assert_exact(redistribute(put(target), NamedSharding(target.mesh, P())), target, VALUES)
+    assert_exact(jax.jit(lambda x: redistribute(x, target))(put(target)), target, VALUES)
+
+
+def test_eighty_devices():
+    """8 x 10, whose axes have a common factor but no common refinement."""
+    worker.check(["many"], devices=80)
+
+
+# ---- uneven sizes ----------------------------------------------------------------------------------
+
+
+def uneven(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding, told: bool) -> None:
+    """Sizes that JAX shards inside of jit only."""
+
+    @jax.jit
+    def f(x: jax.Array) -> jax.Array:
+        there = jax.lax.with_sharding_constraint(x, source)
+        return jax.lax.with_sharding_constraint(
+            redistribute(there, target, source=source if told else None), everywhere
+        )
+
+    everywhere = NamedSharding(source.mesh, P())
+    assert_exact(f(filled(shape)), everywhere, filled(shape))
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 13])
+def test_uneven_sizes(size: int, told: bool):
+    """Primes, fewer elements than pieces, one and none."""
+    ends = [NamedSharding(mesh_of(SIZES), P(*spec)) for spec in (["x"], ["y"], [("x", "y")], [("y", "x")], [])]
+    every = list(pairs(ends))
+    for source, target in every if size == 7 and told else random.Random(size).sample(every, 5):
+        uneven((size,), source, target, told)
+
+
+def test_uneven_matrices():
+    choose = random.Random(6)
+    for source, target in choose.sample(list(pairs(shardings())), 12):
+        uneven((choose.choice([1, 3, 5, 9, 13]), choose.choice([1, 2, 5, 11])), source, target, True)
+
+
+def test_gradients_of_uneven_sizes():
+    source, target = NamedSharding(mesh_of(SIZES), P("x")), NamedSharding(mesh_of(SIZES), P(None, ("y", "x")))
+    everywhere, values = NamedSharding(source.mesh, P()), filled((7, 5))
+    pin = jax.lax.with_sharding_constraint
+    f = jax.jit(jax.grad(lambda x: (redistribute(pin(x, source), target, source=source) ** 2).sum()))
+    assert_exact(f(jax.device_put(values, everywhere)), None, 2 * values)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,)])
+def test_empty_arrays(shape: tuple[int, ...]):
+    """Of whose sharding and shards XLA makes what it likes."""
+    source, target = NamedSharding(mesh_of(SIZES), P("x")), NamedSharding(mesh_of(SIZES), P("y"))
+    x = put(source, filled(shape))
+    assert redistribute(x, target).sharding.is_equivalent_to(target, x.ndim)
+    for told in (source, None):
+        y = jax.jit(lambda x, s=told: redistribute(x, target, source=s))(x)
+        assert (y.shape, y.dtype, y.sharding.device_set) == (x.shape, x.dtype, x.sharding.device_set)
+
+
+# ---- unreduced -------------------------------------------------------------------------------------
+
+LEFT, RIGHT = filled((8, 16)) % 5, filled((16, 8)) % 7
+PRODUCT = LEFT @ RIGHT
+
+
+def product(over: tuple[str, ...], left: jax.Array, right: jax.Array, rows: str | None = None) -> jax.Array:
+    """A matrix product whose sum over mesh axes is not done yet."""
+    return jnp.einsum("ij,jk->ik", left, right, out_sharding=P(rows, unreduced=set(over)))
+
+
+def factors(over: tuple[str, ...], rows: str | None = None) -> tuple[jax.Array, jax.Array]:
+    return jax.device_put(LEFT, P(rows, over)), jax.device_put(RIGHT, P(over, None))
+
+
+@pytest.mark.parametrize(
+    ("over", "rows"), [(("x",), None), (("y",), "x"), (("x", "y"), None)], ids=["x", "y with rows on x", "x and y"]
+)
+@pytest.mark.parametrize("target", [P(), P("x"), P(None, "y"), P("y", "x"), P(None, ("y", "x"))], ids=str)
+def test_unreduced_sources(over: tuple[str, ...], rows: str | None, target: P):
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        left, right = factors(over, rows)
+        wanted = NamedSharding(left.sharding.mesh, target)
+        f = jax.jit(lambda a, b: redistribute(product(over, a, b, rows), target))
+        assert_exact(f(left, right), wanted, PRODUCT)
+        assert_exact(redistribute(product(over, left, right, rows), target), wanted, PRODUCT)
+
+
+def test_what_stays_unreduced():
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        summands = product(("y",), *factors(("y",), "x"), "x")
+        moved = redistribute(summands, P(None, "x", unreduced={"y"}))
+        assert moved.sharding.spec.unreduced == {"y"}
+        target = NamedSharding(moved.sharding.mesh, P(None, ("x", "y")))
+        assert_exact(redistribute(moved, target), target, PRODUCT)
+
+
+def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        summands = product(("x",), *factors(("x",)))
+        f = jax.jit(lambda x: redistribute(x, P("x")))
+        assert executed(f.lower(summands).compile()) == {("reduce_scatter", 3 * 2 * 8 * 4): 1}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16", "complex64"])
+def test_unreduced_sources_of_other_dtypes(dtype: str):
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        left, right = (jax.device_put(v.astype(dtype), P(*s)) for v, s in ((LEFT % 3, [None, "x"]), (RIGHT % 3, ["x"])))
+        moved = redistribute(product(("x",), left, right), P("x"))
+        assert_exact(moved, NamedSharding(moved.sharding.mesh, P("x")), ((LEFT % 3) @ (RIGHT % 3)).astype(dtype))
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------
+
+DTYPES = ["bfloat16", "float16", "int8", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "int4"]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_dtypes(name: str):
+    """Through each kind of step; narrow dtypes hold numbers modulo something."""
+    dtype = jnp.dtype(name)
+    values = (filled(SHAPE, np.int32) % (2 if name == "bool" else 7)).astype(dtype)
+    mesh = mesh_of(SIZES)
+    ends = ((BACK, THERE), (P("x"), P()), (P(), P("x")), (P("x"), P("y")), (P(("x", "y")), P(("y", "x"))))
+    for before, after in ends:
+        source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
+        assert_exact(redistribute(put(source, values), target), target, values)
+
+
+def test_not_a_number_and_minus_zero_are_moved_as_they_are():
+    values = np.array([np.nan, -0.0, np.inf, -1] * 16, np.float32).reshape(SHAPE)
+    values.view(np.uint32)[0, 0] = 0x7FC12345  # a NaN with a payload
+    for source, target in random.Random(7).sample(list(pairs(shardings())), 6):
+        assert_exact(redistribute(put(source, values), target), target, values)
+
+
+def test_scalars():
+    target = NamedSharding(mesh_of(SIZES), P())
+    for x in (np.float32(3), 3.0, put(target, np.float32(3))):
+        assert_exact(redistribute(x, target), target, np.float32(3))
+    for told in (target, None):
+        f = jax.jit(lambda x, s=told: redistribute(x, target, source=s))
+        assert_exact(f(put(target, np.float32(3))), target, np.float32(3))
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_random_keys(jitted: bool):
+    """A training state has them; an array of keys is sharded as its own dims are."""
+    source, target = NamedSharding(mesh_of(SIZES), P("x")), NamedSharding(mesh_of(SIZES), P("y"))
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), source)
+    f = jax.jit(lambda k: redistribute(k, target, source=source)) if jitted else lambda k: redistribute(k, target)
+    moved = f(keys)
+    assert moved.dtype == keys.dtype and moved.sharding.is_equivalent_to(target, 1)
+    assert np.array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
+
+
+# ---- inputs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
+def test_what_is_not_sharded_yet(make: Any):
+    target = NamedSharding(mesh_of(SIZES), THERE)
+    assert_exact(redistribute(make(VALUES), target), target, VALUES)
+
+
+def test_what_is_committed_to_one_device():
+    target = NamedSharding(mesh_of(SIZES), THERE)
+    assert_exact(redistribute(jax.device_put(VALUES, jax.devices()[3]), target), target, VALUES)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_what_is_not_sharded_yet_on_the_mesh_that_is_set(jitted: bool, kind: AxisType):
+    mesh = mesh_of(SIZES, kind)
+    with jax.set_mesh(mesh):
+        f = jax.jit(lambda x: redistribute(x, THERE)) if jitted else lambda x: redistribute(x, THERE)
+        assert_exact(f(VALUES), NamedSharding(mesh, THERE), VALUES)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
+def test_under_jit_what_is_not_sharded_yet_is_put_on_the_devices_of_the_target(told: bool):
+    """As `with_sharding_constraint` does it: the program is for the mesh, not for the device of its argument."""
+    mesh = mesh_of(SIZES)
+    target = NamedSharding(mesh, THERE)
+    f = jax.jit(lambda x: redistribute(x, target, source=NamedSharding(mesh, P()) if told else None))
+    assert_exact(f(VALUES), target, VALUES)
+    assert_exact(f(jnp.asarray(VALUES)), target, VALUES)
+
+
+def test_under_jit_what_the_program_makes_itself():
+    """The way to initialise a sharded array."""
+    target = NamedSharding(mesh_of(SIZES), THERE)
+    made = jax.jit(lambda: redistribute(jnp.arange(64, dtype=jnp.float32).reshape(SHAPE), target))()
+    assert_exact(made, target, VALUES)
+
+
+def test_a_constant_amid_a_program():
+    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
+    f = jax.jit(lambda x: x + redistribute(VALUES, target), out_shardings=target)
+    assert_exact(f(put(source)), target, VALUES * 2)
+
+
+# ---- ways to say the target ------------------------------------------------------------------------
+
+
+def test_a_spec_is_about_the_mesh_of_the_array():
+    mesh = mesh_of(SIZES)
+    assert_exact(redistribute(put(NamedSharding(mesh, BACK)), THERE), NamedSharding(mesh, THERE), VALUES)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+def test_a_spec_is_about_the_mesh_that_is_set(kind: AxisType):
+    mesh = mesh_of(SIZES, kind)
+    source, target = NamedSharding(mesh, BACK), NamedSharding(mesh, THERE)
+    with jax.set_mesh(mesh):
+        x = put(source)
+        assert_exact(redistribute(x, THERE), target, VALUES)
+        assert_exact(redistribute(x, target), target, VALUES)
+        assert_exact(jax.jit(lambda x: redistribute(x * 2, THERE) + 1)(x), target, VALUES * 2 + 1)
+        assert_exact(jax.jit(lambda x: redistribute(x, THERE, source=BACK))(x), target, VALUES)
+
+
+def test_a_layout_is_a_target():
+    mesh = mesh_of(SIZES)
+    source, target = NamedSharding(mesh, BACK), NamedSharding(mesh, THERE)
+    for text, axes in (("f32[8, {y}{x}1]", rs.Mesh(x=4, y=2)), ("f32[8, {k:(4)2}{k:(1)4}1]", rs.Mesh(k=8))):
+        layout = rs.Layout.parse(text, axes)
+        assert_exact(redistribute(put(source), layout), target, VALUES)
+        with jax.set_mesh(mesh):
+            here = rs.Layout.parse("f32[{x}2, {y}4]", rs.Mesh(x=4, y=2))
+            f = jax.jit(lambda x, t=layout, s=here: redistribute(x, t, source=s))
+            assert_exact(f(put(source)), target, VALUES)
+
+
+def test_a_mesh_without_devices_takes_those_of_the_array():
+    source = NamedSharding(mesh_of(SIZES), BACK)
+    abstract = jax.sharding.AbstractMesh((2, 4), ("p", "q"), axis_types=(AUTO,) * 2)
+    moved = redistribute(put(source), NamedSharding(abstract, P("q", "p")))
+    assert_exact(moved, NamedSharding(mesh_of({"p": 2, "q": 4}), P("q", "p")), VALUES)
+
+
+def test_trees():
+    mesh = mesh_of(SIZES)
+    source, one, other = (NamedSharding(mesh, spec) for spec in (BACK, THERE, P("y")))
+    tree = {"a": put(source), "b": [put(source, VALUES + 1), (put(source, VALUES + 2), None)]}
+    for run in (redistribute, jax.jit(redistribute, static_argnums=1)):
+        moved = run(tree, one)
+        assert moved["b"][1][1] is None
+        assert_exact(moved["a"], one, VALUES)
+        assert_exact(moved["b"][1][0], one, VALUES + 2)
+    assert redistribute([], one) == [] and redistribute(None, one) is None
+    moved = redistribute(tree, {"a": one, "b": other})  # a prefix
+    assert_exact(moved["a"], one, VALUES)
+    assert_exact(moved["b"][0], other, VALUES + 1)
+    assert_exact(moved["b"][1][0], other, VALUES + 2)
+    moved = redistribute(tree, {"a": P("y"), "b": P(("x", "y"))})
+    assert_exact(moved["b"][1][0], NamedSharding(mesh, P(("x", "y"))), VALUES + 2)
+    f = jax.jit(lambda tree: redistribute(tree, one, source={"a": source, "b": None}))
+    assert_exact(f(tree)["b"][0], one, VALUES + 1)
+
+
+def test_a_tree_of_shardings_of_the_same_structure():
+    mesh = mesh_of(SIZES)
+    source, target = NamedSharding(mesh, BACK), NamedSharding(mesh, THERE)
+    tree = {"a": put(source), "b": (put(source), None)}
+    moved = redistribute(tree, {"a": target, "b": (source, None)})
+    assert moved["b"][1] is None
+    assert_exact(moved["a"], target, VALUES)
+    assert_exact(moved["b"][0], source, VALUES)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Box:
+    """A structure of the user's own."""
+
+    one: Any
+    two: Any
+
+
+def test_structures_of_the_users_own():
+    mesh = mesh_of(SIZES)
+    source, one, two = (NamedSharding(mesh, spec) for spec in (BACK, THERE, P("y")))
+    for targets in (Box(one, two), one):
+        moved = redistribute(Box(put(source), put(source, VALUES + 1)), targets)
+        assert isinstance(moved, Box)
+        assert_exact(moved.one, one, VALUES)
+        assert_exact(moved.two, two if targets is not one else one, VALUES + 1)
+
+
+# ---- donation --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(BACK, THERE), (P("x"), P()), (P(), P("x")), (BACK, BACK), (P(("x", "y")), P(("y", "x")))]
+)
+def test_donation_gives_the_source_up(before: P, after: P):
+    mesh = mesh_of(SIZES)
+    x, target = put(NamedSharding(mesh, before)), NamedSharding(mesh, after)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moved = redistribute(x, target, donate=True)
+    assert_exact(moved, target, VALUES)
+    assert x.is_deleted()
+
+
+def test_donation_across_orders_of_devices():
+    target = NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P("y"))
+    x = put(NamedSharding(mesh_of(SIZES), BACK))
+    assert_exact(redistribute(x, target, donate=True), target, VALUES)
+    assert x.is_deleted()
+
+
+def test_donation_of_an_array_on_one_device():
+    x, target = jax.device_put(VALUES, jax.devices()[1]), NamedSharding(mesh_of(SIZES), THERE)
+    assert_exact(redistribute(x, target, donate=True), target, VALUES)
+    assert x.is_deleted()
+
+
+def test_without_donation_the_source_stays():
+    x, target = put(NamedSharding(mesh_of(SIZES), BACK)), NamedSharding(mesh_of(SIZES), THERE)
+    redistribute(x, target).delete()
+    assert_exact(x, x.sharding, VALUES)
+
+
+def test_under_jit_what_is_used_again_is_not_lost():
+    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
+    f = jax.jit(lambda x: redistribute(x, target, source=source, donate=True) + x, out_shardings=target)
+    x = put(source)
+    assert_exact(f(x), target, VALUES * 2)
+    assert_exact(x, source, VALUES)
+
+
+# ---- budgets and networks --------------------------------------------------------------------------
+
+WIDE = filled((64, 64))
+TILE = 64 * 64 * 4 // 8
+
+
+@pytest.mark.parametrize("told", ["eager", "source=", "unknown"])
+@pytest.mark.parametrize("budget", [2 * TILE, 2 * TILE + 64, 2 * TILE + 1024, 3 * TILE])
+def test_budgets(budget: int, told: str):
+    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
+    f = lambda x: redistribute(x, target, source=source if told == "source=" else None, budget=budget)  # noqa: E731
+    assert_exact((f if told == "eager" else jax.jit(f))(put(source, WIDE)), target, WIDE)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
+@pytest.mark.parametrize(
+    ("budget", "rounds"), [(2 * TILE, 48), (2 * TILE + 1024, 3), (3 * TILE, 1)], ids=["floor", "messages", "ample"]
+)
+def test_the_plan_of_the_budget_is_what_runs(budget: int, rounds: int, told: bool):
+    """Messages of 8 elements in the place of one all-to-all: three of the four shares of 128 in 16 pieces."""
+    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
+    f = jax.jit(
+        lambda x: redistribute(x, target, source=source if told else None, budget=budget),
+        in_shardings=source,
+        out_shardings=target,
+    )
+    compiled = f.lower(jax.ShapeDtypeStruct((64, 64), jnp.float32)).compile()
+    plan = as_plan(source, target, (64, 64), "float32", budget=budget)
+    assert plan.launches == rounds and plan.peak_bytes <= budget
+    assert executed(compiled) == promised(plan)
+
+
+def test_random_budgets():
+    """Between the floor and what the plan without a budget needs."""
+    choose, tried = random.Random(8), Counter()
+    for source, target in choose.sample(list(pairs(shardings())), 40):
+        plan = as_plan(source, target, (16, 16), "float32")
+        budget = choose.randint(plan.floor_bytes, plan.peak_bytes)
+        tight = as_plan(source, target, (16, 16), "float32", budget=budget)
+        if tight == plan:
+            continue
+        tried.update(step.kind for step in tight.steps)
+        values = filled((16, 16))
+        assert_exact(redistribute(put(source, values), target, budget=budget), target, values)
+    assert tried["exchange"] >= 5, tried
+
+
+def test_donated_budgets():
+    """Below source and target together, the move overwrites its source; what XLA would copy is refused."""
+    mesh, donated = mesh_of(SIZES), 0
+    for before, after in ((P("x"), P("y")), (BACK, P("y", "x")), (P("x"), P(None, "x")), (BACK, THERE)):
+        source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
+        x = put(source, WIDE)
+        floor = as_plan(source, target, (64, 64), "float32", donate=True).floor_bytes
+        try:
+            moved = redistribute(x, target, budget=floor, donate=True)
+        except rs.errors.BudgetError as error:
+            assert_exact(x, source, WIDE)
+            moved = redistribute(x, target, budget=error.smallest, donate=True)
+        donated += x.is_deleted()
+        assert_exact(moved, target, WIDE)
+    assert donated == 4
+
+
+@pytest.mark.parametrize("network", ["tpu-v5p", "h100"])
+def test_networks_by_name(network: str):
+    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
+    assert_exact(redistribute(put(source), target, network=network), target, VALUES)
+    for told in (source, None):
+        f = jax.jit(lambda x, s=told: redistribute(x, target, source=s, network=network))
+        assert_exact(f(put(source)), target, VALUES)
+
+
+SLOW = rs.Network("lab", axes={"x": (1e-3, 1e9), "y": (1e-9, 1e12)})
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
+def test_a_network_decides_the_plan(told: bool):
+    """Where each call along x costs a millisecond, a gather in place of two moves."""
+    source, target = NamedSharding(mesh_of(SIZES), P(None, "x")), NamedSharding(mesh_of(SIZES), P(("y", "x")))
+    plans = [as_plan(source, target, SHAPE, "float32", network=network) for network in (None, SLOW)]
+    assert promised(plans[0]) != promised(plans[1])
+    f = jax.jit(
+        lambda x: redistribute(x, target, source=source if told else None, network=SLOW),
+        in_shardings=source,
+        out_shardings=target,
+    )
+    assert executed(f.lower(jax.ShapeDtypeStruct(SHAPE, jnp.float32)).compile()) == promised(plans[1])
+    assert_exact(f(put(source)), target, VALUES)

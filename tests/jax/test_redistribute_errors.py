@@ -1,0 +1,355 @@
+"""Wrong use of `redistribute`: each error says what was given (mesh axes, global shape), what is wrong, and what to do;
+and the array is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.sharding_impls import GSPMDSharding  # what XLA chose; no public name
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.errors import BudgetError, LayoutError, MeshError, NetworkError, PlanError, ReshardError
+from reshard.jax import redistribute
+from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of
+
+SIZES = {"x": 4, "y": 2}
+VALUES = filled((8, 8))
+BEFORE, AFTER = P("x", "y"), P(None, ("y", "x"))
+AXES = rs.Mesh(x=4, y=2)
+
+
+def on(spec: P, kind: AxisType = AUTO) -> NamedSharding:
+    return NamedSharding(mesh_of(SIZES, kind), spec)
+
+
+def other(sizes: dict[str, int], *spec: Any, **options: Any) -> NamedSharding:
+    return NamedSharding(mesh_of(sizes, **options), P(*spec))
+
+
+def put(sharding: NamedSharding) -> jax.Array:
+    return jax.device_put(VALUES, sharding)
+
+
+def refused(run: Callable[[Any], Any], x: Any, kind: type[Exception], *words: str) -> Exception:
+    """Runs it, and returns the error, which has all the words; `x` is intact afterwards."""
+    with pytest.raises(kind) as caught:
+        run(x)
+    missing = [word for word in words if word not in str(caught.value)]
+    assert not missing, f"no {missing} in: {caught.value}"
+    assert "OrderedDict" not in str(caught.value)
+    if isinstance(x, jax.Array):
+        assert_exact(x, None, VALUES)
+    return caught.value
+
+
+def eager(target: Any, **options: Any) -> Callable[[Any], Any]:
+    return lambda x: redistribute(x, target, **options)
+
+
+def jitted(target: Any, **options: Any) -> Callable[[Any], Any]:
+    return jax.jit(lambda x: redistribute(x, target, **options))
+
+
+# ---- the mesh --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "one device"])
+@pytest.mark.parametrize("how", [eager, jitted])
+def test_a_spec_without_a_mesh(how: Any, make: Any):
+    refused(how(P("x")), make(VALUES), MeshError, "'x'", "no mesh", "set_mesh")
+
+
+def test_a_layout_without_a_mesh():
+    refused(eager(rs.Layout.parse("f32[{x}2, 8]", AXES)), VALUES, MeshError, "f32[{x}2, 8]", "no mesh", "set_mesh")
+
+
+@pytest.mark.parametrize("how", [eager, jitted])
+@pytest.mark.parametrize("is_set", [False, True], ids=["of the array", "that is set"])
+def test_an_axis_that_the_mesh_has_not(how: Any, is_set: bool):
+    x = put(on(BEFORE))
+    if is_set:
+        with jax.set_mesh(x.sharding.mesh):
+            refused(how(P("z")), x, ReshardError, "'z'", "x", "y")
+    else:
+        refused(how(P("z"), source=on(BEFORE)), x, ReshardError, "'z'", "x", "y")
+
+
+def test_other_devices():
+    six = other({"x": 2, "y": 3}, "x")
+    refused(eager(six), put(on(BEFORE)), MeshError, "8 devices", "6 ", "x", "(8, 8)", "jax.device_put")
+
+
+def test_as_many_other_devices():
+    one, two = other({"x": 4}, "x", order=range(4)), other({"x": 4}, "x", order=range(4, 8))
+    refused(eager(two), put(one), MeshError, "4 devices", "not the same ones", "jax.device_put")
+    refused(jitted(two, source=one), put(one), ReshardError, "different devices", "x=4")
+
+
+def test_other_devices_under_jit():
+    half = other({"x": 4}, "x")
+    refused(jitted(half, source=on(BEFORE)), put(on(BEFORE)), ReshardError, "<x=4, y=2>", "<x=4>", "different devices")
+    # Of an unknown source nothing is known before it compiles; there JAX checks the devices.
+    refused(jitted(half), put(on(BEFORE)), ValueError, "devices")
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
+def test_another_order_of_the_devices_under_jit(told: bool):
+    """A program has one order of its devices: the move would give every device another's tile."""
+    target = NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P("y", "x"))
+    refused(jitted(target, source=on(BEFORE) if told else None), put(on(BEFORE)), ValueError, "devices")
+
+
+def test_explicit_axes_under_jit_stay_on_their_mesh():
+    cube = other({"a": 2, "b": 2, "c": 2}, "a", kind=EXPLICIT)
+    words = ("(8, 8)", "'x': 4", "'a': 2", "explicit", "name its axes")
+    refused(jitted(cube), put(on(BEFORE, EXPLICIT)), MeshError, *words)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["source=", "known or not"])
+@pytest.mark.parametrize(("here", "there"), [(EXPLICIT, AUTO), (AUTO, EXPLICIT)], ids=str)
+def test_explicit_and_auto_axes_under_jit(here: AxisType, there: AxisType, told: bool):
+    source = on(BEFORE, here)
+    refused(jitted(on(AFTER, there), source=source if told else None), put(source), ReshardError, "explicit", "'x'")
+
+
+# ---- the target ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: put(on(BEFORE)), lambda: VALUES], ids=["sharded", "numpy"])
+@pytest.mark.parametrize("how", [eager, jitted])
+def test_more_entries_than_dims(how: Any, make: Any):
+    words = ("3 entries", "rank 2", "(8, 8)", "x=4", "at most one per dim")
+    refused(how(on(P(None, None, "x"))), make(), LayoutError, *words)
+
+
+def test_a_source_of_more_entries_than_dims():
+    words = ("3 entries", "rank 2", "(8, 8)", "x=4", "at most one per dim")
+    refused(jitted(on(AFTER), source=on(P(None, None, "y"))), put(on(BEFORE)), LayoutError, *words)
+
+
+@pytest.mark.parametrize("how", [eager, jitted])
+@pytest.mark.parametrize("target", ["x", ("x", None), None, 3, SingleDeviceSharding], ids=str)
+def test_what_is_no_sharding(how: Any, target: Any):
+    given = target if target is not SingleDeviceSharding else SingleDeviceSharding(jax.devices()[0])
+    error = refused(how(given), put(on(BEFORE)), ReshardError, "target")
+    assert any(advice in str(error) for advice in ("give a NamedSharding", "give one sharding for all")), error
+
+
+@pytest.mark.parametrize("how", [eager, jitted])
+def test_a_strided_layout(how: Any):
+    strided = rs.Layout.parse("f32[2{x}1, 8]", AXES)
+    refused(how(strided, source=on(BEFORE)), put(on(BEFORE)), LayoutError, "f32[2{x}, 8]", "NamedSharding", "reshape")
+
+
+@pytest.mark.parametrize("how", [eager, jitted])
+def test_a_layout_of_parts_of_axes(how: Any):
+    part = rs.Layout.parse("f32[{x:(1)2}4, 8]", AXES)
+    words = ("x:(1)2", "x=4", "NamedSharding", "axes are cut there")
+    refused(how(part, source=on(BEFORE)), put(on(BEFORE)), LayoutError, *words)
+
+
+@pytest.mark.parametrize("how", [eager, jitted])
+@pytest.mark.parametrize(
+    ("text", "word"), [("f32[16, {y}{x}1]", "(16, 8)"), ("bf16[8, {y}{x}1]", "bf16"), ("f32[8]", "(8,)")]
+)
+def test_a_layout_of_another_array(how: Any, text: str, word: str):
+    layout = rs.Layout.parse(text, AXES)
+    refused(how(layout, source=on(BEFORE)), put(on(BEFORE)), ReshardError, word, "(8, 8)")
+
+
+@pytest.mark.parametrize("how", [eager, jitted])
+def test_a_dim_left_to_the_compiler(how: Any):
+    target = on(P(P.UNCONSTRAINED, "x"))
+    refused(how(target), put(on(BEFORE)), LayoutError, "UNCONSTRAINED", "name its axes")
+
+
+def test_uneven_shards_eagerly():
+    """Which JAX itself has only under jit."""
+    x = jax.device_put(filled((8, 7)), on(P("x")))
+    for given in (x, filled((8, 7))):
+        with pytest.raises(ValueError, match=r"(?s)'x'.*7.*divi"):
+            redistribute(given, on(P(None, "x")))
+    assert_exact(x, on(P("x")), filled((8, 7)))
+
+
+def test_a_target_that_is_partial():
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        words = ("f32[{x}2, 8] + sum{y}", "partial", "<x=4, y=2>", "finish a reduction")
+        refused(eager(P("x", unreduced={"y"})), put(on(P("x"), EXPLICIT)), PlanError, *words)
+
+
+# ---- the source ------------------------------------------------------------------------------------
+
+
+def test_a_source_that_contradicts_the_array():
+    words = ("(8, 8)", "P('x', 'y')", "P('y'", "leave source out")
+    refused(eager(on(AFTER), source=on(P("y"))), put(on(BEFORE)), PlanError, *words)
+
+
+def test_a_source_that_contradicts_the_type():
+    words = ("(8, 8)", "'x', 'y'", "'y', 'x'", "source")
+    f = jitted(on(AFTER, EXPLICIT), source=on(P("y", "x"), EXPLICIT))
+    refused(f, put(on(BEFORE, EXPLICIT)), ReshardError, *words)
+
+
+def test_a_source_that_says_the_same_otherwise_is_fine():
+    same = other({"p": 4, "q": 2}, "p", "q")
+    assert_exact(redistribute(put(on(BEFORE)), on(AFTER), source=same), on(AFTER), VALUES)
+
+
+def test_an_array_whose_sharding_has_no_names():
+    sharding = GSPMDSharding(jax.devices(), on(P("x"))._to_xla_hlo_sharding(2))
+    x = jax.device_put(VALUES, sharding)
+    refused(eager(on(AFTER)), x, ReshardError, "(8, 8)", "GSPMDSharding", "jax.device_put")
+
+
+def test_a_deleted_array():
+    x = put(on(BEFORE))
+    x.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        redistribute(x, on(AFTER))
+
+
+# ---- trees -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["target", "source"])
+@pytest.mark.parametrize("how", ["fewer keys", "longer", "a list for an array", "a leaf without one"])
+def test_a_tree_that_does_not_fit(how: str, what: str):
+    x, fits = put(on(BEFORE)), on(AFTER) if what == "target" else on(BEFORE)
+    tree, given = {
+        "fewer keys": ({"a": x, "b": x}, {"a": fits}),
+        "longer": ([x, x], [fits, fits, fits]),
+        "a list for an array": (x, [fits]),
+        "a leaf without one": ([x, [x]], [fits, [fits, fits]]),
+    }[how]
+    target, source = (given, None) if what == "target" else (on(AFTER), given)
+    words = (f"tree of {what} shardings", "prefix", "one sharding for all")
+    refused(lambda tree: redistribute(tree, target, source=source), tree, PlanError, *words)
+    assert_exact(x, on(BEFORE), VALUES)
+
+
+def test_a_leaf_without_a_target():
+    x = put(on(BEFORE))
+    refused(lambda x: redistribute([x, x], [on(AFTER), None]), x, LayoutError, "target None", "NamedSharding")
+
+
+# ---- budgets and networks --------------------------------------------------------------------------
+
+TILE = 8 * 8 * 4 // 8
+
+
+@pytest.mark.parametrize("how", [eager, jitted])
+@pytest.mark.parametrize("budget", [0, 1, TILE, 2 * TILE - 1])
+def test_a_budget_below_the_floor(how: Any, budget: int):
+    words = (f"budget {budget} B", "(8, 8)", "(2, 4)", "<x=4, y=2>", f"{2 * TILE} B")
+    error = refused(how(on(AFTER), source=on(BEFORE), budget=budget), put(on(BEFORE)), BudgetError, *words)
+    assert isinstance(error, BudgetError)
+    x = put(on(BEFORE))
+    assert_exact(redistribute(x, on(AFTER), budget=error.smallest), on(AFTER), VALUES)
+
+
+def test_a_budget_below_the_floor_of_a_source_that_is_not_known():
+    """It is found out while XLA compiles, whose error carries ours."""
+    x = put(on(BEFORE))
+    refused(jitted(on(AFTER), budget=TILE), x, Exception, f"budget {TILE} B", f"smallest that works is {2 * TILE} B")
+
+
+@pytest.mark.parametrize(("before", "after"), [(BEFORE, P("y", "x")), (P("x"), P(None, "x")), (P("x"), P("y"))])
+def test_the_smallest_budget_of_a_donation_works(before: P, after: P):
+    """What XLA would have to copy is counted; and what is refused is not deleted."""
+    x = put(on(before))
+    with pytest.raises(BudgetError) as caught:
+        redistribute(x, on(after), budget=0, donate=True)
+    smallest = caught.value.smallest
+    for _ in range(2):  # Planning does not know what XLA copies: the first answer may be the plan's.
+        assert_exact(x, on(before), VALUES)
+        try:
+            moved = redistribute(x, on(after), budget=smallest, donate=True)
+            break
+        except BudgetError as error:
+            assert error.smallest > smallest, error
+            smallest = error.smallest
+    assert_exact(moved, on(after), VALUES)
+
+
+@pytest.mark.parametrize("told", [on, None], ids=["source=", "unknown"])
+@pytest.mark.parametrize("how", [eager, jitted])
+@pytest.mark.parametrize(
+    ("options", "kind", "word"),
+    [
+        ({"budget": -1}, PlanError, "budget -1"),
+        ({"budget": "64MiB"}, PlanError, "'64MiB'"),
+        ({"budget": 1.5}, PlanError, "1.5"),
+        ({"network": "nope"}, NetworkError, "tpu-v5p"),
+        ({"network": 3}, PlanError, "network 3"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be(how: Any, options: dict[str, Any], kind: type[Exception], word: str, told: Any):
+    source = None if told is None else told(BEFORE)
+    refused(how(on(AFTER), source=source, **options), put(on(BEFORE)), kind, word)
+
+
+@pytest.mark.parametrize("options", [{"budget": "64MiB"}, {"network": "nope"}], ids=str)
+def test_options_that_cannot_be_are_refused_for_any_input(options: dict[str, Any]):
+    refused(eager(on(AFTER), **options), VALUES, ReshardError)
+
+
+# ---- inside shard_map ------------------------------------------------------------------------------
+
+CUBE = {"x": 2, "y": 2, "z": 2}
+
+
+def inside(body: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return jax.jit(jax.shard_map(body, mesh=mesh_of(CUBE), in_specs=P("z"), out_specs=P("z"), axis_names={"z"}))
+
+
+def test_an_axis_that_is_manual():
+    words = ("'z'", "x=2, y=2")
+    refused(inside(lambda x: redistribute(x, P("z"), source=P("x"))), VALUES, ReshardError, *words)
+
+
+def test_a_region_that_is_manual_over_all_axes():
+    f = jax.jit(jax.shard_map(lambda x: redistribute(x, P("x")), mesh=mesh_of(CUBE), in_specs=P("x"), out_specs=P("x")))
+    refused(f, put(other(CUBE, "x")), ReshardError, "'x'")
+
+
+def test_inside_a_manual_region_the_source_must_be_known():
+    f = inside(lambda x: redistribute(x, P("y", "x")))
+    refused(f, put(other(CUBE, "z", "x")), ReshardError, "source")
+
+
+# ---- TPU -------------------------------------------------------------------------------------------
+
+
+def test_on_tpu_an_unknown_source_is_refused_when_lowered(tpu_mesh: jax.sharding.Mesh):
+    target = NamedSharding(tpu_mesh, AFTER)
+    before = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(tpu_mesh, BEFORE))
+    with pytest.raises(LayoutError) as caught:
+        jax.jit(lambda x: redistribute(x, target)).lower(before)
+    for word in ("(8, 8)", "'x'", "4", "TPU", "source=", "explicit axes", "reshard.jax.jit"):
+        assert word in str(caught.value)
+
+
+@pytest.fixture
+def tpu_mesh() -> jax.sharding.Mesh:
+    pytest.importorskip("libtpu")
+    from jax.experimental import topologies
+
+    found = topologies.get_topology_desc("v5p:2x2x2", platform="tpu").devices
+    return jax.sharding.Mesh(np.array(found).reshape(4, 2), tuple(SIZES))
+
+
+def test_a_platform_is_read_from_the_device_of_an_abstract_mesh():
+    """A mesh without devices says nothing, and is no TPU's."""
+    target = NamedSharding(AbstractMesh((4, 2), ("x", "y"), axis_types=(AUTO,) * 2), AFTER)
+    f = jax.jit(lambda x: redistribute(x, target, source=on(BEFORE)))
+    assert_exact(f(put(on(BEFORE))), on(AFTER), VALUES)

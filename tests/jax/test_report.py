@@ -1,0 +1,221 @@
+"""The doctor on whole programs: every collective of the compiled module in one place, and what is said of it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache, cached_property
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard.jax
+from reshard import hlo
+from reshard.errors import ProgramError
+from reshard.jax.doctor import report, report_program
+from tests.jax.programs import BY_NAME, PROGRAMS
+
+ROOT = Path(__file__).parents[2]
+NO_MOVE = {"callback"}  # It warns of a constant that it replicates and cuts, which is folded before it runs.
+SMALL = {"cond", "enzyme-822"}
+"""Rebuilt without a warning: 16 sums gathered to be cut; and rolls that put four tiles, the whole array, together."""
+
+
+class Once:
+    """A jitted function that is compiled once, for the report and for the test."""
+
+    def __init__(self, program):
+        self.program = program
+        self.mesh = program.make_mesh()
+        with program.entered(self.mesh):
+            self.case = program.build(self.mesh)
+            self.lowered = self.case.jitted().lower(*self.case.args)
+            self.report = report(self)(*self.case.args)
+
+    def lower(self, *args):
+        return self
+
+    def compiler_ir(self, dialect):
+        return self.lowered.compiler_ir(dialect)
+
+    @cached_property
+    def compiled(self):
+        return self.lowered.compile()
+
+    def compile(self):
+        return self.compiled
+
+
+@cache
+def compiled_once(name):
+    return Once(BY_NAME[name])
+
+
+NAMES = [program.name for program in PROGRAMS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_report_is_what_the_compiled_module_does(name: str):
+    once = compiled_once(name)
+    module = hlo.parse(once.compiled.as_text())
+    wanted = [(c.kind, c.name, c.received_bytes, c.times) for c in hlo.collectives(module, every_branch=True)]
+    places = once.report.places
+    found = [(c.kind, c.name, c.received_bytes, c.times) for place in places for c in place.collectives]
+    assert Counter(found) == Counter(wanted)
+    assert once.report.traffic == hlo.traffic(module)
+    assert once.report.devices == once.program.device_count
+    memory = once.compiled.memory_analysis()
+    assert once.report.compiled.temp_bytes == memory.temp_size_in_bytes
+    assert bool(places) == once.program.moves
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arrays_are_rebuilt_where_xla_warns_of_it(name: str):
+    once = compiled_once(name)
+    wanted = (once.program.remat and name not in NO_MOVE) or name in SMALL
+    assert bool(once.report.rebuilt) == wanted
+    for place in once.report.rebuilt:
+        tiles = [tile for move in place.moves for tile in (move.before, move.after) if tile is not None]
+        assert place.largest.elements > max(tile.elements for tile in tiles)
+        for move in place.moves:
+            if move.whole:
+                assert place.largest.elements >= np.prod(move.source.shape)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_of_a_place_holds(name: str):
+    for place in compiled_once(name).report.places:
+        assert 0 <= place.needed_bytes <= place.received_bytes
+        assert place.where.file is not None and Path(place.where.file).is_relative_to(ROOT / "tests")
+        assert 0 <= place.temp_bytes <= place.peak_bytes
+        for move in place.moves:
+            if move.source is None:
+                assert not move.exact and move.plan is None
+                continue
+            assert move.exact and move.source.shape == move.target.shape
+            assert move.source.dtype == move.target.dtype
+            assert np.prod(move.target.tile_shape) <= move.after.elements  # more only by padding
+            if move.plan is not None:
+                assert (move.plan.source, move.plan.target) == (move.source, move.target)
+                assert move.plan.received_bytes >= move.needed_bytes == move.plan.lower_bound_bytes
+
+
+def test_layouts_are_known_of_nearly_all():
+    kinds = Counter()
+    for name in NAMES:
+        for place in compiled_once(name).report.places:
+            kinds[place.kind] += 1
+            kinds["known"] += place.kind == "reshard" and all(move.source is not None for move in place.moves)
+            kinds["whole"] += place.kind == "reshard" and all(move.whole for move in place.moves)
+    assert kinds["reshard"] >= 250
+    assert kinds["known"] >= 0.94 * kinds["reshard"] and kinds["whole"] >= 0.85 * kinds["reshard"]
+
+
+def test_layouts_are_those_that_the_program_asks_for():
+    """Where the program alone, without the HLO, says what moves on a line: the layouts of its constraints."""
+    wanted = {
+        "jax-21562": ("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"),
+        "jax-18591": ("f32[{x}{y}4, 16]", "f32[32, {x}4]"),
+        "lorrax-vq": ("c64[{x}{y}, 8, 12]", "c64[8, {x}2, 12]"),
+        "lorrax-wsolve": ("c64[8, {x}3, {y}6]", "c64[{x}{y}, 12, 12]"),
+        "uneven": ("f32[{x}3/10, 17]", "f32[10, {x}{y}3/17]"),
+        "dnsjax-snapshot": ("c64[3, 16, {np0}2, {np1}2]", "c64[3, {np0}{np1}2, 8, 4]"),
+        "adi-scan": ("f32[{p}2, 16]", "f32[16, {p}2]"),
+    }
+    for name, layouts in wanted.items():
+        places = compiled_once(name).report.places
+        assert layouts in [(str(move.source), str(move.target)) for place in places for move in place.moves], name
+
+
+def test_jax_21562():
+    (place,) = compiled_once("jax-21562").report.places
+    tile = 16 * 16 * 16 * 4 // 8
+    assert (place.kind, place.does, place.times) == ("reshard", "2 all_gather", 1)
+    assert (place.received_bytes, place.needed_bytes, place.exact) == (7 * tile, tile * 7 // 8, True)
+    assert place.rebuilds_whole and place.largest.dims == (16, 16, 16)
+    assert [step.kind for plan in place.plans for step in plan.steps] == ["all_to_all"]
+    assert (place.planned_bytes, place.saved_bytes) == (1792, 12544)
+    lines = Path(place.where.file).read_text().splitlines()
+    assert lines[place.where.line - 1].strip() == "d = with_sharding_constraint(d, second)"
+
+
+def test_nothing_to_report():
+    found = compiled_once("no-reshard").report
+    assert found.places == () and str(found).endswith("no data moves between devices")
+
+
+def test_a_loop_counts_each_time():
+    places = compiled_once("adi-scan").report.places
+    assert {place.times for place in places if place.kind == "reshard"} == {5}
+    assert sum(place.runs * place.received_bytes for place in places) == compiled_once("adi-scan").report.received_bytes
+
+
+def mesh():
+    return Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
+
+
+def test_shapes_and_options_are_enough():
+    before, after = (NamedSharding(mesh(), spec) for spec in (P("x"), P(None, "x")))
+    argument = jax.ShapeDtypeStruct((64, 32), "float32", sharding=before)
+    (place,) = report(lambda a: a * 2, out_shardings=after)(argument).places
+    tile = 64 * 32 * 4 // 4
+    assert (place.does, place.received_bytes, place.needed_bytes) == ("all_to_all", tile * 3 // 4, tile * 3 // 4)
+    assert [(str(m.source), str(m.target)) for m in place.moves] == [("f32[{x}16, 32]", "f32[64, {x}8]")]
+
+
+def test_a_network_makes_the_plans():
+    case = compiled_once("jax-21562").case
+    found = report(case.f, network="tpu-v5p", **case.jit)(*case.args)
+    assert all(plan.seconds is not None for place in found.places for plan in place.plans)
+
+
+def test_after_the_pass_nothing_is_rebuilt():
+    case = compiled_once("jax-21562").case
+    found = report(reshard.jax.jit(case.f, **case.jit))(*case.args)
+    assert (found.received_bytes, found.rebuilt, found.wasted_bytes) == (1792, (), 0)
+
+
+@pytest.mark.parametrize("name", ["jax-21562", "uneven", "openpi-193"])
+def test_a_program_in_a_file_is_the_same_program(name: str):
+    once = compiled_once(name)
+    text = once.lowered.compiler_ir("stablehlo").operation.get_asm(enable_debug_info=True)
+    assert report_program(text).to_dict() == once.report.to_dict()
+
+
+def test_a_portable_artifact():
+    case = compiled_once("jax-21562").case
+    artifact = jax.export.export(jax.jit(case.f, **case.jit))(*case.args).mlir_module_serialized
+    (place,) = report_program(artifact).places
+    assert (place.received_bytes, place.needed_bytes, place.where.line) == (14336, 1792, 26)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("module {", "no StableHLO"),
+        (b"ML\xefR\x00nonsense", "no StableHLO"),
+        ("module { func.func private @main() }", "no function @main"),
+        ("module { func.func @f() { return } }", "no function @main"),
+        (
+            "module attributes {mhlo.num_partitions = 512 : i32} { func.func @main() { return } }",
+            "512 partitions, and this process 8 cpu devices",
+        ),
+        (
+            'module { func.func @main() { "stablehlo.custom_call"() {call_target_name = "none", has_side_effect = true} '
+            ": () -> () return } }",
+            "does not compile",
+        ),
+    ],
+)
+def test_what_is_no_program_is_refused(program, said):
+    with pytest.raises(ProgramError, match=re.escape(said)):
+        report_program(program)
+
+
+def test_an_unknown_topology_is_refused():
+    with pytest.raises(ProgramError, match="topology 'v99:1' of platform 'tpu'"):
+        report_program("module { func.func @main() { return } }", platform="tpu", topology="v99:1")

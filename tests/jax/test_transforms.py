@@ -1,0 +1,449 @@
+"""`redistribute` under the transformations of JAX: each result equals that of the same function with no move in it, on
+one device, to the bit; and the collectives of derivatives and batches are those of the plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.jax import redistribute
+from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, promised
+
+SIZES = {"x": 4, "y": 2}
+SHAPE = (8, 8)
+VALUES = filled(SHAPE) % 5 - 2
+WEIGHTS = filled(SHAPE) % 3
+BEFORE, AFTER = P("x", "y"), P(None, ("y", "x"))
+
+Move = Callable[[Any], Any]
+Made = Callable[..., Any]
+
+
+def ends(kind: AxisType = AUTO) -> tuple[NamedSharding, NamedSharding]:
+    mesh = mesh_of(SIZES, kind)
+    return NamedSharding(mesh, BEFORE), NamedSharding(mesh, AFTER)
+
+
+def moves(given: str) -> tuple[Move, Move]:
+    """There and back, the source said, in the type, or unknown."""
+    before, after = ends(EXPLICIT if given == "explicit" else AUTO)
+    told = given == "source="
+    return (
+        lambda x: redistribute(x, after, source=before if told else None),
+        lambda x: redistribute(x, before, source=after if told else None),
+    )
+
+
+def put(sharding: NamedSharding, values: np.ndarray = VALUES) -> jax.Array:
+    return jax.device_put(values, sharding)
+
+
+# ---- the functions ---------------------------------------------------------------------------------
+
+
+def cubes(there: Move, back: Move) -> Made:
+    """Its derivatives differ from place to place, up to the third."""
+    return lambda x: (there(x) ** 3).sum()
+
+
+def pushed(f: Made) -> Made:
+    return lambda x: jax.jvp(f, (x,), (x + 1,))
+
+
+def hessian_vector(f: Made) -> Made:
+    return lambda x: jax.jvp(jax.grad(f), (x,), (x + 1,))[1]
+
+
+def reverse_over_reverse(f: Made) -> Made:
+    return lambda x: jax.grad(lambda x: (jax.grad(f)(x) * (x + 1)).sum())(x)
+
+
+def scanned(there: Move, back: Move) -> Made:
+    def body(carry: Any, x: Any) -> tuple[Any, Any]:
+        carry = back(there(carry) + x)
+        return carry, carry[0]
+
+    return lambda x: jax.lax.scan(body, x, jnp.arange(3.0))
+
+
+def scanned_remat(there: Move, back: Move) -> Made:
+    @jax.checkpoint
+    def body(carry: Any, x: Any) -> tuple[Any, None]:
+        return back(there(carry) ** 2 - x), None
+
+    return jax.grad(lambda x: jax.lax.scan(body, x, jnp.arange(2.0))[0].sum())
+
+
+def while_loop(there: Move, back: Move) -> Made:
+    return lambda x: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, back(there(c[1]) + c[0])), (0, x))[1]
+
+
+def conditional(there: Move, back: Move) -> Made:
+    return lambda x: [jax.lax.cond(p, lambda x: there(x) + 1, lambda x: there(x) * 2, x) for p in (x[0, 0] > 0, True)]
+
+
+def remat(there: Move, back: Move) -> Made:
+    policy = jax.checkpoint_policies.nothing_saveable
+    return jax.grad(lambda x: (jax.checkpoint(lambda x: there(x * 2) ** 3, policy=policy)(x) * 2).sum())
+
+
+def custom(there: Move, back: Move) -> Made:
+    @jax.custom_vjp
+    def f(x: Any) -> Any:
+        return there(x)
+
+    f.defvjp(lambda x: (there(x), None), lambda _, ct: (back(ct) * 3,))
+    return jax.grad(lambda x: (f(x) ** 2).sum())
+
+
+def linearized(there: Move, back: Move) -> Made:
+    def f(x: Any) -> Any:
+        y, tangent = jax.linearize(lambda x: there(x) ** 2, x)
+        return y, tangent(x + 1)
+
+    return f
+
+
+def transposed(there: Move, back: Move) -> Made:
+    return lambda x: jax.linear_transpose(there, x)(there(x))
+
+
+def checked(there: Move, back: Move) -> Made:
+    return lambda x: checkify.checkify(there)(x)[1]
+
+
+MADE: dict[str, Callable[[Move, Move], Made]] = {
+    "grad": lambda there, back: jax.grad(lambda x: (there(x) ** 2 * WEIGHTS).sum()),
+    "value_and_grad": lambda there, back: jax.value_and_grad(lambda x: (back(there(x) ** 2) * x).sum()),
+    "jvp": lambda there, back: pushed(lambda x: there(x) ** 2),
+    "hessian-vector": lambda there, back: hessian_vector(cubes(there, back)),
+    "reverse over reverse": lambda there, back: reverse_over_reverse(cubes(there, back)),
+    "jacfwd": lambda there, back: jax.jacfwd(lambda x: there(x)[:2, :2]),
+    "jacrev": lambda there, back: jax.jacrev(lambda x: there(x)[:2, :2]),
+    "hessian": lambda there, back: jax.hessian(lambda x: (there(x * 2)[:, :1] ** 3).sum()),
+    "scan": scanned,
+    "scan of remat": scanned_remat,
+    "while": while_loop,
+    "cond": conditional,
+    "remat": remat,
+    "custom_vjp": custom,
+    "linearize": linearized,
+    "linear_transpose": transposed,
+    "checkify": checked,
+}
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert_exact(a, None, np.asarray(b))
+
+
+def reference(name: str) -> Any:
+    return MADE[name](lambda x: x, lambda x: x)(jnp.asarray(VALUES))
+
+
+@pytest.mark.parametrize("given", ["source=", "unknown"])
+@pytest.mark.parametrize("name", MADE)
+def test_under_jit(name: str, given: str):
+    same(jax.jit(MADE[name](*moves(given)))(put(ends()[0])), reference(name))
+
+
+# A slice of a sharded dim is no slice of the shards: JAX refuses it where axes are explicit.
+SLICING = ("jacfwd", "jacrev", "hessian", "scan", "cond")
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if name not in SLICING])
+def test_explicit_axes(name: str):
+    before, _ = ends(EXPLICIT)
+    with jax.set_mesh(before.mesh):
+        f = MADE[name](*moves("explicit"))
+        if name == "grad":  # its weights have a type of their own
+            weights = jax.device_put(WEIGHTS, ends(EXPLICIT)[1])
+            f = jax.grad(lambda x: (moves("explicit")[0](x) ** 2 * weights).sum())
+        same(jax.jit(f)(put(before)), reference(name))
+        same(f(put(before)), reference(name))
+
+
+def test_a_scan_on_explicit_axes():
+    (before, _), (there, back) = ends(EXPLICIT), moves("explicit")
+
+    def f(x: Any) -> Any:
+        return jax.lax.scan(lambda c, x: (back(there(c) + x), None), x, np.arange(3, dtype=np.float32))[0]
+
+    assert_exact(jax.jit(f)(put(before)), before, VALUES + 3)
+    assert_exact(jax.jit(jax.grad(lambda x: (f(x) ** 2).sum()))(put(before)), before, 2 * (VALUES + 3))
+
+
+@pytest.mark.parametrize("given", ["source=", "unknown"])
+@pytest.mark.parametrize("name", MADE)
+def test_eagerly(name: str, given: str):
+    same(MADE[name](*moves(given))(put(ends()[0])), reference(name))
+
+
+@pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
+@pytest.mark.parametrize("name", ["grad", "jvp", "hessian-vector"])
+def test_eagerly_of_what_is_not_sharded_yet(name: str, make: Callable[[Any], Any]):
+    same(MADE[name](*moves("unknown"))(make(VALUES)), reference(name))
+
+
+# ---- what derivatives are, and cost ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["source=", "explicit"])
+def test_a_gradient_is_where_the_argument_is(given: str):
+    before, _ = ends(EXPLICIT if given == "explicit" else AUTO)
+    there, _ = moves(given)
+    assert_exact(jax.jit(jax.grad(lambda x: (there(x) ** 2).sum()))(put(before)), before, 2 * VALUES)
+
+
+@pytest.mark.parametrize("given", ["source=", "explicit"])
+def test_the_transpose_is_the_plan_back(given: str):
+    """Nothing is added: no all-reduce, no gather of what is not sure to be replicated."""
+    before, after = ends(EXPLICIT if given == "explicit" else AUTO)
+    there, _ = moves(given)
+    f = jax.jit(jax.grad(lambda x: (there(x) ** 2).sum()), out_shardings=before)
+    one, other = (as_plan(*pair, SHAPE, "float32") for pair in ((before, after), (after, before)))
+    assert executed(f.lower(put(before)).compile()) == promised(one, other)
+
+
+def test_a_gather_transposes_to_a_slice():
+    mesh = mesh_of(SIZES)
+    before, after = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    f = jax.jit(jax.grad(lambda x: (redistribute(x, after, source=before) ** 2).sum()), out_shardings=before)
+    compiled = f.lower(put(before)).compile()
+    assert set(executed(compiled)) == {("all_gather", 3 * 2 * 8 * 4)}
+    assert_exact(f(put(before)), before, 2 * VALUES)
+
+
+def test_a_scan_moves_at_every_turn():
+    before, after = ends()
+    there, back = moves("source=")
+    f = jax.jit(lambda x: jax.lax.scan(lambda c, _: (back(there(c) + 1), None), x, length=5)[0], out_shardings=before)
+    both = promised(as_plan(before, after, SHAPE, "float32"), as_plan(after, before, SHAPE, "float32"))
+    five_times = Counter({key: 5 * count for key, count in both.items()})
+    assert executed(f.lower(put(before)).compile()) == five_times
+
+
+def test_an_unused_result_moves_nothing():
+    before, _ = ends()
+    there, _ = moves("source=")
+    f = jax.jit(lambda x: (there(x), x + 1)[1])
+    assert not executed(f.lower(put(before)).compile())
+
+
+# ---- unreduced -------------------------------------------------------------------------------------
+
+LEFT, RIGHT = filled((8, 16)) % 5, filled((16, 8)) % 7
+
+
+def product_moved(target: P) -> Made:
+    def f(left: jax.Array, right: jax.Array) -> jax.Array:
+        return redistribute(jnp.einsum("ij,jk->ik", left, right, out_sharding=P(unreduced={"x"})), target)
+
+    return f
+
+
+def plain_product(left: Any, right: Any) -> Any:
+    return left @ right
+
+
+SECOND: dict[str, Callable[[Made], Made]] = {
+    "grad": lambda f: jax.grad(lambda a, b: (f(a, b) ** 2).sum()),
+    "grad of the other": lambda f: jax.grad(lambda a, b: (f(a, b) ** 2).sum(), argnums=1),
+    "jvp": lambda f: lambda a, b: jax.jvp(lambda a: f(a, b), (a,), (a,)),
+    "hessian-vector": lambda f: lambda a, b: hessian_vector(lambda a: (f(a, b) ** 2).sum())(a),
+    "reverse over reverse": lambda f: lambda a, b: reverse_over_reverse(lambda a: (f(a, b) ** 2).sum())(a),
+    "remat": lambda f: jax.grad(lambda a, b: (jax.checkpoint(f)(a, b) ** 2).sum()),
+}
+
+
+@pytest.mark.parametrize("target", [P("x"), P(), P(None, "y")], ids=str)
+@pytest.mark.parametrize("name", SECOND)
+def test_derivatives_of_an_unreduced_source(name: str, target: P):
+    """The cotangent of a sum is the same for each of its summands."""
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        left, right = jax.device_put(LEFT, P(None, "x")), jax.device_put(RIGHT, P("x"))
+        found = jax.jit(SECOND[name](product_moved(target)))(left, right)
+    same(found, SECOND[name](plain_product)(jnp.asarray(LEFT), jnp.asarray(RIGHT)))
+
+
+@pytest.mark.parametrize("derive", [lambda f: f, SECOND["grad"]], ids=["value", "grad"])
+def test_batches_of_an_unreduced_source(derive: Callable[[Made], Made]):
+    batch = np.stack([LEFT, LEFT + 1])
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        left, right = jax.device_put(batch, P(None, None, "x")), jax.device_put(RIGHT, P("x"))
+        found = jax.jit(jax.vmap(derive(product_moved(P("x"))), in_axes=(0, None)))(left, right)
+    same(found, jax.vmap(derive(plain_product), in_axes=(0, None))(jnp.asarray(batch), jnp.asarray(RIGHT)))
+
+
+# ---- vmap ------------------------------------------------------------------------------------------
+
+BATCH = filled((3, *SHAPE))
+
+
+def with_dim(spec: P, at: int, held: str | None = None) -> P:
+    entries = list(spec)
+    entries.insert(at, held)
+    return P(*entries)
+
+
+@pytest.mark.parametrize("given", ["source=", "unknown"])
+@pytest.mark.parametrize(("takes", "gives"), [(0, 0), (1, 2), (2, 1), (-1, 0), (0, -1)])
+def test_vmap(takes: int, gives: int, given: str):
+    before, after = ends()
+    at, to = takes % 3, gives % 3
+    values = np.moveaxis(BATCH, 0, at)
+    x = put(NamedSharding(before.mesh, with_dim(BEFORE, at)), values)
+    f = jax.vmap(moves(given)[0], in_axes=takes, out_axes=gives)
+    wanted = NamedSharding(after.mesh, with_dim(AFTER, to))
+    assert_exact(jax.jit(f)(x), wanted, np.moveaxis(BATCH, 0, to))
+    if (at, to) == (0, 0):
+        assert_exact(f(x), wanted, BATCH)
+
+
+def test_a_batch_moves_in_one_collective():
+    before, after = ends()
+    shape = (3, *SHAPE)
+    lifted = [NamedSharding(end.mesh, with_dim(end.spec, 0)) for end in (before, after)]
+    f = jax.jit(jax.vmap(moves("source=")[0]), in_shardings=lifted[0], out_shardings=lifted[1])
+    compiled = f.lower(jax.ShapeDtypeStruct(shape, jnp.float32)).compile()
+    assert executed(compiled) == promised(as_plan(before, after, SHAPE, "float32"), batch=3)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+def test_vmap_of_a_dim_that_is_sharded(kind: AxisType):
+    """The batch stays on its axis, which vmap is told, or which is in the type."""
+    mesh = mesh_of({"x": 2, "y": 2, "z": 2}, kind)
+    before, after = NamedSharding(mesh, BEFORE), NamedSharding(mesh, AFTER)
+    values = filled((4, *SHAPE))
+    wanted = NamedSharding(mesh, with_dim(AFTER, 0, "z"))
+    name = "z" if kind == AUTO else None
+
+    def over(f: Made, at: int) -> Made:
+        return jax.jit(jax.vmap(f, in_axes=at, spmd_axis_name=name))
+
+    for at in range(3):
+        x = put(NamedSharding(mesh, with_dim(BEFORE, at, "z")), np.moveaxis(values, 0, at))
+        for told in (before, None) if kind == AUTO else (None,):
+            there = partial(redistribute, sharding=after, source=told)
+            assert_exact(over(there, at)(x), wanted, values)
+            square = jax.grad(lambda x, there=there: (there(x) ** 2).sum())
+            assert_exact(over(square, at)(x), None, 2 * values)
+    x = put(NamedSharding(mesh, with_dim(BEFORE, 0, "z")), values)
+    with jax.set_mesh(mesh):
+        assert_exact(jax.vmap(lambda x: redistribute(x, after), spmd_axis_name=name)(x), wanted, values)
+    held = promised(as_plan(before, after, SHAPE, "float32"), batch=2)
+    f = jax.jit(jax.vmap(lambda x: redistribute(x, after, source=before), spmd_axis_name=name), out_shardings=wanted)
+    assert executed(f.lower(x).compile()) == held
+
+
+@pytest.mark.parametrize("given", ["source=", "unknown"])
+def test_vmap_of_vmap(given: str):
+    before, after = ends()
+    values = filled((2, 3, *SHAPE))
+    x = put(NamedSharding(before.mesh, P(None, None, *BEFORE)), values)
+    f = jax.jit(jax.vmap(jax.vmap(moves(given)[0]), in_axes=1, out_axes=3))
+    wanted = NamedSharding(after.mesh, P(None, *AFTER, None))
+    assert_exact(f(x), wanted, np.transpose(values, (0, 2, 3, 1)))
+
+
+@pytest.mark.parametrize("given", ["source=", "unknown"])
+def test_vmap_over_another_argument(given: str):
+    """The moved array has no batch dim of its own."""
+    before, after = ends()
+    f = jax.vmap(lambda x, y: moves(given)[0](x) + y, in_axes=(None, 0))
+    wanted = np.stack([VALUES, VALUES + 1])
+    assert_exact(jax.jit(f)(put(before), jnp.arange(2.0)), None, wanted)
+    assert_exact(f(put(before), jnp.arange(2.0)), None, wanted)
+
+
+@pytest.mark.parametrize("given", ["source=", "unknown"])
+def test_vmap_of_derivatives(given: str):
+    before, _ = ends()
+    x = put(NamedSharding(before.mesh, with_dim(BEFORE, 0)), BATCH)
+    there, _ = moves(given)
+    assert_exact(jax.jit(jax.vmap(jax.grad(lambda x: (there(x) ** 2).sum())))(x), None, 2 * BATCH)
+    assert_exact(jax.jit(jax.grad(lambda x: (jax.vmap(there)(x) ** 2).sum()))(x), None, 2 * BATCH)
+
+
+def test_vmap_of_a_collective_over_the_batch():
+    before, _ = ends()
+    x = put(NamedSharding(before.mesh, with_dim(BEFORE, 0)), BATCH)
+    there, _ = moves("source=")
+    f = jax.jit(jax.vmap(lambda x: jax.lax.psum(there(x), "batch"), axis_name="batch"))
+    assert_exact(f(x), None, np.stack([BATCH.sum(axis=0)] * 3))
+
+
+# ---- inside shard_map ------------------------------------------------------------------------------
+
+CUBE = {"x": 2, "y": 2, "z": 2}
+INSIDE = filled((4, *SHAPE))
+
+
+def manual_over_z(kind: AxisType, body: Made) -> tuple[NamedSharding, Made]:
+    """A function that is manual over z, and the sharding of its argument."""
+    mesh = mesh_of(CUBE, kind)
+    f = jax.shard_map(body, mesh=mesh, in_specs=P("z"), out_specs=P("z"), axis_names={"z"})
+    return NamedSharding(mesh, P("z", "x", "y")), f
+
+
+def test_inside_a_shard_map_that_is_manual_over_another_axis():
+    mesh = mesh_of(CUBE)
+    here, there = P(None, "x", "y"), P(None, "y", "x")
+    for source, target in (
+        (here, there),
+        (NamedSharding(mesh, here), NamedSharding(mesh, there)),
+    ):
+        before, f = manual_over_z(AUTO, lambda x, s=source, t=target: redistribute(x, t, source=s) * 2)
+        wanted = NamedSharding(mesh, P("z", "y", "x"))
+        assert_exact(jax.jit(f)(put(before, INSIDE)), wanted, INSIDE * 2)
+        grad = jax.jit(jax.grad(lambda x, f=f: (f(x) ** 2).sum()))
+        assert_exact(grad(put(before, INSIDE)), None, 8 * INSIDE)
+
+
+def test_inside_a_manual_shard_map_with_explicit_axes():
+    before, f = manual_over_z(EXPLICIT, lambda x: redistribute(redistribute(x, P(None, "y", "x")), P(None, ("x", "y"))))
+    wanted = NamedSharding(before.mesh, P("z", ("x", "y")))
+    assert_exact(jax.jit(f)(put(before, INSIDE)), wanted, INSIDE)
+    grad = jax.jit(jax.grad(lambda x: (f(x) ** 2).sum()))
+    assert_exact(grad(put(before, INSIDE)), before, 2 * INSIDE)
+
+
+def test_inside_a_manual_shard_map_in_a_scan():
+    def body(x: jax.Array) -> jax.Array:
+        def turn(c: Any, _: Any) -> tuple[Any, None]:
+            there = redistribute(c, P(None, "y", "x"), source=P(None, "x", "y"))
+            return redistribute(there * 2, P(None, "x", "y"), source=P(None, "y", "x")), None
+
+        return jax.lax.scan(turn, x, length=2)[0]
+
+    before, f = manual_over_z(AUTO, body)
+    assert_exact(jax.jit(f)(put(before, INSIDE)), before, INSIDE * 4)
+
+
+def test_inside_a_manual_shard_map_uneven():
+    values = filled((4, 7, 5))
+    before, f = manual_over_z(AUTO, lambda x: redistribute(x, P(None, "y", "x"), source=P(None, "x", "y")))
+    everywhere = NamedSharding(before.mesh, P())
+    found = jax.jit(f, out_shardings=everywhere)(put(everywhere, values))
+    assert_exact(found, everywhere, values)
+
+
+def test_inside_a_manual_shard_map_the_collectives_are_the_plans():
+    before, f = manual_over_z(AUTO, lambda x: redistribute(x, P(None, "y", "x"), source=P(None, "x", "y")))
+    after = NamedSharding(before.mesh, P("z", "y", "x"))
+    compiled = jax.jit(f, in_shardings=before, out_shardings=after).lower(put(before, INSIDE)).compile()
+    square = mesh_of({"x": 2, "y": 2})
+    plan = as_plan(NamedSharding(square, P("x", "y")), NamedSharding(square, P("y", "x")), SHAPE, "float32")
+    assert executed(compiled) == promised(plan, batch=2)

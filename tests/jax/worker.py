@@ -1,0 +1,152 @@
+"""Checks that need a process of their own: many devices, or several processes.
+
+    python -m tests.jax.worker many
+    python -m tests.jax.worker one-of-several <number> <count> <port>
+
+A check that fails raises, and the process ends with its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.jax import redistribute
+from tests.jax.oracle import assert_exact, filled, mesh_of, specs
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 180
+"""After so long a process is ended, and the test fails."""
+
+
+# ---- starting them ---------------------------------------------------------------------------------
+
+
+def start(arguments: Sequence[str], devices: int) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [sys.executable, "-m", "tests.jax.worker", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+
+def check(arguments: Sequence[str], devices: int, processes: int = 1) -> None:
+    """Runs it in so many processes of so many devices, and asserts that all end well and in time."""
+    port = str(_free_port())
+    numbered = [[*arguments, str(number), str(processes), port] for number in range(processes)]
+    started = [start(given if processes > 1 else arguments, devices) for given in numbered]
+    end = time.monotonic() + SECONDS
+    try:
+        outputs = [process.communicate(timeout=max(1, end - time.monotonic()))[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, output in zip(started, outputs, strict=True):
+        assert process.returncode == 0, output
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("localhost", 0))
+        return one.getsockname()[1]
+
+
+# ---- what they do ----------------------------------------------------------------------------------
+
+
+def many() -> None:
+    """Sampled pairs on 8 x 10 = 80 devices, eagerly and in one program."""
+    sizes, values = {"x": 8, "y": 10}, filled((80, 80))
+    assert len(jax.devices()) == 80
+    mesh = mesh_of(sizes)
+    every = [NamedSharding(mesh, spec) for spec in specs(sizes, 2)]
+    choose = random.Random(0)
+    for source, target in (choose.sample(every, 2) for _ in range(6)):
+        assert_exact(redistribute(jax.device_put(values, source), target), target, values)
+    source = NamedSharding(mesh, P("x", "y"))
+    targets = [NamedSharding(mesh, P(*spec)) for spec in (["y", "x"], [None, ("y", "x")], ["x"])]
+    moved = jax.jit(lambda x: [redistribute(x, t, source=source) for t in targets])(jax.device_put(values, source))
+    for y, target in zip(moved, targets, strict=True):
+        assert_exact(y, target, values)
+
+
+def one_of_several(number: int, count: int, port: str) -> None:
+    """Every process checks the shards that it holds."""
+    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
+    assert (jax.process_count(), len(jax.local_devices())) == (count, 4)
+    orders = [list(range(8)), [0, 4, 1, 5, 2, 6, 3, 7], [6, 1, 4, 3, 0, 7, 2, 5]]
+    for order in orders:
+        within_one_mesh(order)
+    for one, other in ((0, 1), (1, 2), (2, 0)):
+        across(orders[one], orders[other])
+    unequal_processes()
+    not_sharded_yet(orders[2])
+    donated(orders[1])
+
+
+def placed(sharding: NamedSharding, values: np.ndarray) -> jax.Array:
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
+SIZES, VALUES = {"x": 4, "y": 2}, filled((8, 8))
+
+
+def within_one_mesh(order: list[int]) -> None:
+    """Eagerly, and jitted with and without saying the source; the devices alternate between the processes or not."""
+    mesh = mesh_of(SIZES, order=order)
+    every = [NamedSharding(mesh, spec) for spec in specs(SIZES, 2)]
+    choose = random.Random(str(order))
+    for source, target in (choose.sample(every, 2) for _ in range(3)):
+        assert_exact(redistribute(placed(source, VALUES), target), target, VALUES)
+        for told in (source, None):
+            f = jax.jit(lambda x, s=told, t=target: redistribute(x, t, source=s))
+            assert_exact(f(placed(source, VALUES)), target, VALUES)
+
+
+def across(one: list[int], other: list[int]) -> None:
+    for before, after in ((P("x", "y"), P(None, ("y", "x"))), (P("x"), P("y")), (P(), P("x"))):
+        source = NamedSharding(mesh_of(SIZES, order=one), before)
+        target = NamedSharding(mesh_of(SIZES, order=other), after)
+        assert_exact(redistribute(placed(source, VALUES), target), target, VALUES)
+
+
+def unequal_processes() -> None:
+    """Six devices: all four of one process, two of the other."""
+    mesh = mesh_of({"x": 2, "y": 3}, order=[0, 4, 1, 2, 5, 3])
+    values = filled((6, 12))
+    for before, after in ((P("x", "y"), P("y", "x")), (P("y"), P(None, ("x", "y"))), (P(("y", "x")), P(None, "y"))):
+        source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
+        assert_exact(redistribute(placed(source, values), target), target, values)
+
+
+def not_sharded_yet(order: list[int]) -> None:
+    target = NamedSharding(mesh_of(SIZES, order=order), P("x", "y"))
+    assert_exact(redistribute(VALUES, target), target, VALUES)
+
+
+def donated(order: list[int]) -> None:
+    mesh = mesh_of(SIZES, order=order)
+    x, target = placed(NamedSharding(mesh, P("y")), VALUES), NamedSharding(mesh, P("x", "y"))
+    assert_exact(redistribute(x, target, donate=True), target, VALUES)
+    assert x.is_deleted()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "many":
+        many()
+    else:
+        one_of_several(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
