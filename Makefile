@@ -13,6 +13,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
   "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done)
 
+# What can differ from one jax to another; the rest is the same Python on both.
+WITH_JAX = tests/jax tests/hlo tests/doctor tests/lower tests/runtime tests/synth/test_against_shardy.py \
+  tests/test_demo.py tests/test_docs.py tests/test_examples.py tests/test_cli_doctor.py reshard
+
 # $(call setup,folder,python): a virtual environment with the package, editable, and its dev extras.
 define setup
 @test -n "$(2)" || { echo "reshard needs Python 3.11 or later; say which: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -25,7 +29,7 @@ endef
 help:
 	@echo "make demo      plan, check and run one real redistribution, beside what XLA does with it"
 	@echo "make test      ruff, pyright and pytest"
-	@echo "make test-312  pytest under Python 3.12, where there is one"
+	@echo "make test-312  what depends on jax under Python 3.12, which has a newer one"
 	@echo "make bench     how long planning takes"
 	@echo "make clean     remove the virtual environments and caches"
 
@@ -46,7 +50,7 @@ test: .venv/.stamp
 
 test-312:
 	@if [ -n "$(PYTHON312)" ]; then \
-	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2; \
+	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 $(WITH_JAX); \
 	else echo "no Python 3.12 on this machine: its tests were not run"; fi
 
 bench: .venv/.stamp

@@ -1,7 +1,8 @@
-"""The `reshard` command: plan a redistribution, show a layout, simulate a plan.
+"""The `reshard` command: plan a redistribution, show a layout, simulate a plan; see what a compiled program does.
 
-Exit codes: 0 done, 1 a simulation that went wrong, 2 a request that cannot be met (the message is on
-stderr). Errors of the package are messages, never tracebacks; any other exception is a bug and is shown.
+Exit codes: 0 done, 1 a simulation that went wrong (or an array that is rebuilt, with --fail-on-rebuild), 2 a
+request that cannot be met (the message is on stderr). Errors of the package are messages, never tracebacks; any other
+exception is a bug and is shown.
 """
 
 from __future__ import annotations

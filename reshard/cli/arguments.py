@@ -21,6 +21,7 @@ examples:
   reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
   reshard show --mesh x=4,y=2 'f32[{x}4, {y}8]'
   reshard simulate --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
+  reshard doctor step.mlir
 
 reshard COMMAND --help has more of them.
 """
@@ -57,6 +58,27 @@ examples:
   reshard simulate --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' --budget 4100
 """
 
+_DOCTOR = """\
+examples:
+  reshard doctor step.mlir
+  reshard doctor step.hlo.txt --all
+  reshard doctor step.mlir --html report.html
+  reshard doctor step.mlir --json --fail-on-rebuild
+  reshard doctor step.mlir --platform tpu --topology v5p:2x2x2
+
+what to put into such a file, with lowered = jax.jit(f).lower(*args):
+  lowered.as_text(debug_info=True)   StableHLO; it is compiled here
+  lowered.compile().as_text()        optimized HLO; it is read as it is
+"""
+
+_PASS = """\
+examples:
+  reshard pass step.mlir -o ours.mlir
+  reshard pass step.mlir -o ours.mlirbc --report
+  reshard pass step.mlir --report --network tpu-v5p
+  reshard pass step.mlir --json --budget 1GiB
+"""
+
 Handler = Callable[["Options"], int]
 
 
@@ -78,6 +100,14 @@ class Options(argparse.Namespace):
     explain: bool
     seed: int
     limit: int
+    file: str
+    html: str | None
+    all: bool
+    fail_on_rebuild: bool
+    platform: str
+    topology: str | None
+    output: str | None
+    report: bool
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -98,18 +128,22 @@ def parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser)
     _add_show(commands.add_parser)
     _add_simulate(commands.add_parser)
+    _add_doctor(commands.add_parser)
+    _add_pass(commands.add_parser)
     return top
 
 
 _Adder = Callable[..., argparse.ArgumentParser]
 
 
-def _command(add: _Adder, name: str, what: str, examples: str, handler: Handler) -> argparse.ArgumentParser:
+def _command(
+    add: _Adder, name: str, what: str, examples: str, handler: Handler, notations: str = f"{NOTATIONS}\n"
+) -> argparse.ArgumentParser:
     command = add(
         name,
         help=what,
         description=f"{what[0].upper()}{what[1:]}.",
-        epilog=f"{NOTATIONS}\n{examples}",
+        epilog=f"{notations}{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(handler=handler)
@@ -137,6 +171,30 @@ def _add_simulate(add: _Adder) -> None:
     command = _command(add, "simulate", what, _SIMULATE, _run_simulate)
     _add_pair(command)
     command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random data (default 0)")
+
+
+def _add_doctor(add: _Adder) -> None:
+    what = "where a program moves its data between devices, and what it wastes"
+    command = _command(add, "doctor", what, _DOCTOR, _run_doctor, notations="")
+    command.add_argument("file", metavar="FILE", help="StableHLO (text or artifact) or optimized HLO; - is stdin")
+    command.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    command.add_argument("--html", metavar="FILE", help="write one self-contained page instead of the table")
+    command.add_argument("--all", action="store_true", help="also reductions, shard_maps and small moves")
+    command.add_argument("--network", metavar="NAME", help="plan for least time on a preset or a JSON file")
+    command.add_argument("--platform", default="cpu", metavar="NAME", help="compile StableHLO for this (default cpu)")
+    command.add_argument("--topology", metavar="NAME", help="ahead of time for a topology: v5p:2x2x2")
+    command.add_argument("--fail-on-rebuild", action="store_true", help="exit with 1 if a whole array is rebuilt")
+
+
+def _add_pass(add: _Adder) -> None:
+    what = "put reshard's collectives into a StableHLO program"
+    command = _command(add, "pass", what, _PASS, _run_pass, notations="")
+    command.add_argument("file", metavar="FILE", help="StableHLO with Shardy shardings, text or artifact; - is stdin")
+    command.add_argument("-o", "--output", metavar="FILE", help="text if it ends in .mlir, else a portable artifact")
+    command.add_argument("--report", action="store_true", help="print what became of each reshard")
+    command.add_argument("--json", action="store_true", help="print that as one JSON object")
+    command.add_argument("--network", metavar="NAME", help="plan for least time on a preset or a JSON file")
+    command.add_argument("--budget", metavar="SIZE", help="most bytes live on a device in one move, e.g. 64MiB")
 
 
 def _add_pair(command: argparse.ArgumentParser) -> None:
@@ -174,5 +232,17 @@ def _run_show(options: Options) -> int:
 
 def _run_simulate(options: Options) -> int:
     from reshard.cli.simulate import run
+
+    return run(options)
+
+
+def _run_doctor(options: Options) -> int:
+    from reshard.cli.doctor import run
+
+    return run(options)
+
+
+def _run_pass(options: Options) -> int:
+    from reshard.cli.compiler_pass import run
 
     return run(options)

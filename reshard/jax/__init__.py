@@ -5,6 +5,7 @@ the whole program, `transform` that pass on a module; `report` says where a func
 `strict` refuses programs that rebuild an array to do so.
 """
 
+from reshard.jax.doctor import report as report
 from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.stages import deserialize as deserialize

@@ -21,6 +21,7 @@ from tests.jax.programs import BY_NAME, PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 NO_MOVE = {"callback"}  # It warns of a constant that it replicates and cuts, which is folded before it runs.
+NO_LINE = {"xla-44795"}  # jax 0.12 hoists a gather out of a loop, and nothing around it has a line.
 SMALL = {"cond", "enzyme-822"}
 """Rebuilt without a warning: 16 sums gathered to be cut; and rolls that put four tiles, the whole array, together."""
 
@@ -90,7 +91,7 @@ def test_arrays_are_rebuilt_where_xla_warns_of_it(name: str):
 def test_what_is_said_of_a_place_holds(name: str):
     for place in compiled_once(name).report.places:
         assert 0 <= place.needed_bytes <= place.received_bytes
-        assert place.where.file is not None and Path(place.where.file).is_relative_to(ROOT / "tests")
+        assert name in NO_LINE or Path(place.where.file).is_relative_to(ROOT / "tests")
         assert 0 <= place.temp_bytes <= place.peak_bytes
         for move in place.moves:
             if move.source is None:
@@ -205,8 +206,8 @@ def test_a_portable_artifact():
             "512 partitions, and this process 8 cpu devices",
         ),
         (
-            'module { func.func @main() { "stablehlo.custom_call"() {call_target_name = "none", has_side_effect = true} '
-            ": () -> () return } }",
+            'module { func.func @main() { "stablehlo.custom_call"() '
+            '{call_target_name = "none", has_side_effect = true} : () -> () return } }',
             "does not compile",
         ),
     ],

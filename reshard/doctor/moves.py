@@ -1,0 +1,146 @@
+"""The arrays that a chain moves: their layouts, what has to be received for it, and what reshard would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from reshard.doctor.chains import Chain
+from reshard.doctor.digits import layouts
+from reshard.doctor.flow import Value
+from reshard.doctor.matching import Dims, Matcher, Traced
+from reshard.doctor.model import Move
+from reshard.doctor.movement import COLLECTIVES, Movement, Untraceable
+from reshard.doctor.numbering import Numbering
+from reshard.doctor.trace import Tracer
+from reshard.errors import ReshardError
+from reshard.hlo import Array, Source
+from reshard.synth import Network
+from reshard.synth import plan as best_plan
+from reshard.types.bounds import lower_bound
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.plan import Plan
+
+
+class Found(NamedTuple):
+    """What a chain moves, and the user's line, a better one than the HLO's where the move is a known one."""
+
+    moves: tuple[Move, ...]
+    where: Source
+
+
+class Mover:
+    """Reads moves off the chains of a module; `mesh` has the names of its axes, if they are known."""
+
+    def __init__(
+        self, movement: Movement, numbering: Numbering, matcher: Matcher, mesh: Mesh | None, network: Network | None
+    ) -> None:
+        self.movement = movement
+        self.numbering = numbering
+        self.matcher = matcher
+        self.mesh = mesh
+        self.network = network
+
+    def read(self, chain: Chain, where: Source, planned: bool) -> Found:
+        """The moves of a chain, with plans if these are wanted; equal ones once."""
+        results: dict[int, Value] = {}
+        for value in chain.results:
+            results.setdefault(self.numbering.of(value), value)
+        moves: list[Move] = []
+        for value in results.values():
+            move, where = self._move(chain, value, where, planned)
+            if move not in moves:
+                moves.append(move)
+        return Found(tuple(moves), where)
+
+    def _move(self, chain: Chain, value: Value, where: Source, planned: bool) -> tuple[Move, Source]:
+        tracer = Tracer(self.movement, self.numbering, chain.leaves)
+        form = _form(value, chain.results[value])
+        dtype = _sent_as(chain)
+        pair = layouts(tracer, form, self.mesh, dtype) if _traceable(chain) else None
+        needed = None if pair is None else lower_bound(*pair)
+        counted = self._counted(chain, tracer, value, dtype, pair is not None)
+        if counted is not None and (needed is None or counted < needed):
+            needed, pair = counted, None
+        after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
+        received = sum(collective.received_bytes for collective in chain.collectives)
+        forms = {one.array.dims for one in (value, *chain.results[value]) if one.array is not None}
+        known = self.matcher.match(Traced(where, dtype, _before(chain), forms, received, needed))
+        if known is not None:
+            pair, where = (known.source, known.target), _at(where, known.where)
+            needed = lower_bound(*pair)
+        before = _tile(tracer, chain, dtype)
+        if needed is None:
+            return Move(before, after, min(received, after.nbytes), False), where
+        if pair is None:
+            return Move(before, after, needed, False), where
+        whole = known is not None or math.prod(axis.size for axis in pair[0].held) == pair[0].mesh.size
+        return Move(before, after, needed, True, *pair, whole, self._plan(pair) if planned else None), where
+
+    def _counted(self, chain: Chain, tracer: Tracer, value: Value, dtype: str, linear: bool) -> int | None:
+        """The bytes that arrive and are used, counted one by one; None where that is not known, or the same."""
+        used = [end for end in chain.results[value] if end.array is not None] or [value]
+        whole = any(end.array == value.array or _elements(end) >= _elements(value) for end in used)
+        if not _traceable(chain) or (linear and whole):
+            return None
+        try:
+            counts = [tracer.arriving([value]), tracer.arriving(used)]
+        except Untraceable:
+            return None
+        known = [count for count in counts if count is not None]
+        return Array(dtype, (min(known),)).nbytes if known else None
+
+    def _plan(self, pair: tuple[Layout, Layout]) -> Plan | None:
+        try:
+            return best_plan(*pair, network=self.network)
+        except ReshardError:
+            return None
+
+
+def _form(value: Value, ends: Sequence[Value]) -> Value:
+    """The form in which a result is used, if all of it is: the user's own shape, most likely."""
+    whole = [end for end in ends if _elements(end) == _elements(value)]
+    return min([value, *whole], key=lambda one: 0 if one.array is None else len(one.array.dims))
+
+
+def _elements(value: Value) -> int:
+    return 0 if value.array is None else value.array.elements
+
+
+def _sent_as(chain: Chain) -> str:
+    """The element type that is sent, the widest of several."""
+    arrays = [array for collective in chain.collectives for array in collective.results]
+    return max(arrays, key=lambda array: array.nbytes / max(1, array.elements)).dtype
+
+
+def _traceable(chain: Chain) -> bool:
+    """Whether it is spelled in collectives that say where elements go; not in receives between slices."""
+    return all(collective.opcode.removesuffix("-start") in COLLECTIVES for collective in chain.collectives)
+
+
+def _before(chain: Chain) -> set[Dims]:
+    """The dims that the tile has before the collectives; of one cut into several operands, its size."""
+    leaves = {leaf.array.dims for leaf in chain.leaves if leaf.array is not None}
+    operands = [collective.operands for collective in chain.collectives]
+    whole = {
+        arrays[0].dims if len(arrays) == 1 else (sum(a.elements for a in arrays),) for arrays in operands if arrays
+    }
+    return leaves | whole
+
+
+def _tile(tracer: Tracer, chain: Chain, dtype: str) -> Array | None:
+    """The tile before, if it is of one array."""
+    tiles = list(tracer.tiles.values()) or [leaf.array for leaf in chain.leaves if leaf.array is not None]
+    return replace(tiles[0], dtype=dtype, layout="") if len(tiles) == 1 else None
+
+
+def _at(where: Source, line: str) -> Source:
+    """The origin on another line, `file:line`, if that is one."""
+    file, _, number = line.rpartition(":")
+    if not file or not number.isdigit():
+        return where
+    same = (file, int(number)) == (where.file, where.line)
+    return replace(where, file=file, line=int(number), function=where.function if same else None, exact=True)
