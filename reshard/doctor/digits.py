@@ -24,7 +24,7 @@ from reshard.hlo import Array
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 
-_CHECKED = 1 << 14
+_CHECKED = 1 << 12
 
 
 class Step(NamedTuple):

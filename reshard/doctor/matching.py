@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ Dims = tuple[int, ...]
 class Traced(NamedTuple):
     """A move as the HLO has it: where from, what it sends, and the dims of its tiles.
 
-    The tiles have several forms: padded on the way, and not. `needed_bytes` is None where the move could not be
+    The tiles have several forms: padded, reshaped, and not. `needed_bytes` is None where the move could not be
     followed.
     """
 
@@ -41,26 +40,24 @@ class Matcher:
     def match(self, traced: Traced) -> Known | None:
         """The known move with the tiles and the bound of a traced one, its layouts in what is sent.
 
-        One of the same line, or else next to it, if there is any; else, if its tiles have the same dims, one of the
-        only line that has such a move. None if there is none.
+        One of the same line, or else next to it, if there is any; else one of the only line that has such a move. None
+        if there is none.
         """
         fits = [at for at, move in enumerate(self.known) if _fits(move, traced)]
         here = f"{traced.where.file}:{traced.where.line}"
         same = [at for at in fits if self.known[at].where == here]
         near = [at for at in fits if here in self.known[at].near]
-        shaped = [at for at in fits if _shaped(self.known[at], traced)]
-        alone = shaped if len({self.known[at].where for at in fits}) == 1 else []
+        alone = fits if len({self.known[at].where for at in fits}) == 1 else []
         found = same or near or alone
         if not found:
             return None
-        at = min(found, key=lambda at: (at not in shaped, self.met[at], at))
+        at = min(found, key=lambda at: (self.met[at], at))
         self.met[at] += 1
         return _sent(self.known[at], traced.dtype)
 
 
 def _fits(move: Known, traced: Traced) -> bool:
-    before, after = (math.prod(layout.tile_shape) for layout in (move.source, move.target))
-    if before not in map(math.prod, traced.before) or after not in map(math.prod, traced.after):
+    if not (_has(traced.before, move.source.tile_shape) and _has(traced.after, move.target.tile_shape)):
         return False
     try:
         sent = _sent(move, traced.dtype)
@@ -70,9 +67,13 @@ def _fits(move: Known, traced: Traced) -> bool:
     return bound <= traced.received_bytes and traced.needed_bytes in (None, bound)
 
 
-def _shaped(move: Known, traced: Traced) -> bool:
-    """Whether the tiles have the same dims, too."""
-    return move.source.tile_shape in traced.before and move.target.tile_shape in traced.after
+def _has(forms: Collection[Dims], tile: Dims) -> bool:
+    """Whether a tile has one of the forms, dims of size 1 aside."""
+    return _plain(tile) in map(_plain, forms)
+
+
+def _plain(dims: Dims) -> Dims:
+    return tuple(size for size in dims if size != 1)
 
 
 def _sent(move: Known, dtype: str) -> Known:

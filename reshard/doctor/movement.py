@@ -261,9 +261,9 @@ def _all_to_all(moves: Movement, value: Value, points: Points) -> Iterator[Part]
     mine = ranks[points.device]
     if value.path:  # one operand for each member of the group
         device = members[points.device, value.path[0]]
-        for rank, operand in enumerate(operands):
+        for rank in np.unique(mine):
             where = mine == rank
-            yield Part(where, operand, Points(device, points.indices).at(where))
+            yield Part(where, operands[rank], Points(device, points.indices).at(where))
         return
     (dim,) = _attribute(value, "dimensions")
     block = _array(value).dims[dim] // members.shape[1]

@@ -15,6 +15,7 @@ from reshard.doctor.model import Place, Report
 from reshard.doctor.words import Row
 
 _WIDTH = 100
+_ROWS = 25  # As many as one looks through.
 
 
 def text(report: Report) -> str:
@@ -32,8 +33,8 @@ def show(out: Console, report: Report, every: bool = False) -> None:
         return
     output.paragraph(out, words.title(report), style=output.NAME)
     output.facts(out, words.facts(report))
-    places = report.places if every else words.shown(report)
-    rows = words.rows(places)
+    rows = words.rows(report.places if every else words.shown(report))
+    rows, more = (rows, 0) if every else (rows[:_ROWS], len(rows[_ROWS:]))
     if rows:
         out.print()
         _table(out, rows)
@@ -41,7 +42,8 @@ def show(out: Console, report: Report, every: bool = False) -> None:
         if row.place.wasted_bytes or row.place.rebuilds:
             out.print()
             _remark(out, at, row.place)
-    if left := words.hidden(report, places):
+    left = "" if every else words.hidden(report, words.shown(report))
+    if left := ", ".join(filter(None, [f"{more} more rows" if more else "", left])):
         out.print()
         output.paragraph(out, f"not shown: {left}", style=output.FAINT)
 

@@ -95,12 +95,25 @@ def whole_axes(axes: Iterable[SubAxis], mesh: Mesh, target: Mesh) -> list[str]:
     Raises `LayoutError` where they are only parts of axes.
     """
     found: list[str] = []
-    for axis in axes:
-        parts = target.sub_axes(mesh.stride(axis), axis.size)
+    for stride, size in _runs(axes, mesh):
+        parts = target.sub_axes(stride, size)
         if any(part.size != target.axes[part.axis] for part in parts):
+            told = " ".join(mesh.spell(part) for part in mesh.sub_axes(stride, size))
             raise LayoutError(
-                f"{mesh.spell(axis)} of mesh {mesh} is only a part of an axis of mesh {target}; a NamedSharding "
-                f"names whole axes, so give a jax mesh over the same devices whose axes are cut there"
+                f"{told} of mesh {mesh} is only a part of an axis of mesh {target}; a NamedSharding names whole axes, "
+                f"so give a jax mesh over the same devices whose axes are cut there"
             )
         found += [part.axis for part in parts if part.size > 1]
+    return found
+
+
+def _runs(axes: Iterable[SubAxis], mesh: Mesh) -> list[tuple[int, int]]:
+    """(stride, size) factors of the positions, those joined of which one goes on where the other ends."""
+    found: list[tuple[int, int]] = []
+    for axis in axes:
+        stride = mesh.stride(axis)
+        if found and found[-1][0] == stride * axis.size:
+            found[-1] = (stride, found[-1][1] * axis.size)
+        else:
+            found.append((stride, axis.size))
     return found

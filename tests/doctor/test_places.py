@@ -220,6 +220,49 @@ def test_what_all_devices_have_already():
     assert layouts(place) == [("f32[2, 8]", "f32[2, 8]")]
 
 
+def test_what_is_whole_before_is_not_rebuilt():
+    lines = ["%own = f32[2,2]{1,0} dynamic-slice(%p, %zero, %at), dynamic_slice_sizes={2,2}",
+             "%g = f32[2,8]{1,0} all-gather(%own), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}",
+             "%d = f32[2,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={2,2}"]  # fmt: skip
+    place = only(examine(text(*OFFSET, ZERO, *lines, "ROOT %r = f32[2,2]{1,0} add(%d, %d)")))
+    assert (place.needed_bytes, place.rebuilds, place.largest.elements) == (0, "", 16)
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        "%top = f32[2,8]{1,0} slice(%g), slice={[0:2], [0:8]}",
+        "%top = f32[2,8]{1,0} dynamic-slice(%g, %zero, %zero), dynamic_slice_sizes={2,8}",
+    ],
+)
+def test_what_one_device_has_is_needed_by_the_others(top):
+    """Rows 0 and 1 are device 0's: they are no array that every device has already."""
+    place = only(examine(text(ZERO, GATHER, top, "ROOT %r = f32[2,8]{1,0} add(%top, %top)")))
+    assert (place.received_bytes, place.needed_bytes, place.exact, place.plans) == (192, 64, False, ())
+
+
+def test_a_pattern_that_is_no_numeral():
+    """The first row and column are a device's own, the rest comes from the one before it: no layouts say that."""
+    lines = [
+        "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
+        "%left = f32[2,1]{1,0} slice(%p), slice={[0:2], [0:1]}",
+        "%above = f32[1,7]{1,0} slice(%p), slice={[0:1], [1:8]}",
+        "%inner = f32[1,7]{1,0} slice(%m), slice={[1:2], [1:8]}",
+        "%right = f32[2,7]{1,0} concatenate(%above, %inner), dimensions={0}",
+        "%s = f32[2,8]{1,0} concatenate(%left, %right), dimensions={1}",
+        "ROOT %r = f32[2,8]{1,0} add(%s, %s)",
+    ]
+    place = only(examine(text(*lines)))
+    assert (place.kind, place.received_bytes, place.needed_bytes, place.exact) == ("shift", 64, 28, False)
+
+
+def test_a_collective_in_a_computation_that_nothing_opens():
+    inner = f"%inner {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  ROOT {GATHER}\n}}\n"
+    call = 'ROOT %r = f32[8,8]{1,0} custom-call(%p), custom_call_target="host", called_computations={%inner}'
+    place = only(examine(text(call, before=inner)))
+    assert (place.does, place.received_bytes, place.moves) == ("all_gather", 192, ())
+
+
 def test_padding_is_not_needed():
     """10 rows in 4 tiles of 3; a device wants 3 of 12 columns, of which the last tile has 1."""
     lines = [
@@ -262,6 +305,7 @@ FORTH, BACK = ("f32[{a}2, 8]", "f32[8, {a}2]"), ("f32[8, {a}2]", "f32[{a}2, 8]")
         ([_known("f.py:3", *FORTH), _known("f.py:4", *FORTH)], 9),  # either: the HLO's own line stays
         ([_known("f.py:3", "f32[{a}2, 8]", "f32[8, 8]")], 9),  # another result
         ([_known("f.py:3", "f32[{a}2, 8]", "f32[{a}2, 8]")], 9),  # no move
+        ([_known("f.py:9", "f32[{a}2, 8]", "f32[2{a}, 8]")], 9),  # tiles of the same size, and another bound
         ([_known("f.py:3", *BACK)], 9),  # another form of tiles, on another line
     ],
 )
@@ -271,6 +315,7 @@ def test_a_move_that_the_program_asks_for(known, line):
     place = only(examine(module, known=known))
     assert (place.where.file, place.where.line) == ("f.py", line)
     assert (place.needed_bytes, place.planned_bytes, place.exact) == (48, 48, True)
+    assert place.moves[0].target.tile_shape == (8, 2)
 
 
 def test_the_form_of_a_known_move_decides_between_two_of_one_line():

@@ -127,7 +127,7 @@ def test_six_of_the_eight_devices():
     mesh = mesh_of({"x": 2, "y": 3})
     every = [NamedSharding(mesh, spec) for spec in specs({"x": 2, "y": 3}, 2)]
     values = filled((6, 12))
-    for source, target in random.Random(0).sample(list(pairs(every)), 24):
+    for source, target in random.Random(0).sample(list(pairs(every)), 12):
         assert_exact(redistribute(put(source, values), target), target, values)
     source = NamedSharding(mesh, P("x", "y"))
     moved = jax.jit(lambda x: [redistribute(x, target, source=source) for target in every])(put(source, values))
@@ -589,15 +589,14 @@ def test_the_plan_of_the_budget_is_what_runs(budget: int, rounds: int, told: boo
 def test_random_budgets():
     """Between the floor and what the plan without a budget needs."""
     choose, tried = random.Random(8), Counter()
-    for source, target in choose.sample(list(pairs(shardings())), 40):
-        plan = as_plan(source, target, (16, 16), "float32")
+    for source, target in choose.sample(list(pairs(shardings())), 30):
+        plan = as_plan(source, target, (8, 8), "float32")
         budget = choose.randint(plan.floor_bytes, plan.peak_bytes)
-        tight = as_plan(source, target, (16, 16), "float32", budget=budget)
+        tight = as_plan(source, target, (8, 8), "float32", budget=budget)
         if tight == plan:
             continue
         tried.update(step.kind for step in tight.steps)
-        values = filled((16, 16))
-        assert_exact(redistribute(put(source, values), target, budget=budget), target, values)
+        assert_exact(redistribute(put(source), target, budget=budget), target, VALUES)
     assert tried["exchange"] >= 5, tried
 
 

@@ -361,7 +361,7 @@ def test_vmap_of_vmap(given: str):
 @pytest.mark.parametrize("given", ["source=", "unknown"])
 def test_vmap_over_another_argument(given: str):
     """The moved array has no batch dim of its own."""
-    before, after = ends()
+    before, _ = ends()
     f = jax.vmap(lambda x, y: moves(given)[0](x) + y, in_axes=(None, 0))
     wanted = np.stack([VALUES, VALUES + 1])
     assert_exact(jax.jit(f)(put(before), jnp.arange(2.0)), None, wanted)

@@ -75,7 +75,7 @@ def many() -> None:
     mesh = mesh_of(sizes)
     every = [NamedSharding(mesh, spec) for spec in specs(sizes, 2)]
     choose = random.Random(0)
-    for source, target in (choose.sample(every, 2) for _ in range(6)):
+    for source, target in (choose.sample(every, 2) for _ in range(4)):
         assert_exact(redistribute(jax.device_put(values, source), target), target, values)
     source = NamedSharding(mesh, P("x", "y"))
     targets = [NamedSharding(mesh, P(*spec)) for spec in (["y", "x"], [None, ("y", "x")], ["x"])]
