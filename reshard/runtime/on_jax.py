@@ -113,7 +113,8 @@ def _slabbed(step: Step, least: int, count: int) -> How:
     if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
         return step.how  # Only to slice its minor dim does TPU lay the whole operand out anew.
     able = counts(step.operand, step.result)
-    return How(slabs=next((found for found in able if found >= count), able[-1] if able else 1))
+    fewer = max((found for found in able if found < count), default=1)
+    return How(slabs=next((found for found in able if count <= found <= 4 * count), fewer))
 
 
 def overwrites(plan: Plan) -> bool:

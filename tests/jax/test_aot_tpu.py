@@ -31,7 +31,7 @@ from tests.layouts import contiguous_layouts
 pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # of the workers of one run of the tests
 
-SLACK = 1.55
+SLACK = 1.65
 """The compiler's peak over the plan's, at most."""
 Pair = tuple[Layout, Layout]
 
@@ -108,26 +108,17 @@ def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
 # ---- memory ----------------------------------------------------------------------------------------
 
 
-@lru_cache
-def peak(number: int) -> tuple[int, rs.Plan]:
-    """Bytes that the compiler counts for a large move, and the plan that it is of; its collectives are checked too."""
-    plan = on_jax.in_slabs(rs.plan(*LARGE[number]))
-    found = compiled("v5p:2x2x2", LARGE[number])
-    assert executed(found) == promised(plan), plan
-    return found.memory_analysis().peak_memory_in_bytes, plan
-
-
-@pytest.mark.parametrize("part", range(4))
-def test_large_moves_keep_to_the_plans_memory(part: int):
-    for number in range(part, len(LARGE), 4):
-        used, plan = peak(number)
+def test_large_moves_keep_to_the_plans_memory():
+    """Each to its promise, and all to little more than source and target."""
+    logs = []
+    for pair in LARGE:
+        plan = on_jax.in_slabs(rs.plan(*pair))
+        found = compiled("v5p:2x2x2", pair)
+        assert executed(found) == promised(plan), plan
+        used, ends = found.memory_analysis().peak_memory_in_bytes, pair[0].tile_bytes + pair[1].tile_bytes
         assert used <= plan.peak_bytes * SLACK, f"{used / plan.peak_bytes:.3f} times the promise: {plan}"
-        ends = plan.source.tile_bytes + plan.target.tile_bytes
         assert ends <= used <= 2 * ends, f"{used / ends:.3f} times source and target: {plan}"
-
-
-def test_the_memory_of_all_large_moves_is_little_more_than_their_ends():
-    logs = [math.log(used / (p.source.tile_bytes + p.target.tile_bytes)) for used, p in map(peak, range(len(LARGE)))]
+        logs.append(math.log(used / ends))
     assert math.exp(sum(logs) / len(logs)) <= 1.3
 
 

@@ -1,0 +1,374 @@
+"""Memory and collectives by real compilers, without their hardware: TPUs ahead of time, and GPUs.
+
+    python benchmarks/aot.py                              # memory of 120 pairs and collectives of 60, TPU v5p 2x2x2
+    python benchmarks/aot.py --topology v5p:4x8x8 --pairs 0 --checks 60        # 256 chips
+    python benchmarks/aot.py --cases                      # the moves that users reported
+    python benchmarks/aot.py --gpu 1x1x8                  # 8 H100s; 1x8x8 is 64 of them (slices x hosts x GPUs)
+
+Memory is what the compiler itself says: the peak of a device for `redistribute`, and for XLA's own identity, over
+source and target together, and over what the plan promised. The collectives are those of the compiled module, which
+must be the plan's: kind, count and bytes. Nothing is allocated, so the arrays have their full size.
+
+TPUs need libtpu: pip install 'jax[tpu]'. GPUs need large wheels, hence no extra of this package brings them:
+pip install jax==0.12.0.1 jax-cuda13-pjrt nvidia-cuda-nvcc nvidia-nvvm, on Python 3.12. `h100.txtpb`, beside this
+file, describes the device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+if __package__ in (None, ""):  # run as a file: the folder above is the project
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would ask a server that only a TPU machine has
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import NamedSharding
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.against_shardy import named
+from reshard import hlo
+from reshard.jax import redistribute
+from reshard.jax.request import Request, plan_of
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.plan import Plan
+from tests.layouts import contiguous_layouts
+
+HERE = Path(__file__).resolve().parent
+CASES = HERE.parent / "tests" / "data" / "user_cases.json"
+MESHES = {
+    8: ("2x2x2", "4x2", "8"),
+    16: ("2x2x4", "4x4"),
+    64: ("4x4x4", "8x8"),
+    256: ("4x8x8", "16x16"),
+}
+TPU_OF = {4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4", 64: "v5p:4x4x4", 80: "v5p:4x4x5"}
+"""A topology with so many chips, for the users' cases."""
+CASE_TILE = 4 << 20
+TARGETS = {"geomean": 1.3, "most": 2.0, "case": 1.5}
+"""Peak over source and target: its geometric mean and maximum; temporary bytes over the larger tile in a case."""
+SLACK = 1.06
+"""What a compiler may need over the promise: tiles padded in memory, and tables of a few bytes a device."""
+
+Pair = tuple[Layout, Layout]
+Array = tuple[tuple[int, ...], str]
+"""Global shape and dtype."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The compiler's own figures, in bytes on a device: arguments, outputs, temporaries, and the peak."""
+
+    argument: int
+    output: int
+    temp: int
+    peak: int
+
+    @classmethod
+    def of(cls, compiled: Any) -> Memory:
+        """The memory analysis of a `jax.stages.Compiled`."""
+        found = compiled.memory_analysis()
+        return cls(
+            found.argument_size_in_bytes,
+            found.output_size_in_bytes,
+            found.temp_size_in_bytes,
+            found.peak_memory_in_bytes,
+        )
+
+
+Collectives = dict[str, tuple[int, int]]
+"""Kind to how often it runs, and the bytes that a device receives in all."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One move: the plan's promises, and what was compiled for it and for XLA's own identity.
+
+    `tiles` are the bytes of source and target on a device, `larger` those of the larger one. `promise` is the plan's
+    peak, with the target there from the start: XLA is given the memory for its result before it runs.
+    """
+
+    name: str
+    mesh: str
+    source: str
+    target: str
+    steps: tuple[str, ...]
+    tiles: int
+    larger: int
+    promise: int
+    promised: Collectives
+    compiled: Collectives
+    ours: Memory
+    xla: Memory | None
+
+    @property
+    def peak(self) -> float:
+        """Our peak over source and target."""
+        return self.ours.peak / self.tiles
+
+    @property
+    def over_promise(self) -> float:
+        """Our peak over the promise."""
+        return self.ours.peak / self.promise
+
+    @property
+    def temp(self) -> float:
+        """Our temporary bytes over the larger tile, as the compiler lays it out."""
+        return self.ours.temp / max(self.larger, self.ours.argument, self.ours.output)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the collectives are the plan's."""
+        return self.promised == self.compiled
+
+
+# ---- devices and pairs -----------------------------------------------------------------------------
+
+
+@lru_cache
+def devices(topology: str, gpu: bool = False) -> tuple[Any, ...]:
+    """The devices of a topology that need not be there, e.g. `v5p:2x2x2`, or with `gpu` H100s as `1x8x8`."""
+    if not gpu:
+        return tuple(topologies.get_topology_desc(topology, platform="tpu").devices)
+    target = (HERE / "h100.txtpb").read_text("utf-8")
+    found = topologies.get_topology_desc("h100", platform="cuda", target_config=target, topology=topology)
+    return tuple(found.devices)
+
+
+def jax_mesh(mesh: Mesh, on: Sequence[Any]) -> jax.sharding.Mesh:
+    """The jax mesh of some devices, in order."""
+    return jax.sharding.Mesh(np.array(on).reshape(tuple(mesh.axes.values())), tuple(mesh.axes))
+
+
+def pairs(meshes: Sequence[str], count: int, seed: int, array: Array) -> list[Pair]:
+    """Random pairs of different contiguous layouts, evenly over the meshes as far as they have so many."""
+    choose = random.Random(seed)
+    every = sorted((list(contiguous_layouts(named(name), *array)) for name in meshes), key=len)
+    found: list[Pair] = []
+    for left, layouts in zip(range(len(every), 0, -1), every, strict=True):
+        total = len(layouts) * (len(layouts) - 1)
+        picked = choose.sample(range(total), min(total, (count - len(found)) // left))
+        found += [(layouts[n // (len(layouts) - 1)], _other(layouts, n)) for n in picked]
+    return found
+
+
+def _other(layouts: Sequence[Layout], number: int) -> Layout:
+    first, rest = divmod(number, len(layouts) - 1)
+    return layouts[rest + (rest >= first)]
+
+
+# ---- one compile -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A move that a compiler is asked for."""
+
+    before: NamedSharding
+    after: NamedSharding
+    array: Array
+
+    @classmethod
+    def of(cls, pair: Pair, on: Sequence[Any]) -> Asked:
+        """The move of a pair of layouts on these devices."""
+        source, target = pair
+        mesh = jax_mesh(source.mesh, on)
+        return cls(source.to_jax(mesh), target.to_jax(mesh), (source.shape, source.dtype))
+
+    @property
+    def plan(self) -> Plan:
+        """What `redistribute` does for it."""
+        return plan_of(Request(self.after, self.before), *self.array)
+
+    def ours(self) -> Any:
+        """The compiled `redistribute`."""
+        return self._compiled(lambda v: redistribute(v, self.after, source=self.before))
+
+    def xla(self) -> Any:
+        """The compiled identity."""
+        return self._compiled(lambda v: v)
+
+    def _compiled(self, f: Callable[[jax.Array], Any]) -> Any:
+        shape, dtype = self.array
+        argument = jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype), sharding=self.before)
+        return jax.jit(f, out_shardings=self.after).lower(argument).compile()
+
+
+def row(asked: Asked, name: str = "", xla: bool = True) -> Row:
+    """What the compilers make of a move; with `xla` of the identity too."""
+    plan, compiled = asked.plan, asked.ours()
+    found = hlo.traffic(hlo.parse(compiled.as_text()))
+    return Row(
+        name,
+        str(plan.source.mesh),
+        str(plan.source),
+        str(plan.target),
+        tuple(f"{step.kind}/{step.how.slabs}" if step.how.slabs > 1 else step.kind for step in plan.steps),
+        plan.source.tile_bytes + plan.target.tile_bytes,
+        max(plan.source.tile_bytes, plan.target.tile_bytes),
+        max(step.live_bytes + (step != plan.steps[-1]) * plan.target.tile_bytes for step in plan.steps),
+        promised(plan),
+        {kind: (total.launches, total.received_bytes) for kind, total in sorted(found.by_kind.items())},
+        Memory.of(compiled),
+        Memory.of(asked.xla()) if xla else None,
+    )
+
+
+def promised(plan: Plan) -> Collectives:
+    """The collectives of a plan; an exchange is so many permutes."""
+    found: Collectives = {}
+    for step in plan.steps:
+        if step.launches:
+            kind = "permute" if step.kind == "exchange" else step.kind
+            launches, received = found.get(kind, (0, 0))
+            found[kind] = (launches + step.launches, received + step.received_bytes)
+    return dict(sorted(found.items()))
+
+
+def rows(topology: str, gpu: bool, count: int, seed: int, array: Array, xla: bool = True) -> Iterator[Row]:
+    """The rows of random pairs, one by one."""
+    on = devices(topology, gpu)
+    for pair in pairs(MESHES[len(on)], count, seed, array):
+        yield row(Asked.of(pair, on), xla=xla)
+
+
+# ---- what users reported ---------------------------------------------------------------------------
+
+
+def cases(gpu: bool, least: float = 2.0) -> Iterator[Row]:
+    """The reported moves for which XLA needed more than `least` times the larger tile beside the tiles."""
+    for case in json.loads(CASES.read_text("utf-8")):
+        if (case.get("xla_temp_over_largest_tile") or 0) > least:
+            name, asked = _case(case, gpu)
+            yield row(asked, name)
+
+
+def _case(case: dict[str, Any], gpu: bool) -> tuple[str, Asked]:
+    """A reported move, with its name.
+
+    TPUs have no complex128: the same bytes in float32, the last dim four times as long. A small array is doubled in
+    every dim until its tiles have 4 MiB, for on a TPU the padding of a tile would outweigh it.
+    """
+    shape, dtype = tuple(case["shape"]), case["dtype"]
+    if dtype == "complex128":
+        shape, dtype = (*shape[:-1], 4 * shape[-1]), "float32"
+    mesh, scale = Mesh(case["mesh"]), 1
+    while True:
+        sizes = [scale * size for size in shape]
+        source, target = (Layout.from_spec(mesh, sizes, dtype, case[side]) for side in ("src", "dst"))
+        if min(source.tile_bytes, target.tile_bytes) >= CASE_TILE:
+            break
+        scale *= 2
+    on = devices(f"1x{-(-mesh.size // 8)}x{min(mesh.size, 8)}" if gpu else TPU_OF[mesh.size], gpu)
+    return f"{case['id']}{f', dims x {scale}' if scale > 1 else ''}", Asked.of((source, target), on)
+
+
+# ---- on the screen ---------------------------------------------------------------------------------
+
+
+def summary(found: Sequence[Row]) -> dict[str, float]:
+    """The figures that have targets: peaks over source and target, over the promise, and collectives that differ."""
+    theirs = [row.xla.peak / row.tiles for row in found if row.xla]
+    return {
+        "moves": len(found),
+        "peak geomean": geometric_mean(row.peak for row in found),
+        "peak most": max(row.peak for row in found),
+        "over promise": max(row.over_promise for row in found),
+        "temp over larger tile": max(row.temp for row in found),
+        "XLA geomean": geometric_mean(theirs) if theirs else math.nan,
+        "XLA most": max(theirs, default=math.nan),
+        "collectives differ": sum(not row.agrees for row in found),
+    }
+
+
+def table(found: Sequence[Row]) -> Table:
+    """A line for each move, the largest peak first."""
+    shown = Table(title="peak over source and target, peak over the promise, temporaries over the larger tile")
+    shown.add_column("from, to")
+    for column in ("peak", "/ promise", "temp", "XLA peak", "XLA temp"):
+        shown.add_column(column, justify="right")
+    shown.add_column("plan, /slabs")
+    for row in sorted(found, key=lambda row: -row.peak):
+        head = f"{row.name}\n" if row.name else ""
+        theirs = (f"{row.xla.peak / row.tiles:.2f}", f"{row.xla.temp / row.larger:.2f}") if row.xla else ("", "")
+        wrong = "" if row.agrees else f"\n[bold red]compiled {row.compiled}, promised {row.promised}[/]"
+        shown.add_row(
+            f"{head}{row.source}\n{row.target} {row.mesh}",
+            *(f"{figure:.2f}" for figure in (row.peak, row.over_promise, row.temp)),
+            *theirs,
+            f"{' '.join(row.steps)}{wrong}",
+        )
+    return shown
+
+
+def missed(found: dict[str, float], of_cases: bool) -> list[str]:
+    """The targets that are missed, in words."""
+    wrong = {
+        f"{found['collectives differ']} modules have other collectives than planned": found["collectives differ"] > 0,
+        f"a peak is {found['over promise']:.2f} of the promise": found["over promise"] > SLACK,
+    }
+    if of_cases:
+        wrong[f"temporaries of {found['temp over larger tile']:.2f} tiles"] = (
+            found["temp over larger tile"] > TARGETS["case"]
+        )
+    else:
+        wrong[f"the mean peak is {found['peak geomean']:.2f}"] = found["peak geomean"] > TARGETS["geomean"]
+        wrong[f"the largest peak is {found['peak most']:.2f}"] = found["peak most"] > TARGETS["most"]
+    return [text for text, is_so in wrong.items() if is_so]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the figures; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology", default="v5p:2x2x2", help=f"TPUs, of {', '.join(map(str, MESHES))} chips")
+    parser.add_argument("--gpu", metavar="SxHxG", help="H100s instead: slices x hosts x GPUs of a host")
+    parser.add_argument("--pairs", type=int, default=120, help="random pairs")
+    parser.add_argument("--size", type=int, default=512, help="of each of the three dims")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-xla", action="store_true", help="leave XLA's own identity out")
+    parser.add_argument("--cases", action="store_true", help="the moves that users reported, instead of random ones")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    options = parser.parse_args(arguments)
+    topology, gpu = options.gpu or options.topology, options.gpu is not None
+    array = ((options.size,) * 3, options.dtype)
+    asked = cases(gpu) if options.cases else rows(topology, gpu, options.pairs, options.seed, array, not options.no_xla)
+    error = Console(stderr=True, highlight=False)
+    found: list[Row] = []
+    for one in asked:
+        found.append(one)
+        error.print(f"{len(found)}: {one.peak:.2f}{'' if one.agrees else ' DIFFERS'}", end=" ")
+    total = summary(found)
+    problems = missed(total, options.cases)
+    if options.json:
+        listed = [asdict(one) for one in found]
+        print(json.dumps({"jax": jax.__version__, "summary": total, "missed": problems, "rows": listed}, indent=2))
+    else:
+        console = Console(highlight=False)
+        console.print(table(found))
+        for name, figure in total.items():
+            console.print(f"{name:24}{figure:10.4g}")
+        console.print(*problems or ["All targets are met."], sep="\n")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

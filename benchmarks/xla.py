@@ -1,0 +1,274 @@
+"""Time against XLA's own partitioner, on 8 virtual CPU devices: the same moves by `jax.jit` and by `redistribute`.
+
+    python benchmarks/xla.py                          # 100 random pairs on 4x2
+    python benchmarks/xla.py --mesh 2x2x2 --mesh 8 --pairs 20 --seed 3
+    python benchmarks/xla.py --network shm-mpi        # and the plans for a network
+    python benchmarks/xla.py --json
+
+Every pair is a float32 array of rank 2 or 3 whose tiles have 4 to 16 MiB on both sides. All ways to move it are
+compiled, warmed up, and then run in turns; a ratio is XLA's median over ours, above 1 where ours is faster. A pair
+that seems slower is measured again, for the machine may have been busy. XLA "rebuilds" where it gathers a larger
+array than either tile (after "Involuntary full rematerialization" it does).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+if __package__ in (None, ""):  # run as a file: the folder above is the project
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+if "device_count" not in os.environ.get("XLA_FLAGS", ""):  # XLA reads it once, when jax makes its devices
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from rich.console import Console
+from rich.table import Table
+
+import reshard.jax as rj
+from benchmarks.against_shardy import named
+from reshard import hlo
+from reshard.synth.network import Network
+from reshard.synth.planner import plan
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from tests.layouts import contiguous_layouts
+
+TILES = (4 << 20, 16 << 20)
+RANKS = (2, 3)
+TARGETS = {"rebuilt": 2.0, "least": 0.9}
+"""What the geometric mean over the pairs that XLA rebuilds, and the least ratio of all, should reach."""
+AGAIN, TIMES = 1.0, 4
+"""A pair whose ratio is below is measured again, so often at most, and all its runs count."""
+
+Pair = tuple[Layout, Layout]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pair: seconds of each way (medians), what the plan is, and XLA's collectives."""
+
+    mesh: str
+    source: str
+    target: str
+    seconds: dict[str, float]
+    steps: tuple[str, ...]
+    launches: int
+    xla: tuple[str, ...]
+    rebuilt: bool
+
+    def ratio(self, way: str) -> float:
+        """XLA's time over that of another way."""
+        return self.seconds["xla"] / self.seconds[way]
+
+    @property
+    def ways(self) -> list[str]:
+        """The ways but XLA's own."""
+        return [way for way in self.seconds if way != "xla"]
+
+
+# ---- the pairs -------------------------------------------------------------------------------------
+
+
+def pairs(mesh: Mesh, count: int, seed: int, tiles: tuple[int, int] = TILES) -> list[Pair]:
+    """Random pairs of different contiguous layouts whose tiles both have so many bytes; the same for the same seed."""
+    choose = random.Random(seed)
+    found: dict[Pair, None] = {}
+    while len(found) < count:
+        pair = _pair(choose, mesh, tiles)
+        if pair is not None:
+            found[pair] = None
+    return list(found)
+
+
+def _pair(choose: random.Random, mesh: Mesh, tiles: tuple[int, int]) -> Pair | None:
+    """Two layouts of an array whose size in bytes is a power of two, None if a tile is too small or large."""
+    whole = choose.choice(range(tiles[0].bit_length() - 1, (tiles[1] * mesh.size).bit_length()))
+    shape = _shape(choose, choose.choice(RANKS), whole - 2)
+    source, target = choose.sample(_layouts(mesh, shape), 2)
+    fits = all(tiles[0] <= layout.tile_bytes <= tiles[1] for layout in (source, target))
+    return (source, target) if fits else None
+
+
+def _layouts(mesh: Mesh, shape: tuple[int, ...]) -> list[Layout]:
+    return list(contiguous_layouts(mesh, shape))
+
+
+def _shape(choose: random.Random, rank: int, exponent: int) -> tuple[int, ...]:
+    """2^exponent elements in dims that differ by at most a factor of four."""
+    parts = [exponent // rank] * rank
+    for _ in range(exponent % rank):
+        parts[choose.randrange(rank)] += 1
+    up, down = choose.randrange(rank), choose.randrange(rank)
+    parts[up] += 1
+    parts[down] -= 1
+    return tuple(1 << part for part in parts)
+
+
+# ---- the measurement -------------------------------------------------------------------------------
+
+Run = Callable[[jax.Array], Any]
+
+
+def measured(pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None, repeat: int = 7) -> Row:
+    """All ways to move a pair, run in turns on one array."""
+    source, target = pair
+    before, after = source.to_jax(jax_mesh), target.to_jax(jax_mesh)
+    whole = np.arange(math.prod(source.shape), dtype=source.dtype).reshape(source.shape)
+    array = jax.device_put(whole, before)
+    ways = {name: jax.jit(f).lower(array).compile() for name, f in _ways(before, after, network)}
+    if hasattr(rj, "jit"):
+        ways["pass"] = rj.jit(lambda v: v, out_shardings=after)
+    ways["xla"] = xla = jax.jit(lambda v: v, out_shardings=after).lower(array).compile()
+    times = in_turns(ways, array, repeat)
+    for _ in range(TIMES):
+        if min(_ratios(times).values()) < AGAIN:
+            more = in_turns(ways, array, repeat)
+            times = {way: times[way] + more[way] for way in ways}
+    found = plan(source, target, network=network)
+    done = hlo.collectives(hlo.parse(xla.as_text()))
+    return Row(
+        str(source.mesh),
+        str(source),
+        str(target),
+        {way: median(times[way]) for way in ways},
+        tuple(step.kind for step in found.steps),
+        found.launches,
+        tuple(one.kind for one in done),
+        rebuilds(done, pair),
+    )
+
+
+def _ways(before: NamedSharding, after: NamedSharding, network: str | None) -> Iterator[tuple[str, Run]]:
+    yield "default", lambda v: rj.redistribute(v, after, source=before)
+    if network is not None:
+        yield "network", lambda v: rj.redistribute(v, after, source=before, network=network)
+
+
+def in_turns(ways: dict[str, Run], array: jax.Array, repeat: int) -> dict[str, list[float]]:
+    """Seconds of so many runs of each way, after one that is not counted; who is first changes in every round."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    order = list(ways)
+    for turn in range(repeat + 1):
+        for way in (*order[turn % len(order) :], *order[: turn % len(order)]):
+            start = time.perf_counter()
+            jax.block_until_ready(ways[way](array))
+            if turn:
+                times[way].append(time.perf_counter() - start)
+    return times
+
+
+def _ratios(times: dict[str, list[float]]) -> dict[str, float]:
+    xla = median(times["xla"])
+    return {way: xla / median(listed) for way, listed in times.items() if way != "xla"}
+
+
+def rebuilds(done: Sequence[hlo.Collective], pair: Pair) -> bool:
+    """Whether some gather makes an array that is larger than both tiles."""
+    most = max(layout.tile_bytes for layout in pair)
+    return any(one.kind == "all_gather" and sum(a.nbytes for a in one.results) > most for one in done)
+
+
+# ---- on the screen ---------------------------------------------------------------------------------
+
+
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Per way: geometric means of the ratios over all pairs and over those that XLA rebuilds, and the least."""
+    found: dict[str, dict[str, float]] = {}
+    for way in rows[0].ways if rows else ():
+        ratios = [row.ratio(way) for row in rows]
+        rebuilt = [row.ratio(way) for row in rows if row.rebuilt]
+        found[way] = {
+            "pairs": len(ratios),
+            "geomean": geometric_mean(ratios),
+            "rebuilt pairs": len(rebuilt),
+            "rebuilt geomean": geometric_mean(rebuilt) if rebuilt else math.nan,
+            "least": min(ratios),
+            f"below {TARGETS['least']}": sum(ratio < TARGETS["least"] for ratio in ratios),
+        }
+    return found
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """A line for each pair, the slowest against XLA first."""
+    shown = Table(title="milliseconds, and XLA's over each (above 1: faster than XLA)")
+    shown.add_column("from, to")
+    ways = rows[0].ways
+    for name in ("XLA", *(column for way in ways for column in (way, "ratio"))):
+        shown.add_column(name, justify="right")
+    shown.add_column("plan, and XLA's collectives")
+    for row in sorted(rows, key=lambda row: row.ratio(ways[0])):
+        cells = [f"{row.seconds['xla'] * 1e3:.1f}"]
+        for way in ways:
+            cells += [f"{row.seconds[way] * 1e3:.1f}", f"{row.ratio(way):.2f}"]
+        ours = f"{' '.join(row.steps)} ({row.launches})"
+        theirs = f"{' '.join(row.xla) or 'none'}{', rebuilt' if row.rebuilt else ''}"
+        shown.add_row(f"{row.source}\n{row.target} {row.mesh}", *cells, f"{ours}\n{theirs}")
+    return shown
+
+
+def summary_table(found: dict[str, dict[str, float]]) -> Table:
+    """A line for each way."""
+    shown = Table(title="XLA's time over ours")
+    shown.add_column("way")
+    for name in next(iter(found.values()), {}):
+        shown.add_column(name, justify="right")
+    for way, figures in found.items():
+        shown.add_row(way, *(f"{f:.2f}" if isinstance(f, float) else str(f) for f in figures.values()))
+    return shown
+
+
+def run(meshes: Sequence[str], count: int, seed: int, network: str | None, repeat: int) -> Iterator[Row]:
+    """The rows of all meshes, one by one."""
+    for name in meshes:
+        mesh = named(name)
+        jax_mesh = jax.sharding.Mesh(
+            np.array(jax.devices()[: mesh.size]).reshape(tuple(mesh.axes.values())), tuple(mesh.axes)
+        )
+        for pair in pairs(mesh, count, seed):
+            yield measured(pair, jax_mesh, network, repeat)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the comparison; 1 if a target is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mesh", action="append", help="axis sizes, 8 devices in all, e.g. 2x2x2; repeatable")
+    parser.add_argument("--pairs", type=int, default=100, help="random pairs on each mesh")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeat", type=int, default=7, help="runs of each way, after the first")
+    parser.add_argument("--network", help="also measure the plans for this network: a preset, or a JSON file")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
+    options = parser.parse_args(arguments)
+    if options.network:
+        Network.load(options.network)
+    rows: list[Row] = []
+    error = Console(stderr=True, highlight=False)
+    for row in run(options.mesh or ["4x2"], options.pairs, options.seed, options.network, options.repeat):
+        rows.append(row)
+        error.print(f"{len(rows)}: {row.ratio('default'):.2f}", end=" ")
+    found = summary(rows)
+    if options.json:
+        print(json.dumps({"jax": jax.__version__, "summary": found, "rows": [asdict(row) for row in rows]}, indent=2))
+    else:
+        console = Console(highlight=False)
+        console.print(table(rows), summary_table(found))
+    ours = found["default"]
+    return int(ours["least"] < TARGETS["least"] or ours["rebuilt geomean"] < TARGETS["rebuilt"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The benchmarks against XLA: pairs, figures and verdicts, on small arrays.
+
+Times and other compilers' memory are for the scripts; here are the parts that read and add them up.
+"""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+
+from benchmarks import aot, xla
+from benchmarks.against_shardy import named
+from reshard.synth import plan
+from reshard.types.layout import Layout
+
+MIB = 1 << 20
+
+
+def parsed(mesh: str, *texts: str) -> list[Layout]:
+    return [Layout.parse(text, named(mesh)) for text in texts]
+
+
+def mesh_of(name: str) -> jax.sharding.Mesh:
+    return aot.jax_mesh(named(name), jax.devices()[:8])
+
+
+@pytest.mark.parametrize("mesh", ["4x2", "2x2x2", "8"])
+def test_pairs_to_time_have_tiles_of_the_size_asked_for(mesh: str):
+    pairs = xla.pairs(named(mesh), 12, seed=5)
+    assert pairs == xla.pairs(named(mesh), 12, seed=5) != xla.pairs(named(mesh), 12, seed=6)
+    assert len(set(pairs)) == 12
+    for source, target in pairs:
+        assert source != target and source.shape == target.shape
+        assert all(4 * MIB <= layout.tile_bytes <= 16 * MIB for layout in (source, target))
+
+
+def test_a_timed_pair_says_what_ran_and_whether_xla_rebuilt_the_array():
+    source, target = parsed("4x2", "f32[{y}32, 64, {x}16]", "f32[64, {x}{y}8, 64]")
+    row = xla.measured((source, target), mesh_of("4x2"), network="shm-mpi", repeat=1)
+    assert row.rebuilt and "all_gather" in row.xla
+    assert row.steps == ("all_to_all",) and row.launches == 1
+    assert {"default", "network"} <= set(row.ways) and all(seconds > 0 for seconds in row.seconds.values())
+    kept = xla.measured(tuple(parsed("8", "f32[{x}8, 64]", "f32[64, {x}8]")), mesh_of("8"), repeat=1)
+    assert not kept.rebuilt and kept.xla == ("all_to_all",)
+
+
+def test_ratios_are_xla_over_ours_and_summed_up_over_the_rebuilt():
+    def row(theirs: float, rebuilt: bool) -> xla.Row:
+        return xla.Row("m", "s", "t", {"default": 1.0, "xla": theirs}, (), 0, (), rebuilt)
+
+    found = xla.summary([row(8.0, True), row(2.0, True), row(0.5, False)])["default"]
+    assert found == {
+        "pairs": 3,
+        "geomean": pytest.approx(2.0),
+        "rebuilt pairs": 2,
+        "rebuilt geomean": pytest.approx(4.0),
+        "least": 0.5,
+        "below 0.9": 1,
+    }
+
+
+def test_pairs_for_compilers_are_spread_over_the_meshes():
+    pairs = aot.pairs(aot.MESHES[8], 120, 0, ((512, 512, 512), "bfloat16"))
+    assert len(set(pairs)) == 120 and pairs == aot.pairs(aot.MESHES[8], 120, 0, ((512, 512, 512), "bfloat16"))
+    counts = [sum(str(source.mesh) == str(named(mesh)) for source, _ in pairs) for mesh in aot.MESHES[8]]
+    assert counts == [54, 54, 12]  # <x=8> has no more.
+
+
+@pytest.mark.parametrize(
+    "texts", [("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"), ("f32[{y}{x}2, 16]", "f32[{x}4, 16]")]
+)
+def test_what_is_compiled_is_compared_with_what_is_promised(texts: tuple[str, str]):
+    source, target = parsed("4x2", *texts)
+    row = aot.row(aot.Asked.of((source, target), jax.devices()[:8]))
+    promised = plan(source, target)
+    assert row.agrees and sum(count for count, _ in row.compiled.values()) == promised.launches
+    assert sum(received for _, received in row.compiled.values()) == promised.received_bytes
+    assert (row.ours.argument, row.ours.output) == (source.tile_bytes, target.tile_bytes)
+    assert row.xla is not None and row.xla.output == row.ours.output
+
+
+def test_a_missed_target_is_said():
+    source, target = parsed("8", "f32[{x}2, 16]", "f32[16, {x}2]")
+    good = aot.row(aot.Asked.of((source, target), jax.devices()[:8]), xla=False)
+    fields = {name: getattr(good, name) for name in good.__dataclass_fields__}
+    fine = aot.Row(**{**fields, "ours": aot.Memory(128, 128, 0, 256), "promise": 256})
+    assert aot.missed(aot.summary([fine]), of_cases=False) == []
+    wrong = aot.Row(**{**fields, "compiled": {}, "ours": aot.Memory(128, 128, 512, 768), "promise": 256})
+    said = " ".join(aot.missed(aot.summary([fine, wrong]), of_cases=False))
+    assert "1 modules have other collectives" in said and "3.00 of the promise" in said and "largest peak" in said
+    assert "temporaries of 4.00 tiles" in " ".join(aot.missed(aot.summary([wrong]), of_cases=True))
+
+
+def test_a_reported_case_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(aot, "devices", lambda topology, gpu=False: jax.devices()[:8])
+    listed = {case["id"]: case for case in json.loads(aot.CASES.read_text("utf-8"))}
+    name, asked = aot._case(listed["jax-21562"], gpu=False)
+    assert name == "jax-21562, dims x 16" and asked.array == ((256, 256, 256), "float32")
+    wide = {**listed["jax-21562"], "id": "wide", "dtype": "complex128", "shape": [256, 256, 256]}
+    assert aot._case(wide, gpu=False)[1].array == ((256, 256, 1024), "float32")
