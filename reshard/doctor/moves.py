@@ -68,7 +68,7 @@ class Mover:
         after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
         received = sum(collective.received_bytes for collective in chain.collectives)
         forms = {one.array.dims for one in (value, *chain.results[value]) if one.array is not None}
-        known = self.matcher.match(Traced(where, dtype, _before(chain), forms, received, needed))
+        known = self.matcher.match(Traced(where, dtype, _before(chain), forms, received, needed, pair))
         if known is not None:
             pair, where = (known.source, known.target), _at(where, known.where)
             needed = lower_bound(*pair)

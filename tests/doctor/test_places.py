@@ -306,6 +306,7 @@ FORTH, BACK = ("f32[{a}2, 8]", "f32[8, {a}2]"), ("f32[8, {a}2]", "f32[{a}2, 8]")
         ([_known("f.py:3", "f32[{a}2, 8]", "f32[8, 8]")], 9),  # another result
         ([_known("f.py:3", "f32[{a}2, 8]", "f32[{a}2, 8]")], 9),  # no move
         ([_known("f.py:9", "f32[{a}2, 8]", "f32[2{a}, 8]")], 9),  # tiles of the same size, and another bound
+        ([_known("f.py:9", *BACK)], 9),  # the reverse
         ([_known("f.py:3", *BACK)], 9),  # another form of tiles, on another line
     ],
 )

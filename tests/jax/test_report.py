@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard import hlo
+from reshard.doctor import Place
 from reshard.errors import ProgramError
 from reshard.jax.doctor import report, report_program
 from tests.jax.programs import BY_NAME, PROGRAMS
@@ -56,12 +57,24 @@ def compiled_once(name):
     return Once(BY_NAME[name])
 
 
-NAMES = [program.name for program in PROGRAMS]
+NO_LAYOUTS = {
+    "dnsjax-snapshot", "heat-1932", "join-and-flip", "kv-cache", "linear-recurrence", "lorrax-xy-swap", "order-ops",
+    "three-by-two", "transformer-train", "uneven",
+}  # fmt: skip
+"""They have a place that is no move between two layouts: padding, flips, windows, several arrays, parts of one."""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_report_is_what_the_compiled_module_does(name: str):
+@pytest.mark.parametrize("name", [program.name for program in PROGRAMS])
+def test_a_program(name: str):
     once = compiled_once(name)
+    is_what_the_module_does(once)
+    says_what_is_rebuilt(once)
+    for place in once.report.places:
+        holds(name, place)
+
+
+def is_what_the_module_does(once: Once):
+    """Every collective is in one place, and the totals are those of the text and of the compiler."""
     module = hlo.parse(once.compiled.as_text())
     wanted = [(c.kind, c.name, c.received_bytes, c.times) for c in hlo.collectives(module, every_branch=True)]
     places = once.report.places
@@ -69,51 +82,36 @@ def test_the_report_is_what_the_compiled_module_does(name: str):
     assert Counter(found) == Counter(wanted)
     assert once.report.traffic == hlo.traffic(module)
     assert once.report.devices == once.program.device_count
-    memory = once.compiled.memory_analysis()
-    assert once.report.compiled.temp_bytes == memory.temp_size_in_bytes
+    assert once.report.compiled.temp_bytes == once.compiled.memory_analysis().temp_size_in_bytes
     assert bool(places) == once.program.moves
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_arrays_are_rebuilt_where_xla_warns_of_it(name: str):
-    once = compiled_once(name)
-    wanted = (once.program.remat and name not in NO_MOVE) or name in SMALL
-    assert bool(once.report.rebuilt) == wanted
+def says_what_is_rebuilt(once: Once):
+    """Arrays are rebuilt where XLA warns of it."""
+    name = once.program.name
+    assert bool(once.report.rebuilt) == ((once.program.remat and name not in NO_MOVE) or name in SMALL)
     for place in once.report.rebuilt:
         tiles = [tile for move in place.moves for tile in (move.before, move.after) if tile is not None]
         assert place.largest.elements > max(tile.elements for tile in tiles)
-        for move in place.moves:
-            if move.whole:
-                assert place.largest.elements >= np.prod(move.source.shape)
+        wholes = [np.prod(move.source.shape) for move in place.moves if move.whole]
+        assert place.largest.elements >= max(wholes, default=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_said_of_a_place_holds(name: str):
-    for place in compiled_once(name).report.places:
-        assert 0 <= place.needed_bytes <= place.received_bytes
-        assert name in NO_LINE or Path(place.where.file).is_relative_to(ROOT / "tests")
-        assert 0 <= place.temp_bytes <= place.peak_bytes
-        for move in place.moves:
-            if move.source is None:
-                assert not move.exact and move.plan is None
-                continue
-            assert move.exact and move.source.shape == move.target.shape
-            assert move.source.dtype == move.target.dtype
-            assert np.prod(move.target.tile_shape) <= move.after.elements  # more only by padding
-            if move.plan is not None:
-                assert (move.plan.source, move.plan.target) == (move.source, move.target)
-                assert move.plan.received_bytes >= move.needed_bytes == move.plan.lower_bound_bytes
-
-
-def test_layouts_are_known_of_nearly_all():
-    kinds = Counter()
-    for name in NAMES:
-        for place in compiled_once(name).report.places:
-            kinds[place.kind] += 1
-            kinds["known"] += place.kind == "reshard" and all(move.source is not None for move in place.moves)
-            kinds["whole"] += place.kind == "reshard" and all(move.whole for move in place.moves)
-    assert kinds["reshard"] >= 250
-    assert kinds["known"] >= 0.94 * kinds["reshard"] and kinds["whole"] >= 0.85 * kinds["reshard"]
+def holds(name: str, place: Place):
+    """What is said of a place agrees with itself."""
+    assert 0 <= place.needed_bytes <= place.received_bytes
+    assert 0 <= place.temp_bytes <= place.peak_bytes
+    assert name in NO_LINE or Path(place.where.file).is_relative_to(ROOT / "tests")
+    for move in place.moves:
+        if move.source is None:
+            assert not move.exact and move.plan is None
+            assert place.kind != "reshard" or name in NO_LAYOUTS
+            continue
+        assert move.exact and move.source.shape == move.target.shape and move.source.dtype == move.target.dtype
+        assert np.prod(move.target.tile_shape) <= move.after.elements  # more only by padding
+        if move.plan is not None:
+            assert (move.plan.source, move.plan.target) == (move.source, move.target)
+            assert move.plan.received_bytes >= move.needed_bytes == move.plan.lower_bound_bytes
 
 
 def test_layouts_are_those_that_the_program_asks_for():
