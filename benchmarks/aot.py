@@ -47,6 +47,7 @@ from benchmarks.against_shardy import named
 from reshard import hlo
 from reshard.jax import redistribute
 from reshard.jax.request import Request, plan_of
+from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
@@ -65,8 +66,10 @@ TPU_OF = {4: "v5p:2x2x1", 8: "v5p:2x2x2", 16: "v5p:2x2x4", 64: "v5p:4x4x4", 80: 
 CASE_TILE = 4 << 20
 TARGETS = {"geomean": 1.3, "most": 2.0, "case": 1.5}
 """Peak over source and target: its geometric mean and maximum; temporary bytes over the larger tile in a case."""
-SLACK = 1.06
-"""What a compiler may need over the promise: tiles padded in memory, and tables of a few bytes a device."""
+SLACK, CASE_SLACK = 1.06, 1.2
+"""What a compiler may need over the promise: tables of a few bytes a device, and tiles padded in memory, in a user's
+case with a minor dim of 8 or 48 too.
+"""
 
 Pair = tuple[Layout, Layout]
 Array = tuple[tuple[int, ...], str]
@@ -185,22 +188,24 @@ class Asked:
     before: NamedSharding
     after: NamedSharding
     array: Array
+    budget: int | None = None
 
     @classmethod
-    def of(cls, pair: Pair, on: Sequence[Any]) -> Asked:
-        """The move of a pair of layouts on these devices."""
+    def of(cls, pair: Pair, on: Sequence[Any], budget: float | None = None) -> Asked:
+        """The move of a pair of layouts on these devices, with a budget of so many times source and target."""
         source, target = pair
         mesh = jax_mesh(source.mesh, on)
-        return cls(source.to_jax(mesh), target.to_jax(mesh), (source.shape, source.dtype))
+        limit = budget and math.ceil(budget * (source.tile_bytes + target.tile_bytes))
+        return cls(source.to_jax(mesh), target.to_jax(mesh), (source.shape, source.dtype), limit)
 
     @property
     def plan(self) -> Plan:
         """What `redistribute` does for it."""
-        return plan_of(Request(self.after, self.before), *self.array)
+        return plan_of(Request(self.after, self.before, self.budget), *self.array)
 
     def ours(self) -> Any:
         """The compiled `redistribute`."""
-        return self._compiled(lambda v: redistribute(v, self.after, source=self.before))
+        return self._compiled(lambda v: redistribute(v, self.after, source=self.before, budget=self.budget))
 
     def xla(self) -> Any:
         """The compiled identity."""
@@ -224,7 +229,7 @@ def row(asked: Asked, name: str = "", xla: bool = True) -> Row:
         tuple(f"{step.kind}/{step.how.slabs}" if step.how.slabs > 1 else step.kind for step in plan.steps),
         plan.source.tile_bytes + plan.target.tile_bytes,
         max(plan.source.tile_bytes, plan.target.tile_bytes),
-        max(step.live_bytes + (step != plan.steps[-1]) * plan.target.tile_bytes for step in plan.steps),
+        on_jax.peak_bytes(plan),
         promised(plan),
         {kind: (total.launches, total.received_bytes) for kind, total in sorted(found.by_kind.items())},
         Memory.of(compiled),
@@ -243,11 +248,10 @@ def promised(plan: Plan) -> Collectives:
     return dict(sorted(found.items()))
 
 
-def rows(topology: str, gpu: bool, count: int, seed: int, array: Array, xla: bool = True) -> Iterator[Row]:
-    """The rows of random pairs, one by one."""
-    on = devices(topology, gpu)
-    for pair in pairs(MESHES[len(on)], count, seed, array):
-        yield row(Asked.of(pair, on), xla=xla)
+def rows(on: Sequence[Any], found: Sequence[Pair], budget: float | None = None, xla: bool = True) -> Iterator[Row]:
+    """The rows of pairs of layouts, one by one."""
+    for pair in found:
+        yield row(Asked.of(pair, on, budget), xla=xla)
 
 
 # ---- what users reported ---------------------------------------------------------------------------
@@ -321,9 +325,10 @@ def table(found: Sequence[Row]) -> Table:
 
 def missed(found: dict[str, float], of_cases: bool) -> list[str]:
     """The targets that are missed, in words."""
+    slack = CASE_SLACK if of_cases else SLACK
     wrong = {
         f"{found['collectives differ']} modules have other collectives than planned": found["collectives differ"] > 0,
-        f"a peak is {found['over promise']:.2f} of the promise": found["over promise"] > SLACK,
+        f"a peak is {found['over promise']:.2f} of the promise": found["over promise"] > slack,
     }
     if of_cases:
         wrong[f"temporaries of {found['temp over larger tile']:.2f} tiles"] = (
@@ -343,14 +348,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=120, help="random pairs")
     parser.add_argument("--size", type=int, default=512, help="of each of the three dims")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--budget", type=float, help="a limit, as so many times source and target; from 1 up")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-xla", action="store_true", help="leave XLA's own identity out")
     parser.add_argument("--cases", action="store_true", help="the moves that users reported, instead of random ones")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
-    topology, gpu = options.gpu or options.topology, options.gpu is not None
-    array = ((options.size,) * 3, options.dtype)
-    asked = cases(gpu) if options.cases else rows(topology, gpu, options.pairs, options.seed, array, not options.no_xla)
+    gpu = options.gpu is not None
+    asked = cases(gpu) if options.cases else _random(options, gpu)
     error = Console(stderr=True, highlight=False)
     found: list[Row] = []
     for one in asked:
@@ -368,6 +373,14 @@ def main(arguments: list[str] | None = None) -> int:
             console.print(f"{name:24}{figure:10.4g}")
         console.print(*problems or ["All targets are met."], sep="\n")
     return int(bool(problems))
+
+
+def _random(options: argparse.Namespace, gpu: bool) -> Iterator[Row]:
+    """The rows of random pairs."""
+    on = devices(options.gpu or options.topology, gpu)
+    array = ((options.size,) * 3, options.dtype)
+    found = pairs(MESHES[len(on)], options.pairs, options.seed, array)
+    return rows(on, found, options.budget, not options.no_xla)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ from rich.table import Table
 import reshard.jax as rj
 from benchmarks.against_shardy import named
 from reshard import hlo
+from reshard.jax.request import Request, plan_of
 from reshard.synth.network import Network
-from reshard.synth.planner import plan
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.layouts import contiguous_layouts
@@ -139,7 +139,7 @@ def measured(pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None
         if min(_ratios(times).values()) < AGAIN:
             more = in_turns(ways, array, repeat)
             times = {way: times[way] + more[way] for way in ways}
-    found = plan(source, target, network=network)
+    found = plan_of(Request(after, before, network=network), source.shape, source.dtype)
     done = hlo.collectives(hlo.parse(xla.as_text()))
     return Row(
         str(source.mesh),

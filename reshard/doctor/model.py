@@ -104,7 +104,7 @@ class Place:
 
     @property
     def needed_bytes(self) -> int:
-        """What some device must receive, whatever is done; at most, if not `exact`. A reduction needs all it does."""
+        """What some device must receive, whatever is done; at most, if not `exact`. Reductions are not judged."""
         if not self.moves:
             return self.received_bytes
         return min(self.received_bytes, max(move.needed_bytes for move in self.moves))

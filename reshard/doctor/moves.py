@@ -10,7 +10,7 @@ from typing import NamedTuple
 from reshard.doctor.chains import Chain
 from reshard.doctor.digits import layouts
 from reshard.doctor.flow import Value
-from reshard.doctor.matching import Dims, Matcher, Traced
+from reshard.doctor.matching import Dims, Matcher, Pair, Traced
 from reshard.doctor.model import Move
 from reshard.doctor.movement import COLLECTIVES, Movement, Untraceable
 from reshard.doctor.numbering import Numbering
@@ -57,47 +57,56 @@ class Mover:
         return Found(tuple(moves), where)
 
     def _move(self, chain: Chain, value: Value, where: Source, planned: bool) -> tuple[Move, Source]:
-        tracer = Tracer(self.movement, self.numbering, chain.leaves)
-        form = _form(value, chain.results[value])
-        dtype = _sent_as(chain)
-        pair = layouts(tracer, form, self.mesh, dtype) if _traceable(chain) else None
-        needed = None if pair is None else lower_bound(*pair)
-        counted = self._counted(chain, tracer, value, dtype, pair is not None)
-        if counted is not None and (needed is None or counted < needed):
-            needed, pair = counted, None
-        after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
+        tracer, dtype = Tracer(self.movement, self.numbering, chain.leaves), _sent_as(chain)
+        used = chain.results[value] or (value,)
+        pair, needed = self._needed(chain, tracer, value, dtype)
         received = sum(collective.received_bytes for collective in chain.collectives)
-        forms = {one.array.dims for one in (value, *chain.results[value]) if one.array is not None}
+        forms = {one.array.dims for one in (value, *used) if one.array is not None}
         known = self.matcher.match(Traced(where, dtype, _before(chain), forms, received, needed, pair))
         if known is not None:
             pair, where = (known.source, known.target), _at(where, known.where)
             needed = lower_bound(*pair)
-        before = _tile(tracer, chain, dtype)
-        if needed is None:
-            return Move(before, after, min(received, after.nbytes), False), where
+        before, form = _tile(tracer, chain, dtype), _form(value, used)
+        after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
         if pair is None:
-            return Move(before, after, needed, False), where
+            most = min(received, after.nbytes)
+            return Move(before, after, most if needed is None else needed, False), where
         whole = known is not None or math.prod(axis.size for axis in pair[0].held) == pair[0].mesh.size
-        return Move(before, after, needed, True, *pair, whole, self._plan(pair) if planned else None), where
+        plan = self._plan(pair) if planned else None
+        return Move(before, after, lower_bound(*pair), True, *pair, whole, plan), where
 
-    def _counted(self, chain: Chain, tracer: Tracer, value: Value, dtype: str, linear: bool) -> int | None:
-        """The bytes that arrive and are used, counted one by one; None where that is not known, or the same."""
-        used = [end for end in chain.results[value] if end.array is not None] or [value]
-        whole = any(end.array == value.array or _elements(end) >= _elements(value) for end in used)
-        if not _traceable(chain) or (linear and whole):
-            return None
-        try:
-            counts = [tracer.arriving([value]), tracer.arriving(used)]
-        except Untraceable:
-            return None
-        known = [count for count in counts if count is not None]
-        return Array(dtype, (min(known),)).nbytes if known else None
+    def _needed(self, chain: Chain, tracer: Tracer, value: Value, dtype: str) -> tuple[Pair | None, int | None]:
+        """The layouts that a result is a move between, and the bytes that it needs; None where that is not known.
+
+        Of a result that is not used as a whole, only what is used is needed: then the layouts say too much.
+        """
+        if not _traceable(chain):
+            return None, None
+        used = chain.results[value] or (value,)
+        pair = layouts(tracer, _form(value, used), self.mesh, dtype)
+        if pair is not None and any(_elements(end) >= _elements(value) for end in used):
+            return pair, lower_bound(*pair)
+        counted = _counted(tracer, value, used, dtype)
+        bound = None if pair is None else lower_bound(*pair)
+        if counted is not None and counted == bound:
+            return pair, bound
+        return None, min((count for count in (counted, bound) if count is not None), default=None)
 
     def _plan(self, pair: tuple[Layout, Layout]) -> Plan | None:
         try:
             return best_plan(*pair, network=self.network)
         except ReshardError:
             return None
+
+
+def _counted(tracer: Tracer, value: Value, used: Sequence[Value], dtype: str) -> int | None:
+    """The bytes that arrive and are used, element by element; None where that is not known, or too many."""
+    try:
+        counts = [tracer.arriving([value]), tracer.arriving(used)]
+    except Untraceable:
+        return None
+    known = [count for count in counts if count is not None]
+    return Array(dtype, (min(known),)).nbytes if known else None
 
 
 def _form(value: Value, ends: Sequence[Value]) -> Value:

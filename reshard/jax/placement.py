@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
@@ -21,6 +23,7 @@ from reshard.types.mesh import Mesh
 
 AnyMesh = JaxMesh | AbstractMesh
 Target = NamedSharding | PartitionSpec | Layout
+NO_MESH = AbstractMesh((), ())
 
 
 def resolved(given: object, x: Any, what: str) -> NamedSharding:
@@ -32,7 +35,7 @@ def resolved(given: object, x: Any, what: str) -> NamedSharding:
     sharding = _on_a_mesh(given, mesh_of(x), what)
     if isinstance(given, Layout):
         _check_array(given, x, what)
-    layout(sharding, x.shape, x.dtype.name)
+    layout(sharding, x.shape, "uint32" if is_keys(x) else x.dtype.name)
     return sharding
 
 
@@ -69,13 +72,19 @@ def mesh_of(x: Any) -> AnyMesh | None:
     """The mesh that a spec for this array is about: the one that is set, else the array's own."""
     context = jax.sharding.get_abstract_mesh()
     if not context.empty:
-        try:
-            return context if isinstance(x, Tracer) else jax.sharding.get_mesh()
-        except ValueError:  # A constant inside of jit, where only the abstract mesh is to be had.
-            return context
+        return context if isinstance(x, Tracer) or tracing() else jax.sharding.get_mesh()
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     mesh = getattr(sharding, "mesh", None)
     return None if mesh is None or mesh.empty else mesh
+
+
+def tracing() -> bool:
+    """Whether this is inside of a transformation, where constants are not put anywhere yet."""
+    try:
+        jax.sharding.get_mesh()
+    except ValueError:
+        return True
+    return False
 
 
 def region() -> AbstractMesh | None:
@@ -84,6 +93,11 @@ def region() -> AbstractMesh | None:
     if context.empty or not any(kind == AxisType.Manual for kind in context.axis_types):
         return None
     return context
+
+
+def on_own_mesh() -> AbstractContextManager[None]:
+    """For a move, which is on its own meshes, whichever mesh is set: to JAX, no other is allowed beside that one."""
+    return nullcontext() if region() is not None else jax.sharding.use_abstract_mesh(NO_MESH)
 
 
 def known_source(x: Any) -> NamedSharding | None:
@@ -95,6 +109,32 @@ def known_source(x: Any) -> NamedSharding | None:
     if sharding.mesh.empty or any(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
         return None
     return sharding
+
+
+def of_context(sharding: NamedSharding) -> bool:
+    """Whether a sharding is on the mesh that is set, or on one that is only abstract, which waits to be."""
+    return not isinstance(sharding.mesh, JaxMesh) or sharding.mesh.abstract_mesh == jax.sharding.get_abstract_mesh()
+
+
+def has_explicit(mesh: AnyMesh) -> bool:
+    """Whether types say how arrays are sharded over some axes of a mesh."""
+    return any(kind == AxisType.Explicit for kind in mesh.axis_types)
+
+
+def over(kind: AxisType, sharding: NamedSharding, rank: int) -> NamedSharding:
+    """A sharding as far as it is over axes of one kind, an entry per dim; over explicit axes, what a type says."""
+    axes = {name for name, its in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True) if its == kind}
+    spec = sharding.spec
+    given = (entry if isinstance(entry, tuple) else (entry,) for entry in spec.partitions)
+    entries = [tuple(name for name in names if name in axes) or None for names in given]
+    entries += [None] * (rank - len(entries))
+    sums = {"unreduced": spec.unreduced & axes, "reduced": spec.reduced & axes}
+    return NamedSharding(sharding.mesh, PartitionSpec(*entries, **sums), memory_kind=sharding.memory_kind)
+
+
+def is_keys(x: Any) -> bool:
+    """Whether these are random keys."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def on_one_device(x: Any) -> bool:

@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
@@ -94,11 +93,11 @@ def _broadcast(given: Any, x: Any, what: str) -> list[Any]:
 
 
 def _one(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> jax.Array:
-    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return _keys(x, sharding, source, options)
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     target = placement.resolved(sharding, x, "target")
     before = None if source is None else placement.resolved(source, x, "source")
+    if placement.is_keys(x):
+        return _keys(x, target, before, options)
     if isinstance(x, Tracer):
         return _traced(x, Request(target, before or placement.known_source(x), **options))
     if placement.on_one_device(x):
@@ -108,15 +107,20 @@ def _one(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> jax.Arr
 
 def _put(x: Any, target: NamedSharding, donate: bool) -> jax.Array:
     """What is not sharded yet, on the devices of the target."""
+    if not isinstance(target.mesh, JaxMesh) and not placement.tracing():
+        raise MeshError(
+            f"the target's mesh {dict(target.mesh.shape)} has no devices, and the array of shape {x.shape}, which is "
+            f"not sharded yet, is on no mesh that has; give a NamedSharding on a jax.sharding.Mesh"
+        )
     done = jax.device_put(x, target, donate=donate)
     if donate and isinstance(x, jax.Array) and not x.is_deleted() and target.shard_shape(x.shape) != x.shape:
         x.delete()  # No shard is as large as x, so none is x itself.
     return done
 
 
-def _keys(x: jax.Array, sharding: Any, source: Any, options: dict[str, Any]) -> jax.Array:
+def _keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, options: dict[str, Any]) -> jax.Array:
     """Random keys, as the integers that they are made of; a dim of those comes last, and is never split."""
-    moved = _one(jax.random.key_data(x), sharding, source, options)
+    moved = _one(jax.random.key_data(x), target, source, options)
     return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
 
 
@@ -132,7 +136,7 @@ def _traced(x: jax.Array, request: Request) -> jax.Array:
         source = NamedSharding(inside, request.source.spec)
         request = replace(request, target=NamedSharding(inside, request.target.spec), source=source)
     mesh = jax.typeof(x).sharding.mesh
-    if mesh.empty and not isinstance(request.target.mesh, JaxMesh):  # Nothing of this program is on a mesh yet.
+    if mesh.empty and placement.of_context(request.target):  # Nothing of this program is on a mesh yet.
         return _pinned(x, request.target)
     _check_types(x, request)
     if request.source is None and not mesh.empty and dict(mesh.shape) != dict(request.target.mesh.shape):
@@ -142,31 +146,44 @@ def _traced(x: jax.Array, request: Request) -> jax.Array:
 
 def _check_types(x: jax.Array, request: Request) -> None:
     """What JAX would only find later, or not: axis types that differ, and a source that is not the array's."""
-    known, target = placement.known_source(x), request.target
-    explicit = known is not None or _explicit(target) or (request.source is not None and _explicit(request.source))
-    if explicit and (known is None or not _explicit(target) or dict(known.mesh.shape) != dict(target.mesh.shape)):
-        here = jax.typeof(x).sharding.mesh
+    meshes = (jax.typeof(x).sharding.mesh, *(s.mesh for s in (request.source, request.target) if s is not None))
+    if any(placement.has_explicit(mesh) for mesh in meshes):
+        _check_explicit(x, request.source, request.target)
+    if request.source is not None and reordered(request.source, request.target):
         raise MeshError(
-            f"the array of shape {x.shape} is on mesh {dict(here.shape)} of axis types {here.axis_types}, the target "
-            f"on {dict(target.mesh.shape)} of {target.mesh.axis_types}; inside jit an array with explicit axes "
-            f"stays on its mesh: name its axes"
-        )
-    if known is not None and request.source is not None and not _same(request.source, known, x.ndim):
-        raise PlanError(
-            f"the array of shape {x.shape} is typed as {known.spec} on mesh {dict(known.mesh.shape)}, not as the "
-            f"source that is given, {request.source.spec}; leave source out for explicit axes"
-        )
-    if request.source is not None and reordered(request.source, target):
-        raise MeshError(
-            f"the meshes {dict(request.source.mesh.shape)} and {dict(target.mesh.shape)} of the move of shape "
+            f"the meshes {dict(request.source.mesh.shape)} and {dict(request.target.mesh.shape)} of the move of shape "
             f"{x.shape} list their devices in different orders; inside jit all arrays have one: move it outside of jit"
         )
 
 
-def _same(a: NamedSharding, b: NamedSharding, rank: int) -> bool:
-    """Whether two specs on one mesh say the same, whatever the mesh's devices."""
-    full = [[*(s.spec.partitions), *[None] * (rank - len(s.spec.partitions))] for s in (a, b)]
-    return full[0] == full[1] and a.spec.unreduced == b.spec.unreduced
+def _check_explicit(x: jax.Array, source: NamedSharding | None, target: NamedSharding) -> None:
+    typed = jax.typeof(x).sharding
+    mesh = typed.mesh
+    if mesh.empty:
+        raise MeshError(
+            f"the array of shape {x.shape} is on no mesh, and the target on {_told(target.mesh)}; inside jit explicit "
+            f"axes are those of the mesh that is set: call it inside jax.set_mesh"
+        )
+    for what, given in (("target", target), ("source", source)):
+        if given is not None and _told(given.mesh) != _told(mesh):
+            raise MeshError(
+                f"the array of shape {x.shape} is on mesh {_told(mesh)}, the {what} on {_told(given.mesh)}; inside jit "
+                f"an array with explicit axes stays on its mesh: name its axes"
+            )
+    if source is None:
+        raise LayoutError(
+            f"the array of shape {x.shape} is typed as {typed.spec} on mesh {_told(mesh)}, and how it is sharded over "
+            f"axes that are not explicit is not known; give source="
+        )
+    if placement.over(AxisType.Explicit, source, x.ndim).spec != typed.spec:
+        raise PlanError(
+            f"the array of shape {x.shape} is typed as {typed.spec} on mesh {_told(mesh)}, not as the source that is "
+            f"given, {source.spec}; the type is right: leave source out, or let it say the same of explicit axes"
+        )
+
+
+def _told(mesh: placement.AnyMesh) -> str:
+    return f"{dict(mesh.shape)} of axis types ({', '.join(kind.name for kind in mesh.axis_types)})"
 
 
 # ---- eager -----------------------------------------------------------------------------------------
@@ -190,22 +207,21 @@ def _concrete(x: jax.Array, request: Request) -> jax.Array:
     _check_devices(x, known, target)
     request = replace(request, source=known, target=target)
     plan = plan_of(request, x.shape, x.dtype.name)
-    if isinstance(known.mesh, JaxMesh) and _to_another_mesh(known, target):
-        moved = on_jax.apply_across(plan, known.mesh, x, target)
-    else:
-        moved = _compiled(plan, known, target, request.donate and _aliases(plan))(x)
+    with placement.on_own_mesh():
+        if isinstance(known.mesh, JaxMesh) and _to_another_mesh(known, target):
+            moved = on_jax.apply_across(plan, known.mesh, x, target)
+        else:
+            moved = _compiled(plan, known, target, request.donate and _aliases(plan))(x)
     if request.donate and not x.is_deleted() and moved is not x:
         x.delete()  # XLA keeps it until the move has read it.
     return moved
 
 
-def _explicit(sharding: NamedSharding) -> bool:
-    return any(kind == AxisType.Explicit for kind in sharding.mesh.axis_types)
-
-
 def _to_another_mesh(source: NamedSharding, target: NamedSharding) -> bool:
     """Whether no program that is jitted may hold both: its devices have one order, explicit axes one mesh."""
-    return orders_differ(source, target) or (_explicit(source) and source.mesh.shape != target.mesh.shape)
+    return orders_differ(source, target) or (
+        placement.has_explicit(source.mesh) and source.mesh.shape != target.mesh.shape
+    )
 
 
 def _with_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding:
@@ -251,38 +267,39 @@ def _bind(x: jax.Array, request: Request) -> jax.Array:
     """
     try:
         body = jax.make_jaxpr(partial(_moved, request))(x)
+    except ReshardError:
+        raise
     except ValueError:
-        if isinstance(x, Tracer) and request.source is not None and _explicit(request.source):
-            body = None  # Under vmap the explicit axis of the batch is out of sight; it is made when batched.
-        else:
+        if not isinstance(x, Tracer) or request.source is None or not placement.has_explicit(request.source.mesh):
             raise
+        body = None  # Under vmap the explicit axis of the batch is out of sight; it is made when batched.
     return redistribute_p.bind(x, request=request, body=body)
 
 
 def _moved(request: Request, x: jax.Array) -> jax.Array:
     """The move, to be traced."""
-    if request.source is None:
-        return _pinned(moved_late(x, request), request.target)
-    plan = plan_of(request, x.shape, x.dtype.name)
-    if request.source.spec.reduced:
-        x = jax.sharding.reshard(x, PartitionSpec(*request.source.spec.partitions))
-    return _pinned(on_jax.apply(plan, placement.region() or request.source.mesh, x), request.target)
+    with placement.on_own_mesh():
+        if request.source is None:
+            return _pinned(moved_late(x, request), request.target)
+        plan = plan_of(request, x.shape, x.dtype.name)
+        mesh, spec = placement.region() or request.source.mesh, request.source.spec
+        if spec.reduced:
+            x = jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec.partitions)))
+        return _pinned(on_jax.apply(plan, mesh, x), request.target)
 
 
 @redistribute_p.def_impl
 def _impl(x: jax.Array, *, request: Request, body: ClosedJaxpr | None) -> jax.Array:
     """An eager transformation ends here; what it could not know is known now."""
     if placement.on_one_device(x):
-        return jax.device_put(x, request.target)
+        return _put(x, request.target, donate=False)
     return _concrete(x, replace(request, source=None))
 
 
 @redistribute_p.def_abstract_eval
 def _abstract(x: Any, *, request: Request, body: ClosedJaxpr | None) -> Any:
     mesh = x.sharding.mesh
-    if mesh.empty or not any(kind == AxisType.Explicit for kind in mesh.axis_types):
-        return x
-    return x.update(sharding=NamedSharding(mesh, request.target.spec))
+    return x.update(sharding=NamedSharding(mesh, request.target.spec)) if placement.has_explicit(mesh) else x
 
 
 def _jvp(primals: Any, tangents: Any, *, request: Request, body: ClosedJaxpr | None) -> tuple[Any, Any]:
@@ -351,14 +368,20 @@ def _moved_alone(request: Request, x: jax.Array) -> list[jax.Array]:
 
 
 def _constrained(target: NamedSharding, x: jax.Array) -> list[jax.Array]:
-    return [jax.lax.with_sharding_constraint(x, target)]
+    return [_pinned(x, target)]
 
 
 def _pinned(x: jax.Array, target: NamedSharding) -> jax.Array:
     """Said to the partitioner to be as it is; an explicit type says so already."""
-    if _explicit(target):
-        return jax.sharding.reshard(x, target)
-    return jax.lax.with_sharding_constraint(x, target)
+    explicit, auto = (placement.over(kind, target, x.ndim) for kind in (AxisType.Explicit, AxisType.Auto))
+    if placement.has_explicit(target.mesh):
+        if jax.typeof(x).sharding == NamedSharding(target.mesh.abstract_mesh, explicit.spec):
+            return x
+        x = jax.sharding.reshard(x, explicit)
+    if AxisType.Auto not in target.mesh.axis_types:
+        return x
+    with placement.on_own_mesh():
+        return jax.lax.with_sharding_constraint(x, auto)
 
 
 mlir.register_lowering(redistribute_p, _lowered)

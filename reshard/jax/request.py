@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jax.sharding import NamedSharding
 
@@ -13,6 +13,7 @@ from reshard.errors import PlanError
 from reshard.jax import placement
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan
+from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
 
@@ -28,17 +29,34 @@ class Request:
 
 
 def plan_of(request: Request, shape: tuple[int, ...], dtype: str) -> Plan:
-    """The plan of a move whose source is known, devices by position; without a budget, in slabs on an accelerator."""
+    """The plan of a move whose source is known, devices by position; on an accelerator in slabs, if they fit."""
     if request.source is None:
         raise PlanError(f"the source of the move to {request.target} is not known")
     ids = orders_differ(request.source, request.target)
     before = placement.layout(request.source, shape, dtype, ids=ids)
     after = placement.layout(request.target, shape, dtype, ids=ids)
+    if placement.platform(request.target.mesh) == "cpu":
+        return _plan(request, before, after)
+    found = _plan(replace(request, budget=None), before, after)
+    if request.budget is None:
+        return on_jax.in_slabs(found)
+    parted = _within(request.budget, found)
+    if parted is not None:
+        return parted
+    found = _plan(request, before, after)
+    return _within(request.budget, found) or found
+
+
+def _within(budget: int, found: Plan) -> Plan | None:
+    """The plan in as few slabs as fit, for a collective in one piece takes more memory on an accelerator."""
+    parted = (on_jax.in_slabs(found, count=times * on_jax.SLABS) for times in (1, 2, 4))
+    return next((one for one in parted if on_jax.peak_bytes(one) <= budget), None)
+
+
+def _plan(request: Request, before: Layout, after: Layout) -> Plan:
     found = plan(before, after, request.budget, request.network, request.donate)
     if not on_jax.overwrites(found):  # XLA would copy the source first, so it is kept in the account.
         found = plan(before, after, request.budget, request.network, donate=False)
-    if request.budget is None and placement.platform(request.target.mesh) != "cpu":
-        return on_jax.in_slabs(found)
     return found
 
 

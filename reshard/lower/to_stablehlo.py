@@ -137,11 +137,11 @@ def _traced(plan: Plan) -> Module:
 
     wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32
 
-    def trace() -> Module:
+    def trace() -> Module:  # For CUDA, since CPU and TPU have spellings of their own.
         with jax.enable_x64(wide):
             tiles = jax.ShapeDtypeStruct((shape[0] * mesh.size, *shape[1:]), plan.source.dtype)
             jitted: Any = jax.jit(spread)  # pyright: ignore[reportUnknownMemberType]
-            return jitted.trace(tiles).lower(lowering_platforms=("cpu",)).compiler_ir("stablehlo")
+            return jitted.trace(tiles).lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
 
     with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh`, or the trace it is in, are of its thread.
         return fresh.submit(trace).result()

@@ -27,8 +27,8 @@ from reshard.types import jax_sharding
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Move, Plan, Step, chain
-from reshard.types.rules import IN_SLABS, PLAIN, How
-from reshard.types.slabs import counts
+from reshard.types.rules import PLAIN, How, exchange_size
+from reshard.types.slabs import counts, slab
 
 AnyMesh = JaxMesh | AbstractMesh
 LEAST = 16 << 20
@@ -103,18 +103,39 @@ def in_slabs(plan: Plan, least: int = LEAST, count: int = SLABS) -> Plan:
     XLA stages a collective's operand and result beside the tiles themselves (an all-to-all peaks at twice
     source and target on TPU, an all-gather at 1.9 times the two), but in a loop it reuses one slab's.
     """
-    moves = [Move(step.kind, step.result, _slabbed(step, least, count)) for step in plan.steps]
+    moves = [_parted(step, least, count) for step in plan.steps]
     return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps])
 
 
-def _slabbed(step: Step, least: int, count: int) -> How:
-    if step.how != PLAIN or step.kind not in IN_SLABS or step.operand.tile_bytes + step.result.tile_bytes < least:
-        return step.how
+def _parted(step: Step, least: int, count: int) -> Move:
+    """The step in slabs; should there be too few, as an exchange, if its messages are smaller."""
+    as_it_is = Move(step.kind, step.result, step.how)
+    if step.how != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
+        return as_it_is
     if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
-        return step.how  # Only to slice its minor dim does TPU lay the whole operand out anew.
+        return as_it_is  # Only to slice its minor dim does TPU lay the whole operand out anew.
+    slabs = _slabs(step, count)
+    if slabs < count and step.kind in ("all_gather", "all_to_all"):
+        rounds = exchange_size(step.operand, step.result).rounds
+        if slabs < rounds <= 4 * count:
+            return Move("exchange", step.result)
+    return as_it_is._replace(how=How(slabs=slabs))
+
+
+def _slabs(step: Step, count: int) -> int:
+    """A number of slabs: aligned if there are any, and if it can be, from `count` to four times as many."""
     able = counts(step.operand, step.result)
-    fewer = max((found for found in able if found < count), default=1)
-    return How(slabs=next((found for found in able if count <= found <= 4 * count), fewer))
+    enough = [found for found in able if count <= found <= 4 * count]
+    wanted = [*enough, *reversed([found for found in able if found < count])]
+    parts = ((found, slab(step.operand, step.result, found)) for found in wanted)
+    aligned = (found for found, part in parts if part is not None and part.aligned)
+    return next(aligned, next(iter(wanted), 1))
+
+
+def peak_bytes(plan: Plan) -> int:
+    """The plan's peak where the target is there from the start: XLA is given memory for a result before it runs."""
+    later = (step.live_bytes + plan.target.tile_bytes for step in plan.steps[:-1])
+    return max(plan.peak_bytes, *later) if len(plan.steps) > 1 else plan.peak_bytes
 
 
 def overwrites(plan: Plan) -> bool:

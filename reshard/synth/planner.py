@@ -21,7 +21,7 @@ from reshard.types.mesh import primes
 from reshard.types.plan import Move, Plan, Step, chain, floor
 from reshard.types.rebase import common_mesh, rebase
 from reshard.types.refine import Refinement, refine
-from reshard.types.rules import IN_SLABS, How, exchange_size, judge
+from reshard.types.rules import How, exchange_size, judge
 from reshard.types.slabs import counts
 
 BRIDGED = 4096
@@ -97,7 +97,18 @@ def _objective(found: Plan) -> tuple[float, int, int, int, int]:
     """What the best plan is least in; the last entry prefers a collective to an exchange of boxes."""
     time = 0.0 if found.seconds is None else found.seconds
     boxed = sum(step.kind == "exchange" for step in found.steps)
-    return (time, found.received_bytes, found.launches, found.peak_bytes, boxed)
+    return (time, found.received_bytes, found.launches, _memory(found), boxed)
+
+
+def _memory(found: Plan) -> int:
+    """The peak where messages have buffers of their own: XLA's always do, and the tie is with its own collectives."""
+    return max([found.peak_bytes, *(step.live_bytes + _message(step) for step in found.steps)])
+
+
+def _message(step: Step) -> int:
+    """The bytes of a message that an exchange has no scratch for."""
+    staged = step.kind != "exchange" or step.how.in_place or step.cost.scratch > 0
+    return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
 
 
 def _routes(source: Layout, target: Layout, links: cost.Links | None) -> Iterator[Route]:
@@ -183,8 +194,8 @@ def _fit(step: Step, budget: int) -> Move | None:
 
 def _slabbed(step: Step, spare: int) -> Move | None:
     """A collective in the fewest slabs whose buffers fit."""
-    if step.kind == "exchange" or step.kind not in IN_SLABS:
-        return None  # Cut in smaller pieces instead, or needs no buffers.
+    if step.kind == "exchange":
+        return None  # Cut in smaller pieces instead.
     for count in counts(step.operand, step.result):
         how = How(slabs=count)
         if judge(step.kind, step.operand, step.result, how).scratch <= spare:
@@ -238,8 +249,6 @@ def _least(step: Step) -> int:
     """The least scratch of a step: none for an exchange in pieces, for a reduction that of its slabs."""
     if step.operand.partial == step.result.partial:
         return 0
-    if step.kind not in IN_SLABS:
-        return step.cost.scratch
     hows = (How(slabs=count) for count in counts(step.operand, step.result))
     return min([step.cost.scratch, *(judge(step.kind, step.operand, step.result, how).scratch for how in hows)])
 

@@ -48,7 +48,6 @@ class How(NamedTuple):
 
 
 FREE = Cost(0, 0, 0)
-IN_SLABS = ("slice", "all_gather", "all_to_all", "exchange", "reduce_scatter", "all_reduce")
 PLAIN = How()
 Rule = Callable[[Layout, Layout, How], Cost]
 
@@ -85,7 +84,7 @@ def judge(kind: str, operand: Layout, result: Layout, how: How = PLAIN) -> Cost:
 def _in_slabs(kind: str, operand: Layout, result: Layout, how: How) -> Cost:
     """Each slab is a step on a smaller array, between a copy out of the operand and one into the result."""
     part = slab(operand, result, how.slabs) if how.slabs > 1 and how == How(slabs=how.slabs) else None
-    if part is None or kind not in IN_SLABS:
+    if part is None:
         raise refusal(kind, operand, result, f"{how}: it cannot be done in so many slabs; see slabs.counts()")
     one = judge(kind, part.operand, part.result)
     staged = part.operand.tile_bytes + part.result.tile_bytes

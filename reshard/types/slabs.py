@@ -35,10 +35,19 @@ class Slab(NamedTuple):
     take: Cut
     put: Cut
 
+    @property
+    def aligned(self) -> bool:
+        """Whether slabs begin and end where an accelerator's memory does: at 8 rows of 128 of the two minor dims."""
+        rank = len(self.operand.shape)
+        return all(cut.inner % _ALIGNED.get(cut.axis - rank, 1) == 0 for cut in (self.take, self.put))
+
+
+_ALIGNED = {-1: 128, -2: 8}
+
 
 @lru_cache(maxsize=4096)
 def slab(operand: Layout, result: Layout, count: int) -> Slab | None:
-    """The step's slabs if it can be done in so many, along the most major dim that allows it.
+    """The step's slabs if it can be done in so many, along the dim that disturbs memory least.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
@@ -49,19 +58,9 @@ def slab(operand: Layout, result: Layout, count: int) -> Slab | None:
     r = refine(operand, result)
     if r is None:
         return None
-    at = next((at for at, atom in enumerate(r.atoms) if _splits(atom, r, operand) and atom.radix % count == 0), None)
-    if at is None:
-        return None
-    dim = r.atoms[at].dim
-    place = math.prod(a.radix for a in r.atoms[at + 1 :] if a.dim == dim)
-    before = [a.src is None for a in r.atoms]
-    after = [a.dst is None for a in r.atoms]
-    return Slab(
-        _smaller(operand, dim, place, count),
-        _smaller(result, dim, place, count),
-        _cut(r, at, before, count),
-        _cut(r, at, after, count),
-    )
+    able = [at for at, atom in enumerate(r.atoms) if _splits(atom, r, operand) and atom.radix % count == 0]
+    found = [_slab(operand, result, r, at, count) for at in able]
+    return min(found, key=_disturbance, default=None)
 
 
 @lru_cache(maxsize=4096)
@@ -75,6 +74,26 @@ def counts(operand: Layout, result: Layout) -> tuple[int, ...]:
         if _splits(atom, r, operand):
             found.update(k for k in range(2, atom.radix + 1) if atom.radix % k == 0)
     return tuple(sorted(found))
+
+
+def _disturbance(found: Slab) -> tuple[bool, bool, bool]:
+    """Best are slabs of a dim that is none of the two minor ones, each in one piece."""
+    minor = max(found.take.axis, found.put.axis) >= len(found.operand.shape) - len(_ALIGNED)
+    return not found.aligned, minor, found.take.outer * found.put.outer > 1
+
+
+def _slab(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -> Slab:
+    """The slabs along one atom."""
+    dim = r.atoms[at].dim
+    place = math.prod(a.radix for a in r.atoms[at + 1 :] if a.dim == dim)
+    before = [a.src is None for a in r.atoms]
+    after = [a.dst is None for a in r.atoms]
+    return Slab(
+        _smaller(operand, dim, place, count),
+        _smaller(result, dim, place, count),
+        _cut(r, at, before, count),
+        _cut(r, at, after, count),
+    )
 
 
 def _splits(atom: Atom, r: Refinement, operand: Layout) -> bool:

@@ -31,7 +31,7 @@ from tests.layouts import contiguous_layouts
 pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # of the workers of one run of the tests
 
-SLACK = 1.65
+SLACK = 1.06
 """The compiler's peak over the plan's, at most."""
 Pair = tuple[Layout, Layout]
 
@@ -116,28 +116,59 @@ def test_large_moves_keep_to_the_plans_memory():
         found = compiled("v5p:2x2x2", pair)
         assert executed(found) == promised(plan), plan
         used, ends = found.memory_analysis().peak_memory_in_bytes, pair[0].tile_bytes + pair[1].tile_bytes
-        assert used <= plan.peak_bytes * SLACK, f"{used / plan.peak_bytes:.3f} times the promise: {plan}"
+        assert used <= on_jax.peak_bytes(plan) * SLACK, (
+            f"{used / on_jax.peak_bytes(plan):.3f} times the promise: {plan}"
+        )
         assert ends <= used <= 2 * ends, f"{used / ends:.3f} times source and target: {plan}"
         logs.append(math.log(used / ends))
     assert math.exp(sum(logs) / len(logs)) <= 1.3
 
 
-def test_the_exchange_that_needs_most_memory():
-    """A replicated dim cut along two axes of which one held another dim."""
-    mesh = rs.Mesh(x=4, y=2)
-    pair = Layout.parse("bf16[512, {y}256, 512]", mesh), Layout.parse("bf16[512, 512, {y}{x}64]", mesh)
-    plan = on_jax.in_slabs(rs.plan(*pair))
+@pytest.mark.parametrize(
+    ("sizes", "before", "after"),
+    [
+        # Tiles whose minor dim becomes narrow: 64, half a vector register's lanes.
+        ({"x": 2, "y": 2, "z": 2}, "bf16[{x}256, {z}256, {y}256]", "bf16[512, 512, {y}{x}{z}64]"),
+        ({"x": 4, "y": 2}, "bf16[{y}256, 512, {x}128]", "bf16[512, 512, {x}{y}64]"),
+        ({"x": 2, "y": 2, "z": 2}, "bf16[{y}256, {z}256, 512]", "bf16[512, 512, {y}{x}{z}64]"),
+        ({"x": 4, "y": 2}, "bf16[512, {y}256, 512]", "bf16[512, 512, {y}{x}64]"),
+        # A permute of whole tiles, whose buffers would be tiles too.
+        ({"x": 2, "y": 2, "z": 2}, "bf16[512, {y}{x}{z}64, 512]", "bf16[512, {y}{z}{x}64, 512]"),
+    ],
+)
+def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, after: str):
+    """Of 120 random pairs more."""
+    mesh = rs.Mesh(sizes)
+    pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
+    plan, ends = on_jax.in_slabs(rs.plan(*pair)), pair[0].tile_bytes + pair[1].tile_bytes
     used = compiled("v5p:2x2x2", pair).memory_analysis().peak_memory_in_bytes
-    assert used <= plan.peak_bytes * SLACK, f"{used / plan.peak_bytes:.3f} times the promise: {plan}"
+    promise = on_jax.peak_bytes(plan)
+    told = f"{used / promise:.3f} times the promise, {used / ends:.3f} times source and target: {plan}"
+    assert used <= promise * SLACK and used <= 2 * ends, told
 
 
-def test_slabs_are_why():
-    """The same all-to-all, whole: a budget that is no limit leaves it in one piece."""
+@pytest.mark.parametrize("times", [1.25, 1.5, 2.0])
+def test_memory_under_a_budget(times: float):
+    """Slabs where they fit, also where a single collective would."""
+    mesh = rs.Mesh(x=4, y=2)
+    for before, after in (
+        ("bf16[{x}128, 512, 512]", "bf16[512, {x}128, 512]"),
+        ("bf16[{x}{y}64, 512, 512]", "bf16[{y}256, 512, 512]"),
+    ):
+        pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
+        budget = int(times * (pair[0].tile_bytes + pair[1].tile_bytes))
+        found = compiled("v5p:2x2x2", pair, budget=budget)
+        assert found.memory_analysis().peak_memory_in_bytes <= budget * SLACK
+
+
+def test_slabs_are_why(monkeypatch: pytest.MonkeyPatch):
+    """The same all-to-all, whole."""
     mesh = rs.Mesh(x=4, y=2)
     pair = Layout.parse("bf16[{x}128, 512, 512]", mesh), Layout.parse("bf16[512, {x}128, 512]", mesh)
-    whole = compiled("v5p:2x2x2", pair, budget=1 << 40)
-    assert executed(whole) == promised(rs.plan(*pair))
     slabs = compiled("v5p:2x2x2", pair)
+    monkeypatch.setattr(on_jax, "in_slabs", lambda plan, **options: plan)
+    whole = compiled("v5p:2x2x2", pair)
+    assert executed(whole) == promised(rs.plan(*pair))
     peaks = [each.memory_analysis().peak_memory_in_bytes for each in (slabs, whole)]
     assert peaks[0] * 1.3 < peaks[1], peaks
 

@@ -19,13 +19,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
+from reshard import hlo
 from reshard.errors import ReshardError
-from reshard.jax import redistribute
+from reshard.jax import placement, redistribute
+from reshard.jax.request import Request, plan_of
 from reshard.lower import lower
 from reshard.lower.program import AllGather, AllToAll, Permute, Program, Slabs, Slice
 from reshard.runtime import on_jax
 from reshard.types import Layout
-from reshard.types.rules import RULES
+from reshard.types.rules import RULES, How
 from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import contiguous_layouts
 
@@ -113,31 +115,48 @@ def test_slabs_receive_what_the_plan_receives():
         whole[plan.launches] += 1
         in_slabs[max((step.how.slabs for step in slabbed.steps), default=1)] += 1
         for before, after in zip(plan.steps, slabbed.steps, strict=True):
-            assert after.launches == before.launches * after.how.slabs
+            if before.kind == after.kind:
+                assert after.launches == before.launches * after.how.slabs
+            else:
+                assert (after.kind, after.how) == ("exchange", How()) and after.launches <= 16
     assert sum(count for slabs, count in in_slabs.items() if slabs > 1) >= 40, in_slabs
 
 
-def test_small_moves_and_moves_under_a_budget_are_not_in_slabs():
+def test_a_step_with_too_few_slabs_is_an_exchange():
+    """As of prime sizes: two slabs would be half of source and target, sixteen messages are a sixteenth."""
+    mesh = rs.Mesh(x=4, y=4)
+    pair = Layout.parse("f32[32, {x}13, {y}26]", mesh), Layout.parse("f32[{x}{y}2, 52, 104]", mesh)
+    plan = on_jax.in_slabs(rs.plan(*pair), least=0)
+    assert [(step.kind, step.how.slabs, step.launches) for step in plan.steps] == [("exchange", 1, 15)]
+    assert plan.received_bytes == rs.plan(*pair).received_bytes
+
+
+def test_small_moves_are_not_in_slabs():
     source, target = shardings(sample()[0])
     plan = as_plan(source, target, sample()[0][0].shape, "float32")
     assert on_jax.in_slabs(plan) == plan
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
-def test_without_a_budget_large_moves_are_in_slabs_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
-    from reshard.jax import placement
-    from reshard.jax.request import Request, plan_of
-
+def test_large_moves_are_in_slabs_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
+    """With a budget too, in as few as fit, and as the plan for the budget says where none do."""
     monkeypatch.setattr(placement, "platform", lambda mesh: platform)
     mesh = mesh_of({"x": 4, "y": 2})
     source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
-    for rows, large in ((1 << 10, False), (1 << 12, True)):
-        found = plan_of(Request(target, source), (rows, 1 << 12), "float32")
-        assert any(step.how.slabs > 1 for step in found.steps) == (large and platform != "cpu")
-    budget = 10 << 30
-    assert all(
-        step.how.slabs == 1 for step in plan_of(Request(target, source, budget), (1 << 12, 1 << 12), "f32").steps
-    )
+    whole, tiles = 1 << 12, 2 * (4 << 24) // 8
+
+    def slabs(budget: int | None, rows: int = whole) -> list[int]:
+        plan = plan_of(Request(target, source, budget), (rows, 1 << 12), "float32")
+        assert budget is None or plan.peak_bytes <= budget
+        return [step.how.slabs for step in plan.steps]
+
+    assert slabs(None, rows=1 << 10) == [1]
+    if platform == "cpu":
+        assert slabs(None) == slabs(10 << 30) == [1]
+        return
+    assert slabs(None) == slabs(10 << 30) == slabs(tiles + tiles // 4) == [8]
+    assert slabs(tiles + tiles // 8) == [16] and slabs(tiles + tiles // 16) == [32]
+    assert slabs(tiles)
 
 
 # ---- other meshes ----------------------------------------------------------------------------------
@@ -182,6 +201,18 @@ def test_messages_of_pieces_that_do_not_nest_are_padded():
         assert plan.received_bytes <= received <= 1.5 * plan.received_bytes, plan
         padded += received > plan.received_bytes
     assert padded
+
+
+def test_many_messages_are_a_loop():
+    """The program of a budget near the floor does not grow with the number of its messages."""
+    mesh = mesh_of({"x": 4, "y": 2})
+    source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
+    budget = 2 * 64 * 64 * 4 // 8
+    plan = as_plan(source, target, (64, 64), "float32", budget=budget)
+    f = jax.jit(lambda x: redistribute(x, target, source=source, budget=budget), in_shardings=source)
+    compiled = f.lower(jax.ShapeDtypeStruct((64, 64), jnp.float32)).compile()
+    assert plan.launches == 48
+    assert len(hlo.collectives(hlo.parse(compiled.as_text()))) <= 6
 
 
 # ---- faults ----------------------------------------------------------------------------------------

@@ -179,6 +179,33 @@ def test_uneven_shards_eagerly():
     assert_exact(x, on(P("x")), filled((8, 7)))
 
 
+@pytest.mark.parametrize("how", [eager, jitted])
+def test_more_entries_than_dims_of_random_keys(how: Any):
+    """The integers that a key is made of are no dim to shard."""
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), on(P("x")))
+    with pytest.raises(LayoutError, match=r"2 entries .* rank 1"):
+        how(on(P(None, "y")), source=on(P("x")))(keys)
+
+
+def test_a_mesh_without_devices_for_what_is_not_sharded_yet():
+    target = NamedSharding(AbstractMesh((4, 2), ("x", "y"), axis_types=(AUTO,) * 2), AFTER)
+    refused(eager(target), VALUES, MeshError, "'x': 4", "devices")
+
+
+def test_explicit_axes_of_no_mesh_that_is_set():
+    """What a program makes itself, or takes from the host, has no mesh."""
+    refused(jitted(on(AFTER, EXPLICIT)), VALUES, MeshError, "(8, 8)", "'x': 4", "set_mesh")
+
+
+def test_explicit_and_auto_axes_of_one_mesh():
+    """A type says half of the source."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), tuple(SIZES), axis_types=(EXPLICIT, AUTO))
+    x = put(NamedSharding(mesh, BEFORE))
+    with jax.set_mesh(mesh):
+        refused(jitted(P("y")), x, LayoutError, "(8, 8)", "'x': 4", "Explicit", "Auto", "give source=")
+        refused(jitted(P("y"), source=P("y")), x, PlanError, "P('x', None)", "P('y'", "the type is right")
+
+
 def test_a_target_that_is_partial():
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
         words = ("f32[{x}2, 8] + sum{y}", "partial", "<x=4, y=2>", "finish a reduction")
@@ -254,6 +281,13 @@ def test_a_budget_below_the_floor(how: Any, budget: int):
     assert isinstance(error, BudgetError)
     x = put(on(BEFORE))
     assert_exact(redistribute(x, on(AFTER), budget=error.smallest), on(AFTER), VALUES)
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+def test_a_budget_below_the_floor_is_refused_when_traced(kind: AxisType):
+    """With the user's line on the stack."""
+    x, source = put(on(BEFORE, kind)), on(BEFORE, kind)
+    refused(jax.make_jaxpr(eager(on(AFTER, kind), source=source, budget=1)), x, BudgetError, "budget 1 B")
 
 
 def test_a_budget_below_the_floor_of_a_source_that_is_not_known():

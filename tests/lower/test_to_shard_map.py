@@ -24,7 +24,7 @@ from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
 from reshard.lower.to_shard_map.place import Place
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Move, Plan, chain
-from reshard.types.rules import IN_SLABS, RULES, How
+from reshard.types.rules import RULES, How
 from reshard.types.slabs import counts
 from tests.layouts import random_pair
 from tests.lower.test_faults import CORPUS, planted
@@ -84,7 +84,7 @@ def test_the_corpus_in_slabs(number: int):
     for pick in (max, min):
         moves = []
         for step in plan.steps:
-            able = counts(step.operand, step.result) if step.kind in IN_SLABS and step.how == How() else ()
+            able = counts(step.operand, step.result) if step.how == How() else ()
             moves.append(Move(step.kind, step.result, How(slabs=pick(able)) if able else step.how))
         slabbed = chain(plan.source, plan.target, moves, plan.donate)
         check(slabbed)

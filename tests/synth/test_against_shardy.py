@@ -29,7 +29,7 @@ def data(sizes: str, kind: str) -> tuple[Data, ...]:
     mesh = named(sizes, slow=kind == "slow outer axis")
     found: list[Data] = []
     for rank in RANKS:
-        small, large = sample_pairs(mesh, rank, 32, seed=rank), sample_pairs(mesh, rank, 16, seed=10 + rank)
+        small, large = sample_pairs(mesh, rank, 12, seed=rank), sample_pairs(mesh, rank, 6, seed=10 + rank)
         if kind == "sums":
             small, large = summed(small), summed(large)
         found.append(compared(mesh, [*small, *scaled(large, LARGE)]))

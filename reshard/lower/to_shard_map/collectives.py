@@ -39,11 +39,21 @@ def _extent(view: View, run: Sequence[int], after: int = -1) -> int:
 
 
 def all_gather(step: AllGather, place: Place, tile: Array, shape: Sequence[int]) -> Array:
-    tile = resized(tile, step.send.padded)
     dim = _gathered_dim(step.receive)
+
+    def stacked(tile: Array) -> Array:
+        return closed(step.receive, lax.all_gather(resized(tile, step.send.padded), **place.group(step.groups)))
+
+    def tiled(tile: Array) -> Array:
+        group = place.group(step.groups)
+        return resized(lax.all_gather(resized(tile, step.send.padded), axis=dim or 0, tiled=True, **group), shape)
+
     if dim is None:
-        return closed(step.receive, lax.all_gather(tile, **place.group(step.groups)))
-    return resized(lax.all_gather(tile, axis=dim, tiled=True, **place.group(step.groups)), shape)
+        return stacked(tile)
+    if dim == 0:
+        return tiled(tile)
+    # Of an inner dim XLA:CPU and GPU lay out tile and result anew, in two transposes; TPU in none.
+    return lax.platform_dependent(tile, tpu=tiled, default=stacked)
 
 
 def _gathered_dim(view: View) -> int | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,38 +17,99 @@ from jax import lax
 
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
+from reshard.lower.to_shard_map import joining
 from reshard.lower.to_shard_map.place import Place
 from reshard.lower.to_shard_map.tiles import resized, written
 
 Array = jax.Array
 
 
+LOOPED = 4
+"""Rounds between the same devices from which they are a loop: a tight budget cuts messages in thousands of pieces."""
+Turn = Sequence[Transfer]
+
+
 def exchange(step: Exchange, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    by_device = joining.orders(step)
+    if by_device is None:
+        return _by_rounds(step, place, tile, shape)
+
+    def at_once(tile: Array) -> Array:
+        here = Place(place.devices, place.axes)
+        opened = tile.reshape(step.send.digits)
+        found = [_message(_Boxes([turn], here), here, opened) for turn in joining.turns(step)]
+        return joining.joined(step, here, by_device, found).reshape(shape)
+
+    def by_rounds(tile: Array) -> Array:
+        return _by_rounds(step, Place(place.devices, place.axes), tile, shape)
+
+    return lax.platform_dependent(tile, cpu=at_once, default=by_rounds)
+
+
+def _message(boxes: _Boxes, place: Place, opened: Array) -> Array:
+    message = boxes.take(opened)
+    local = all(t.sender == t.receiver for t in boxes.transfers)
+    return message if local else place.permute(message, _pairs(boxes.transfers))
+
+
+def _by_rounds(step: Exchange, place: Place, tile: Array, shape: Sequence[int]) -> Array:
     opened = tile.reshape(step.send.digits)
     filled = jnp.zeros(step.receive.digits, tile.dtype)
     for kind in _kinds(step.local):
-        boxes = _Boxes(kind, place)
+        boxes = _Boxes([kind], place)
         filled = boxes.put(filled, boxes.take(opened))
-    for number, turn in enumerate(step.rounds):
-        filled = _turn(turn, place, opened, place.after(filled) if number else filled)
+    for number, turns in enumerate(_alike(step.rounds)):
+        filled = place.after(filled) if number else filled
+        filled = _turns(turns, place, opened, filled)
     return filled.reshape(shape)
 
 
-def _turn(turn: Sequence[Transfer], place: Place, opened: Array, filled: Array) -> Array:
+def _alike(rounds: Sequence[Turn]) -> list[list[Turn]]:
+    """The rounds, those together that a loop can do: boxes of one shape, between the same devices."""
+    found: list[list[Turn]] = []
+    for _, same in itertools.groupby(rounds, _form):
+        turns = list(same)
+        found += [turns] if len(turns) >= LOOPED and len(_kinds(turns[0])) == 1 else [[turn] for turn in turns]
+    return found
+
+
+def _form(turn: Turn) -> tuple[Any, ...]:
+    return tuple((t.sender, t.receiver, _shape(t)) for t in turn)
+
+
+def _turns(turns: Sequence[Turn], place: Place, opened: Array, filled: Array) -> Array:
+    if len(turns) == 1:
+        return _turn(turns[0], place, opened, filled)
+
+    def one(number: Array, filled: Array) -> Array:
+        here = Place(place.devices, place.axes)  # traced anew in the loop
+        return _sent(_Boxes(turns, here, number), here, opened, filled)
+
+    return lax.fori_loop(0, len(turns), one, filled)
+
+
+def _turn(turn: Turn, place: Place, opened: Array, filled: Array) -> Array:
     """One round: every device packs the boxes that it sends, if any, and places those that it gets."""
-    kinds = [_Boxes(kind, place) for kind in _kinds(turn)]
-    pairs = [(t.sender, t.receiver) for t in turn]
+    kinds = [_Boxes([kind], place) for kind in _kinds(turn)]
     if len(kinds) == 1:
-        return kinds[0].put(filled, place.permute(kinds[0].take(opened), pairs))
+        return _sent(kinds[0], place, opened, filled)
     size = (max(kind.elements for kind in kinds),)
     message = jnp.zeros(size, opened.dtype)
     for kind in kinds:
         packed = resized(kind.take(opened).reshape(-1), size)
         message = lax.select(jnp.broadcast_to(kind.sends, size), packed, message)
-    message = place.permute(message, pairs)
+    message = place.permute(message, _pairs(turn))
     for kind in kinds:
         filled = kind.put(filled, message[: kind.elements])
     return filled
+
+
+def _sent(boxes: _Boxes, place: Place, opened: Array, filled: Array) -> Array:
+    return boxes.put(filled, place.permute(boxes.take(opened), _pairs(boxes.transfers)))
+
+
+def _pairs(turn: Turn) -> list[tuple[int, int]]:
+    return [(t.sender, t.receiver) for t in turn]
 
 
 def _kinds(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
@@ -55,10 +117,14 @@ def _kinds(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
     found: dict[tuple[Any, ...], list[Transfer]] = {}
     seen: Counter[tuple[int, Any]] = Counter()
     for t in transfers:
-        shape = tuple((_extents(box.src), _extents(box.dst)) for box in t.boxes)
+        shape = _shape(t)
         found.setdefault((shape, seen[t.receiver, shape]), []).append(t)
         seen[t.receiver, shape] += 1
     return list(found.values())
+
+
+def _shape(transfer: Transfer) -> tuple[Any, ...]:
+    return tuple((_extents(box.src), _extents(box.dst)) for box in transfer.boxes)
 
 
 def _extents(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
@@ -66,23 +132,28 @@ def _extents(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 
 
 class _Boxes:
-    """Transfers of one shape: where each device's boxes start, and who takes part."""
+    """Transfers of one shape, in one turn or in turns alike: where each device's boxes start, and who takes part."""
 
-    def __init__(self, transfers: list[Transfer], place: Place) -> None:
-        self.first = transfers[0]
+    def __init__(self, turns: Sequence[Turn], place: Place, number: Array | None = None) -> None:
+        self.turns = turns
+        self.number = number
+        self.transfers = turns[0]
+        self.first = self.transfers[0]
         self.elements = self.first.elements
-        self.transfers = transfers
         self.place = place
-        self.sends = place.flag([t.sender for t in transfers])
+        self.sends = place.flag([t.sender for t in self.transfers])
 
     def _starts(self, number: int, side: str) -> list[Array]:
         """Where box `number` starts on each axis of this device's operand or result."""
         end = "src" if side == "sender" else "dst"
         rank = len(getattr(self.first.boxes[number], end))
-        table = np.zeros((len(self.place.devices), rank), np.int32)
-        for t in self.transfers:
-            table[self.place.positions[getattr(t, side)]] = [start for start, _ in getattr(t.boxes[number], end)]
-        return [self.place.look_up(column) for column in table.T]
+        table = np.zeros((len(self.turns), len(self.place.devices), rank), np.int32)
+        for turn, transfers in enumerate(self.turns):
+            for t in transfers:
+                starts = [start for start, _ in getattr(t.boxes[number], end)]
+                table[turn, self.place.positions[getattr(t, side)]] = starts
+        columns = (table[..., axis] for axis in range(rank))
+        return [self.place.look_up(column if self.number is not None else column[0], self.number) for column in columns]
 
     def take(self, opened: Array) -> Array:
         """This device's boxes in one message."""

@@ -44,12 +44,15 @@ class Place:
         done, self._here = lax.optimization_barrier((done, self.here))
         return done
 
-    def look_up(self, values: Sequence[int] | np.ndarray[Any, Any]) -> Array:
-        """This device's entry of a table with one per position; a constant where all are equal."""
+    def look_up(self, values: Sequence[int] | np.ndarray[Any, Any], turn: Array | None = None) -> Array:
+        """This device's entry of a table with one per position, or one per turn and position; a constant where all
+        are equal.
+        """
         table = np.asarray(values, np.int32)
-        if (table == table[:1]).all():
-            return jnp.asarray(table[0])
-        return jnp.asarray(table)[self.here]
+        if (table == table.flat[0]).all():
+            return jnp.asarray(table.flat[0])
+        found = jnp.asarray(table)
+        return found[self.here] if turn is None else found[turn, self.here]
 
     def by_device(self, values: Mapping[int, int]) -> Array:
         """This device's entry of a table by device id."""

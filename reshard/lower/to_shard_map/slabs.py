@@ -6,26 +6,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from reshard.lower.program import Slabs
+from reshard.lower.program import Slabs, Slice
 from reshard.types.slabs import Cut
 
 Array = jax.Array
 
 
-def slabs(step: Slabs, run: Callable[[Array, Sequence[int]], Array], tile: Array, shape: Sequence[int]) -> Array:
+Run = Callable[[Array, Sequence[int]], Array]
+LANES = 128
+"""Elements to which a TPU pads the minor dim of an array in memory."""
+
+
+def slabs(step: Slabs, run: Run, tile: Array, shape: Sequence[int]) -> Array:
     """A loop, so that XLA keeps one slab at a time: unrolled, it moves several at once."""
+    order = _lanes_last(shape)
+    if isinstance(step.each, Slice) or order == tuple(range(len(shape))):
+        return _loop(step, run, tile, shape)
+    as_it_is = partial(_loop, step, run, shape=shape)
+    return lax.platform_dependent(tile, tpu=partial(as_it_is, order=order), default=as_it_is)
+
+
+def _lanes_last(shape: Sequence[int]) -> tuple[int, ...]:
+    """The dims of a loop's result as a TPU should keep them: what a loop carries is laid out dim by dim, and a
+    narrow minor dim padded, to twice the bytes of the tile and more. A result that is not carried is not.
+    """
+    dims = range(len(shape))
+    minor = next((dim for dim in reversed(dims) if shape[dim] % LANES == 0), len(shape) - 1)
+    return (*(dim for dim in dims if dim != minor), minor)
+
+
+def _loop(step: Slabs, run: Run, tile: Array, shape: Sequence[int], order: Sequence[int] | None = None) -> Array:
+    """All slabs, in a result whose dims are kept in this order while the loop runs."""
+    order = order or range(len(shape))
     slab_shape = [*shape[: step.put.axis], step.put.outer * step.put.inner, *shape[step.put.axis + 1 :]]
+    put = step.put._replace(axis=list(order).index(step.put.axis))
 
     def one(number: Array, filled: Array) -> Array:
-        part = run(_slab(step.take, tile, number), slab_shape)
-        return _with_slab(step.put, filled, part, number)
+        part = lax.optimization_barrier(_slab(step.take, tile, number))  # Else TPU may lay the tile out as the slab.
+        part = run(part, slab_shape)
+        return _with_slab(put, filled, part.transpose(order), number)
 
-    return lax.fori_loop(0, step.take.slabs, one, jnp.zeros(tuple(shape), tile.dtype))
+    filled = lax.fori_loop(0, step.take.slabs, one, jnp.zeros([shape[dim] for dim in order], tile.dtype))
+    return filled.transpose(np.argsort(order))
 
 
 def _slab(cut: Cut, tile: Array, number: Array) -> Array:
