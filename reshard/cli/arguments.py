@@ -71,6 +71,20 @@ what to put into such a file, with lowered = jax.jit(f).lower(*args):
   lowered.compile().as_text()        optimized HLO; it is read as it is
 """
 
+_RUN = """\
+examples:
+  reshard run -n 4 script.py
+  reshard run -n 8 script.py --option of the script
+  reshard run -n 2 -m package.module
+"""
+
+_CALIBRATE = """\
+examples:
+  reshard calibrate -n 4 -o network.json
+  mpiexec -n 64 reshard calibrate -o network.json
+  reshard plan --network ./network.json ...
+"""
+
 _PASS = """\
 examples:
   reshard pass step.mlir -o ours.mlir
@@ -108,6 +122,9 @@ class Options(argparse.Namespace):
     topology: str | None
     output: str | None
     report: bool
+    ranks: int | None
+    arguments: list[str]
+    name: str
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -130,6 +147,8 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(commands.add_parser)
     _add_doctor(commands.add_parser)
     _add_pass(commands.add_parser)
+    _add_run(commands.add_parser)
+    _add_calibrate(commands.add_parser)
     return top
 
 
@@ -197,6 +216,21 @@ def _add_pass(add: _Adder) -> None:
     command.add_argument("--budget", metavar="SIZE", help="most bytes live on a device in one move, e.g. 64MiB")
 
 
+def _add_run(add: _Adder) -> None:
+    what = "run a Python script on MPI ranks"
+    command = _command(add, "run", what, _RUN, _run_run, notations="")
+    command.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="how many ranks")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="it, and its arguments")
+
+
+def _add_calibrate(add: _Adder) -> None:
+    what = "measure the latencies and bandwidths of MPI ranks, as a network to plan for"
+    command = _command(add, "calibrate", what, _CALIBRATE, _run_calibrate, notations="")
+    command.add_argument("-n", "--ranks", type=int, metavar="N", help="start so many (default: those that run it)")
+    command.add_argument("-o", "--output", metavar="FILE", help="where the network is written (default: stdout)")
+    command.add_argument("--name", default="calibrated", metavar="NAME", help="the network's name (default calibrated)")
+
+
 def _add_pair(command: argparse.ArgumentParser) -> None:
     command.add_argument("source", metavar="SOURCE", help="the layout now, in any of the notations below")
     command.add_argument("target", metavar="TARGET", help="the layout wanted, in any of them")
@@ -244,5 +278,17 @@ def _run_doctor(options: Options) -> int:
 
 def _run_pass(options: Options) -> int:
     from reshard.cli.compiler_pass import run
+
+    return run(options)
+
+
+def _run_run(options: Options) -> int:
+    from reshard.cli.run import run
+
+    return run(options)
+
+
+def _run_calibrate(options: Options) -> int:
+    from reshard.cli.calibrate import run
 
     return run(options)

@@ -7,41 +7,20 @@ layouts of equal meaning are equal objects.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from reshard.errors import LayoutError, about_sharding
-from reshard.types import dtypes, hlo, jax_sharding, partition_spec, shardy, text
+from reshard.types import dtensor, dtypes, hlo, jax_sharding, partition_spec, scalapack, shardy, text
+from reshard.types.dims import Digit as Digit
+from reshard.types.dims import Dim as Dim
+from reshard.types.dims import checked_size
+from reshard.types.dims import fitted as fitted
 from reshard.types.mesh import Mesh, SubAxis
-
-
-class Digit(NamedTuple):
-    """One digit of a numeral: its radix, and the sub-axis that holds it (None: local)."""
-
-    radix: int
-    axis: SubAxis | None
-
-
-class Dim(NamedTuple):
-    """One dimension: digits, most significant first, and the true size they cover."""
-
-    digits: tuple[Digit, ...]
-    size: int
-
-    @property
-    def padded(self) -> int:
-        """The product of the radices: the true size, rounded up to whole pieces."""
-        return math.prod(d.radix for d in self.digits)
-
-    @property
-    def tile(self) -> int:
-        """Elements of this dim in one tile, padding included."""
-        return math.prod(d.radix for d in self.digits if d.axis is None)
 
 
 @dataclass(frozen=True)
@@ -110,7 +89,7 @@ class Layout:
         for size, held in zip(shape, axes, strict=True):
             digits = [Digit(mesh.checked(sub).size, sub) for sub in held]
             pieces = math.prod(d.radix for d in digits)
-            dims.append(Dim((*digits, Digit(-(-_size(size) // pieces), None)), _size(size)))
+            dims.append(Dim((*digits, Digit(-(-checked_size(size) // pieces), None)), checked_size(size)))
         held_partial = tuple(partial)
         op = (reduction or "sum") if held_partial else None
         return cls(mesh, tuple(dims), dtypes.canonical(dtype), op, held_partial)
@@ -186,6 +165,50 @@ class Layout:
             raw = jax_sharding.read(sharding, len(shape))
             return cls._placed(shardy.place(raw, jax_sharding.mesh_of(sharding.mesh)), shape, dtype)
 
+    @classmethod
+    def from_dtensor(
+        cls,
+        placements: Sequence[Any],
+        mesh: Mesh | Sequence[int],
+        shape: Sequence[int],
+        dtype: object,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> Layout:
+        """From PyTorch's DTensor placements, one per mesh dim; torch itself is not needed.
+
+        The mesh is one of ours or its shape, whose axes are then `names`, or d0, d1, ...
+
+        >>> str(Layout.from_dtensor(["S(0)", "R"], (2, 4), (16, 8), "float32"))
+        'f32[{d0}8, 8]'
+        """
+        found = mesh if isinstance(mesh, Mesh) else dtensor.mesh(mesh, names)
+        raw = dtensor.read(placements, tuple(found.axes.values()), shape)
+        axes = [SubAxis(name, 1, size) for name, size in found.axes.items()]
+
+        def dim(digits: Sequence[tuple[int, int | None]], size: int) -> Dim:
+            return Dim(tuple(Digit(radix, None if at is None else axes[at]) for radix, at in digits), size)
+
+        dims = tuple(dim(digits, size) for digits, size in zip(raw.dims, shape, strict=True))
+        return cls(found, dims, dtypes.canonical(dtype), raw.reduction, tuple(axes[at] for at in raw.partial))
+
+    @classmethod
+    def from_scalapack(
+        cls, desc: Sequence[int], grid: Sequence[int], dtype: object = "float64", *, order: str = "R"
+    ) -> Layout:
+        """From a ScaLAPACK descriptor on a grid of processes, numbered by rows ("R") or columns ("C"); its devices.
+
+        >>> str(Layout.from_scalapack([1, 0, 1000, 800, 64, 32, 0, 0, 512], (2, 3)))
+        'f64[8{r}64/1000, 9{c}32/800]'
+        """
+        mesh, dims = scalapack.read(desc, grid, order)
+
+        def dim(size: int, block: int, name: str) -> Dim:
+            axis = SubAxis(name, 1, mesh.axes[name])
+            return fitted((Digit(axis.size, axis), Digit(block, None)), size)
+
+        return cls(mesh, tuple(dim(*each) for each in dims), dtypes.canonical(dtype))
+
     def to_jax(self, jax_mesh: Any) -> Any:
         """The `NamedSharding` of contiguous tiles on whole axes of a jax mesh of the same devices.
 
@@ -260,23 +283,6 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout.parse({str(self)!r}, {self.mesh!r})"
-
-
-def fitted(digits: Iterable[Digit], size: int) -> Dim:
-    """The dim whose digits, perhaps more than enough rounds of them, cover `size`.
-
-    A leading local digit shrinks to the rounds that hold elements; a numeral that starts with a
-    held digit keeps its padding, as one round.
-    """
-    kept = tuple(itertools.dropwhile(lambda d: d.axis is None, digits))
-    unit = math.prod(d.radix for d in kept)
-    return Dim((Digit(-(-size // unit), None), *kept), size)
-
-
-def _size(size: object) -> int:
-    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:  # pyright: ignore
-        raise LayoutError(f"dim size {size!r}: a size is a whole number of at least 0")
-    return int(size)  # pyright: ignore
 
 
 def _canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:

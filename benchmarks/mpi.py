@@ -1,0 +1,331 @@
+"""Moves over MPI against its peers, on the MPI of this Python: time over a plain copy of the same bytes.
+
+    python benchmarks/mpi.py                       # 4 and 8 ranks
+    python benchmarks/mpi.py --ranks 4 --repeats 15 --problem pencil --json
+
+In one run, ways take turns, buffers are warm, and a figure is the median of the slowest rank's times over the median of
+`memcpy`: every rank copies as many bytes as its tile has, at once. Every way's result is checked once. Peers:
+
+    pack + Alltoall    numpy packs what goes to each rank, one Alltoallv, numpy unpacks
+    Alltoallw          datatypes committed beforehand, from tile to tile: what mpi4py-fft does, for any layouts
+    mpi4py-fft         its own Transfer, where it is installed (slabs and pencils)
+    heat               its resplit, where it is installed (slabs)
+    pdgemr2d           ScaLAPACK's, where a shared library of it for this MPI is found (matrices)
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import ctypes.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+if __package__ in (None, ""):  # run as a file: the folder above is the project
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from reshard.lower.to_mpi import Block, fetches
+from reshard.mpi import launch
+from reshard.types import Layout, Mesh
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A move, by name."""
+
+    name: str
+    source: Layout
+    target: Layout
+
+
+def problems(ranks: int, scale: int) -> list[Problem]:
+    """Sizes are divided by `scale`."""
+    down = 1 << (ranks.bit_length() - 1) // 2
+    line, grid = Mesh(x=ranks), Mesh(x=down, y=ranks // down)
+    cube, side = (512 // scale,) * 3, (8192 // scale,) * 2
+
+    def spec(mesh: Mesh, shape: tuple[int, ...], dtype: str, *held: list[str]) -> Layout:
+        return Layout.from_spec(mesh, shape, dtype, held)
+
+    def cyclic(mesh: Mesh, block: int) -> Layout:
+        rounds = [side[0] // (axis * block) for axis in mesh.axes.values()]
+        return Layout.parse(f"f64[{rounds[0]}{{x}}{block}, {rounds[1]}{{y}}{block}]", mesh)
+
+    blocks = 64 // scale, 256 // scale
+    return [
+        Problem("slab", spec(line, cube, "f32", ["x"], []), spec(line, cube, "f32", [], ["x"])),
+        Problem("pencil", spec(grid, cube, "f32", ["x"], ["y"], []), spec(grid, cube, "f32", ["x"], [], ["y"])),
+        Problem("block-cyclic", cyclic(grid, blocks[0]), cyclic(Mesh(x=ranks, y=1), blocks[1])),
+        Problem("columns to rows", spec(line, side, "f64", [], ["x"]), spec(line, side, "f64", ["x"], [])),
+    ]
+
+
+# ---- on a rank -----------------------------------------------------------------------------------
+
+
+class Bench:
+    """One problem on this rank: its tiles, and every way to fill `out`."""
+
+    def __init__(self, problem: Problem, comm: Any) -> None:
+        self.problem, self.comm = problem, comm
+        self.source, self.target = problem.source, problem.target
+        self.tile = filled(self.source, comm.rank)
+        self.wanted = filled(self.target, comm.rank)
+        self.out = np.zeros_like(self.wanted)
+        self.missing: dict[str, str] = {}
+
+    def ways(self) -> Iterator[tuple[str, Run, Callable[[], np.ndarray]]]:
+        """(name, what is timed, its result)."""
+        other = np.empty_like(self.tile)
+        yield "memcpy", lambda: np.copyto(other, self.tile), lambda: self.wanted
+        yield from self.windows()
+        yield from self.plain()
+        yield "pack + Alltoall", self.packed(), lambda: self.out
+        yield "Alltoallw", self.typed(), lambda: self.out
+        for name, make in (("mpi4py-fft", self.fft), ("heat", self.heat), ("pdgemr2d", self.scalapack)):
+            try:
+                run, result = make()
+            except (ImportError, OSError, NotImplementedError) as error:
+                self.missing[name] = str(error)
+                continue
+            yield name, run, result
+
+    def windows(self) -> Iterator[tuple[str, Run, Callable[[], np.ndarray]]]:
+        from reshard.mpi import DistArray
+
+        array, out = DistArray.empty(self.source, self.comm), DistArray.empty(self.target, self.comm)
+        array.tile[...] = self.tile
+        yield "windows", lambda: array.redistribute(self.target, out=out), lambda: out.tile
+        yield "windows, new", (lambda: array.redistribute(self.target)), lambda: array.redistribute(self.target).tile
+
+    def plain(self) -> Iterator[tuple[str, Run, Callable[[], np.ndarray]]]:
+        from reshard.mpi import redistribute
+        from reshard.runtime.on_mpi.team import team_of
+
+        ends = self.tile, self.source, self.target
+        yield "plain", lambda: redistribute(*ends, self.comm, out=self.out), lambda: self.out
+        yield "plain, new", lambda: redistribute(*ends, self.comm), lambda: redistribute(*ends, self.comm)
+        apart = self.comm.Dup()
+        team_of(apart, nodes=apart.size)
+        yield "messages", lambda: redistribute(*ends, apart, out=self.out), lambda: self.out
+
+    def blocks(self, receiver: int) -> dict[int, tuple[Block, ...]]:
+        """What a rank needs, by the rank that has it."""
+        found = fetches(self.source, self.target, receiver, lambda one, other: True)
+        return {fetch.rank: fetch.blocks for fetch in found}
+
+    def views(self, tile: np.ndarray, blocks: tuple[Block, ...], end: str) -> list[np.ndarray]:
+        return [strided(tile, block, end) for block in blocks]
+
+    def packed(self) -> Run:
+        """One buffer a side, in the order of ranks."""
+        comm, size = self.comm, self.comm.size
+        gives = [self.views(self.tile, self.blocks(to).get(comm.rank, ()), "src") for to in range(size)]
+        mine = self.blocks(comm.rank)
+        takes = [self.views(self.out, mine.get(giver, ()), "dst") for giver in range(size)]
+        send, receive = np.empty(self.tile.size, self.tile.dtype), np.empty(self.out.size, self.out.dtype)
+        send_counts, receive_counts = ([sum(v.nbytes for v in of) for of in side] for side in (gives, takes))
+
+        def run() -> None:
+            at = 0
+            for view in (view for of in gives for view in of):
+                send[at : at + view.size].reshape(view.shape)[...] = view
+                at += view.size
+            comm.Alltoallv([send.view(np.uint8), send_counts], [receive.view(np.uint8), receive_counts])
+            at = 0
+            for view in (view for of in takes for view in of):
+                view[...] = receive[at : at + view.size].reshape(view.shape)
+                at += view.size
+
+        return run
+
+    def typed(self) -> Run:
+        comm, size = self.comm, self.comm.size
+        mine = self.blocks(comm.rank)
+        gives = [datatype(self.tile, self.blocks(to).get(comm.rank, ()), "src") for to in range(size)]
+        takes = [datatype(self.out, mine.get(giver, ()), "dst") for giver in range(size)]
+        counts = ([1] * size, [0] * size)
+        return lambda: comm.Alltoallw([self.tile, counts, gives], [self.out, counts, takes])
+
+    def fft(self) -> tuple[Run, Callable[[], np.ndarray]]:
+        if len(self.source.shape) != 3:
+            raise NotImplementedError("slabs and pencils only")
+        from mpi4py_fft.pencil import Pencil, Subcomm
+
+        held = [[d.axis.size for d in dim.digits if d.axis is not None] for dim in self.source.dims]
+        local = [{at for at, dim in enumerate(end.dims) if dim.tile == dim.size} for end in (self.source, self.target)]
+        (before,), (after,) = local[0] - local[1], local[1] - local[0]
+        pencil = Pencil(Subcomm(self.comm, [(*of, 1)[0] for of in held]), self.source.shape, before)
+        transfer = pencil.transfer(pencil.pencil(after), self.tile.dtype)
+        return (lambda: transfer.forward(self.tile, self.out)), lambda: self.out
+
+    def heat(self) -> tuple[Run, Callable[[], np.ndarray]]:
+        if len(self.source.mesh.axes) != 1:
+            raise NotImplementedError("slabs only")
+        import heat
+
+        split, to = (
+            next(at for at, dim in enumerate(end.dims) if dim.tile != dim.size) for end in (self.source, self.target)
+        )
+        array = heat.array(self.tile, is_split=split)
+        return (lambda: heat.resplit(array, to)), lambda: heat.resplit(array, to).larray.numpy()
+
+    def scalapack(self) -> tuple[Run, Callable[[], np.ndarray]]:
+        if len(self.source.shape) != 2:
+            raise NotImplementedError("matrices only")
+        vendor = "openmpi" if "Open MPI" in _library() else "mpich"
+        path = ctypes.util.find_library(f"scalapack-{vendor}")
+        if path is None:
+            raise OSError(f"no scalapack-{vendor} is installed")
+        return _pdgemr2d(ctypes.CDLL(path), self)
+
+
+def _library() -> str:
+    from mpi4py import MPI
+
+    return MPI.Get_library_version()
+
+
+def _pdgemr2d(library: ctypes.CDLL, bench: Bench) -> tuple[Run, Callable[[], np.ndarray]]:
+    """The transposed matrix, of which our C-ordered tiles are ScaLAPACK's column-ordered ones."""
+    number = ctypes.c_int
+    context = number()
+    library.Cblacs_get(-1, 0, ctypes.byref(context))
+    contexts = [_grid(library, context.value, end.mesh) for end in (bench.source, bench.target)]
+    ends = zip((bench.source, bench.target), contexts, strict=True)
+    descriptors = [(number * 9)(*_descriptor(end, grid)) for end, grid in ends]
+    rows, columns = bench.source.shape
+
+    def run() -> None:
+        tile, out = (array.ctypes.data_as(ctypes.c_void_p) for array in (bench.tile, bench.out))
+        one = number(1)
+        library.Cpdgemr2d(columns, rows, tile, one, one, descriptors[0], out, one, one, descriptors[1], contexts[0])
+
+    return run, lambda: bench.out
+
+
+def _grid(library: ctypes.CDLL, context: int, mesh: Mesh) -> int:
+    made = ctypes.c_int(context)
+    sizes = list(mesh.axes.values()) + [1] * (2 - len(mesh.axes))
+    # The first axis deals rows, so columns of the transposed matrix; ranks go along the last one first.
+    library.Cblacs_gridinit(ctypes.byref(made), b"C", sizes[1], sizes[0])
+    return made.value
+
+
+def _descriptor(layout: Layout, context: int) -> list[int]:
+    rows, columns = layout.shape
+    blocks = [dim.digits[-1].radix for dim in layout.dims]
+    return [1, context, columns, rows, blocks[1], blocks[0], 0, 0, layout.tile_shape[1]]
+
+
+def filled(layout: Layout, rank: int) -> np.ndarray:
+    """The tile of the array of its own global indices."""
+    from reshard.runtime.on_mpi.indices import indices
+
+    found = np.zeros(layout.tile_shape, layout.dtype)
+    for dim, size in enumerate(layout.shape):
+        along = indices(layout, dim, rank).reshape([-1 if at == dim else 1 for at in range(found.ndim)])
+        found = found * size % 16381 + along
+    return found.astype(layout.dtype)
+
+
+def strided(tile: np.ndarray, block: Block, end: str) -> np.ndarray:
+    """One end of a block as a view."""
+    start = block.src if end == "src" else block.dst
+    steps = [tile.strides[a.dim] * (a.src if end == "src" else a.dst) for a in block.axes]
+    offset = sum(at * stride for at, stride in zip(start, tile.strides, strict=True))
+    return np.ndarray(block.extents, tile.dtype, tile, offset, steps)
+
+
+def datatype(tile: np.ndarray, blocks: tuple[Block, ...], end: str) -> Any:
+    """All blocks as one committed type."""
+    from mpi4py import MPI
+
+    types, base = [], tile.ctypes.data
+    for view in (strided(tile, block, end) for block in blocks):
+        made, run, axes = MPI.BYTE, view.itemsize, list(zip(view.shape, view.strides, strict=True))
+        while axes and axes[-1][1] == run:
+            run *= axes.pop()[0]
+        made = MPI.BYTE.Create_contiguous(run)
+        for extent, stride in reversed(axes):
+            made = made.Create_hvector(extent, 1, stride)
+        types.append((view.ctypes.data - base, made))
+    return MPI.Datatype.Create_struct([1] * len(types), [at for at, _ in types], [made for _, made in types]).Commit()
+
+
+def measure(bench: Bench, repeats: int) -> dict[str, list[float]]:
+    """Seconds of every way, in turns."""
+    ways = list(bench.ways())
+    for name, run, result in ways:
+        bench.out[...] = 0
+        run()
+        if name != "memcpy" and not np.array_equal(result(), bench.wanted):
+            raise AssertionError(f"{bench.problem.name}: {name} is wrong on rank {bench.comm.rank}")
+    times: dict[str, list[float]] = {name: [] for name, *_ in ways}
+    for _ in range(repeats):
+        for name, run, _ in ways:
+            bench.comm.Barrier()
+            start = time.perf_counter()
+            run()
+            times[name].append(max(bench.comm.allgather(time.perf_counter() - start)))
+    return times
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    found = {}
+    for problem in problems(comm.size, options.scale):
+        if options.problem in (None, problem.name):
+            bench = Bench(problem, comm)
+            times = measure(bench, options.repeats)
+            found[problem.name] = {
+                "seconds": {name: median(of) for name, of in times.items()},
+                "missing": bench.missing,
+            }
+    if comm.rank == 0:
+        show(_library(), comm.size, found, options.json)
+
+
+def show(library: str, ranks: int, found: dict[str, Any], as_json: bool) -> None:
+    name = " ".join(library.split()[:3]).rstrip(",")
+    if as_json:
+        print(json.dumps({"mpi": name, "ranks": ranks, "problems": found}), flush=True)
+        return
+    print(f"{name}, {ranks} ranks")
+    for problem, of in found.items():
+        seconds = of["seconds"]
+        copy = seconds.pop("memcpy")
+        said = ", ".join(f"{way} {took / copy:.2f}" for way, took in seconds.items())
+        print(f"  {problem}: memcpy {copy * 1e3:.1f} ms; {said}")
+        print("".join(f"    {peer}: {why}\n" for peer, why in of["missing"].items()), end="", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--scale", type=int, default=1, help="divide all sizes by this, for a quick look")
+    parser.add_argument("--problem", help="one of: slab, pencil, block-cyclic, columns to rows")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--on-a-rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.on_a_rank:
+        rank_main(options)
+        return 0
+    return max(launch(n, [__file__, *sys.argv[1:], "--on-a-rank"]) for n in options.ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

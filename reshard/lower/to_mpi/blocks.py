@@ -1,0 +1,245 @@
+"""Strided blocks: the same elements in two tiles, whatever order the tiles have in memory.
+
+    tile of the sender        tile of the receiver
+    dim 0: a . b . c        dim 0: a b c            Axis(dim=0, extent=3, src=2, dst=1)
+
+Starts and steps are local indices of a dim, not bytes, so a block fits a tile of any strides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from reshard.errors import PlanError
+from reshard.lower.exchange import Span
+from reshard.types import chunks
+from reshard.types.overlap import Run
+from reshard.types.slabs import Cut
+from reshard.types.views import View
+
+
+class Axis(NamedTuple):
+    """`extent` local indices of a dim: `src` apart in the sender's tile, `dst` apart in the receiver's."""
+
+    dim: int
+    extent: int
+    src: int
+    dst: int
+
+
+class Block(NamedTuple):
+    """Elements in the row-major order of `axes`, from local index `src` on in one tile, `dst` in the other."""
+
+    src: tuple[int, ...]
+    dst: tuple[int, ...]
+    axes: tuple[Axis, ...]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The extent of every axis."""
+        return tuple(axis.extent for axis in self.axes)
+
+    @property
+    def elements(self) -> int:
+        """Elements in the block."""
+        return math.prod(self.extents)
+
+    def part(self, spans: Sequence[Span]) -> Block:
+        """The block of these (start, extent) spans of the axes.
+
+        >>> Block((0,), (4,), (Axis(0, 6, 2, 1),)).part([(1, 3)])
+        Block(src=(2,), dst=(5,), axes=(Axis(dim=0, extent=3, src=2, dst=1),))
+        """
+        src, dst = list(self.src), list(self.dst)
+        for axis, (start, _) in zip(self.axes, spans, strict=True):
+            src[axis.dim] += start * axis.src
+            dst[axis.dim] += start * axis.dst
+        axes = tuple(axis._replace(extent=extent) for axis, (_, extent) in zip(self.axes, spans, strict=True))
+        return Block(tuple(src), tuple(dst), axes)
+
+
+def whole(shape: Sequence[int]) -> Block:
+    """A whole tile, on both sides."""
+    zeros = (0,) * len(shape)
+    return Block(zeros, zeros, tuple(Axis(dim, extent, 1, 1) for dim, extent in enumerate(shape)))
+
+
+def cut(block: Block, cap: int) -> Iterator[Block]:
+    """The block in pieces of at most `cap` elements, in the order of its elements."""
+    if block.elements <= cap:
+        yield block
+        return
+    yield from (block.part(spans) for spans in chunks.cut(block.extents, cap))
+
+
+def of_spans(send: View, src: Sequence[Span], receive: View, dst: Sequence[Span]) -> Block:
+    """The block of these spans of the digits of two views: as many elements in both, in the same order."""
+    start, before = _side(send, src)
+    end, after = _side(receive, dst)
+    return Block(start, end, _paired(before, after))
+
+
+_Steps = list[tuple[int, int, int]]
+"""(dim, extent, step) of every digit that a span has more than one value of."""
+
+
+def _side(view: View, spans: Sequence[Span]) -> tuple[tuple[int, ...], _Steps]:
+    start = [0] * len(view.tile)
+    steps: _Steps = []
+    below = [1] * len(view.tile)
+    for digit in range(len(view.digits) - 1, -1, -1):
+        dim, (low, extent) = view.dims[digit], spans[digit]
+        start[dim] += low * below[dim]
+        if extent != 1:
+            steps.insert(0, (dim, extent, below[dim]))
+        below[dim] *= view.digits[digit]
+    return tuple(start), steps
+
+
+def _paired(before: _Steps, after: _Steps) -> tuple[Axis, ...]:
+    """Axes that both sides are made of; where one side has a digit for two of the other, it is split."""
+    before, after = list(before), list(after)
+    found: list[Axis] = []
+    while before and after:
+        (dim, have, src), (other, want, dst) = before.pop(), after.pop()
+        extent = min(have, want)
+        if dim != other or (extent and (have % extent or want % extent)):
+            raise PlanError(f"a box has {have} indices of dim {dim} at one end and {want} of dim {other} at the other")
+        found.insert(0, Axis(dim, extent, src, dst))
+        if have > extent:
+            before.append((dim, have // extent, src * extent))
+        if want > extent:
+            after.append((dim, want // extent, dst * extent))
+    return tuple(found)
+
+
+def of_runs(runs: Sequence[Iterable[Run]]) -> list[Block]:
+    """The blocks of a message: the product of the runs of every dim, those that go by one step folded.
+
+    >>> of_runs([[Run(0, 4, 2), Run(6, 6, 2), Run(12, 8, 2)]])
+    [Block(src=(0,), dst=(4,), axes=(Axis(dim=0, extent=3, src=6, dst=2), Axis(dim=0, extent=2, src=1, dst=1)))]
+    """
+    along = [fold(_run(dim, len(runs), run) for run in of) for dim, of in enumerate(runs)]
+    found: list[Block] = []
+    for parts in itertools.product(*along):
+        src = tuple(part.src[dim] for dim, part in enumerate(parts))
+        dst = tuple(part.dst[dim] for dim, part in enumerate(parts))
+        found.append(Block(src, dst, tuple(axis for part in parts for axis in part.axes)))
+    return found
+
+
+def _run(dim: int, rank: int, run: Run) -> Block:
+    starts = [tuple(at if d == dim else 0 for d in range(rank)) for at in (run.src, run.dst)]
+    return Block(starts[0], starts[1], (Axis(dim, run.length, 1, 1),))
+
+
+def fold(blocks: Iterable[Block]) -> list[Block]:
+    """The same elements in the same order, with blocks that follow one another by one step made one.
+
+    Every pass makes fewer blocks, until no two neighbours fit together.
+    """
+    found = list(blocks)
+    while len(rows := list(_rows(found))) < len(found):
+        found = rows
+    return found
+
+
+def _rows(blocks: list[Block]) -> Iterator[Block]:
+    at = 0
+    while at < len(blocks):
+        first, axis, count = blocks[at], None, 1
+        while at + count < len(blocks):
+            step = _step(blocks[at + count - 1], blocks[at + count])
+            if step is None or (axis is not None and step != axis):
+                break
+            axis, count = step, count + 1
+        at += count
+        yield first if axis is None else first._replace(axes=(axis._replace(extent=count), *first.axes))
+
+
+def _step(one: Block, other: Block) -> Axis | None:
+    """The axis along which a block is followed by another one; None where there is none."""
+    if one.axes != other.axes:
+        return None
+    moved = [dim for dim in range(len(one.src)) if (one.src[dim], one.dst[dim]) != (other.src[dim], other.dst[dim])]
+    if len(moved) != 1:
+        return None
+    dim = moved[0]
+    src, dst = other.src[dim] - one.src[dim], other.dst[dim] - one.dst[dim]
+    return Axis(dim, 2, src, dst) if src > 0 and dst > 0 else None
+
+
+def from_slab(block: Block, take: Cut, put: Cut, number: int) -> Block:
+    """A block between two slabs' tiles as one between the tiles that they are slabs of."""
+    axes: list[Axis] = []
+    for axis in block.axes:
+        if axis.dim != take.axis:
+            axes.append(axis)
+            continue
+        axes += _split_at(axis, take.inner, put.inner)
+    stretched = [
+        axis if axis.dim != take.axis else axis._replace(src=_stretch(axis.src, take), dst=_stretch(axis.dst, put))
+        for axis in axes
+    ]
+    src, dst = list(block.src), list(block.dst)
+    src[take.axis] = _stretch(src[take.axis], take) + number * take.inner
+    dst[put.axis] = _stretch(dst[put.axis], put) + number * put.inner
+    return Block(tuple(src), tuple(dst), tuple(stretched))
+
+
+def _stretch(index: int, into: Cut) -> int:
+    """A local index of a slab (or a step of whole rounds) as one of the tile, of its slab number 0."""
+    outer, inner = divmod(index, into.inner)
+    return outer * into.slabs * into.inner + inner
+
+
+def _split_at(axis: Axis, src: int, dst: int) -> list[Axis]:
+    """An axis that runs past the inner indices of either slab, as one that goes through them and one past them."""
+    for at in sorted({_within(axis.src, axis.extent, src), _within(axis.dst, axis.extent, dst)}):
+        if 1 < at < axis.extent:
+            outer = Axis(axis.dim, axis.extent // at, axis.src * at, axis.dst * at)
+            return [*_split_at(outer, src, dst), axis._replace(extent=at)]
+    return [axis]
+
+
+def _within(step: int, extent: int, inner: int) -> int:
+    """How many indices of an axis lie in the first `inner` ones."""
+    return extent if step >= inner else min(extent, inner // step)
+
+
+def inside(block: Block, at: str, shape: Sequence[int]) -> Iterator[tuple[Span, ...]]:
+    """The spans of the axes that lie in a tile of this shape, `at` ("src" or "dst") one end: all but padding.
+
+    >>> list(inside(Block((0,), (0,), (Axis(0, 4, 3, 1),)), "src", (8,)))
+    [((0, 3),)]
+    """
+    start = block.src if at == "src" else block.dst
+    steps = [(axis.dim, axis.extent, axis.src if at == "src" else axis.dst) for axis in block.axes]
+    order = [n for dim in range(len(shape)) for n, step in enumerate(steps) if step[0] == dim]
+    along = [
+        list(_along(low, [(extent, step) for d, extent, step in steps if d == dim], size))
+        for dim, (low, size) in enumerate(zip(start, shape, strict=True))
+    ]
+    for parts in itertools.product(*along):
+        spans = dict(zip(order, itertools.chain(*parts), strict=True))
+        yield tuple(spans[n] for n in range(len(steps)))
+
+
+def _along(start: int, steps: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[Span, ...]]:
+    """The spans of the (extent, step) axes of one dim whose indices are below its size."""
+    reach = sum((extent - 1) * step for extent, step in steps)
+    if start + reach < size:
+        yield tuple((0, extent) for extent, _ in steps)
+        return
+    if not steps:
+        return
+    (extent, step), rest = steps[0], steps[1:]
+    reach -= (extent - 1) * step
+    full = max(0, -(-(size - start - reach) // step))
+    if full:
+        yield ((0, full), *((0, e) for e, _ in rest))
+    for index in range(full, extent):
+        yield from (((index, 1), *spans) for spans in _along(start + index * step, rest, size))

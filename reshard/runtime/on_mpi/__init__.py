@@ -1,0 +1,1 @@
+"""Plans and direct moves over MPI: the only package that imports mpi4py."""

@@ -1,0 +1,64 @@
+"""Which global indices a rank's tile has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.lower.to_mpi import ranks
+from reshard.types import Digit, Dim, Layout
+from reshard.types.overlap import Run, piece, shares
+
+
+def index_ranges(layout: Layout, rank: int) -> tuple[tuple[range, ...], ...]:
+    """Per dim, the ranges of global indices that the rank's tile has, in its order; padding is left out.
+
+    >>> from reshard.types import Mesh
+    >>> index_ranges(Layout.parse("f32[2{x}2, {y}2]", Mesh(x=4, y=2)), 3)
+    ((range(2, 4), range(10, 12)), (range(2, 4),))
+    """
+    return tuple(
+        tuple(range(run.dst, run.dst + run.length) for run in _runs(layout, dim, rank))
+        for dim in range(len(layout.shape))
+    )
+
+
+def indices(layout: Layout, dim: int, rank: int) -> NDArray[np.int64]:
+    """The global index of every local index of a dim; where there is padding, that of some element.
+
+    >>> from reshard.types import Mesh
+    >>> indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 0, 2)
+    array([6, 7, 0])
+    """
+    found = np.zeros(layout.tile_shape[dim], np.int64)
+    for run in _runs(layout, dim, rank):
+        found[run.src : run.src + run.length] = np.arange(run.dst, run.dst + run.length)
+    return found
+
+
+def padding(layout: Layout, rank: int) -> tuple[NDArray[np.intp], ...]:
+    """Per dim, the local indices of the rank's tile that hold no element."""
+    found: list[NDArray[np.intp]] = []
+    for dim, extent in enumerate(layout.tile_shape):
+        held = np.zeros(extent, bool)
+        for run in _runs(layout, dim, rank):
+            held[run.src : run.src + run.length] = True
+        found.append(np.flatnonzero(~held))
+    return tuple(found)
+
+
+def clear_padding(layout: Layout, rank: int, tile: NDArray[Any]) -> None:
+    """Writes zeros wherever the rank's tile holds no element."""
+    for dim, local in enumerate(padding(layout, rank)):
+        if local.size:
+            tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
+
+
+def _runs(layout: Layout, dim: int, rank: int) -> tuple[Run, ...]:
+    """From local indices to global ones: shares with a whole dim."""
+    numeral = layout.dims[dim]
+    whole = Dim((Digit(numeral.size, None),), numeral.size)
+    position = layout.mesh.position(ranks(layout.mesh)[rank])
+    return shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ())

@@ -1,0 +1,66 @@
+"""Latency and bandwidth of a communicator, by exchanges that all ranks make at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from reshard.runtime.on_mpi.team import Team
+
+_SMALL, _LARGE = 8, 4 << 20
+_ROUNDS = (50, 8)
+_REPEATS = 5
+
+
+class Measured(NamedTuple):
+    """Seconds that a message of no bytes takes, and bytes/second of one rank in one direction."""
+
+    latency: float
+    bandwidth: float
+
+
+def measure(team: Team, near: bool) -> Measured | None:
+    """What an exchange between ranks of one node costs, or of different ones; None if there are no such pairs.
+
+    Every rank exchanges with the k-th one after and before it at once, so links and memory are shared as in a
+    redistribution. The slowest rank's median counts, on all ranks.
+    """
+    shifts = [k for k in range(1, team.size) if _pairs(team, k, near)] or ([0] if near and team.size == 1 else [])
+    if not shifts:
+        return None
+    shift = shifts[len(shifts) // 2]
+    short, long = (_seconds(team, shift, near, nbytes, n) for nbytes, n in zip((_SMALL, _LARGE), _ROUNDS, strict=True))
+    return Measured(short, _LARGE / max(long - short, 1e-9))
+
+
+def _pairs(team: Team, shift: int, near: bool) -> list[int]:
+    """The ranks whose partner at this distance is on their node, or is not."""
+    return [rank for rank in range(team.size) if team.near(rank, (rank + shift) % team.size) == near]
+
+
+def _seconds(team: Team, shift: int, near: bool, nbytes: int, rounds: int) -> float:
+    """Median seconds of one exchange, of the slowest rank."""
+    sends = team.rank in _pairs(team, shift, near)
+    receives = (team.rank - shift) % team.size in _pairs(team, shift, near)
+    after, before = (team.rank + shift) % team.size, (team.rank - shift) % team.size
+    out, into = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+
+    def exchange() -> None:
+        requests: list[MPI.Request] = [team.comm.Irecv([into, MPI.BYTE], before)] if receives else []
+        requests += [team.comm.Isend([out, MPI.BYTE], after)] if sends else []
+        MPI.Request.Waitall(requests)
+
+    times = [_timed(team, exchange, rounds) for _ in range(_REPEATS)]
+    return float(team.comm.allreduce(sorted(times)[_REPEATS // 2], MPI.MAX))
+
+
+def _timed(team: Team, exchange: Callable[[], None], rounds: int) -> float:
+    team.comm.Barrier()
+    start = time.perf_counter()
+    for _ in range(rounds):
+        exchange()
+    return (time.perf_counter() - start) / rounds

@@ -1,0 +1,286 @@
+"""One move of one array: which way it goes, and the call that all ranks make together.
+
+    pull    tiles in shared windows: each rank copies what it needs out of them
+    read    private tiles, long runs: the same, through the kernel (`remote`)
+    stage   private tiles, copied into a window first, then pulled
+    plan    the plan's steps, message by message: reductions, and tight budgets
+    overwrite   the plan's one step, in a donated tile: the tightest budgets
+
+Between nodes, the first three send each piece in one message. They take what lies in windows from
+there, whichever was chosen: a result of an earlier call often does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+import numpy as np
+
+from reshard.errors import BudgetError, PlanError, TileError
+from reshard.lower.to_mpi import Overwrite, ranks
+from reshard.runtime.memory import Memory
+from reshard.runtime.on_mpi.agreement import agree, digest_of
+from reshard.runtime.on_mpi.direct import STAGING, Direct, Read, direct, move_directly, pulling
+from reshard.runtime.on_mpi.exchange import Call
+from reshard.runtime.on_mpi.indices import clear_padding
+from reshard.runtime.on_mpi.overwrite import overwrite
+from reshard.runtime.on_mpi.packing import Array, copy, raw
+from reshard.runtime.on_mpi.reading import SCRATCH, STRAIGHT, reading
+from reshard.runtime.on_mpi.remote import WORTHWHILE
+from reshard.runtime.on_mpi.runner import Compiled, compiled, run
+from reshard.runtime.on_mpi.team import Facts, Team, Watch, moving
+from reshard.runtime.on_mpi.windows import Window
+from reshard.synth import Network, plan
+from reshard.types import Layout
+from reshard.types.plan import Plan
+
+T = TypeVar("T")
+Way = Literal["pull", "read", "stage", "plan", "overwrite"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every rank must ask for alike; `into` says that the result has a place already, `shared` that the
+    source's tiles lie in shared windows.
+    """
+
+    source: Layout
+    target: Layout
+    budget: int | None = None
+    network: Network | str | None = None
+    donate: bool = False
+    into: bool = False
+    shared: bool = False
+
+    def __str__(self) -> str:
+        ends = f"{self.source} -> {self.target} on {self.source.mesh!r}"
+        if self.target.mesh != self.source.mesh:
+            ends += f" and {self.target.mesh!r}"
+        options = {"budget": self.budget, "network": self.network, "donate": self.donate}
+        options |= {"out": self.into, "shared": self.shared}
+        return ", ".join([ends, *(f"{name}={value}" for name, value in options.items() if value)])
+
+
+class Held(NamedTuple):
+    """A tile, and the window that it lies at the start of, if it does."""
+
+    tile: Array
+    window: Window | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """How a rank answers a request: the way, another one where a tile that others read is not C-ordered, what it
+    does directly, its steps of the plan, and the bytes of its buffers.
+    """
+
+    way: Way
+    otherwise: Way
+    direct: Direct | None
+    steps: Compiled
+    device: int
+    spare: int
+    buffered: bool = False
+
+
+def prepared(team: Team, request: Request, tile: Array) -> Prepared:
+    """The rank's part of a request; raises what `plan` raises, `PlanError` for another number of ranks, and
+    `TileError` for a tile that must be overwritten and cannot be.
+    """
+    check_mesh(request.source, team.size)
+    found = _prepared(request, team.rank, team.facts, tile.itemsize)
+    if found.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
+        raise TileError(
+            f"the budget of {request.budget} B is met only by overwriting the donated tile, which is not C-ordered or "
+            f"not writeable; give one that is, or a higher budget"
+        )
+    return found
+
+
+def check_mesh(layout: Layout, size: int) -> None:
+    """Raises `PlanError` unless a layout has one device a rank."""
+    if layout.mesh.size != size:
+        raise PlanError(
+            f"mesh {layout.mesh} of {layout} has {layout.mesh.size} devices, the communicator {size} ranks; give a "
+            f"layout on a mesh of as many devices, one a rank"
+        )
+
+
+@lru_cache(maxsize=512)
+def _prepared(request: Request, rank: int, facts: Facts, itemsize: int) -> Prepared:
+    source, target, nodes = request.source, request.target, facts.nodes
+    found = _planned(request)
+    steps = compiled(found, rank, itemsize)
+    device = ranks(source.mesh)[rank]
+    spare = found.peak_bytes - source.tile_bytes - target.tile_bytes
+    if found.donate:
+        return Prepared("overwrite", "overwrite", None, steps, device, 0)
+    across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # The least that messages between nodes are staged in.
+    if source.partial != target.partial or spare < across:
+        return Prepared("plan", "plan", None, steps, device, found.peak_bytes - source.tile_bytes)
+    # Judged by what rank 0 would read if all were on one node, so that all ranks judge alike.
+    judged = direct(source, target, 0, (0,) * len(nodes), itemsize, 0)
+    way = _way(request, facts, spare - across, judged)
+    otherwise = _staging_way(request, facts, spare - across)
+    buffered = way == "read" and judged.run < STRAIGHT <= SCRATCH <= spare - across
+    used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
+    staging = min(STAGING, (spare - used) // 2)
+    near = direct(source, target, rank, nodes, itemsize, staging)
+    return Prepared(way, otherwise, near, steps, device, spare, buffered)
+
+
+def _planned(request: Request) -> Plan:
+    """The plan, one that overwrites a donated tile only where the budget leaves no room for another one.
+
+    A caller's array cannot be freed while the call lasts, so giving it up saves memory in no other case.
+    """
+    source, target, budget, network = request.source, request.target, request.budget, request.network
+    try:
+        return plan(source, target, budget, network)
+    except BudgetError:
+        if not request.donate or request.into:
+            raise
+        found = plan(source, target, budget, network, donate=True)
+        if not _overwrites(found):
+            raise
+        return found
+
+
+def _overwrites(found: Plan) -> bool:
+    """Whether a plan is one step in place, whose result is no larger: an array of numpy cannot grow where it is."""
+    return len(found.steps) == 1 and found.steps[0].how.in_place and found.target.tile_bytes <= found.source.tile_bytes
+
+
+def _way(request: Request, facts: Facts, spare: int, judged: Direct) -> Way:
+    """The fastest way that there is room for."""
+    if request.shared or len(set(facts.nodes)) == len(facts.nodes):
+        return "pull"
+    if facts.reads and judged.reach >= WORTHWHILE and (judged.run >= STRAIGHT or spare >= SCRATCH):
+        return "read"
+    return _staging_way(request, facts, spare)
+
+
+def _staging_way(request: Request, facts: Facts, spare: int) -> Way:
+    return "stage" if request.source.tile_bytes <= min(spare, facts.room) else "plan"
+
+
+def begin(
+    team: Team,
+    limit: float,
+    request: str,
+    prepare: Callable[[], T],
+    posting: Callable[[T], Sequence[int]] | None = None,
+) -> tuple[Watch, T]:
+    """Prepares, and agrees with the other ranks on `request`: all go on, or all raise, and nothing has moved.
+
+    `posting` gives the words that the other ranks of the node are to see, see `where`.
+    """
+    watch = Watch(team, limit)
+    found: T | None = None
+    words: Sequence[int] = _NOWHERE
+    error: Exception | None = None
+    try:
+        found = prepare()
+        words = words if posting is None else posting(found)
+    except Exception as caught:  # Other ranks wait to be told; it is raised once they have been.
+        error = caught
+    agree(team, watch, request, digest_of(request), error, (*words, *team.windows.words()), words[1] > 0)
+    return watch, cast(T, found)
+
+
+_NOWHERE = (0, 0)
+
+
+def where(held: Held) -> tuple[int, int]:
+    """The words that say where a tile is: the slot of its window, counted from 1, and its address."""
+    address = held.tile.__array_interface__["data"][0] if held.tile.flags.c_contiguous else 0
+    return 0 if held.window is None else held.window.slot + 1, address
+
+
+def new_tile(team: Team, layout: Layout, dtype: np.dtype[Any]) -> Held:
+    """This rank's tile in a shared window, of anything; all ranks call it, after the same agreement."""
+    nbytes = int(np.prod(layout.tile_shape)) * dtype.itemsize
+    if nbytes > team.facts.room:
+        return Held(np.empty(layout.tile_shape, dtype))
+    window = team.windows.take(nbytes, _idle(team))
+    return Held(team.windows.hold(window, layout.tile_shape, dtype), window)
+
+
+def _idle(team: Team) -> list[list[int]]:
+    return [words[len(_NOWHERE) :] for words in team.posted()]
+
+
+def move(
+    team: Team, watch: Watch, ready: Prepared, request: Request, held: Held, out: Array | None, memory: Memory | None
+) -> Held:
+    """The target's tile, after agreement: in `out` if given, else new, or in the memory of a donated tile.
+
+    Where there is nothing to do, it is the tile itself.
+    """
+    call = Call(team, watch, team.pool, memory or Memory(request.source.dtype), ready.device)
+    call.memory.take(call.device, held.tile.size)
+    team.pool.limit(ready.spare)
+    with moving(team):
+        if not ready.steps.steps and out is None and held.tile.flags.c_contiguous:
+            place = held
+        elif ready.way == "overwrite":
+            step, shape = cast(Overwrite, ready.steps.steps[0]), request.target.tile_shape
+            place = Held(overwrite(call, step, ready.steps.ranks, held.tile, shape), held.window)
+        else:
+            place = _moved(call, ready, request, held, out)
+            if out is None and not request.target.even:
+                clear_padding(request.target, team.rank, place.tile)
+        team.settle(watch)
+    return place
+
+
+def _moved(call: Call, ready: Prepared, request: Request, held: Held, out: Array | None) -> Held:
+    team = call.team
+    found: list[Held] = []
+
+    def place() -> Array:
+        found.append(new_tile(team, request.target, held.tile.dtype) if out is None else Held(out))
+        return found[0].tile
+
+    posted = team.posted()
+    shared = all(slot for slot, *_ in posted)
+    way = ready.way if team.plain or ready.way != "read" else ready.otherwise
+    if ready.direct is None or (way == "plan" and not (shared and team.one_node)):
+        careful = request.into and not request.donate
+        run(call, ready.steps, held.tile, place, (lambda: team.settle(call.watch)) if careful else None)
+        return found[0]
+    target = place()
+    call.memory.take(call.device, target.size)
+    others = {team.members[m]: words for m, words in enumerate(posted) if m != team.board.me}
+    if shared or not others:
+        slots = {rank: slot - 1 for rank, (slot, *_) in others.items()}
+        move_directly(call, ready.direct, _windows(call, slots, held), held.tile, target)
+    elif way == "read":
+        addresses = {rank: address for rank, (_, address, *_) in others.items()}
+        read = reading(addresses, held.tile.shape, ready.buffered)
+        move_directly(call, ready.direct, read, held.tile, target)
+    else:
+        _staged(call, ready.direct, held, target)
+    return found[0]
+
+
+def _windows(call: Call, slots: dict[int, int], held: Held) -> Read:
+    team, tile = call.team, held.tile
+    members = {rank: member for member, rank in enumerate(team.members)}
+    return pulling({r: team.windows[slot].tile(members[r], tile.shape, tile.dtype) for r, slot in slots.items()})
+
+
+def _staged(call: Call, pulls: Direct, held: Held, target: Array) -> None:
+    """All tiles of the node go to one window, from where they are pulled."""
+    team, tile = call.team, held.tile
+    window = team.windows.take(tile.nbytes, _idle(team))
+    call.memory.take(call.device, tile.size)
+    copy(raw(window.tile(team.board.me, tile.shape, tile.dtype)), raw(tile))
+    team.gather(call.watch)
+    move_directly(call, pulls, _windows(call, dict.fromkeys(team.members, window.slot), held), tile, target)
+    # Others may still read from it: it is free once all have said so, in their next call.
+    team.windows.release(window)
+    call.memory.free(call.device, tile.size)

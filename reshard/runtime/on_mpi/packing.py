@@ -1,0 +1,137 @@
+"""Copies between strided views: how a block is packed into a message, out of one, and from tile to tile."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+_RAW = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8"), 16: np.dtype("c16")}
+
+
+def raw(array: Array) -> Array:
+    """The same elements as plain words of their size, so that any dtype is copied as the fastest one is."""
+    size = array.dtype.itemsize
+    return array.view(_RAW.get(size) or np.dtype((np.void, size)))
+
+
+def view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], extents: Sequence[int]) -> Array:
+    """The elements of an array from local index `start` on, along (dim, step) axes of these extents."""
+    strides = [array.strides[dim] * step for dim, step in steps]
+    offset = sum(at * stride for at, stride in zip(start, array.strides, strict=True))
+    if array.flags.c_contiguous:
+        return np.ndarray(tuple(extents), array.dtype, array, offset, strides)
+    corner = array[tuple(slice(at, None) for at in start)]
+    return as_strided(corner, tuple(extents), strides)
+
+
+_SMALL = 16 << 10  # Bytes below which looking for a faster way takes longer than the copy.
+_LINE = 64  # Bytes of a cache line: elements from here on waste nothing, in whatever order they are.
+_LONG = 4 << 10  # Bytes from which on a run gains nothing from being one element.
+_LARGE = 256 << 10  # Bytes that fit into a core's cache, where the order of a copy makes no difference.
+_TRIED = 1 << 20  # Elements that tell how fast a blocking is.
+_BLOCK = 1 << 15  # Elements of a block at least: fewer, and numpy's call takes longer than the copy.
+
+_BLOCKINGS = ((128, 16, 16), (16, 16, 16), (128, 32, 1), (64, 64, 16), (1 << 62, 1 << 62, 1 << 62))
+"""Extents of a block along the source's fastest axis, the target's, and the others; the last is numpy's own copy.
+Which is best depends on how strides fall into cache sets: for 512^3 of 4 bytes, each of the others was, for some
+order of the axes."""
+
+
+_THICK = 16  # Indices of a part along the axis that it is cut along, those of a block.
+_LONGEST = 2 * _THICK * len(_BLOCKINGS)
+
+
+def copy(target: Array, source: Array) -> None:
+    """Copies one view into another of the same shape and raw dtype.
+
+    Numpy writes in the target's order. Where the source's is another, that jumps through its memory, so the copy
+    goes block by block: 5 to 12 times a plain copy for the orders of 512^3 floats, instead of 8 to 110.
+    """
+    if target.nbytes >= _SMALL:
+        target, source = _widened(target, source)
+    ends = _fastest(target), _fastest(source)
+    if ends[0] == ends[1] or target.itemsize >= _LINE or target.nbytes <= _LARGE:
+        np.copyto(target, source)
+        return
+    key = target.strides, source.strides, target.shape
+    large = target.size >= 2 * len(_BLOCKINGS) * _TRIED and target.shape[_along(target, ends)] >= _LONGEST
+    if key not in _best and not large:
+        _copy_blocks(target, source, _extents(target, ends, _BLOCKINGS[0]))
+        return
+    if key not in _best:
+        target, source, _best[key] = _tried(target, source, ends)
+    _copy_blocks(target, source, _extents(target, ends, _best[key]))
+
+
+def _widened(target: Array, source: Array) -> tuple[Array, Array]:
+    """Runs that are one in both views, each as one element: numpy copies rows of a few elements one by one.
+
+    Measured for runs of 8 bytes 1.4 times a plain copy instead of 17, of 64 bytes 1.3 instead of 2.2.
+    """
+    axis, run = target.ndim, target.itemsize
+    while axis and target.strides[axis - 1] == source.strides[axis - 1] == run:
+        axis -= 1
+        run *= target.shape[axis]
+    if run == target.itemsize or run >= _LONG or not axis:
+        return target, source
+    wide = _RAW.get(run) or np.dtype((np.void, run))
+    shape = (*target.shape[:axis], -1)
+    return target.reshape(shape).view(wide)[..., 0], source.reshape(shape).view(wide)[..., 0]
+
+
+_Key = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+_Blocking = tuple[int, int, int]
+_best: dict[_Key, _Blocking] = {}
+
+
+def _fastest(array: Array) -> int:
+    """The axis with the smallest stride, of those that have more than one index."""
+    axes = [axis for axis in range(array.ndim) if array.shape[axis] > 1]
+    return min(axes, key=lambda axis: abs(array.strides[axis]), default=0)
+
+
+def _tried(target: Array, source: Array, ends: tuple[int, int]) -> tuple[Array, Array, _Blocking]:
+    """Copies a part of the array with each blocking; what is left to copy, and the fastest one."""
+    along = _along(target, ends)
+    step = max(_THICK, -(-_TRIED * target.shape[along] // target.size))
+    times: list[tuple[float, _Blocking]] = []
+    for blocking in _BLOCKINGS:
+        head, tail = ((*(slice(None),) * along, cut) for cut in (slice(step), slice(step, None)))
+        start = time.perf_counter()
+        _copy_blocks(target[head], source[head], _extents(target, ends, blocking))
+        times.append((time.perf_counter() - start, blocking))
+        target, source = target[tail], source[tail]
+    return target, source, min(times)[1]
+
+
+def _along(target: Array, ends: tuple[int, int]) -> int:
+    """The axis along which parts are tried: one that is neither view's fastest, if it is long enough."""
+    most = target.shape
+    return max(range(target.ndim), key=lambda axis: (axis not in ends and most[axis] >= _LONGEST, most[axis]))
+
+
+def _extents(target: Array, ends: tuple[int, int], blocking: _Blocking) -> tuple[int, ...]:
+    """A block's extents: those of the blocking, enlarged where other axes are short."""
+    to, by = ends
+    wanted = {by: blocking[0], to: blocking[1]}
+    found = [max(1, min(wanted.get(axis, blocking[2]), extent)) for axis, extent in enumerate(target.shape)]
+    for axis in (to, by, *range(target.ndim)):
+        missing = -(-_BLOCK // max(1, math.prod(found)))
+        found[axis] = max(1, min(target.shape[axis], found[axis] * missing))
+    return tuple(found)
+
+
+def _copy_blocks(target: Array, source: Array, extents: Sequence[int]) -> None:
+    starts = (range(0, size, extent) for size, extent in zip(target.shape, extents, strict=True))
+    for corner in itertools.product(*starts):
+        block = tuple(slice(at, at + extent) for at, extent in zip(corner, extents, strict=True))
+        np.copyto(target[block], source[block])

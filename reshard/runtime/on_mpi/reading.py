@@ -1,0 +1,104 @@
+"""Reading tiles of other processes through the kernel: straight into the result, or by way of a small buffer.
+
+The kernel spends its time on runs: of the other tile, whose pages it must find, and less so of this one. Where
+the first are long and the second short, it fills a buffer that stays in the cache, and numpy deals that out
+(measured for runs of 512 B: 1.7 times a plain copy; 2.8 straight).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.runtime.on_mpi.chunks import Place
+from reshard.runtime.on_mpi.direct import Direct, Pairs, Read
+from reshard.runtime.on_mpi.exchange import Call
+from reshard.runtime.on_mpi.packing import Array, copy, raw
+from reshard.types import chunks
+
+STRAIGHT = 4 << 10
+"""Bytes of a run from which on the kernel writes it where it goes."""
+
+SCRATCH = 512 << 10
+"""Bytes of the buffer for shorter ones: a quarter of a core's cache, or so."""
+
+
+class _Part(NamedTuple):
+    """Runs of another tile as (offset, bytes), and where they go: runs of this one, or a place by way of the buffer."""
+
+    there: Array
+    here: Array | None
+    where: Place
+
+
+def reading(addresses: Mapping[int, int], shape: Sequence[int], buffered: bool) -> Read:
+    """Reads C-ordered tiles of this shape at their addresses in other processes, by rank."""
+
+    def read(call: Call, move: Direct, rank: int, pairs: Pairs, target: Array) -> None:
+        key = rank, target.strides, buffered
+        if key not in move.parts:
+            move.parts[key] = [part for pair in pairs for part in _parts(*pair, shape, target, buffered)]
+        parts: list[_Part] = move.parts[key]
+        member = call.team.members.index(rank)
+        start = target.__array_interface__["data"][0]
+        for there, here, where in parts:
+            if here is None:
+                _buffered(call, member, _moved(there, addresses[rank]), where.of(raw(target)))
+            else:
+                call.team.remote.read(member, _moved(there, addresses[rank]), _moved(here, start))
+
+    return read
+
+
+def _buffered(call: Call, member: int, there: Array, into: Array) -> None:
+    call.memory.take(call.device, into.size)
+    buffer = call.pool.take(into.size * into.itemsize)
+    here = np.array([[buffer.ctypes.data, buffer.size]], np.uint64)
+    call.team.remote.read(member, there, here)
+    copy(into, buffer.view(into.dtype).reshape(into.shape))
+    call.pool.give(buffer)
+    call.memory.free(call.device, into.size)
+
+
+def _parts(source: Place, where: Place, shape: Sequence[int], target: Array, buffered: bool) -> Iterator[_Part]:
+    size = target.itemsize
+    strides = [size * math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    both = _run(source, strides, where, target.strides, size)
+    if not buffered or both >= STRAIGHT:
+        yield _Part(_runs(source, strides, both, size), _runs(where, target.strides, both, size), where)
+        return
+    for spans in chunks.cut(source.extents, max(1, SCRATCH // size)):
+        part = source.part(spans)
+        run = _run(part, strides, part, strides, size)
+        yield _Part(_runs(part, strides, run, size), None, where.part(spans))
+
+
+def _run(one: Place, steps: Sequence[int], other: Place, strides: Sequence[int], size: int) -> int:
+    """Bytes that follow one another in both places."""
+    run = size
+    for (d, a), (e, b), extent in reversed(list(zip(one.steps, other.steps, one.extents, strict=True))):
+        if extent != 1 and not steps[d] * a == strides[e] * b == run:
+            break
+        run *= extent
+    return run
+
+
+def _runs(where: Place, strides: Sequence[int], run: int, size: int) -> Array:
+    """A place as (offset, bytes) of runs of so many bytes, in order."""
+    offsets = np.array([sum(at * stride for at, stride in zip(where.start, strides, strict=True))], np.int64)
+    count = math.prod(where.extents) * size // run
+    for extent, (dim, step) in zip(where.extents, where.steps, strict=True):
+        if offsets.size == count:
+            break
+        offsets = (offsets[:, None] + np.arange(extent) * (strides[dim] * step)).reshape(-1)
+    return np.stack([offsets, np.full_like(offsets, run)], axis=1)
+
+
+def _moved(runs: Array, address: int) -> Array:
+    """Runs at their addresses."""
+    found = runs.copy()
+    found[:, 0] += address
+    return found.astype(np.uint64)

@@ -1,0 +1,131 @@
+"""PyTorch's DTensor placements, read without torch: one placement per mesh dim, left to right.
+
+    [Shard(0), Shard(0)] on (2, 4)                   ->  {d0}{d1}n       d0 major
+    [_StridedShard(0, split_factor=4), Shard(0)]     ->  {d1}{d0}n       what FSDP over TP makes
+    [Partial("sum"), Replicate()]                    ->  + sum{d0}
+
+Each mesh dim acts on what the ones before left local: `Shard` holds its leading part, `_StridedShard` what
+follows a leading part of `split_factor`. Placements are torch's objects, or text: "S(0)", "R", "P(sum)",
+"_S(0, 4)". `read` gives plain data; `Layout.from_dtensor` makes the layout.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from reshard.errors import LayoutError
+from reshard.types.mesh import Mesh
+
+REDUCTIONS = {"sum": "sum", "avg": "mean", "mean": "mean", "max": "max", "min": "min", "product": "product"}
+
+_TEXT = re.compile(r"\s*(?:(R)|S\((-?\d+)\)|_S\((-?\d+),\s*(\d+)\)|P(?:\((\w+)\))?)\s*")
+
+_Digit = tuple[int, int | None]
+
+
+class Placed(NamedTuple):
+    """Per dim, digits of (radix, mesh dim that holds it or None); the partial mesh dims and their reduction."""
+
+    dims: tuple[tuple[_Digit, ...], ...]
+    partial: tuple[int, ...]
+    reduction: str | None
+
+
+def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
+    """A mesh of this shape, its axes named d0, d1, ... unless it has names.
+
+    >>> str(mesh((2, 4)))
+    '<d0=2, d1=4>'
+    """
+    given = [f"d{at}" for at in range(len(shape))] if names is None else list(names)
+    if len(given) != len(shape):
+        raise LayoutError(f"{len(given)} names {given} for a mesh of shape {tuple(shape)}; give one per mesh dim")
+    return Mesh(list(zip(given, shape, strict=True)))
+
+
+def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[int]) -> Placed:
+    """The digits of every dim; raises `LayoutError` for what is no placement, or has no digits.
+
+    >>> read(["_S(0, 4)", "S(0)"], (2, 4), (16, 3)).dims
+    (((4, 1), (2, 0), (2, None)), ((3, None),))
+    """
+    if len(placements) != len(mesh_shape):
+        raise LayoutError(
+            f"{len(placements)} placements for a mesh of shape {tuple(mesh_shape)}; give one per mesh dim"
+        )
+    dims: list[list[_Digit]] = [[(size, None)] for size in shape]
+    partial: list[int] = []
+    reductions: set[str] = set()
+    for axis, given in enumerate(placements):
+        kind, dim, split = _placement(given, len(shape))
+        if kind == "partial":
+            partial.append(axis)
+            reductions.add(split)
+        elif kind == "shard":
+            dims[dim] = _held(dims[dim], shape[dim], int(split), mesh_shape[axis], axis, given)
+    if len(reductions) > 1:
+        raise LayoutError(f"placements {list(placements)} reduce by {sorted(reductions)}; a layout has one reduction")
+    return Placed(tuple(tuple(digits) for digits in dims), tuple(partial), next(iter(reductions), None))
+
+
+def _placement(given: Any, rank: int) -> tuple[str, int, str]:
+    """("shard", dim, split factor), ("partial", 0, reduction) or ("replicate", 0, "")."""
+    name, dim, split, op = _parts(given)
+    if name == "Replicate":
+        return "replicate", 0, ""
+    if name == "Partial":
+        if op not in REDUCTIONS:
+            raise LayoutError(f"placement {given}: its reduction is {op!r}, of {', '.join(REDUCTIONS)}")
+        return "partial", 0, REDUCTIONS[op]
+    if not -rank <= dim < rank:
+        raise LayoutError(f"placement {given}: the array has {rank} dims")
+    return "shard", dim % rank, str(split)
+
+
+def _parts(given: Any) -> tuple[str, int, int, str]:
+    """The class of a placement, its dim, its split factor and its reduction."""
+    if isinstance(given, str):
+        match = _TEXT.fullmatch(given)
+        if match is None:
+            raise LayoutError(f"placement {given!r}: write S(dim), _S(dim, split factor), R or P(reduction)")
+        replicate, shard, strided, split, op = match.groups()
+        if replicate:
+            return "Replicate", 0, 1, ""
+        if shard is None and strided is None:
+            return "Partial", 0, 1, op or "sum"
+        return "Shard", int(shard or strided), int(split or 1), ""
+    name = type(given).__name__.lstrip("_")
+    if name not in ("Shard", "StridedShard", "Replicate", "Partial"):
+        raise LayoutError(f"{given!r} is no placement; give Shard, Replicate or Partial of torch, or their text")
+    split = getattr(given, "split_factor", 1)
+    return name, int(getattr(given, "dim", 0)), int(split), str(getattr(given, "reduce_op", "sum"))
+
+
+def _held(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int, given: Any) -> list[_Digit]:
+    """The digits with `pieces` of the local part held, those that follow a local part of `skip`."""
+    if pieces == 1:
+        return digits
+    if skip == 1 and digits == [(size, None)]:
+        # Nothing is held so far: any size splits, in ceil(n / pieces) elements each, as torch.chunk does.
+        return [(pieces, axis), (-(-size // pieces), None)]
+    if math.prod(radix for radix, _ in digits) != size:
+        raise LayoutError(f"placement {given}: its dim of {size} is in unequal pieces, which split no further")
+    found: list[_Digit] = []
+    wanted: list[_Digit] = [(skip, None), (pieces, axis)] if skip > 1 else [(pieces, axis)]
+    for radix, holder in digits:
+        while holder is None and radix > 1 and wanted:
+            count, by = wanted.pop(0)
+            take = math.gcd(count, radix)
+            if take not in (count, radix):
+                raise LayoutError(f"placement {given}: a local part of {radix} is not {count} equal pieces")
+            found.append((take, by))
+            radix //= take
+            wanted = [(count // take, by), *wanted] if take < count else wanted
+        if holder is not None or radix > 1:
+            found.append((radix, holder))
+    if wanted:
+        raise LayoutError(f"placement {given}: no local part of its dim of {size} is left for {pieces} pieces")
+    return found

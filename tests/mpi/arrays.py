@@ -1,0 +1,217 @@
+"""The topics of DistArray, of relabelling and of calibration."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import reshard as rs
+from reshard.errors import LayoutError, TileError
+from reshard.lower.to_mpi import ranks
+from reshard.mpi import DistArray, calibrate, redistribute, relabelled
+from reshard.runtime import Memory
+from reshard.runtime.on_mpi.team import team_of
+from reshard.synth import Network
+from reshard.types import Layout, Mesh
+from reshard.types.meaning import meaning
+from tests.mpi.cases import MESHES
+from tests.mpi.moving import check_tile, elements, given_tile
+from tests.mpi.worker import Case
+
+
+def _layouts(comm: MPI.Intracomm) -> Iterator[Layout]:
+    down = next(k for k in range(int(comm.size**0.5), 0, -1) if comm.size % k == 0)
+    for mesh in (Mesh(a=down, b=comm.size // down), Mesh(b=comm.size, a=1)):
+        for rounds in (1, 2):
+            for size in (9, 7):
+                block = -(-size // (mesh.axes["b"] * rounds))
+                across = f"{-(-size // (mesh.axes['b'] * block))}{{b}}{block}/{size}"
+                along = f"{{a}}{-(-5 // mesh.axes['a'])}/5"
+                yield Layout.parse(f"f64[{across}, 3, {along}]", mesh)
+        yield Layout.parse("f64[]", mesh)
+        yield Layout.from_spec(mesh, (0, 5), "float64", [["a"], ["b"]])
+        yield Layout.from_spec(mesh, (1, 2), "float64", [["a"], ["b"]])
+
+
+def _whole(layout: Layout) -> np.ndarray:
+    return np.arange(np.prod(layout.shape, dtype=int), dtype=layout.dtype).reshape(layout.shape)
+
+
+def making(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Arrays from functions and whole arrays, and whole arrays from them."""
+    for nodes in sorted({1, min(2, comm.size), comm.size}):
+        team_of(comm, nodes=nodes)
+        for layout in _layouts(comm):
+            yield f"{layout} on {layout.mesh}, {nodes} nodes", partial(_made, comm, layout)
+
+
+def _made(comm: MPI.Intracomm, layout: Layout) -> None:
+    whole, last = _whole(layout), comm.size - 1
+
+    def index(*at: np.ndarray) -> Any:
+        return np.ravel_multi_index(np.broadcast_arrays(*at), layout.shape) if at else 0
+
+    made = [
+        DistArray.from_function(index, layout, comm),
+        DistArray.from_global(whole if comm.rank == last else None, layout, comm, root=last),
+        DistArray.from_global(np.array(whole, order="F"), layout, comm, root=None),
+        DistArray(layout, given_tile(layout, comm.rank, "float64", "F"), comm),
+    ]
+    for array in made:
+        check_tile(layout, comm.rank, array.tile, comm)
+        one, every = array.to_global(last), array.to_global(None)
+        assert (one is None) == (comm.rank != last)
+        assert one is None or np.array_equal(one, whole)
+        assert every is not None
+        assert np.array_equal(every, whole)
+    index_of = meaning(layout, ranks(layout.mesh)[comm.rank])
+    wanted = [[at for at in along if at < size] for along, size in zip(index_of, layout.shape, strict=True)]
+    found = [[at for run in runs for at in run] for runs in made[0].local_index_ranges()]
+    assert found == wanted or 0 in layout.shape
+    zeros, sevens = DistArray.zeros(layout, comm), DistArray.full(layout, 7, comm)
+    assert (zeros.tile == 0).all()
+    assert (sevens.tile == 7).all()
+
+
+def functions(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Numpy's functions on arrays of one layout, moves by a number, and saved arrays."""
+    mesh = MESHES[comm.size][0]
+    first = next(iter(mesh.axes), None)
+    layout = Layout.from_spec(mesh, (8, 16, 24), "float32", [[first] if first else [], [], []])
+    whole = _whole(layout)
+    a = DistArray.from_global(whole if comm.rank == 0 else None, layout, comm)
+
+    def equal(array: DistArray, wanted: np.ndarray) -> None:
+        found = array.to_global(None)
+        assert found is not None
+        assert np.array_equal(found, wanted)
+        assert found.dtype == wanted.dtype
+
+    def ufuncs() -> None:
+        equal(np.sqrt(a) + 2 * a, np.sqrt(whole) + 2 * whole)
+        equal(a > 5, whole > 5)
+        equal(np.modf(a)[1], np.modf(whole)[1])
+        b = DistArray.empty(layout, comm)
+        assert np.add(a, 1, out=b) is b
+        equal(b, whole + 1)
+
+    def refused() -> None:
+        other = a.redistribute(Layout.from_spec(mesh, layout.shape, "float32", []))
+        for call, kind in (
+            (lambda: a + other, LayoutError if comm.size > 1 else None),
+            (lambda: a + whole, LayoutError),
+            (lambda: DistArray(layout, np.zeros(3), comm), TileError),
+            (lambda: a.redistribute(5), LayoutError),
+        ):
+            try:
+                call()
+                assert kind is None
+            except (LayoutError, TileError) as error:
+                assert type(error) is kind, error
+
+    def by_number() -> None:
+        moved = a.redistribute(0)
+        assert moved.layout.tile_shape[0] == 8
+        equal(moved, whole)
+        equal(moved.redistribute(2).redistribute(1), whole)
+        assert a.redistribute(1) is a or first is None
+
+    yield "ufuncs", ufuncs
+    yield "refused", refused
+    yield "moves by a number", by_number
+
+
+def saving(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Arrays saved by these ranks and loaded in every other layout, and those that fewer ranks saved."""
+    folder = Path(comm.bcast(tempfile.mkdtemp()))
+    layouts = [layout for layout in _layouts(comm) if layout.shape == (9, 3, 5)]
+
+    def there_and_back(number: int) -> None:
+        DistArray.from_global(_whole(layouts[number]), layouts[number], comm, root=None).save(folder / str(number))
+        for other in layouts:
+            check_tile(other, comm.rank, DistArray.load(folder / str(number), other, comm).tile, comm)
+
+    for number in range(len(layouts)):
+        yield f"saved as {layouts[number]}", partial(there_and_back, number)
+
+    def by_one_rank() -> None:
+        if comm.rank == 0:
+            alone = Layout.parse("f64[2{x}5/9, 3, 5]", Mesh(x=1))
+            DistArray.from_global(_whole(alone), alone, MPI.COMM_SELF).save(folder / "alone")
+        comm.Barrier()
+        for other in layouts:
+            check_tile(other, comm.rank, DistArray.load(folder / "alone", other, comm).tile, comm)
+
+    yield "saved by one rank", by_one_rank
+
+    def dtypes() -> None:
+        for name, kind in (("bfloat16", None), ("uint32", np.dtype([("a", "<i2"), ("b", "<i2")]))):
+            layout = Layout(layouts[0].mesh, layouts[0].dims, name)
+            array = DistArray.zeros(layout, comm, dtype=kind)
+            array.tile[...] = elements(np.ones(array.tile.shape, int), array.dtype)
+            array.save(folder / name)
+            loaded = DistArray.load(folder / name, layout, comm)
+            assert loaded.dtype == array.dtype
+            assert np.array_equal(loaded.tile, array.tile) or not layout.even
+
+    yield "dtypes", dtypes
+
+
+def relabelling(comm: MPI.Intracomm) -> Iterator[Case]:
+    """The target's tiles where most of their elements are: never more bytes, and a permutation costs none."""
+    mesh = Mesh(x=comm.size)
+    turned = Mesh({"x": comm.size}, device_ids=[*range(1, comm.size), 0])
+    rows = Layout.parse("s32[{x}2, 6]", mesh)
+    rolled = Layout(turned, rows.dims, rows.dtype)
+    columns = Layout.from_spec(turned, rows.shape, "int32", [[], ["x"]])
+
+    def moved(target: Layout) -> None:
+        tile = given_tile(rows, comm.rank, "int32")
+        found, layout = redistribute(tile, rows, target, comm, relabel=True)
+        assert layout == relabelled(rows, target)
+        check_tile(layout, comm.rank, found, comm)
+        before, after = Memory("int32"), Memory("int32")
+        redistribute(tile, rows, target, comm, memory=before)
+        redistribute(tile, rows, layout, comm, memory=after)
+        sums = comm.allreduce(np.array([sum(m.received.values()) for m in (before, after)]))
+        assert sums[1] <= sums[0]
+        assert sums[1] == 0 or target is not rolled
+        array = DistArray.from_global(tile if comm.size == 1 else _whole(rows), rows, comm, root=None)
+        dist = array.redistribute(target, relabel=True)
+        assert dist.layout == layout
+        check_tile(layout, comm.rank, dist.tile, comm)
+
+    yield "a permutation", partial(moved, rolled)
+    yield "columns", partial(moved, columns)
+
+
+def calibration(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A network of measured figures, the same on all ranks, that plans and moves take."""
+
+    def measured(nodes: int) -> None:
+        team_of(comm, nodes=nodes)
+        network = calibrate(comm)
+        assert len(set(comm.allgather(network.to_json()))) == 1
+        assert network.inner is not None
+        assert network.outer is not None
+        assert network.domain == comm.size // nodes
+        path = Path(comm.bcast(tempfile.mkdtemp())) / "network.json"
+        if comm.rank == 0:
+            path.write_text(network.to_json())
+        comm.Barrier()
+        assert Network.load(os.fspath(path)) == network
+        rows = Layout.from_spec(Mesh(x=comm.size), (12, 12), "int32", [["x"]])
+        columns = Layout.from_spec(Mesh(x=comm.size), (12, 12), "int32", [[], ["x"]])
+        assert rs.plan(rows, columns, network=network).seconds > 0
+        tile = given_tile(rows, comm.rank, "int32")
+        check_tile(columns, comm.rank, redistribute(tile, rows, columns, comm, network=network), comm)
+
+    for nodes in {1, 2} if comm.size % 2 == 0 else {1}:
+        yield f"{nodes} nodes", partial(measured, nodes)

@@ -1,0 +1,112 @@
+"""The topics of the MPI tests: each a list of named cases, the same ones in the same order on every rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+from mpi4py import MPI
+
+from reshard.runtime.on_mpi.team import team_of
+from reshard.types import Layout, Mesh
+from tests.layouts import SIZES, random_layout, sample_pairs
+from tests.mpi.moving import How, any_how, check_move
+from tests.mpi.worker import Case
+
+MESHES = {
+    1: [Mesh(), Mesh(x=1)],
+    2: [Mesh(x=2), Mesh({"x": 2}, device_ids=[5, 3])],
+    3: [Mesh(x=3), Mesh({"x": 3}, device_ids=[2, 0, 1])],
+    4: [Mesh(x=2, y=2), Mesh(x=4), Mesh({"x": 4}, device_ids=[10, 3, 7, 20])],
+    6: [Mesh(x=2, y=3), Mesh(x=6), Mesh({"x": 2, "y": 3}, device_ids=[5, 3, 1, 0, 2, 4])],
+    8: [Mesh(x=2, y=2, z=2), Mesh(x=4, y=2), Mesh({"x": 4, "y": 2}, device_ids=[0, 4, 2, 6, 1, 5, 3, 7])],
+}
+
+
+def moves(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Pairs of layouts of every kind, each moved in some way, on one node, on two, and with each rank on its own."""
+    pairs = list(_pairs(comm.size))
+    for nodes in sorted({1, min(2, comm.size), comm.size}):
+        team = team_of(comm, nodes=nodes)
+        choose = random.Random(nodes)
+        for at, (source, target) in enumerate(pairs):
+            if at % 3 == nodes % 3 or comm.size < 3:
+                how = any_how(choose, source, target)
+                name = f"{at}: {source} -> {target} on {source.mesh!r}, {target.mesh}, {nodes} nodes, {how}"
+                yield name, partial(check_move, comm, team, source, target, how)
+
+
+def _pairs(size: int) -> Iterator[tuple[Layout, Layout]]:
+    choose = random.Random(size)
+    for mesh in MESHES[size]:
+        for rank in (1, 2, 3):
+            yield from sample_pairs(mesh, rank, 6, seed=size)
+    for at in range(90):
+        shape = [choose.choice(SIZES) for _ in range(choose.randint(0, 3))]
+        partial_too = at % 4 == 3
+        mesh = choose.choice(MESHES[size])
+        same = [other for other in MESHES[size] if set(other.devices) == set(mesh.devices)]
+        other = mesh if partial_too else choose.choice(same)
+        dtype = choose.choice(["int32", "int32", "float64"])
+        yield random_layout(choose, mesh, shape, dtype, partial_too), random_layout(choose, other, shape, dtype)
+    yield from _block_cyclic(size)
+
+
+def _block_cyclic(size: int) -> Iterator[tuple[Layout, Layout]]:
+    """With edges that do not divide, to other blocks, grids and slabs."""
+    down = next(k for k in range(int(size**0.5), 0, -1) if size % k == 0)
+    grid, column = Mesh(r=down, c=size // down), Mesh(r=size, c=1)
+    for rows, columns, before, after in ((40, 50, (4, 3), (5, 2)), (37, 41, (3, 5), (8, 4)), (64, 64, (4, 4), (2, 8))):
+        one, other = _cyclic(grid, rows, columns, *before), _cyclic(column, rows, columns, *after)
+        slab = Layout.from_spec(grid, (rows, columns), "int32", [[], ["r", "c"]])
+        yield from ((one, other), (other, one), (one, slab), (slab, one), (one, _cyclic(grid, rows, columns, *after)))
+
+
+def _cyclic(mesh: Mesh, rows: int, columns: int, down: int, right: int) -> Layout:
+    def dim(size: int, axis: str, block: int) -> str:
+        rounds = -(-size // (mesh.axes[axis] * block))
+        return f"{rounds}{{{axis}}}{block}/{size}"
+
+    return Layout.parse(f"s32[{dim(rows, 'r', down)}, {dim(columns, 'c', right)}]", mesh)
+
+
+DTYPES = ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "complex64", "complex128"]
+STRUCTURES = {
+    "uint8": np.dtype([("a", "i1")]),
+    "uint32": np.dtype([("a", "<i2"), ("b", "<u2")]),
+    "uint64": np.dtype("M8[s]"),
+    "complex128": np.dtype([("at", "<f4", (3,)), ("n", "<i4")]),
+}
+MOVES = [
+    ("[{x}4, 16]", "[16, {x}4]"),
+    ("[4, {x}4]", "[4, 16]"),
+    ("[{x}{y}2]", "[{y}{x}2]"),
+    ("[16]", "[{x}4]"),
+    ("[{x}3/10, 3]", "[{x}{y}2/10, 3]"),
+    ("[2{x}2, 3]", "[{x}{y}2, 3]"),
+]
+
+
+def dtypes(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Every dtype, those without a name in layouts as plain words of their size, in every way."""
+    mesh = Mesh(x=4, y=2)
+    kinds = [(name, np.dtype(name)) for name in DTYPES] + list(STRUCTURES.items())
+    kinds += [(name, np.dtype(name)) for name in _small()]
+    hows = [How(), How("stage"), How("read"), How("plan", order="F"), How(shared=True)]
+    for nodes in (1, 2):
+        team = team_of(comm, nodes=nodes)
+        for at, (name, dtype) in enumerate(kinds):
+            for turn, (before, after) in enumerate(MOVES):
+                source, target = (Layout.parse(f"f32{text}", mesh) for text in (before, after))
+                source, target = (Layout(mesh, end.dims, name) for end in (source, target))
+                how = hows[(at + turn) % len(hows)]
+                case = partial(check_move, comm, team, source, target, how, dtype)
+                yield f"{dtype} as {name} {before} -> {after}, {nodes} nodes, {how}", case
+
+
+def _small() -> list[str]:
+    import ml_dtypes
+
+    return [np.dtype(getattr(ml_dtypes, name)).name for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")]

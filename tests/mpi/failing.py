@@ -1,0 +1,244 @@
+"""The topics of calls that go wrong: ranks that disagree, fail, are stuck or die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+
+import reshard as rs
+from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
+from reshard.mpi import DistArray, redistribute
+from reshard.runtime.on_mpi import chunks, direct, moves, overwrite, reduction, remote
+from reshard.runtime.on_mpi.team import team_of
+from reshard.types import Layout, Mesh
+from tests.mpi.moving import LIMIT, How, check_move, check_tile, forced, given_tile
+from tests.mpi.worker import Case
+
+ODD = 1
+"""The rank that goes wrong."""
+
+
+class Odd(Exception):
+    """What it raises."""
+
+
+def _layouts(size: int) -> dict[str, Layout]:
+    mesh, side = Mesh(x=size), 4 * size
+    return {
+        "rows": Layout.from_spec(mesh, (side, side), "int32", [["x"]]),
+        "columns": Layout.from_spec(mesh, (side, side), "int32", [[], ["x"]]),
+        "wider": Layout.from_spec(mesh, (side, 2 * side), "int32", [[], ["x"]]),
+        "small": Layout.from_spec(Mesh(x=2), (side, side), "int32", [["x"]]),
+        "partial": Layout.from_spec(mesh, (side, side), "int32", [], unreduced=["x"]),
+    }
+
+
+# ---- before data move --------------------------------------------------------------------------------
+
+
+def disagreement(comm: MPI.Intracomm) -> Iterator[Case]:
+    """One rank asks for something else, or gives something wrong: the same error on all, and nothing has moved."""
+    for nodes in (1, 2):
+        team_of(comm, nodes=nodes)
+        for name, (error, said, odd) in _odd(comm.size).items():
+            yield f"{name}, {nodes} nodes", partial(_refused, comm, error, said, odd)
+
+
+def _odd(size: int) -> dict[str, tuple[type[ReshardError], str, dict[str, Any]]]:
+    """What the odd rank gives instead, the error on all ranks, and some of its text."""
+    at, shape = _layouts(size), (4, 4 * size)
+    differ = "the ranks ask for different things, so nothing was moved"
+    array = np.zeros(shape, "int32")
+    return {
+        "another source": (AgreementError, differ, {"source": at["columns"], "tile": np.zeros(shape[::-1], "int32")}),
+        "another target": (AgreementError, differ, {"target": at["rows"], "out": np.zeros(shape, "int32")}),
+        "another dtype": (AgreementError, differ, {"every": "uint32"}),
+        "another budget": (AgreementError, differ, {"budget": 10**6}),
+        "another network": (AgreementError, differ, {"network": "shm-mpi"}),
+        "donate": (AgreementError, differ, {"donate": True}),
+        "no out": (AgreementError, differ, {"out": None}),
+        "a tile of another shape": (TileError, "the tile has shape (3, 3)", {"tile": np.zeros((3, 3), "int32")}),
+        "a tile of another dtype": (TileError, "the tile is float32", {"tile": array.astype("f4")}),
+        "a tile in another byte order": (TileError, "cast it first", {"tile": array.astype(">i4")}),
+        "no tile at all": (TileError, "the tile has shape ()", {"tile": None}),
+        "out of another shape": (TileError, "out has shape (2, 2)", {"out": np.zeros((2, 2), "int32")}),
+        "out of another dtype": (TileError, "out is int64", {"out": np.zeros(shape[::-1], "int64")}),
+        "out that is a list": (TileError, "out is a list", {"out": [1]}),
+        "out that is read-only": (TileError, "out is read-only", {"out": np.broadcast_to(np.int32(0), shape[::-1])}),
+        "a budget that is not met": (BudgetError, "the smallest that works is 512 B", {"budget": 100}),
+        "another shape": (PlanError, "shape", {"target": at["wider"], "out": None}),
+        "a mesh of another size": (PlanError, "2 devices", {"source": at["small"], "tile": np.zeros((8, 16), "int32")}),
+    }
+
+
+def _refused(comm: MPI.Intracomm, error: type[ReshardError], said: str, odd: dict[str, Any]) -> None:
+    at = _layouts(comm.size)
+    given = {"source": at["rows"], "target": at["columns"], "budget": None, "network": None, "donate": False}
+    tile = given_tile(at["rows"], comm.rank, "int32")
+    out = np.full(at["columns"].tile_shape, -5, "int32")
+    given |= {"tile": tile, "out": out} | (odd if comm.rank == ODD else {})
+    if (dtype := given.pop("every", None)) is not None:
+        given["tile"], given["out"] = given["tile"].astype(dtype), given["out"].astype(dtype)
+        given |= {end: Layout(given[end].mesh, given[end].dims, dtype) for end in ("source", "target")}
+    before, start = tile.copy(), time.monotonic()
+    caught = _caught(lambda: redistribute(**given, comm=comm, limit=LIMIT))
+    assert time.monotonic() - start < LIMIT / 2
+    assert np.array_equal(tile, before)
+    assert (out == -5).all()
+    said_by = comm.allgather((type(caught).__name__, str(caught)))
+    assert type(caught) is error, said_by
+    assert len({text for _, text in said_by}) == 1, said_by
+    assert said in str(caught), caught
+    assert f"rank {ODD}" in str(caught) or f"[{ODD}]" in str(caught), caught
+    check_move(comm, team_of(comm), at["rows"], at["columns"], How(out=True))
+
+
+def _caught(call: Callable[[], Any]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
+    """The same for the other collective calls of a DistArray."""
+    at = _layouts(comm.size)
+    rows = DistArray.zeros(at["rows"], comm)
+    odd = comm.rank == ODD
+
+    def raises(error: type[ReshardError], call: Callable[[], Any]) -> None:
+        caught = _caught(call)
+        said_by = comm.allgather((type(caught).__name__, str(caught)))
+        assert {kind for kind, _ in said_by} == {error.__name__}, said_by
+        assert len(set(said_by)) == 1, said_by
+
+    wide = np.zeros((1, 1), "int32")
+    whole = np.zeros(at["rows"].shape, "int32")
+    calls: dict[str, tuple[type[ReshardError], Callable[[], Any]]] = {
+        "two calls": (AgreementError, lambda: rows.to_global() if odd else DistArray.zeros(at["rows"], comm)),
+        "two layouts": (AgreementError, lambda: DistArray.empty(at["rows" if odd else "columns"], comm)),
+        "two roots": (AgreementError, lambda: rows.to_global(int(odd))),
+        "no rank": (PlanError, lambda: rows.to_global(comm.size)),
+        "out of another layout": (TileError, lambda: rows.redistribute(at["columns"], out=rows)),
+        "an array that does not fit": (
+            TileError,
+            lambda: DistArray.from_global(wide if odd else whole, at["rows"], comm, root=None),
+        ),
+        "a partial array": (LayoutError, lambda: DistArray.from_global(whole, at["partial"], comm)),
+        "nothing saved there": (LayoutError, lambda: DistArray.load("/nonexistent/array", at["rows"], comm)),
+        "a dtype that does not fit": (TileError, lambda: DistArray.zeros(at["rows"], comm, dtype="f8")),
+    }
+    for name, (error, call) in calls.items():
+        yield name, partial(raises, error, call)
+
+
+# ---- while data move ---------------------------------------------------------------------------------
+
+_WORK = [(direct, "copy"), (chunks, "copy"), (moves, "copy"), (reduction, "_combine"), (overwrite, "_rearrange")]
+
+
+@contextmanager
+def _going_wrong(wrong: Callable[..., None] | None) -> Iterator[None]:
+    """Whatever packs, copies or reads on this rank does this instead, if anything."""
+    with ExitStack() as patches:
+        for module, name in [*_WORK, (remote.Remote, "read")] if wrong else ():
+            patches.enter_context(mock.patch.object(module, name, wrong))
+        yield
+
+
+def failure(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A rank that fails while data move ends the call on all, in whatever way they move; the next call starts anew."""
+    at = _layouts(comm.size)
+    rows, columns = at["rows"], at["columns"]
+    for nodes in (1, 2, comm.size):
+        for way in ("stage", "read", "plan", "pull", "reduce", "overwrite"):
+            options: dict[str, Any] = {"nodes": nodes, "way": way}
+            source = at["partial"] if way == "reduce" else rows
+            if way == "overwrite":
+                options |= {"budget": rs.plan(rows, columns, budget=rows.tile_bytes, donate=True).peak_bytes}
+            yield f"{way}, {nodes} nodes", partial(_fails, comm, source, columns, **options)
+
+
+def _raising(*_: Any) -> None:
+    raise Odd("no memory left")
+
+
+def _fails(
+    comm: MPI.Intracomm, source: Layout, target: Layout, nodes: int, way: str, budget: int | None = None
+) -> None:
+    team_of(comm, nodes=nodes)
+    array = DistArray.empty(source, comm, limit=LIMIT)
+    array.tile[...] = given_tile(source, comm.rank, "int32")
+    tile = array.tile if way == "pull" else array.tile.copy()
+    start = time.monotonic()
+    odd = comm.rank == ODD
+    with forced("natural" if way in ("pull", "reduce", "overwrite") else way), _going_wrong(_raising if odd else None):
+        caught = _caught(
+            lambda: redistribute(tile, source, target, comm, limit=LIMIT, budget=budget, donate=budget is not None)
+        )
+    said_by = comm.allgather((type(caught).__name__, str(caught)))
+    assert type(caught) is (Odd if odd else RankError), said_by
+    assert odd or f"rank {ODD}: Odd: no memory left" in str(caught), caught
+    assert time.monotonic() - start < LIMIT / 2
+    assert budget is not None or np.array_equal(tile, given_tile(source, comm.rank, "int32")), (
+        "the source was written to"
+    )
+    # The array lies in a window of the team that broke; it moves all the same.
+    check_tile(target, comm.rank, array.redistribute(target, limit=LIMIT).tile, comm)
+
+
+def stuck(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A rank that does not answer in time: the others end with an error that names it, and so does it, later."""
+    at = _layouts(comm.size)
+
+    def waits(nodes: int) -> None:
+        team_of(comm, nodes=nodes)
+        tile = given_tile(at["rows"], comm.rank, "int32")
+        redistribute(tile, at["rows"], at["columns"], comm)
+        start = time.monotonic()
+        if comm.rank == ODD:
+            time.sleep(2)
+        caught = _caught(lambda: redistribute(tile, at["rows"], at["columns"], comm, limit=0.5))
+        took = time.monotonic() - start
+        said_by = comm.allgather((type(caught).__name__, str(caught)))
+        assert type(caught) is RankError, said_by
+        assert took < 2 or comm.rank == ODD, took
+        assert comm.rank == ODD or "waited longer than 0.5 s" in str(caught) or "one failed" in str(caught), said_by
+        check_move(comm, team_of(comm), at["rows"], at["columns"], How())
+
+    for nodes in (1, 2):
+        yield f"{nodes} nodes", partial(waits, nodes)
+
+
+def killed(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A rank dies in the middle of a move."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # By which MPICH's mpiexec tells those that are left.
+    at = _layouts(comm.size)
+    nodes = int(os.environ["NODES_OF_THE_KILLED"])
+    team_of(comm, nodes=nodes)
+    tile = given_tile(at["rows"], comm.rank, "int32")
+    report = Path(f"{os.environ['REPORT_OF_THE_KILLED']}-{comm.rank}")
+    report.touch()
+
+    def dies() -> None:
+        def die(*_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        start = time.monotonic()
+        with _going_wrong(die if comm.rank == ODD else None):
+            caught = _caught(lambda: redistribute(tile, at["rows"], at["columns"], comm, limit=3))
+        report.write_text(f"{time.monotonic() - start:.1f} s: {caught!r}")
+        os._exit(0)  # MPI's own end would wait for the dead rank.
+
+    yield "a rank that dies", dies

@@ -1,0 +1,61 @@
+"""Starting ranks, and the commands that do; no MPI is needed for what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from reshard.cli.arguments import Options
+from reshard.cli.calibrate import run as calibrate
+from reshard.cli.run import run
+from reshard.errors import RankError
+from reshard.mpi import launch
+from reshard.mpi.launch import SETTINGS, command, environment, find
+from reshard.synth import Network
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    assert command(3, ["a.py", "b"], "mpi") == ["mpi", "-n", "3", sys.executable, "-m", "mpi4py", "a.py", "b"]
+    with pytest.raises(RankError, match="0 ranks"):
+        command(0, ["a.py"], "mpi")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RankError, match="no mpiexec"):
+        find()
+    (tmp_path / "mpiexec").touch()
+    assert find() == str(tmp_path / "mpiexec")
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMPI_MCA_osc", "mine")
+    monkeypatch.setenv("PMI_RANK", "1")
+    found = environment()
+    assert found["OMPI_MCA_osc"] == "mine"
+    assert "PMI_RANK" not in found
+    assert SETTINGS.keys() <= found.keys()
+
+
+def test_ranks_are_started_and_ended(tmp_path: Path):
+    pytest.importorskip("mpi4py")
+    script = tmp_path / "script.py"
+    said = "open(f'{sys.argv[1]}-{MPI.COMM_WORLD.rank}-of-{MPI.COMM_WORLD.size}', 'w')"
+    script.write_text(f"import sys\nfrom mpi4py import MPI\n{said}\n")
+    assert run(Options(ranks=3, arguments=[str(script), str(tmp_path / "rank")])) == 0
+    assert {path.name for path in tmp_path.glob("rank-*")} == {f"rank-{rank}-of-3" for rank in range(3)}
+    script.write_text("from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    raise SystemExit(3)\n")
+    assert launch(2, [str(script)]) != 0
+    script.write_text("import time\nfrom mpi4py import MPI\ntime.sleep(600)\n")
+    with pytest.raises(RankError, match="took longer than 2 s"):
+        launch(2, [str(script)], timeout=2)
+
+
+def test_calibrate_writes_a_network(tmp_path: Path):
+    pytest.importorskip("mpi4py")
+    path = tmp_path / "network.json"
+    assert calibrate(Options(ranks=2, name="here", output=str(path))) == 0
+    network = Network.load(str(path))
+    assert network.name == "here"
+    assert json.loads(path.read_text())["inner"]["bandwidth"] > 1e6

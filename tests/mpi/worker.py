@@ -1,0 +1,45 @@
+"""One rank of a test: runs the cases of a topic, and rank 0 writes what became of each.
+
+mpiexec -n 4 python -m mpi4py -m tests.mpi.worker <module>.<topic> <report>
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import TextIO
+
+from mpi4py import MPI
+
+Case = tuple[str, Callable[[], None]]
+
+
+def main(topic: str, report: str) -> None:
+    comm = MPI.COMM_WORLD
+    with open(report if comm.rank == 0 else "/dev/null", "w", encoding="utf-8") as file:
+        module, _, name = topic.rpartition(".")
+        run(comm, getattr(import_module(f"tests.mpi.{module}"), name)(comm), file)
+
+
+def run(comm: MPI.Intracomm, found: Iterable[Case], file: TextIO) -> None:
+    for name, case in found:
+        write(file, name, "begun, not ended")
+        text = ""
+        try:
+            case()
+        except Exception:
+            text = traceback.format_exc(limit=-4)
+        wrong = [(rank, text) for rank, text in enumerate(comm.gather(text) or ()) if text]
+        write(file, name, "".join(f"rank {rank}: {text}" for rank, text in wrong[:2]))
+
+
+def write(file: TextIO, name: str, text: str) -> None:
+    file.write(json.dumps([name, text]) + "\n")
+    file.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

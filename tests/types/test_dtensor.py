@@ -1,0 +1,131 @@
+"""Layouts from PyTorch's placements, against torch's own rule: each mesh dim chunks what the ones before left."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from reshard.errors import LayoutError, MeshError
+from reshard.types import Layout, Mesh
+from tests.oracle import PADDING, tiles_of
+
+
+@dataclass(frozen=True)
+class Shard:
+    dim: int
+
+
+@dataclass(frozen=True)
+class _StridedShard:
+    dim: int
+    split_factor: int
+
+
+@dataclass(frozen=True)
+class Replicate:
+    pass
+
+
+@dataclass(frozen=True)
+class Partial:
+    reduce_op: str = "sum"
+
+
+def local(whole: np.ndarray, placements: list, mesh_shape: tuple[int, ...], at: tuple[int, ...]) -> np.ndarray:
+    """The elements of a device, as torch splits: mesh dim by mesh dim, in chunks of ceil(n / pieces)."""
+    for placement, pieces, index in zip(placements, mesh_shape, at, strict=True):
+        if isinstance(placement, Shard):
+            whole = chunk(whole, pieces, placement.dim)[index]
+        elif isinstance(placement, _StridedShard):
+            parts = chunk(whole, placement.split_factor, placement.dim)
+            whole = np.concatenate([chunk(part, pieces, placement.dim)[index] for part in parts], placement.dim)
+    return whole
+
+
+def chunk(whole: np.ndarray, pieces: int, dim: int) -> list[np.ndarray]:
+    step = -(-whole.shape[dim] // pieces)
+    starts = [min(step * n, whole.shape[dim]) for n in range(pieces + 1)]
+    return [np.take(whole, range(low, high), dim) for low, high in itertools.pairwise(starts)]
+
+
+def assert_same(placements: list, mesh_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    layout = Layout.from_dtensor(placements, mesh_shape, shape, "int32")
+    whole = np.arange(np.prod(shape)).reshape(shape)
+    for device, at in enumerate(np.ndindex(mesh_shape)):
+        tile = tiles_of(layout)[device]
+        wanted = local(whole, placements, mesh_shape, at)
+        assert np.array_equal(tile[tile != PADDING], wanted.reshape(-1)), f"{placements} on {mesh_shape}: {layout}"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_placements_mean_what_they_do_in_torch(seed: int):
+    choose = random.Random(seed)
+    mesh_shape = tuple(choose.choice([1, 2, 3, 4]) for _ in range(choose.randint(1, 3)))
+    shape = (24, 48, 12)
+    placements = [choose.choice([Shard(0), Shard(1), Shard(1), Replicate()]) for _ in mesh_shape]
+    try:
+        assert_same(placements, mesh_shape, shape)
+    except LayoutError as error:
+        assert "split no further" in str(error) or "equal pieces" in str(error)
+        assert any(size % np.prod(mesh_shape) for size in shape)
+
+
+@pytest.mark.parametrize(
+    ("placements", "mesh_shape"),
+    [
+        ([_StridedShard(0, 4), Shard(0)], (2, 4)),
+        ([_StridedShard(0, 2), Shard(1), Shard(0)], (3, 2, 2)),
+        ([Shard(-3), Replicate()], (2, 4)),
+    ],
+)
+def test_strided_shards(placements: list, mesh_shape: tuple[int, ...]):
+    assert_same(placements, mesh_shape, (24, 6, 2))
+
+
+def test_uneven_sizes():
+    for size, pieces in ((10, 4), (3, 4), (1, 2), (0, 2), (7, 1)):
+        assert_same([Shard(0)], (pieces,), (size, 2))
+
+
+def test_text_and_objects_are_the_same():
+    objects = [_StridedShard(0, 4), Shard(0), Replicate(), Partial("avg")]
+    text = ["_S(0, 4)", "S(0)", "R", "P(avg)"]
+    layouts = [Layout.from_dtensor(given, (2, 4, 2, 3), (16, 3), "float32") for given in (objects, text)]
+    assert layouts[0] == layouts[1]
+    assert str(layouts[0]) == "f32[{d1}{d0}2, 3] + mean{d3}"
+
+
+def test_a_mesh_with_names():
+    mesh = Mesh(dp=2, tp=4)
+    named = Layout.from_dtensor(["S(0)", "S(1)"], (2, 4), (16, 8), "float32", names=["dp", "tp"])
+    assert named == Layout.from_dtensor(["S(0)", "S(1)"], mesh, (16, 8), "float32")
+    assert str(named) == "f32[{dp}8, {tp}2]"
+
+
+@pytest.mark.parametrize(
+    ("placements", "shape", "said"),
+    [
+        (["S(0)"], (16,), "1 placements for a mesh"),
+        (["S(1)", "R"], (16,), "the array has 1 dims"),
+        (["X", "R"], (16,), "write S(dim)"),
+        ([3, "R"], (16,), "is no placement"),
+        (["P(xor)", "R"], (16,), "its reduction is"),
+        (["P(sum)", "P(max)"], (16,), "one reduction"),
+        (["S(0)", "S(0)"], (10,), "split no further"),
+        (["_S(0, 3)", "R"], (16,), "equal pieces"),
+    ],
+)
+def test_refusals(placements: list, shape: tuple[int, ...], said: str):
+    with pytest.raises(LayoutError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        Layout.from_dtensor(placements, (4, 4), shape, "float32")
+
+
+def test_refused_names():
+    with pytest.raises(LayoutError, match="1 names"):
+        Layout.from_dtensor(["R", "R"], (2, 2), (4,), "float32", names=["a"])
+    with pytest.raises(MeshError):
+        Layout.from_dtensor(["R"], (0,), (4,), "float32")
