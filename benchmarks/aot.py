@@ -1,7 +1,8 @@
 """Memory and collectives by real compilers, without their hardware: TPUs ahead of time, and GPUs.
 
-    python benchmarks/aot.py                              # memory of 120 pairs and collectives of 60, TPU v5p 2x2x2
-    python benchmarks/aot.py --topology v5p:4x8x8 --pairs 0 --checks 60        # 256 chips
+    python benchmarks/aot.py                              # 120 pairs on TPU v5p 2x2x2
+    python benchmarks/aot.py --budget 1.25                # the same under a budget, in times source and target
+    python benchmarks/aot.py --topology v5p:4x8x8 --pairs 60 --no-xla          # 256 chips
     python benchmarks/aot.py --cases                      # the moves that users reported
     python benchmarks/aot.py --gpu 1x1x8                  # 8 H100s; 1x8x8 is 64 of them (slices x hosts x GPUs)
 

@@ -22,14 +22,13 @@ from reshard.lower.to_shard_map.place import Place
 from reshard.lower.to_shard_map.tiles import resized, written
 
 Array = jax.Array
-
-
 LOOPED = 4
 """Rounds between the same devices from which they are a loop: a tight budget cuts messages in thousands of pieces."""
 Turn = Sequence[Transfer]
 
 
 def exchange(step: Exchange, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+    """Round by round, except on CPUs, where all messages are there at once if they are not in pieces."""
     by_device = joining.orders(step)
     if by_device is None:
         return _by_rounds(step, place, tile, shape)

@@ -29,8 +29,10 @@ Order = tuple[int, ...]
 
 def orders(step: Exchange) -> dict[int, Order] | None:
     """By device, the turns whose messages lie one after another in its result, local copies being the first turn;
-    None unless every message is one box, all of one shape, and together the result.
+    None unless every message is one box, all of one shape and together the result, and none is sent in pieces.
     """
+    if len({_pairs(turn) for turn in step.rounds}) < len(step.rounds) or len(step.rounds) > MOST:
+        return None
     shapes = {(tuple(n for _, n in box.src), tuple(n for _, n in box.dst)) for t in _all(step) for box in t.boxes}
     if len(shapes) != 1 or any(len(t.boxes) != 1 for t in _all(step)):
         return None
@@ -74,6 +76,10 @@ def _in_order(order: Order, boxes: Sequence[int], *messages: Array) -> Array:
         count = boxes[axis]
         found = [jnp.concatenate(found[at : at + count], axis) for at in range(0, len(found), count)]
     return found[0]
+
+
+def _pairs(turn: Sequence[Transfer]) -> tuple[tuple[int, int], ...]:
+    return tuple((t.sender, t.receiver) for t in turn)
 
 
 def _all(step: Exchange) -> Iterator[Transfer]:
