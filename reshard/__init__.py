@@ -12,6 +12,9 @@ received 1792 B (bound 1792 B), 1 launch, peak 6144 B a device
 """
 
 from reshard import errors as errors
+from reshard.errors import ProofError as ProofError
+from reshard.prove import Proof as Proof
+from reshard.prove import prove as prove
 from reshard.simulate import simulate as simulate
 from reshard.synth import Link as Link
 from reshard.synth import Network as Network

@@ -54,6 +54,18 @@ class RankError(ReshardError):
     """A rank that failed, or did not answer in time, while data were moving; raised on all that are left."""
 
 
+class ProofError(ReshardError):
+    """A plan's program that is wrong; `counterexample` says where, and the numpy runtime confirmed it."""
+
+    def __init__(self, message: str, counterexample: object) -> None:
+        super().__init__(message)
+        self.counterexample = counterexample
+
+
+class UndecidedError(ReshardError):
+    """A claim of a proof that was neither proved nor refuted; the message says which, and why."""
+
+
 class BudgetError(ReshardError):
     """A memory budget that no plan meets; `smallest` is the least one that can be met, in bytes."""
 

@@ -116,19 +116,19 @@ def _even(operand: Layout, r: Refinement, chunk: int | None, send: _Runs, receiv
             turns.append([])
             for at, receiver in enumerate(ids):
                 share = dict(zip((a.src for a, _ in chains.shares), chains.share(at, turn), strict=True))
-                box = Box(send.spans(_sent(r, at, piece)), receive.spans(_received(r, share, piece)))
+                box = Box(send.spans(sent_spans(r, at, piece)), receive.spans(received_spans(r, share, piece)))
                 turns[-1].append(Transfer(ids[chains.sender(at, turn)], receiver, (box,)))
     return turns
 
 
-def _sent(r: Refinement, receiver: int, piece: Sequence[Span]) -> dict[int, Span]:
+def sent_spans(r: Refinement, receiver: int, piece: Sequence[Span]) -> dict[int, Span]:
     """Per atom that is local in the operand, what the receiver's coordinates choose of it."""
     spans = iter(piece)
     local = [(at, a) for at, a in enumerate(r.atoms) if a.src is None]
     return {at: next(spans) if a.dst is None else (receiver // a.dst % a.radix, 1) for at, a in local}
 
 
-def _received(r: Refinement, share: dict[int | None, int], piece: Sequence[Span]) -> dict[int, Span]:
+def received_spans(r: Refinement, share: dict[int | None, int], piece: Sequence[Span]) -> dict[int, Span]:
     """Per atom that is local in the result, where the share goes."""
     spans = iter(piece)
     local = [(at, a) for at, a in enumerate(r.atoms) if a.dst is None]

@@ -1,0 +1,75 @@
+"""What a proof is made of: three parts, each with its claims and its argument."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from reshard.runtime.on_z3 import Form, Query, to_smt2
+from reshard.types.plan import Plan
+
+
+@dataclass(frozen=True)
+class Part:
+    """One statement, the steps of its argument, and the claims that z3 decided."""
+
+    statement: str
+    argument: tuple[str, ...]
+    claims: tuple[Query, ...] = ()
+    holds: bool = True
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A plan is right and bounded for all sizes of its form; `minimal.holds` says whether it reaches the bound.
+
+    `form.names` are the sizes that vary, at least 1 each; `form.fixed` the dims that keep theirs.
+    """
+
+    plan: Plan
+    form: Form
+    right: Part
+    bounded: Part
+    minimal: Part
+
+    @property
+    def parts(self) -> tuple[tuple[str, Part], ...]:
+        """The parts by name."""
+        return ("right", self.right), ("bounded", self.bounded), ("minimal", self.minimal)
+
+    @property
+    def claims(self) -> tuple[Query, ...]:
+        """All that z3 decided."""
+        return tuple(claim for _, part in self.parts for claim in part.claims)
+
+    def explain(self) -> str:
+        """The argument as text."""
+        return "\n".join([*_head(self), *(line for name, part in self.parts for line in _part(name, part))])
+
+    def to_smt2(self) -> str:
+        """Every claim negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
+        return "(reset)\n".join(to_smt2(claim) for claim in self.claims)
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+def _head(proof: Proof) -> list[str]:
+    plan, form = proof.plan, proof.form
+    lines = [
+        f"{plan.source} -> {plan.target} on {plan.source.mesh}",
+        f"  form {form.spell(plan.source)} -> {form.spell(plan.target)}",
+    ]
+    if form.names:
+        here = ", ".join(f"{name} = {size}" for name, size in sorted(form.sizes.items()))
+        lines.append(f"  for all {', '.join(sorted(form.sizes))} >= 1 (here {here}); N is their product")
+    else:
+        lines.append("  for these sizes")
+    return lines + [f"  dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items())]
+
+
+def _part(name: str, part: Part) -> list[str]:
+    lines = [f"{name}: {part.statement}"]
+    for line in (*part.argument, *map(str, part.claims)):
+        lines += textwrap.wrap(line, 110, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
+    return lines
