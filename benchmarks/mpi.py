@@ -11,6 +11,9 @@ In one run, ways take turns, buffers are warm, and a figure is the median of the
     mpi4py-fft         its own Transfer, where it is installed (slabs and pencils)
     heat               its resplit, where it is installed (slabs)
     pdgemr2d           ScaLAPACK's, where a shared library of it for this MPI is found (matrices)
+
+Packing alone, of what a rank sends to each of the others, is set against numpy's own strided copy and one that goes
+block by block through a core's cache, in times of the best of the two.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import ctypes.util
+import itertools
 import json
 import sys
 import time
@@ -184,10 +188,8 @@ class Bench:
         if len(self.source.shape) != 2:
             raise NotImplementedError("matrices only")
         vendor = "openmpi" if "Open MPI" in _library() else "mpich"
-        path = ctypes.util.find_library(f"scalapack-{vendor}")
-        if path is None:
-            raise OSError(f"no scalapack-{vendor} is installed")
-        return _pdgemr2d(ctypes.CDLL(path), self)
+        found = ctypes.util.find_library(f"scalapack-{vendor}") or f"libscalapack-{vendor}.so.2.2"
+        return _pdgemr2d(ctypes.CDLL(found), self)
 
 
 def _library() -> str:
@@ -263,6 +265,53 @@ def datatype(tile: np.ndarray, blocks: tuple[Block, ...], end: str) -> Any:
     return MPI.Datatype.Create_struct([1] * len(types), [at for at, _ in types], [made for _, made in types]).Commit()
 
 
+BLOCK = 128 << 10
+
+
+def in_blocks(into: np.ndarray, given: np.ndarray) -> None:
+    """Numpy's copy, block by block: what a core's cache holds of both, square along both's fastest axes."""
+    ends = {int(np.argmin(view.strides)) for view in (into, given)}
+    side = int((BLOCK // into.itemsize) ** (1 / len(ends)))
+    blocks = [min(n, side) if axis in ends else 1 for axis, n in enumerate(into.shape)]
+    for axis in reversed(range(into.ndim)):
+        spare = BLOCK // (into.itemsize * int(np.prod(blocks)))
+        blocks[axis] = max(1, min(into.shape[axis], blocks[axis] * spare))
+    for corner in itertools.product(*(range(0, n, by) for n, by in zip(into.shape, blocks, strict=True))):
+        block = tuple(slice(at, at + by) for at, by in zip(corner, blocks, strict=True))
+        np.copyto(into[block], given[block])
+
+
+def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
+    """Median processor seconds of packing all that leaves a tile of this order, of the slowest rank."""
+    from reshard.runtime.on_mpi.direct import gives, pack
+    from reshard.runtime.on_mpi.packing import raw
+
+    comm, tile = bench.comm, np.asarray(bench.tile, order=order)
+    give = gives(bench.source, bench.target, comm.rank, (0,) * comm.size, tile.itemsize)
+    views = [place.of(tile) for place in give.places]
+    packed = np.zeros(sum(view.size for view in views), tile.dtype)
+    starts = np.cumsum([0, *(view.size for view in views)])
+    into = [packed[at : at + view.size].reshape(view.shape) for at, view in zip(starts, views, strict=False)]
+
+    def each(copy: Callable[[np.ndarray, np.ndarray], None]) -> None:
+        for one, other in zip(into, views, strict=True):
+            copy(one, other)
+
+    ways = {
+        "numpy": lambda: each(np.copyto),
+        "blocks": lambda: each(in_blocks),
+        "reshard": lambda: pack(give, raw(tile), raw(packed)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 1):
+        for name, run in ways.items():
+            comm.Barrier()
+            start = time.thread_time()
+            run()
+            times[name] += [comm.allreduce(time.thread_time() - start, max)] if turn else []
+    return {name: median(of) for name, of in times.items()}
+
+
 def measure(bench: Bench, repeats: int) -> dict[str, list[float]]:
     """Seconds of every way, in turns."""
     ways = list(bench.ways())
@@ -293,6 +342,7 @@ def rank_main(options: argparse.Namespace) -> None:
             found[problem.name] = {
                 "seconds": {name: median(of) for name, of in times.items()},
                 "missing": bench.missing,
+                "packing": {order: packing(bench, order, options.repeats) for order in "CF"},
             }
     if comm.rank == 0:
         show(_library(), comm.size, found, options.json)
@@ -309,6 +359,10 @@ def show(library: str, ranks: int, found: dict[str, Any], as_json: bool) -> None
         copy = seconds.pop("memcpy")
         said = ", ".join(f"{way} {took / copy:.2f}" for way, took in seconds.items())
         print(f"  {problem}: memcpy {copy * 1e3:.1f} ms; {said}")
+        for order, took in of["packing"].items():
+            best = min(took["numpy"], took["blocks"])
+            packed = ", ".join(f"{way} {seconds / best:.2f}" for way, seconds in took.items())
+            print(f"    packing a tile in {order} order: {packed}")
         print("".join(f"    {peer}: {why}\n" for peer, why in of["missing"].items()), end="", flush=True)
 
 

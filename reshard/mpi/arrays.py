@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
 
+from reshard.errors import TileError
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import checked, checked_out
 from reshard.runtime.memory import Memory
+from reshard.runtime.on_mpi.gpu import Given, given, host_like, move_on_gpu
+from reshard.runtime.on_mpi.gpu_arrays import GpuArray, check_makes, described, on_gpu, writable
+from reshard.runtime.on_mpi.gpu_messages import takes_pointers
 from reshard.runtime.on_mpi.moves import Held, Prepared, Request, begin, move, prepared, where
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, team_of
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, team_of
 from reshard.synth import Network
 from reshard.types import Layout
 
@@ -31,6 +36,7 @@ def redistribute(
     relabel: Literal[False] = False,
     limit: float = TIME_LIMIT,
     memory: Memory | None = None,
+    cuda_aware: bool | None = None,
 ) -> Array: ...
 
 
@@ -48,6 +54,7 @@ def redistribute(
     relabel: Literal[True],
     limit: float = TIME_LIMIT,
     memory: Memory | None = None,
+    cuda_aware: bool | None = None,
 ) -> tuple[Array, Layout]: ...
 
 
@@ -64,8 +71,14 @@ def redistribute(
     relabel: bool = False,
     limit: float = TIME_LIMIT,
     memory: Memory | None = None,
+    cuda_aware: bool | None = None,
 ) -> Array | tuple[Array, Layout]:
     """This rank's tile of the target layout; every rank of the communicator calls it with its tile of the source.
+
+    A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
+    the same library on the same GPU, and so must `out` be. It moves by way of the host, in whose memory the budget
+    then counts its copies, or straight from there with `cuda_aware`, see docs/mpi.md; where that is None, the
+    environment or MPI itself says whether MPI takes pointers to a GPU's memory. All ranks give such a tile, or none.
 
     The tile may have any strides. The result is `out`, which must not overlap the tile, or C-ordered and new; where
     the layouts are equal, a C-ordered tile is returned as it is. `budget` is in bytes a rank and counts all that is
@@ -80,13 +93,57 @@ def redistribute(
     if relabel:
         target = relabelled(source, target)
     request = Request(source, target, budget, network, donate, out is not None)
+    if on_gpu(tile):
+        found = _on_gpu(team, request, tile, out, limit, memory, cuda_aware)
+        return (found, target) if relabel else found
 
     def prepare() -> tuple[Prepared, Held]:
-        given = checked(tile, source, "tile")
+        array = checked(tile, source, "tile")
         if out is not None:
-            checked_out(out, target, given)
-        return prepared(team, request, given), Held(given, team.windows.under(given))
+            checked_out(out, target, array)
+        return prepared(team, request, array), Held(array, team.windows.under(array))
 
     watch, (ready, held) = begin(team, limit, str(request), prepare, lambda found: where(found[1]))
     found = move(team, watch, ready, request, held, out, memory).tile
     return (found, target) if relabel else found
+
+
+def _on_gpu(
+    team: Team, asked: Request, tile: Any, out: Any, limit: float, memory: Memory | None, cuda_aware: bool | None
+) -> Any:
+    """The same for tiles on GPUs, whose copies on the host lie in shared windows where there is room."""
+    # The host's result is nobody's yet, so no message has to be held back from it, as one would be from `out`.
+    donate, shared = asked.donate or out is not None, asked.source.tile_bytes <= team.facts.room
+    request = replace(asked, donate=donate, shared=shared)
+
+    def prepare() -> tuple[Prepared, Given]:
+        on = described(tile, "tile")
+        standing = checked(host_like(on), request.source, "tile")
+        into = None if out is None else _checked_out(out, request.target, on)
+        if out is None:
+            check_makes(tile)
+        ready = prepared(team, request, standing)
+        return ready, given(on, into, ready, request, team.rank, pointers)
+
+    aware = takes_pointers() if cuda_aware is None else cuda_aware
+    pointers = aware and writable(tile)
+    what = f"{asked}, tiles on GPUs, their pointers {'' if pointers else 'not '}given to MPI"
+    watch, (ready, found) = begin(team, limit, what, prepare)
+    return move_on_gpu(team, watch, ready, request, found, limit, memory)
+
+
+def _checked_out(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:
+    if not on_gpu(out) or not writable(out):
+        raise TileError(
+            f"out is a {type(out).__name__}, the tile lies on GPU {tile.device}; give an array there that can be "
+            f"written to"
+        )
+    found = described(out, "out")
+    checked(host_like(found), layout, "out")
+    if found.device != tile.device:
+        raise TileError(f"out is on GPU {found.device}, the tile on GPU {tile.device}; give one on the same GPU")
+    if found.dtype != tile.dtype:
+        raise TileError(f"out is {found.dtype}, the tile {tile.dtype}; give one dtype")
+    if found.overlaps(tile):
+        raise TileError("out overlaps the tile; give memory of its own, or donate=True and no out")
+    return found

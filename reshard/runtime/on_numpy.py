@@ -30,6 +30,7 @@ from reshard.lower.program import (
     Slabs,
     Slice,
 )
+from reshard.runtime.measure import account
 from reshard.runtime.memory import Memory
 from reshard.types.slabs import Cut
 from reshard.types.views import View
@@ -52,7 +53,7 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = No
     The given tiles are never written to. Raises `TileError` if they are not the source's.
     """
     checked = _checked(program, tiles)
-    memory = memory or Memory(program.dtype)
+    memory = account(program.dtype, memory)
     for device, tile in checked.items():
         memory.take(device, tile.size)
     now = checked

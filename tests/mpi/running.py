@@ -14,15 +14,23 @@ SECONDS = 120
 """After so long the ranks are ended, and the test fails."""
 
 
-def start(arguments: Sequence[str], ranks: int, flags: Sequence[str] = ()) -> subprocess.Popen[str]:
-    first, *rest = command(ranks, arguments)
+_OUTLIVING = ["/bin/sh", "-c", 'trap "" USR1; "$@"; exit 0', "sh"]
+"""A shell as a rank's parent. MPICH's mpiexec sends SIGUSR1 to the ranks that are left, and ends them if it sees
+that one was killed, even if told not to.
+"""
+
+
+def start(arguments: Sequence[str], ranks: int, cleanup: bool = True) -> subprocess.Popen[str]:
+    """Starts ranks; without `cleanup` those that are left go on after one has died."""
+    first, count, number, *rest = command(ranks, arguments)
+    flags = [] if cleanup else _no_cleanup()
+    rest = [*flags, count, number, *([] if cleanup else _OUTLIVING), *rest]
     env = {**environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
-    return subprocess.Popen([first, *flags, *rest], cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen([first, *rest], cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
 
-def no_cleanup() -> list[str]:
-    """The option of this mpiexec that lets ranks go on after one has died."""
+def _no_cleanup() -> list[str]:
     said = subprocess.run([find(), "--version"], capture_output=True, text=True, env=environment(), check=True).stdout
     return ["-disable-auto-cleanup"] if "HYDRA" in said else ["--enable-recovery"]
 

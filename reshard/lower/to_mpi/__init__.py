@@ -16,6 +16,7 @@ from reshard.lower.to_mpi.blocks import Block as Block
 from reshard.lower.to_mpi.direct import Fetch as Fetch
 from reshard.lower.to_mpi.direct import fetches as fetches
 from reshard.lower.to_mpi.direct import ranks as ranks
+from reshard.lower.to_mpi.direct import sole as sole
 from reshard.lower.to_mpi.schedule import Move as Move
 from reshard.lower.to_mpi.schedule import Overwrite as Overwrite
 from reshard.lower.to_mpi.schedule import Part as Part

@@ -77,5 +77,10 @@ def _holders(layout: Layout) -> dict[tuple[int, ...], tuple[int, ...]]:
     return {tile: tuple(held) for tile, held in found.items()}
 
 
+def sole(layout: Layout) -> bool:
+    """Whether no tile is held twice."""
+    return all(len(held) == 1 for held in _holders(layout).values())
+
+
 def _plane(layout: Layout, position: int) -> tuple[int, ...]:
     return tuple(position // layout.mesh.stride(axis) % axis.size for axis in layout.partial)

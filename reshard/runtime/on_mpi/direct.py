@@ -7,7 +7,7 @@ move inside a node costs one copy. Nothing is reduced here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -16,7 +16,8 @@ from reshard.lower.to_mpi import Block, Fetch, fetches
 from reshard.runtime.on_mpi.chunks import Place, copies
 from reshard.runtime.on_mpi.exchange import Call, Exchange
 from reshard.runtime.on_mpi.messages import Messages, between, mean_run
-from reshard.runtime.on_mpi.packing import Array, copy, raw
+from reshard.runtime.on_mpi.ordering import Order, in_order, in_steps
+from reshard.runtime.on_mpi.packing import Array, raw
 from reshard.types.layout import Layout
 
 STAGING = 16 << 20
@@ -36,29 +37,81 @@ class Direct:
 
     own: Pairs
     pulls: tuple[tuple[int, Pairs], ...]
+    order: Order
     messages: Messages
     reach: float
     run: float
     parts: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
 
+    @property
+    def pulled(self) -> int:
+        """Elements that come from other ranks of the node."""
+        return sum(math.prod(source.extents) for _, pairs in self.pulls for source, _ in pairs)
+
+
+@dataclass(frozen=True, eq=False)
+class Gives:
+    """What a rank packs for the others of its node: per rank the places of its tile, and where the rank's part of
+    the packed elements starts.
+    """
+
+    places: tuple[Place, ...]
+    starts: dict[int, int]
+    order: Order
+
 
 @lru_cache(maxsize=256)
-def direct(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, staging: int) -> Direct:
-    """What a rank does, with the node of every rank, for elements of so many bytes."""
+def gives(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> Gives:
+    """What a rank's node takes from it, in the order of ranks; each takes it in the order of its own `Direct`."""
+    found: list[Place] = []
+    starts: dict[int, int] = {}
+    at = 0
+    for to in range(len(nodes)):
+        if to != rank and nodes[to] == nodes[rank]:
+            starts[to] = at
+            places = [place for place, _ in _pairs(source, target, to, nodes).get(rank, ())]
+            at += sum(math.prod(place.extents) for place in places)
+            found += places
+    return Gives(tuple(found), starts, in_order(found, source.tile_shape, itemsize))
+
+
+def _fetched(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
+    """What a rank fetches, by giver, those of its own node if they have it."""
+    found = fetches(source, target, by, lambda one, other: nodes[one] == nodes[other])
+    return {fetch.rank: fetch for fetch in found}
+
+
+def _pairs(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Pairs]:
+    """What a rank fetches from those of its node, as copies from tile to tile."""
+    before, after = source.tile_shape, target.tile_shape
+    return {
+        giver: tuple(pair for block in fetch.blocks for pair in copies(block, before, after))
+        for giver, fetch in _fetched(source, target, by, nodes).items()
+        if nodes[giver] == nodes[by]
+    }
+
+
+@lru_cache(maxsize=256)
+def direct(
+    source: Layout,
+    target: Layout,
+    rank: int,
+    nodes: tuple[int, ...],
+    itemsize: int,
+    staging: int,
+    held: bool = False,
+) -> Direct:
+    """What a rank does, with the node of every rank, for elements of so many bytes; `held` as in `Messages`."""
 
     def near(one: int, other: int) -> bool:
         return nodes[one] == nodes[other]
 
     def wanted(by: int) -> dict[int, Fetch]:
-        return {fetch.rank: fetch for fetch in fetches(source, target, by, near)}
+        return _fetched(source, target, by, nodes)
 
     before, after = source.tile_shape, target.tile_shape
     mine = wanted(rank)
-    pulls = {
-        fetch.rank: tuple(pair for block in fetch.blocks for pair in copies(block, before, after))
-        for fetch in mine.values()
-        if near(fetch.rank, rank)
-    }
+    pulls = _pairs(source, target, rank, nodes)
     sent: list[tuple[int, tuple[Block, ...]]] = []
     received: list[tuple[int, tuple[Block, ...]]] = []
     for k in range(1, len(nodes)):
@@ -67,36 +120,77 @@ def direct(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], it
         given = None if near(giver, rank) else mine.get(giver)
         sent += [(to, asked.blocks)] if asked else []
         received += [(giver, given.blocks)] if given else []
-    found = between(sent, received, (), before, after, itemsize, staging // itemsize)
+    found = between(sent, received, (), before, after, itemsize, staging // itemsize, held)
     others = [block for fetch in mine.values() if fetch.rank != rank for block in fetch.blocks]
     own = pulls.pop(rank, ())
     reach, run = (mean_run(others, before, shape) * itemsize for shape in (None, after))
-    return Direct(own, tuple(pulls.items()), found, reach, run)
+    every = [where for pairs in (own, *pulls.values()) for _, where in pairs]
+    return Direct(own, tuple(pulls.items()), in_order(every, after, itemsize), found, reach, run)
 
 
-Read = Callable[[Call, Direct, int, Pairs, Array], None]
-"""Copies what one rank gives into the target."""
+Copies = Callable[[], None]
+Fill = Callable[[Call, Direct, Array, Array], list[Copies]]
+"""Gets ready to fill a target with what its node has, given this rank's tile; returns what does, in steps."""
 
 
-def move_directly(call: Call, move: Direct, read: Read, tile: Array, target: Array) -> None:
-    """Fills the target from this rank's own tile, by `read` from those of its node, and by messages."""
+def move_directly(
+    call: Call, move: Direct, fill: Fill, tile: Array, target: Array, ready: Copies | None = None
+) -> None:
+    """Fills the target by `fill` from what its node has, and by messages from other nodes.
+
+    With `ready`, that is called before the target is written to, once as much is behind as there is room for.
+    """
     exchange = Exchange(call, move.messages, raw(tile), raw(target))
+    steps = fill(call, move, raw(tile), raw(target))
+    if ready is not None:
+        exchange.ahead(ready)
     exchange.start()
-    for source, where in move.own:
-        copy(where.of(raw(target)), source.of(raw(tile)))
-    for rank, pairs in move.pulls:
-        read(call, move, rank, pairs, target)
-        call.memory.receive(call.device, sum(math.prod(source.extents) for source, _ in pairs))
+    for step in steps:
+        step()
         exchange.progress()
+    call.memory.receive(call.device, move.pulled)
     exchange.finish()
 
 
-def pulling(tiles: Mapping[int, Array]) -> Read:
+def pulling(tiles: Mapping[int, Array]) -> Fill:
     """Reads tiles that this process can see, by rank."""
 
-    def read(call: Call, move: Direct, rank: int, pairs: Pairs, target: Array) -> None:
-        into, given = raw(target), raw(tiles[rank])
-        for source, where in pairs:
-            copy(where.of(into), source.of(given))
+    def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
+        views = [(where.of(target), source.of(tile)) for source, where in move.own]
+        for rank, pairs in move.pulls:
+            given = raw(tiles[rank])
+            views += [(where.of(target), source.of(given)) for source, where in pairs]
+        return in_steps(views, move.order)
 
-    return read
+    return fill
+
+
+def unpacking(packed: Mapping[int, Array]) -> Fill:
+    """Takes what other ranks packed for this one, see `Gives`, by rank."""
+
+    def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
+        views = [(where.of(target), source.of(tile)) for source, where in move.own]
+        for rank, pairs in move.pulls:
+            views += zip([where.of(target) for _, where in pairs], _dealt(pairs, raw(packed[rank])), strict=True)
+        return in_steps(views, move.order)
+
+    return fill
+
+
+def pack(give: Gives, tile: Array, packed: Array) -> None:
+    """Copies what others of the node need from a raw tile, one part after another."""
+    into = _dealt([(place, place) for place in give.places], packed)
+    views = zip(into, [place.of(tile) for place in give.places], strict=True)
+    for step in in_steps(list(views), give.order):
+        step()
+
+
+def _dealt(pairs: Sequence[tuple[Place, Place]], packed: Array) -> list[Array]:
+    """The places of the other tile, as they lie packed one after another."""
+    found: list[Array] = []
+    at = 0
+    for place, _ in pairs:
+        elements = math.prod(place.extents)
+        found.append(packed[at : at + elements].reshape(place.extents))
+        at += elements
+    return found

@@ -55,6 +55,7 @@ class _Lane:
         self.waiting = deque(enumerate(side.chunks))
         self.tile = tile
         self.staging = staging
+        self.held = False
         self.staged = 0
         self.under_way = 0
         self._side = side
@@ -66,7 +67,7 @@ class _Lane:
             return None
         number, chunk = self.waiting[0]
         spec = self._unstaged(number, chunk)
-        if spec is None and self.staged and self.staged + chunk.elements > self.staging:
+        if spec is None and not self.held and self.staged and self.staged + chunk.elements > self.staging:
             return None
         self.waiting.popleft()
         self.under_way += 1
@@ -80,7 +81,9 @@ class _Lane:
         return sum(chunk.elements for number, chunk in self.waiting if self._unstaged(number, chunk) is None)
 
     def _unstaged(self, number: int, chunk: Chunk) -> list[Any] | None:
-        """The message as MPI can take it from the tile itself."""
+        """The message as MPI can take it from the tile itself, or put it there."""
+        if self.held:
+            return None
         memory = chunk.direct(self.tile)
         if memory is not None:
             return [memory.view(_BYTE), MPI.BYTE]
@@ -91,7 +94,6 @@ class _Lane:
 
     def done(self, flight: _Flight) -> None:
         """Takes back what a message used."""
-        self.under_way -= 1
         if flight.buffer is not None:
             self.staged -= flight.chunk.elements
             self._call.memory.free(self._call.device, flight.chunk.elements)
@@ -112,21 +114,34 @@ class Exchange:
         self._sends = _Lane(call, messages.sends, source, messages.staging)
         self._receives = _Lane(call, messages.receives, target, messages.staging)
         self._packed: deque[_Flight] = deque()
+        self._arrived: deque[_Flight] = deque()
         self._requests: list[MPI.Request] = []
         self._flights: list[tuple[_Lane, _Flight]] = []
 
     def run(self, ready: Callable[[], None] | None = None) -> None:
-        """Moves everything. With `ready`, all is packed that can be, and then `ready()` is called, before a byte
-        of the target is written.
-        """
+        """Moves everything; `ready` as in `ahead`."""
         if ready is not None:
-            self._pack_ahead()
-            ready()
+            self.ahead(ready)
         self.start()
         for source, target in self._messages.local:
             copy(target.of(self._receives.tile), source.of(self._sends.tile))
             self.progress()
         self.finish()
+
+    def ahead(self, ready: Callable[[], None]) -> None:
+        """Calls `ready()` once as much is behind as there is room for, and before a byte of the target is written.
+
+        That is everything but copies, where all that arrives has room beside the target (`Messages.held`, the same
+        on all ranks). Else it is the packing, where what is sent has room, or nothing.
+        """
+        if not self._messages.held:
+            self._pack_ahead()
+            ready()
+            return
+        self._receives.held = True
+        self.start()
+        self._wait()
+        ready()
 
     def start(self) -> None:
         """Posts what there is room for, receives first."""
@@ -141,10 +156,10 @@ class Exchange:
             self._send(flight)
 
     def finish(self) -> None:
-        """Waits until every message has arrived and every one has left."""
-        while self._requests:
-            if not any(self.progress() for _ in range(_TRIES)):
-                self._call.watch.pause()
+        """Waits until every message has arrived and every one has left, and unpacks what was held back."""
+        self._wait()
+        while self._arrived:
+            self._unpack(self._arrived.popleft())
 
     def progress(self) -> bool:
         """Unpacks what has arrived, and posts what that made room for; whether there was anything."""
@@ -152,14 +167,28 @@ class Exchange:
         for at in sorted(done or (), reverse=True):
             self._requests.pop(at)
             lane, flight = self._flights.pop(at)
-            if lane is self._receives:
-                self._call.memory.receive(self._call.device, flight.chunk.elements)
-                if flight.buffer is not None:
-                    flight.chunk.unpack(lane.tile, flight.buffer)
-            lane.done(flight)
+            lane.under_way -= 1
+            if lane is self._sends:
+                lane.done(flight)
+                continue
+            self._call.memory.receive(self._call.device, flight.chunk.elements)
+            if lane.held:
+                self._arrived.append(flight)
+            else:
+                self._unpack(flight)
         if done:
             self.start()
         return bool(done)
+
+    def _wait(self) -> None:
+        while self._requests:
+            if not any(self.progress() for _ in range(_TRIES)):
+                self._call.watch.pause()
+
+    def _unpack(self, flight: _Flight) -> None:
+        if flight.buffer is not None:
+            flight.chunk.unpack(self._receives.tile, flight.buffer)
+        self._receives.done(flight)
 
     def _pack_ahead(self) -> None:
         """Packs every message, if the room for staging holds them all and the largest that arrives."""

@@ -26,12 +26,16 @@ SMALL = 64 << 10
 
 @dataclass(frozen=True)
 class Messages:
-    """A move's messages in the order of its turns, its local copies, and the elements a side may stage at once."""
+    """A move's messages in the order of its turns, its local copies, and the elements a side may stage at once.
+
+    `held` says that beside those, on every rank, all that it receives has room.
+    """
 
     sends: Side
     receives: Side
     local: tuple[tuple[Place, Place], ...]
     staging: int
+    held: bool = False
 
 
 Given = Sequence[tuple[int, Sequence[Block]]]
@@ -39,13 +43,21 @@ Given = Sequence[tuple[int, Sequence[Block]]]
 
 
 def messages(
-    move: Move, ranks: Mapping[int, int], before: Sequence[int], after: Sequence[int], itemsize: int
+    move: Move,
+    ranks: Mapping[int, int],
+    before: Sequence[int],
+    after: Sequence[int],
+    itemsize: int,
+    received: int,
 ) -> Messages:
-    """A move's messages between tiles of these shapes; `ranks` says which rank each device is."""
+    """A move's messages between tiles of these shapes; `ranks` says which rank each device is, and `received` how
+    many bytes one of them receives at most.
+    """
     staging = move.scratch // itemsize // 2
+    held = received <= staging * itemsize
     sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in move.turns if turn.send]
-    received = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in move.turns if turn.receive]
-    return between(sent, received, move.local, before, after, itemsize, staging)
+    taken = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in move.turns if turn.receive]
+    return between(sent, taken, move.local, before, after, itemsize, staging, held)
 
 
 def between(
@@ -56,9 +68,9 @@ def between(
     after: Sequence[int],
     itemsize: int,
     staging: int,
+    held: bool = False,
 ) -> Messages:
     """Messages and local copies between tiles of these shapes, with `staging` elements of buffers a side."""
-
     cap = _cap(staging, itemsize)
 
     def side(given: Given, end: str, shape: Sequence[int]) -> Side:
@@ -68,7 +80,7 @@ def between(
         return Side(tuple(found))
 
     pairs = tuple(pair for block in local for pair in copies(block, before, after))
-    return Messages(side(sent, "src", before), side(received, "dst", after), pairs, staging)
+    return Messages(side(sent, "src", before), side(received, "dst", after), pairs, staging, held)
 
 
 def _cap(staging: int, itemsize: int) -> int:

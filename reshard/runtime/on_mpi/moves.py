@@ -14,23 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from reshard.errors import BudgetError, PlanError, TileError
-from reshard.lower.to_mpi import Overwrite, ranks
+from reshard.lower.to_mpi import Overwrite, ranks, sole
+from reshard.runtime.measure import account
 from reshard.runtime.memory import Memory
 from reshard.runtime.on_mpi.agreement import agree, digest_of
-from reshard.runtime.on_mpi.direct import STAGING, Direct, Read, direct, move_directly, pulling
+from reshard.runtime.on_mpi.board import WORDS
+from reshard.runtime.on_mpi.direct import STAGING, Direct, Fill, direct, gives, move_directly, pack, pulling, unpacking
 from reshard.runtime.on_mpi.exchange import Call
 from reshard.runtime.on_mpi.indices import clear_padding
+from reshard.runtime.on_mpi.messages import SMALL
 from reshard.runtime.on_mpi.overwrite import overwrite
 from reshard.runtime.on_mpi.packing import Array, copy, raw
 from reshard.runtime.on_mpi.reading import SCRATCH, STRAIGHT, reading
 from reshard.runtime.on_mpi.remote import WORTHWHILE
-from reshard.runtime.on_mpi.runner import Compiled, compiled, run
+from reshard.runtime.on_mpi.runner import Compiled, Ready, compiled, run
 from reshard.runtime.on_mpi.team import Facts, Team, Watch, moving
 from reshard.runtime.on_mpi.windows import Window
 from reshard.synth import Network, plan
@@ -54,6 +57,11 @@ class Request:
     donate: bool = False
     into: bool = False
     shared: bool = False
+
+    @property
+    def careful(self) -> bool:
+        """Whether the result goes to an array that is to stay as it is if the call fails."""
+        return self.into and not self.donate
 
     def __str__(self) -> str:
         ends = f"{self.source} -> {self.target} on {self.source.mesh!r}"
@@ -127,8 +135,8 @@ def _prepared(request: Request, rank: int, facts: Facts, itemsize: int) -> Prepa
     otherwise = _staging_way(request, facts, spare - across)
     buffered = way == "read" and judged.run < STRAIGHT <= SCRATCH <= spare - across
     used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
-    staging = min(STAGING, (spare - used) // 2)
-    near = direct(source, target, rank, nodes, itemsize, staging)
+    staging, held = _staging(request, spare - used, found.received_bytes, itemsize)
+    near = direct(source, target, rank, nodes, itemsize, staging, held)
     return Prepared(way, otherwise, near, steps, device, spare, buffered)
 
 
@@ -165,6 +173,17 @@ def _way(request: Request, facts: Facts, spare: int, judged: Direct) -> Way:
 
 def _staging_way(request: Request, facts: Facts, spare: int) -> Way:
     return "stage" if request.source.tile_bytes <= min(spare, facts.room) else "plan"
+
+
+def _staging(request: Request, room: int, received: int, itemsize: int) -> tuple[int, bool]:
+    """Bytes that a side of messages may stage at once, and whether all that arrives has room beside them, if it is to
+    be held back from an array that is not the call's own.
+    """
+    rest = room - received
+    least = min(SMALL, max(itemsize, received // request.source.mesh.size))
+    if request.careful and rest >= least:
+        return min(STAGING, rest), True
+    return min(STAGING, room // 2), False
 
 
 def begin(
@@ -220,7 +239,7 @@ def move(
 
     Where there is nothing to do, it is the tile itself.
     """
-    call = Call(team, watch, team.pool, memory or Memory(request.source.dtype), ready.device)
+    call = Call(team, watch, team.pool, account(request.source.dtype, memory), ready.device)
     call.memory.take(call.device, held.tile.size)
     team.pool.limit(ready.spare)
     with moving(team):
@@ -247,40 +266,61 @@ def _moved(call: Call, ready: Prepared, request: Request, held: Held, out: Array
 
     posted = team.posted()
     shared = all(slot for slot, *_ in posted)
+    settled = (lambda: team.settle(call.watch)) if request.careful else None
     way = ready.way if team.plain or ready.way != "read" else ready.otherwise
     if ready.direct is None or (way == "plan" and not (shared and team.one_node)):
-        careful = request.into and not request.donate
-        run(call, ready.steps, held.tile, place, (lambda: team.settle(call.watch)) if careful else None)
+        run(call, ready.steps, held.tile, place, settled)
         return found[0]
     target = place()
     call.memory.take(call.device, target.size)
+    settled = None if team.one_node else settled  # After agreement and staging, only copies are left.
     others = {team.members[m]: words for m, words in enumerate(posted) if m != team.board.me}
     if shared or not others:
         slots = {rank: slot - 1 for rank, (slot, *_) in others.items()}
-        move_directly(call, ready.direct, _windows(call, slots, held), held.tile, target)
+        move_directly(call, ready.direct, _windows(call, slots, held), held.tile, target, settled)
     elif way == "read":
         addresses = {rank: address for rank, (_, address, *_) in others.items()}
         read = reading(addresses, held.tile.shape, ready.buffered)
-        move_directly(call, ready.direct, read, held.tile, target)
+        move_directly(call, ready.direct, read, held.tile, target, settled)
     else:
-        _staged(call, ready.direct, held, target)
+        packed = len(team.members) <= WORDS and sole(request.target)
+        staged = partial(_packed, request) if packed else _staged
+        staged(call, ready.direct, held, target, settled)
     return found[0]
 
 
-def _windows(call: Call, slots: dict[int, int], held: Held) -> Read:
+def _windows(call: Call, slots: dict[int, int], held: Held) -> Fill:
     team, tile = call.team, held.tile
     members = {rank: member for member, rank in enumerate(team.members)}
     return pulling({r: team.windows[slot].tile(members[r], tile.shape, tile.dtype) for r, slot in slots.items()})
 
 
-def _staged(call: Call, pulls: Direct, held: Held, target: Array) -> None:
+def _staged(call: Call, pulls: Direct, held: Held, target: Array, settled: Ready | None) -> None:
     """All tiles of the node go to one window, from where they are pulled."""
     team, tile = call.team, held.tile
     window = team.windows.take(tile.nbytes, _idle(team))
     call.memory.take(call.device, tile.size)
     copy(raw(window.tile(team.board.me, tile.shape, tile.dtype)), raw(tile))
     team.gather(call.watch)
-    move_directly(call, pulls, _windows(call, dict.fromkeys(team.members, window.slot), held), tile, target)
+    move_directly(call, pulls, _windows(call, dict.fromkeys(team.members, window.slot), held), tile, target, settled)
     # Others may still read from it: it is free once all have said so, in their next call.
     team.windows.release(window)
+    call.memory.free(call.device, tile.size)
+
+
+def _packed(request: Request, call: Call, pulls: Direct, held: Held, target: Array, settled: Ready | None) -> None:
+    """What leaves a tile goes to one window, packed by receiver; no more than the tile, as nothing is sent twice."""
+    team, tile = call.team, raw(held.tile)
+    give = gives(request.source, request.target, team.rank, team.facts.nodes, tile.itemsize)
+    window = team.windows.take(tile.nbytes, _idle(team))
+    call.memory.take(call.device, tile.size)
+    pack(give, tile, window.tile(team.board.me, (tile.size,), tile.dtype))
+    starts = team.gather(call.watch, [give.starts.get(rank, 0) for rank in team.members])
+    members = {rank: member for member, rank in enumerate(team.members)}
+    packed = {
+        rank: window.tile(members[rank], (tile.size,), tile.dtype)[starts[members[rank]][team.board.me] :]
+        for rank, _ in pulls.pulls
+    }
+    move_directly(call, pulls, unpacking(packed), held.tile, target, settled)
+    team.windows.release(window)  # Others may still read from it, see `_staged`.
     call.memory.free(call.device, tile.size)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from reshard.runtime.on_mpi.chunks import Place
-from reshard.runtime.on_mpi.direct import Direct, Pairs, Read
+from reshard.runtime.on_mpi.direct import Copies, Direct, Fill
 from reshard.runtime.on_mpi.exchange import Call
-from reshard.runtime.on_mpi.packing import Array, copy, raw
+from reshard.runtime.on_mpi.packing import Array, copy
 from reshard.types import chunks
 
 STRAIGHT = 4 << 10
@@ -34,23 +35,36 @@ class _Part(NamedTuple):
     where: Place
 
 
-def reading(addresses: Mapping[int, int], shape: Sequence[int], buffered: bool) -> Read:
+def reading(addresses: Mapping[int, int], shape: Sequence[int], buffered: bool) -> Fill:
     """Reads C-ordered tiles of this shape at their addresses in other processes, by rank."""
 
-    def read(call: Call, move: Direct, rank: int, pairs: Pairs, target: Array) -> None:
-        key = rank, target.strides, buffered
+    def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
+        key = target.strides, buffered
         if key not in move.parts:
-            move.parts[key] = [part for pair in pairs for part in _parts(*pair, shape, target, buffered)]
-        parts: list[_Part] = move.parts[key]
-        member = call.team.members.index(rank)
-        start = target.__array_interface__["data"][0]
-        for there, here, where in parts:
-            if here is None:
-                _buffered(call, member, _moved(there, addresses[rank]), where.of(raw(target)))
-            else:
-                call.team.remote.read(member, _moved(there, addresses[rank]), _moved(here, start))
+            move.parts[key] = _all_parts(move, shape, target, buffered)
+        parts: list[tuple[int, _Part]] = move.parts[key]
+        members = {rank: call.team.members.index(rank) for rank, _ in move.pulls}
+        own: list[Copies] = [partial(copy, where.of(target), source.of(tile)) for source, where in move.own]
+        return own + [partial(_read, call, part, members[rank], addresses[rank], target) for rank, part in parts]
 
-    return read
+    return fill
+
+
+def _all_parts(move: Direct, shape: Sequence[int], target: Array, buffered: bool) -> list[tuple[int, _Part]]:
+    """Those of all ranks, in the order of the target's memory if a buffer cuts them up; see `ordering`."""
+    found = [
+        (rank, part) for rank, pairs in move.pulls for pair in pairs for part in _parts(*pair, shape, target, buffered)
+    ]
+    return sorted(found, key=lambda each: each[1].where.start) if buffered else found
+
+
+def _read(call: Call, part: _Part, member: int, address: int, target: Array) -> None:
+    there, here, where = part
+    if here is None:
+        _buffered(call, member, _moved(there, address), where.of(target))
+    else:
+        start = target.__array_interface__["data"][0]
+        call.team.remote.read(member, _moved(there, address), _moved(here, start))
 
 
 def _buffered(call: Call, member: int, there: Array, into: Array) -> None:

@@ -40,7 +40,11 @@ def reduce(
     target: Array,
     ready: Callable[[], None] | None = None,
 ) -> None:
-    """One reduction from a tile to another, both of the true dtype; `ready` is called before the target changes."""
+    """One reduction from a tile to another, both of the true dtype.
+
+    `ready` is called once the first summands are packed, and again once they are combined. Before the second call the
+    target changes only where the plan has no buffer to combine them in.
+    """
     comm = call.team.group(tuple(ranks[device] for device in step.group))
     cap = max(1, DIRECT // source.itemsize // (len(step.group) if step.scatter else 1))
     lies = not step.packed and not step.placed and target.flags.c_contiguous
@@ -50,12 +54,15 @@ def reduce(
             ready()
         if source.size:
             _straight(call, comm, step, source, target)
+        if ready is not None:
+            ready()
         return
     for blocks in step.each:
         for pieces in zip(*(cut(block, cap) for block in blocks), strict=True):
             _packed(call, comm, step, pieces, source, target, ready)
             ready = None
     if ready is not None:
+        ready()
         ready()
 
 
@@ -87,6 +94,8 @@ def _packed(
     if ready is not None:
         ready()
     _combine(call, comm, step, None, packed)
+    if ready is not None:
+        ready()
     mine = blocks[comm.rank if step.scatter else 0]
     (into,) = chunks(-1, [mine], mine.elements, "dst", target.shape)
     into.unpack(target, packed)

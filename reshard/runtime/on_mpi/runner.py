@@ -35,8 +35,10 @@ def compiled(plan: Plan, rank: int, itemsize: int) -> Compiled:
     found = schedule(plan, devices[rank])
     shapes = (found.tile_shape, *found.tile_shapes)
     steps = tuple(
-        messages(step, numbers, shapes[at], shapes[at + 1], itemsize) if isinstance(step, Move) else step
-        for at, step in enumerate(found.steps)
+        messages(step, numbers, shapes[at], shapes[at + 1], itemsize, of.received_bytes)
+        if isinstance(step, Move)
+        else step
+        for at, (step, of) in enumerate(zip(found.steps, plan.steps, strict=True))
     )
     return Compiled(steps, found.tile_shapes, numbers)
 
@@ -47,8 +49,7 @@ Ready = Callable[[], None]
 def run(call: Call, plan: Compiled, tile: Array, place: Callable[[], Array], ready: Ready | None = None) -> None:
     """Fills the array that `place` gives, asked once that is needed, and leaves the tile as it is.
 
-    `ready` is called once all that can fail is behind, as far as the plan's buffers allow, and before the
-    result is written to.
+    `ready` is called before the result is written to, once as much is behind as the plan's buffers allow.
     """
     memory, device = call.memory, call.device
     if not plan.steps:

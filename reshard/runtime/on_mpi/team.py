@@ -106,10 +106,11 @@ class Team:
         """The words that each member of this node gave to the last sync, before anything else is posted."""
         return [self.board.read(member, self._posted)[3:] for member in range(self.board.size)]
 
-    def gather(self, watch: Watch) -> None:
-        """Waits for the members of this node alone."""
-        self.board.post(())
+    def gather(self, watch: Watch, words: Sequence[int] = ()) -> list[list[int]]:
+        """Waits for the members of this node alone; the words that each posted, all as many."""
+        self.board.post(words)
         watch.until(self.board.complete)
+        return [self.board.read(member, len(words)) for member in range(self.board.size)]
 
     def settle(self, watch: Watch) -> None:
         """Waits until every rank has come as far as this one."""
