@@ -93,6 +93,13 @@ examples:
   reshard pass step.mlir --json --budget 1GiB
 """
 
+_PROVE = """\
+examples:
+  reshard prove --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
+  reshard prove --mesh x=4,y=2 'f32[{x}3/10, 8]' 'f32[{y}5, 8]'
+  reshard prove --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' -o queries.smt2
+"""
+
 Handler = Callable[["Options"], int]
 
 
@@ -145,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
     _add_plan(commands.add_parser)
     _add_show(commands.add_parser)
     _add_simulate(commands.add_parser)
+    _add_prove(commands.add_parser)
     _add_doctor(commands.add_parser)
     _add_pass(commands.add_parser)
     _add_run(commands.add_parser)
@@ -190,6 +198,13 @@ def _add_simulate(add: _Adder) -> None:
     command = _command(add, "simulate", what, _SIMULATE, _run_simulate)
     _add_pair(command)
     command.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random data (default 0)")
+
+
+def _add_prove(add: _Adder) -> None:
+    what = "prove that a plan is right and within its memory, for all sizes of its form"
+    command = _command(add, "prove", what, _PROVE, _run_prove)
+    _add_pair(command)
+    command.add_argument("-o", "--output", metavar="FILE", help="write its queries as SMT-LIB, for another solver")
 
 
 def _add_doctor(add: _Adder) -> None:
@@ -266,6 +281,12 @@ def _run_show(options: Options) -> int:
 
 def _run_simulate(options: Options) -> int:
     from reshard.cli.simulate import run
+
+    return run(options)
+
+
+def _run_prove(options: Options) -> int:
+    from reshard.cli.prove import run
 
     return run(options)
 

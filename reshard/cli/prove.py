@@ -1,0 +1,31 @@
+"""`reshard prove`: the argument that a plan is right and within its memory, for all sizes of its form."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from reshard.cli.arguments import Options
+from reshard.cli.request import planned
+from reshard.errors import ProofError, ReshardError
+from reshard.prove import prove
+
+
+def run(options: Options) -> int:
+    """Prints the proof of a call's plan, and writes its queries if asked to; 1 with a counterexample if it is wrong."""
+    try:
+        proof = prove(planned(options).plan)
+    except ProofError as error:
+        print(f"reshard: {error}", file=sys.stderr)
+        return 1
+    print(proof.explain())
+    if options.output is not None:
+        _write(options.output, proof.to_smt2())
+    return 0
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReshardError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,54 @@
+"""`reshard prove`: prints the proof, writes its queries, and says where a program is wrong."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import reshard as rs
+from reshard.cli import main
+from reshard.lower import lower
+
+PAIR = ["--mesh", "x=4,y=2", "f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"]
+
+z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
+
+
+def test_it_prints_the_proof_and_writes_queries(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """The queries, as another solver reads them, have no solution: they ask for a claim to fail."""
+    assert main(["prove", *PAIR, "-o", str(tmp_path / "q.smt2")]) == 0
+    mesh = rs.Mesh(x=4, y=2)
+    plan = rs.plan(*(rs.Layout.parse(text, mesh) for text in PAIR[2:]))
+    assert capsys.readouterr().out == f"{rs.prove(plan).explain()}\n"
+    queries = (tmp_path / "q.smt2").read_text().split("(reset)\n")
+    assert len(queries) > 1
+    for query in queries:
+        solver = z3.Solver()
+        solver.from_string(query)
+        assert solver.check() == z3.unsat
+
+
+def test_a_budget_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]):
+    assert main(["prove", *PAIR, "--budget", "4200"]) == 0
+    assert "step 1, exchange" in capsys.readouterr().out
+
+
+def test_a_wrong_program_is_an_exit_code_of_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def wrong(plan: rs.Plan):
+        program = lower(plan)
+        (step,) = program.instructions
+        swapped = tuple(tuple(reversed(group)) for group in step.groups)
+        return replace(program, instructions=(replace(step, groups=swapped),))
+
+    monkeypatch.setattr(sys.modules["reshard.prove"], "lower", wrong)
+    assert main(["prove", *PAIR]) == 1
+    said = capsys.readouterr()
+    assert not said.out and "device" in said.err and "f32[{y}8, 16, {x}4]" in said.err
+
+
+def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main(["prove", *PAIR, "-o", str(tmp_path / "no" / "q.smt2")]) == 2
+    assert "cannot write" in capsys.readouterr().err
