@@ -1,7 +1,8 @@
 """The planner: prices the routes, keeps those within the budget, returns the best, checked.
 
 Without a network the best route has the fewest bytes on the worst device, then the fewest
-launches, then the least memory. With one it has the least predicted seconds, then those.
+launches, then the least memory, the messages of an exchange counted as buffers whether it stages
+them or not. With a network it has the least predicted seconds, then those.
 """
 
 from __future__ import annotations
