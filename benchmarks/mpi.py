@@ -25,6 +25,7 @@ import itertools
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,6 +177,7 @@ class Bench:
     def heat(self) -> tuple[Run, Callable[[], np.ndarray]]:
         if len(self.source.mesh.axes) != 1:
             raise NotImplementedError("slabs only")
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of heat's import
         import heat
 
         split, to = (
@@ -203,7 +205,7 @@ def _pdgemr2d(library: ctypes.CDLL, bench: Bench) -> tuple[Run, Callable[[], np.
     number = ctypes.c_int
     context = number()
     library.Cblacs_get(-1, 0, ctypes.byref(context))
-    contexts = [_grid(library, context.value, end.mesh) for end in (bench.source, bench.target)]
+    contexts = [_grid(library, context.value, end) for end in (bench.source, bench.target)]
     ends = zip((bench.source, bench.target), contexts, strict=True)
     descriptors = [(number * 9)(*_descriptor(end, grid)) for end, grid in ends]
     rows, columns = bench.source.shape
@@ -216,11 +218,11 @@ def _pdgemr2d(library: ctypes.CDLL, bench: Bench) -> tuple[Run, Callable[[], np.
     return run, lambda: bench.out
 
 
-def _grid(library: ctypes.CDLL, context: int, mesh: Mesh) -> int:
+def _grid(library: ctypes.CDLL, context: int, layout: Layout) -> int:
     made = ctypes.c_int(context)
-    sizes = list(mesh.axes.values()) + [1] * (2 - len(mesh.axes))
-    # The first axis deals rows, so columns of the transposed matrix; ranks go along the last one first.
-    library.Cblacs_gridinit(ctypes.byref(made), b"C", sizes[1], sizes[0])
+    rows, columns = (dim.size // dim.tile for dim in layout.dims)
+    # Our rows are the transposed matrix's columns; ranks go along the last axis first.
+    library.Cblacs_gridinit(ctypes.byref(made), b"C", columns, rows)
     return made.value
 
 

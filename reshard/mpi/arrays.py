@@ -103,8 +103,9 @@ def redistribute(
             checked_out(out, target, array)
         return prepared(team, request, array), Held(array, team.windows.under(array))
 
+    into = None if out is None else Held(out)
     watch, (ready, held) = begin(team, limit, str(request), prepare, lambda found: where(found[1]))
-    found = move(team, watch, ready, request, held, out, memory).tile
+    found = move(team, watch, ready, request, held, into, memory).tile
     return (found, target) if relabel else found
 
 

@@ -29,7 +29,7 @@ from reshard.runtime.memory import Memory
 from reshard.runtime.on_mpi.exchange import Call
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
 from reshard.runtime.on_mpi.moves import Held, Prepared, Request, begin, check_mesh, move, new_tile, prepared, where
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, moving, team_of
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, moving, team_of
 from reshard.runtime.on_mpi.whole import gather, scatter
 from reshard.synth import Network
 from reshard.types import Layout, dtypes
@@ -233,17 +233,18 @@ class DistArray(NDArrayOperatorsMixin):
         if layout == self._layout and out is None:
             return self
         team = team_of(self._comm, limit)
-        shared = team.windows.has(self._held.window)
-        held = self._held if shared else Held(self.tile)
-        request = Request(self._layout, layout, budget, network, donate, out is not None, shared)
+        held = _in_windows(team, self._held)
+        request = Request(self._layout, layout, budget, network, donate, out is not None, held.window is not None)
+
+        into = _in_windows(team, out._held) if isinstance(out, DistArray) else None
 
         def prepare() -> Prepared:
             if out is not None:
                 _check_out(out, layout, self)
             return prepared(team, request, held.tile)
 
-        watch, ready = begin(team, limit, f"DistArray: {request}", prepare, lambda _: where(held))
-        found = move(team, watch, ready, request, held, None if out is None else out.tile, memory)
+        watch, ready = begin(team, limit, f"DistArray: {request}", prepare, lambda _: where(held, into))
+        found = move(team, watch, ready, request, held, into, memory)
         return DistArray._of(layout, found, self._comm) if out is None else out
 
     def to_global(self, root: int | None = 0, *, limit: float = TIME_LIMIT) -> Array | None:
@@ -297,6 +298,11 @@ class DistArray(NDArrayOperatorsMixin):
 
     def __repr__(self) -> str:
         return f"DistArray({self._layout} on {self._layout.mesh}, rank {self._comm.rank} of {self._comm.size})"
+
+
+def _in_windows(team: Team, held: Held) -> Held:
+    """The same tile; its window only if it is one of this team's."""
+    return held if team.windows.has(held.window) else Held(held.tile)
 
 
 def _check_out(out: object, layout: Layout, source: DistArray) -> None:

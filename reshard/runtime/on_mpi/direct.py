@@ -1,6 +1,6 @@
-"""Source to target in one stride: copies out of the tiles of one's own node, messages between nodes.
+"""Source to target in one stride: copies between the tiles of one's own node, messages between nodes.
 
-Every rank takes what it needs straight from where it lies, and writes it straight to where it goes, so a
+Every rank takes what it needs straight from where it lies, or gives what it has straight to where it goes, so a
 move inside a node costs one copy. Nothing is reduced here.
 """
 
@@ -16,7 +16,7 @@ from reshard.lower.to_mpi import Block, Fetch, fetches
 from reshard.runtime.on_mpi.chunks import Place, copies
 from reshard.runtime.on_mpi.exchange import Call, Exchange
 from reshard.runtime.on_mpi.messages import Messages, between, mean_run
-from reshard.runtime.on_mpi.ordering import Order, in_order, in_steps
+from reshard.runtime.on_mpi.ordering import NEAR, Order, in_order, in_steps
 from reshard.runtime.on_mpi.packing import Array, raw
 from reshard.types.layout import Layout
 
@@ -31,8 +31,8 @@ Pairs = tuple[tuple[Place, Place], ...]
 class Direct:
     """What a rank copies from its own tile, from those of its node, and its messages to other nodes.
 
-    What comes from other ranks lies in runs of `reach` bytes in their tiles, on average, and of `run` bytes in
-    both those and the result. `parts` is for `reading`.
+    What comes from other ranks lies in runs of `reach` bytes in their tiles, on average, of `landing` bytes in the
+    result, and of `run` bytes in both. `parts` is for `reading`.
     """
 
     own: Pairs
@@ -40,8 +40,18 @@ class Direct:
     order: Order
     messages: Messages
     reach: float
+    landing: float
     run: float
     parts: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+
+    @property
+    def gives(self) -> bool:
+        """Whether each rank had better write what it has to others' tiles than read what it needs from them.
+
+        Whoever copies goes along its own tile, whose runs may then be short for nothing; measured for runs of 1 KiB
+        there and of 256 KiB in the other: 1.5 times a plain copy instead of 1.6 to 1.8.
+        """
+        return self.reach < min(self.landing, NEAR)
 
     @property
     def pulled(self) -> int:
@@ -73,6 +83,23 @@ def gives(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], ite
             at += sum(math.prod(place.extents) for place in places)
             found += places
     return Gives(tuple(found), starts, in_order(found, source.tile_shape, itemsize))
+
+
+@dataclass(frozen=True, eq=False)
+class Pushes:
+    """Copies from a rank's tile to those of its node, its own too, by receiver, in the order of the rank's memory."""
+
+    pairs: tuple[tuple[int, Pairs], ...]
+    order: Order
+
+
+@lru_cache(maxsize=256)
+def pushes(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> Pushes:
+    """What a rank's node takes from it, as each receiver's `Direct` has it."""
+    near = [to for to in range(len(nodes)) if nodes[to] == nodes[rank]]
+    found = tuple((to, _pairs(source, target, to, nodes).get(rank, ())) for to in near)
+    places = [place for _, pairs in found for place, _ in pairs]
+    return Pushes(found, in_order(places, source.tile_shape, itemsize))
 
 
 def _fetched(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
@@ -123,9 +150,10 @@ def direct(
     found = between(sent, received, (), before, after, itemsize, staging // itemsize, held)
     others = [block for fetch in mine.values() if fetch.rank != rank for block in fetch.blocks]
     own = pulls.pop(rank, ())
-    reach, run = (mean_run(others, before, shape) * itemsize for shape in (None, after))
+    seen = ((before, None), (None, after), (before, after))
+    reach, landing, run = (mean_run(others, *shapes) * itemsize for shapes in seen)
     every = [where for pairs in (own, *pulls.values()) for _, where in pairs]
-    return Direct(own, tuple(pulls.items()), in_order(every, after, itemsize), found, reach, run)
+    return Direct(own, tuple(pulls.items()), in_order(every, after, itemsize), found, reach, landing, run)
 
 
 Copies = Callable[[], None]
@@ -161,6 +189,19 @@ def pulling(tiles: Mapping[int, Array]) -> Fill:
             given = raw(tiles[rank])
             views += [(where.of(target), source.of(given)) for source, where in pairs]
         return in_steps(views, move.order)
+
+    return fill
+
+
+def pushing(give: Pushes, targets: Mapping[int, Array]) -> Fill:
+    """Writes to tiles that this process can see, by rank."""
+
+    def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
+        views: list[tuple[Array, Array]] = []
+        for rank, pairs in give.pairs:
+            into = raw(targets[rank]) if rank in targets else target
+            views += [(where.of(into), source.of(tile)) for source, where in pairs]
+        return in_steps(views, give.order)
 
     return fill
 

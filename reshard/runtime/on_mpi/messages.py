@@ -90,23 +90,23 @@ def _cap(staging: int, itemsize: int) -> int:
     return max(1, min(staging, STAGED // itemsize, max(staging // 4, SMALL // itemsize)))
 
 
-def mean_run(blocks: Sequence[Block], before: Sequence[int], after: Sequence[int] | None) -> float:
-    """How many elements of the blocks lie in one run in both tiles, on average; without `after`, in the sender's.
+def mean_run(blocks: Sequence[Block], before: Sequence[int] | None, after: Sequence[int] | None) -> float:
+    """How many elements of the blocks lie in one run in both tiles, on average, or in the one that is given.
 
     >>> from reshard.lower.to_mpi import Axis
     >>> block = Block((0, 0), (0, 0), (Axis(0, 4, 1, 1), Axis(1, 8, 1, 1)))
-    >>> mean_run([block], (4, 16), (4, 8)), mean_run([block], (4, 8), None)
-    (8.0, 32.0)
+    >>> [mean_run([block], *tiles) for tiles in (((4, 16), (4, 8)), ((4, 16), None), (None, (4, 8)))]
+    [8.0, 8.0, 32.0]
     """
     elements = sum(block.elements for block in blocks)
     return elements / max(1, sum(block.elements // _run(block, before, after) for block in blocks))
 
 
-def _run(block: Block, before: Sequence[int], after: Sequence[int] | None) -> int:
+def _run(block: Block, before: Sequence[int] | None, after: Sequence[int] | None) -> int:
     """The same for one block, if the tiles are C-ordered."""
     run = 1
     for axis in reversed(block.axes):
-        if axis.src * math.prod(before[axis.dim + 1 :]) != run:
+        if before is not None and axis.src * math.prod(before[axis.dim + 1 :]) != run:
             break
         if after is not None and axis.dst * math.prod(after[axis.dim + 1 :]) != run:
             break

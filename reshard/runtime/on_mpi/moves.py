@@ -7,11 +7,13 @@
     overwrite   the plan's one step, in a donated tile: the tightest budgets
 
 Between nodes, the first three send each piece in one message. They take what lies in windows from
-there, whichever was chosen: a result of an earlier call often does.
+there, whichever was chosen: a result of an earlier call often does. Results in windows, as new ones are, are
+written to by those who have their elements, if tiles are private, or better read in their own order.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -25,7 +27,19 @@ from reshard.runtime.measure import account
 from reshard.runtime.memory import Memory
 from reshard.runtime.on_mpi.agreement import agree, digest_of
 from reshard.runtime.on_mpi.board import WORDS
-from reshard.runtime.on_mpi.direct import STAGING, Direct, Fill, direct, gives, move_directly, pack, pulling, unpacking
+from reshard.runtime.on_mpi.direct import (
+    STAGING,
+    Direct,
+    Fill,
+    direct,
+    gives,
+    move_directly,
+    pack,
+    pulling,
+    pushes,
+    pushing,
+    unpacking,
+)
 from reshard.runtime.on_mpi.exchange import Call
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.messages import SMALL
@@ -82,7 +96,7 @@ class Held(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """How a rank answers a request: the way, another one where a tile that others read is not C-ordered, what it
-    does directly, its steps of the plan, and the bytes of its buffers.
+    does directly, its steps of the plan, and the bytes of its buffers; `gives` as in `Direct`, of all ranks alike.
     """
 
     way: Way
@@ -92,6 +106,7 @@ class Prepared:
     device: int
     spare: int
     buffered: bool = False
+    gives: bool = False
 
 
 def prepared(team: Team, request: Request, tile: Array) -> Prepared:
@@ -137,7 +152,7 @@ def _prepared(request: Request, rank: int, facts: Facts, itemsize: int) -> Prepa
     used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, found.received_bytes, itemsize)
     near = direct(source, target, rank, nodes, itemsize, staging, held)
-    return Prepared(way, otherwise, near, steps, device, spare, buffered)
+    return Prepared(way, otherwise, near, steps, device, spare, buffered, judged.gives)
 
 
 def _planned(request: Request) -> Plan:
@@ -210,13 +225,14 @@ def begin(
     return watch, cast(T, found)
 
 
-_NOWHERE = (0, 0)
+_NOWHERE = (0, 0, 0)
 
 
-def where(held: Held) -> tuple[int, int]:
-    """The words that say where a tile is: the slot of its window, counted from 1, and its address."""
+def where(held: Held, out: Held | None = None) -> tuple[int, int, int]:
+    """The words that say where a tile and `out` are: the tile's window (slots count from 1), its address, the other."""
     address = held.tile.__array_interface__["data"][0] if held.tile.flags.c_contiguous else 0
-    return 0 if held.window is None else held.window.slot + 1, address
+    slots = [0 if at is None or at.window is None else at.window.slot + 1 for at in (held, out)]
+    return slots[0], address, slots[1]
 
 
 def new_tile(team: Team, layout: Layout, dtype: np.dtype[Any]) -> Held:
@@ -233,7 +249,7 @@ def _idle(team: Team) -> list[list[int]]:
 
 
 def move(
-    team: Team, watch: Watch, ready: Prepared, request: Request, held: Held, out: Array | None, memory: Memory | None
+    team: Team, watch: Watch, ready: Prepared, request: Request, held: Held, out: Held | None, memory: Memory | None
 ) -> Held:
     """The target's tile, after agreement: in `out` if given, else new, or in the memory of a donated tile.
 
@@ -256,28 +272,33 @@ def move(
     return place
 
 
-def _moved(call: Call, ready: Prepared, request: Request, held: Held, out: Array | None) -> Held:
+def _moved(call: Call, ready: Prepared, request: Request, held: Held, out: Held | None) -> Held:
     team = call.team
     found: list[Held] = []
 
     def place() -> Array:
-        found.append(new_tile(team, request.target, held.tile.dtype) if out is None else Held(out))
+        found.append(new_tile(team, request.target, held.tile.dtype) if out is None else out)
         return found[0].tile
 
     posted = team.posted()
     shared = all(slot for slot, *_ in posted)
     settled = (lambda: team.settle(call.watch)) if request.careful else None
     way = ready.way if team.plain or ready.way != "read" else ready.otherwise
-    if ready.direct is None or (way == "plan" and not (shared and team.one_node)):
+    push = (ready.gives or not shared) and _lands(team, request, held.tile, posted)
+    if ready.direct is None or (way == "plan" and not ((shared or push) and team.one_node)):
         run(call, ready.steps, held.tile, place, settled)
         return found[0]
     target = place()
     call.memory.take(call.device, target.size)
     settled = None if team.one_node else settled  # After agreement and staging, only copies are left.
     others = {team.members[m]: words for m, words in enumerate(posted) if m != team.board.me}
-    if shared or not others:
+    if others and push:
+        new = found[0].window if out is None else None
+        slots = {rank: slot - 1 if new is None else new.slot for rank, (_, _, slot, *_) in others.items()}
+        move_directly(call, ready.direct, _pushed(call, request, slots, target), held.tile, target, settled)
+    elif shared or not others:
         slots = {rank: slot - 1 for rank, (slot, *_) in others.items()}
-        move_directly(call, ready.direct, _windows(call, slots, held), held.tile, target, settled)
+        move_directly(call, ready.direct, pulling(_tiles(team, slots, held.tile)), held.tile, target, settled)
     elif way == "read":
         addresses = {rank: address for rank, (_, address, *_) in others.items()}
         read = reading(addresses, held.tile.shape, ready.buffered)
@@ -289,10 +310,23 @@ def _moved(call: Call, ready: Prepared, request: Request, held: Held, out: Array
     return found[0]
 
 
-def _windows(call: Call, slots: dict[int, int], held: Held) -> Fill:
-    team, tile = call.team, held.tile
+def _lands(team: Team, request: Request, tile: Array, posted: Sequence[Sequence[int]]) -> bool:
+    """Whether the results of all ranks of the node lie in shared windows, or will."""
+    if request.into:
+        return all(slot for _, _, slot, *_ in posted)
+    return math.prod(request.target.tile_shape) * tile.itemsize <= team.facts.room
+
+
+def _pushed(call: Call, request: Request, slots: dict[int, int], target: Array) -> Fill:
+    team = call.team
+    give = pushes(request.source, request.target, team.rank, team.facts.nodes, target.itemsize)
+    return pushing(give, _tiles(team, slots, target))
+
+
+def _tiles(team: Team, slots: dict[int, int], like: Array) -> dict[int, Array]:
+    """The tiles of other ranks in these windows, of one rank's shape and dtype."""
     members = {rank: member for member, rank in enumerate(team.members)}
-    return pulling({r: team.windows[slot].tile(members[r], tile.shape, tile.dtype) for r, slot in slots.items()})
+    return {rank: team.windows[slot].tile(members[rank], like.shape, like.dtype) for rank, slot in slots.items()}
 
 
 def _staged(call: Call, pulls: Direct, held: Held, target: Array, settled: Ready | None) -> None:
@@ -302,7 +336,8 @@ def _staged(call: Call, pulls: Direct, held: Held, target: Array, settled: Ready
     call.memory.take(call.device, tile.size)
     copy(raw(window.tile(team.board.me, tile.shape, tile.dtype)), raw(tile))
     team.gather(call.watch)
-    move_directly(call, pulls, _windows(call, dict.fromkeys(team.members, window.slot), held), tile, target, settled)
+    tiles = _tiles(team, dict.fromkeys(team.members, window.slot), tile)
+    move_directly(call, pulls, pulling(tiles), tile, target, settled)
     # Others may still read from it: it is free once all have said so, in their next call.
     team.windows.release(window)
     call.memory.free(call.device, tile.size)

@@ -19,7 +19,7 @@ from reshard.runtime.on_mpi.packing import Array, blocked, copy, widened
 from reshard.types import chunks
 
 _PART = 256 << 10  # Bytes of a part: with the gaps beside it, less than a core's cache.
-_NEAR = 16 << 10  # Bytes of a run from which on its gaps cost little.
+NEAR = 16 << 10  # Bytes of a run from which on its gaps cost little.
 
 Index = tuple[slice | EllipsisType, ...]
 Order = tuple[tuple[int, Index], ...]
@@ -36,7 +36,7 @@ def in_order(places: Sequence[Place], shape: Sequence[int], itemsize: int) -> Or
     found: list[tuple[int, int, Index]] = []
     for number, place in enumerate(places):
         whole = [(0, extent) for extent in place.extents]
-        cut = len(places) > 1 and _run(place, shape) * itemsize < _NEAR
+        cut = len(places) > 1 and _run(place, shape) * itemsize < NEAR
         for spans in chunks.cut(place.extents, max(1, _PART // itemsize)) if cut else [whole]:
             found.append((_offset(place.part(spans).start, shape), number, _slices(spans, place.extents)))
     return tuple((number, part) for _, number, part in sorted(found, key=lambda each: each[:2]))

@@ -35,7 +35,7 @@ def view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], e
 
 _SMALL = 16 << 10  # Bytes below which looking for a faster way takes longer than the copy.
 _LINE = 64  # Bytes of a cache line: elements from here on waste nothing, in whatever order they are.
-_LONG = 4 << 10  # Bytes from which on a run gains nothing from being one element.
+_LONG = 512  # Bytes from which on a run gains nothing from being one element: at 512 it loses a sixth.
 _LARGE = 256 << 10  # Bytes that fit into a core's cache, where the order of a copy makes no difference.
 _TRIED = 1 << 20  # Elements that tell how fast a blocking is.
 _BLOCK = 1 << 15  # Elements of a block at least: fewer, and numpy's call takes longer than the copy.

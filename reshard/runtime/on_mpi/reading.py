@@ -23,8 +23,8 @@ from reshard.types import chunks
 STRAIGHT = 4 << 10
 """Bytes of a run from which on the kernel writes it where it goes."""
 
-SCRATCH = 512 << 10
-"""Bytes of the buffer for shorter ones: a quarter of a core's cache, or so."""
+SCRATCH = 1 << 20
+"""Bytes of the buffer for shorter ones: with less, calls take longer than what stays in the cache saves."""
 
 
 class _Part(NamedTuple):

@@ -66,7 +66,7 @@ class Remote:
 
 def _short(runs: NDArray[Any]) -> NDArray[Any]:
     """The same memory in runs of at most `_LONGEST` bytes."""
-    if not len(runs) or runs[:, 1].max() <= _LONGEST:
+    if not len(runs) or int(runs[0, 1] if len(runs) == 1 else runs[:, 1].max()) <= _LONGEST:
         return runs
     counts = -(-runs[:, 1].astype(np.int64) // _LONGEST)
     within: NDArray[Any] = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
