@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import ReshardError
+from reshard.runtime.dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
 from reshard.types.meaning import meaning
 
@@ -150,16 +150,6 @@ def places(layout: Layout, device: int) -> tuple[tuple[Array, ...], tuple[Array,
 
 def _mesh_grid(indices: list[list[int]]) -> tuple[Array, ...]:
     return np.ix_(*(np.asarray(i, np.int64) for i in indices))
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """numpy's own dtype, or that of ml_dtypes where it is installed."""
-    if hasattr(np, name) or name == "bool":
-        return np.dtype(name)
-    try:
-        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
-    except ImportError:
-        raise ReshardError(f"numpy alone has no {name}; install ml_dtypes, or simulate another --dtype") from None
 
 
 def _small_int(part: Array) -> bool:

@@ -1,4 +1,4 @@
-"""Tiles that callers give: whether they fit their layout, and how numpy spells a layout's dtype."""
+"""Tiles that callers give: whether they fit their layout."""
 
 from __future__ import annotations
 
@@ -8,21 +8,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, PlanError, TileError
+from reshard.runtime.dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 """The dtypes of layouts of elements that have no name in layouts (structured, dates, text): those of 1, 2, 4, 8
 and 16 bytes, as which they are moved."""
-
-
-def numpy_dtype(layout: Layout) -> np.dtype[Any]:
-    """A layout's dtype as numpy's."""
-    try:
-        return np.dtype(layout.dtype)
-    except TypeError:
-        import ml_dtypes  # Registers bfloat16, float8 and the like with numpy.
-
-        return np.dtype(getattr(ml_dtypes, layout.dtype))
 
 
 def stands_for(layout: Layout, dtype: np.dtype[Any]) -> bool:
@@ -71,7 +62,7 @@ def checked_out(out: object, layout: Layout, given: NDArray[Any]) -> NDArray[Any
 
 def kind(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
     """The numpy dtype of a layout's elements: the given one, if there is one and it fits."""
-    found = numpy_dtype(layout) if dtype is None else np.dtype(dtype)
+    found = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
     if not stands_for(layout, found):
         raise TileError(f"dtype {found} does not fit {layout}, which is {layout.dtype}")
     return found

@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 
 from reshard.errors import TileError
+from reshard.runtime.dtypes import numpy_dtype
 from reshard.runtime.on_mpi.cuda import Strided, device_of
 from reshard.runtime.on_mpi.packing import Array
 
@@ -160,7 +161,7 @@ def _by_dlpack(array: Any) -> GpuArray:
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer(capsule, b"dltensor") or 0)
     shape = tuple(tensor.shape[: tensor.ndim])
-    dtype = _dtype(str(array.dtype).rpartition(".")[2])
+    dtype = numpy_dtype(str(array.dtype).rpartition(".")[2])  # torch writes its own name before it.
     if tensor.bits * tensor.lanes != dtype.itemsize * 8:
         raise TileError(f"the array's elements have {tensor.bits * tensor.lanes} bits, but {dtype} has not")
     strides = c_strides(shape, dtype.itemsize)
@@ -168,16 +169,6 @@ def _by_dlpack(array: Any) -> GpuArray:
         strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim])
     memory = Strided((tensor.data or 0) + tensor.offset, strides)
     return GpuArray(array, tensor.device, memory, shape, dtype, capsule)
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    """Numpy's dtype of this name: all libraries name them alike, and torch writes its own name before it."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # Registers bfloat16, float8 and the like with numpy.
-
-        return np.dtype(getattr(ml_dtypes, name))
 
 
 def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:

@@ -1,0 +1,24 @@
+"""How numpy spells the dtypes of layouts."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from reshard.errors import ReshardError
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """numpy's dtype of this name, or that of ml_dtypes (bfloat16, float8 and the like) where it is installed.
+
+    >>> numpy_dtype("float32")
+    dtype('float32')
+    """
+    if hasattr(np, name) or name == "bool":
+        return np.dtype(name)
+    try:
+        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+    except ImportError:
+        raise ReshardError(f"numpy alone has no {name}; install ml_dtypes, or take another dtype") from None
