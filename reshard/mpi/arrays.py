@@ -97,16 +97,19 @@ def redistribute(
         found = _on_gpu(team, request, tile, out, limit, memory, cuda_aware)
         return (found, target) if relabel else found
 
-    def prepare() -> tuple[Prepared, Held]:
+    def prepare() -> tuple[Prepared, Held, Held | None]:
         array = checked(tile, source, "tile")
-        if out is not None:
-            checked_out(out, target, array)
-        return prepared(team, request, array), Held(array, team.windows.under(array))
+        into = None if out is None else checked_out(out, target, array)
+        ready = prepared(team, request, array)
+        return ready, _held(team, array), None if into is None else _held(team, into)
 
-    into = None if out is None else Held(out)
-    watch, (ready, held) = begin(team, limit, str(request), prepare, lambda found: where(found[1]))
+    watch, (ready, held, into) = begin(team, limit, str(request), prepare, lambda found: where(*found[1:]))
     found = move(team, watch, ready, request, held, into, memory).tile
     return (found, target) if relabel else found
+
+
+def _held(team: Team, array: Array) -> Held:
+    return Held(array, team.windows.under(array))
 
 
 def _on_gpu(

@@ -167,7 +167,7 @@ def failure(comm: MPI.Intracomm) -> Iterator[Case]:
     at = _layouts(comm.size)
     rows, columns = at["rows"], at["columns"]
     for nodes in (1, 2, comm.size):
-        for way in ("stage", "read", "plan", "pull", "reduce", "overwrite"):
+        for way in ("stage", "read", "plan", "pull", "push", "reduce", "overwrite"):
             options: dict[str, Any] = {"nodes": nodes, "way": way}
             source = at["partial"] if way == "reduce" else rows
             if way == "overwrite":
@@ -187,10 +187,11 @@ def _fails(
     array.tile[...] = given_tile(source, comm.rank, "int32")
     tile = array.tile if way == "pull" else array.tile.copy()
     odd = comm.rank == ODD
-    with forced("natural" if way in ("pull", "reduce", "overwrite") else way), _going_wrong(_raising if odd else None):
-        caught = _caught(
-            lambda: redistribute(tile, source, target, comm, limit=LIMIT, budget=budget, donate=budget is not None)
-        )
+    options: dict[str, Any] = {"limit": LIMIT, "budget": budget, "donate": budget is not None}
+    if way in ("stage", "read", "plan"):
+        options["out"] = np.empty(target.tile_shape, "int32")  # A new result would be written to by the others.
+    with forced(way if "out" in options else "natural"), _going_wrong(_raising if odd else None):
+        caught = _caught(lambda: redistribute(tile, source, target, comm, **options))
     said_by = comm.allgather((type(caught).__name__, str(caught)))
     assert type(caught) is (Odd if odd else RankError), said_by
     assert odd or f"rank {ODD}: Odd: no memory left" in str(caught), caught
@@ -205,7 +206,7 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
     """`out` has nothing of a call that fails in packing, or all of it: on no rank a part."""
     at = _layouts(comm.size)
     for nodes in (1, 2, comm.size):
-        for way in ("stage", "read", "plan", "reduce", "pull"):
+        for way in ("stage", "read", "plan", "reduce", "pull", "push"):
             source = at["partial"] if way == "reduce" else at["rows"]
             for turn in (0, 1, 2):
                 case = partial(_leaves_out, comm, source, at["columns"], nodes, way, turn)
@@ -239,7 +240,8 @@ def _leaves_out(comm: MPI.Intracomm, source: Layout, target: Layout, nodes: int,
     array = DistArray.empty(source, comm, limit=LIMIT)
     array.tile[...] = given_tile(source, comm.rank, "int32")
     tile = array.tile if way == "pull" else array.tile.copy()
-    out = np.full(target.tile_shape, -5, "int32")
+    out = DistArray.empty(target, comm, limit=LIMIT).tile if way == "push" else np.empty(target.tile_shape, "int32")
+    out[...] = -5
     odd = comm.rank == ODD
     way = way if way in ("stage", "read", "plan") else "natural"
     with forced(way), _packing_wrong(turn, _raising if odd else None):
