@@ -209,17 +209,17 @@ class Mesh:
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(stride, stride * size) spans of positions, overlapping ones joined, minor first.
+    """(stride, stride * size) spans of positions, minor first; those that overlap or do not nest are made one.
 
-    >>> joined([(4, 8), (1, 2), (2, 8)])
-    [(1, 2), (2, 8)]
+    >>> joined([(4, 8), (1, 2), (2, 8)]), joined([(2, 12), (3, 6)])
+    ([(1, 2), (2, 8)], [(1, 12)])
     """
     found: list[tuple[int, int]] = []
     for low, high in sorted(spans):
-        if found and low < found[-1][1]:
-            found[-1] = (found[-1][0], max(high, found[-1][1]))
-        else:
-            found.append((low, high))
+        while found and low % found[-1][1]:
+            below, above = found.pop()
+            low, high = math.gcd(low, below), math.lcm(high, above)
+        found.append((low, high))
     return found
 
 

@@ -161,6 +161,12 @@ def test_part_of_a_reduction():
     assert lower_bound(both, Layout.parse("f32[{x}4] + sum{y}", mesh)) == 48
 
 
+def test_a_reduction_counts_devices_along_spans_that_do_not_nest():
+    """All 12: a sub-axis of 6 and one of 4 share a factor of 2. 5 sums, 2 more holders, 12 elements on 12 devices."""
+    source, target = (Layout.parse(text, Mesh(x=12)) for text in ("f32[12] + mean{x:(2)6}", "f32[3{x:(3)4}]"))
+    assert lower_bound(source, target) == 28
+
+
 @pytest.mark.parametrize(
     ("source", "target", "mesh", "most"),
     [
