@@ -20,7 +20,7 @@ from reshard.errors import BudgetError
 from reshard.lower.to_mpi import ranks
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Memory
-from reshard.runtime.on_mpi import moves, reading
+from reshard.runtime.on_mpi import datatypes, moves, reading
 from reshard.runtime.on_mpi.team import Team
 from reshard.types import Layout
 from tests.oracle import PADDING, finished, summands_of, tiles_of
@@ -31,7 +31,9 @@ WAYS = ("natural", "read", "stage", "plan")
 
 @dataclass(frozen=True)
 class How:
-    """What a move is asked for; `shared` moves a DistArray, `order` is how its plain tile lies in memory."""
+    """What a move is asked for; `shared` moves a DistArray, `order` is how its plain tile lies in memory, and MPI is
+    given runs of `long` bytes and more as they lie there.
+    """
 
     way: str = "natural"
     shared: bool = False
@@ -39,16 +41,19 @@ class How:
     donate: bool = False
     budget: int | None = None
     order: str = "C"
+    long: int | None = None
 
     def __str__(self) -> str:
         said = [self.way, "DistArray" if self.shared else self.order]
         said += [name for name in ("out", "donate") if getattr(self, name)]
+        said += [f"long={self.long}"] if self.long else []
         return " ".join([*said, *([f"budget={self.budget}"] if self.budget is not None else [])])
 
 
 def any_how(choose: random.Random, source: Layout, target: Layout) -> How:
     way, order = choose.choice(WAYS), choose.choice(["C", "F", "strided", "reversed"])
     how = How(way, choose.random() < 0.4, choose.random() < 0.4, choose.random() < 0.3, None, order)
+    how = replace(how, long=choose.choice([None, 16, 64]))
     if how.donate and not how.out and choose.random() < 0.5 and (least := overwriting_budget(source, target)):
         return replace(how, budget=least, order="C")
     return replace(how, budget=any_budget(choose, source, target)) if choose.random() < 0.4 else how
@@ -121,6 +126,13 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def taking_runs(long: int | None) -> Iterator[None]:
+    """MPI is given runs of so many bytes as they lie in a tile, if any."""
+    with mock.patch.multiple(datatypes, TAKES_RUNS=long is not None, LONG=long):
+        yield
+
+
 def given_tile(layout: Layout, rank: int, dtype: np.dtype | str, order: str = "C") -> np.ndarray:
     tiles = summands_of(layout) if layout.partial else tiles_of(layout)
     return laid(elements(tiles[ranks(layout.mesh)[rank]], np.dtype(dtype)), order)
@@ -173,7 +185,7 @@ def check_move(
     plan = plan_of(source, target, how)
     options = {"budget": how.budget, "donate": how.donate, "memory": memory, "limit": LIMIT}
     scratch = max(0, plan.peak_bytes - source.tile_bytes - target.tile_bytes) // 2
-    with forced(how.way, scratch), counting(team) as counted:
+    with forced(how.way, scratch), taking_runs(how.long), counting(team) as counted:
         if how.shared:
             array = DistArray.empty(source, comm, dtype=tile.dtype, limit=LIMIT)
             array.tile[...] = tile

@@ -88,7 +88,8 @@ class _Lane:
         if memory is not None:
             return [memory.view(_BYTE), MPI.BYTE]
         # Where the plan has no room for buffers, since tiles lie in C order, MPI sends those that do not.
-        if chunk.elements > self.staging and not chunk.padded:
+        roomless = chunk.elements > self.staging and not chunk.padded
+        if roomless or self._side.types.long(number, chunk, self.tile):
             return [memory_of(self.tile), 1, self._side.types.of(number, chunk, self.tile)]
         return None
 
