@@ -11,6 +11,7 @@ f32[{y}8, 16, {x}4] -> f32[16, {x}{y}2, 16] on <x=4, y=2>
 received 1792 B (bound 1792 B), 1 launch, peak 6144 B a device
 """
 
+from reshard import draw as draw
 from reshard import errors as errors
 from reshard.errors import ProofError as ProofError
 from reshard.prove import Proof as Proof

@@ -52,3 +52,25 @@ def test_a_wrong_program_is_an_exit_code_of_1(capsys: pytest.CaptureFixture[str]
 def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert main(["prove", *PAIR, "-o", str(tmp_path / "no" / "q.smt2")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+FOUR = ["--mesh", "x=2,y=2,z=2", "f32[{x}4, {y}4]", "f32[{y}4, 8]"]
+
+
+def test_a_shorter_plan_is_sought_on_request(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main(["prove", *FOUR]) == 0
+    assert "launches:" not in capsys.readouterr().out
+    assert main(["prove", *FOUR, "--launches", "-o", str(tmp_path / "q.smt2")]) == 0
+    assert "launches: no plan with fewer than 2 launches receives at most 128 bytes" in capsys.readouterr().out
+    assert "no choice meets all conditions" in (tmp_path / "q.smt2").read_text()
+
+
+def test_a_search_ends_at_its_limit(capsys: pytest.CaptureFixture[str]):
+    assert main(["prove", *FOUR, "--launches", "--limit", "0"]) == 0
+    assert "launches: not decided: the search was ended after 0 s" in capsys.readouterr().out
+
+
+def test_a_limit_that_is_none(capsys: pytest.CaptureFixture[str]):
+    for limit in ("-1", "nan"):
+        assert main(["prove", *FOUR, "--launches", f"--limit={limit}"]) == 2
+        assert "--limit" in capsys.readouterr().err

@@ -37,6 +37,8 @@ examples:
       --shape 16,16,16 --dtype f32 --json
   reshard plan --mesh x=4,y=2 'f32[8, 16] + sum{x}' 'f32[{x}2, 16]' --donate
   reshard plan --mesh p=2,q=3 --target-mesh r=6 'f32[{p}{q}7/40]' 'f32[{r}7/40]'
+  reshard plan --mesh x=4 'f64[16{x}64, 1024]' 'f64[4096, {x}256]' \\
+      --html plan.html
 """
 
 _SHOW = """\
@@ -98,6 +100,7 @@ examples:
   reshard prove --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
   reshard prove --mesh x=4,y=2 'f32[{x}3/10, 8]' 'f32[{y}5, 8]'
   reshard prove --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' -o queries.smt2
+  reshard prove --mesh x=2,y=2,z=2 'f32[{x}4, {y}4]' 'f32[{y}4, 8]' --launches
 """
 
 Handler = Callable[["Options"], int]
@@ -132,6 +135,8 @@ class Options(argparse.Namespace):
     ranks: int | None
     arguments: list[str]
     name: str
+    launches: bool
+    seconds: float
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -182,6 +187,7 @@ def _add_plan(add: _Adder) -> None:
     command = _command(add, "plan", what, _PLAN, _run_plan)
     _add_pair(command)
     command.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    command.add_argument("--html", metavar="FILE", help="write one self-contained page, with pictures, instead")
     command.add_argument("--explain", action="store_true", help="say in plain words why each step is there")
 
 
@@ -205,6 +211,9 @@ def _add_prove(add: _Adder) -> None:
     command = _command(add, "prove", what, _PROVE, _run_prove)
     _add_pair(command)
     command.add_argument("-o", "--output", metavar="FILE", help="write its queries as SMT-LIB, for another solver")
+    command.add_argument("--launches", action="store_true", help="also seek a plan of fewer launches, as good else")
+    what = "how long to seek it (default 30)"
+    command.add_argument("--limit", dest="seconds", type=float, default=30.0, metavar="SECONDS", help=what)
 
 
 def _add_doctor(add: _Adder) -> None:

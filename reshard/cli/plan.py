@@ -1,8 +1,9 @@
-"""`reshard plan`: the steps as a table or JSON, and why they are there."""
+"""`reshard plan`: the steps as a table, JSON or a page, and why they are there."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -12,15 +13,20 @@ from reshard.cli.arguments import Options
 from reshard.cli.explain import explain
 from reshard.cli.request import Request, planned
 from reshard.cli.units import bytes_text, counted, seconds_text
-from reshard.types.plan import Plan, Step
+from reshard.draw.live import parts
+from reshard.errors import ReshardError
+from reshard.types.plan import Plan
 
 
 def run(options: Options) -> int:
     """Prints the plan of a call."""
     request = planned(options)
     plan = request.plan
+    if options.html is not None:
+        _write_page(options.html, plan, options.network)
     if options.json:
         print(plan.to_json(indent=2))
+    if options.json or options.html is not None:
         return 0
     out = output.console()
     head(out, request)
@@ -31,6 +37,16 @@ def run(options: Options) -> int:
         out.print()
         explain(out, plan, options.network)
     return 0
+
+
+def _write_page(path: str, plan: Plan, network: str | None) -> None:
+    from reshard.draw.page import page  # With matplotlib, which only a page needs.
+
+    text = page(plan, network)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReshardError(f"cannot write {path}: {error.strerror}") from None
 
 
 def head(out: Console, request: Request) -> None:
@@ -90,17 +106,5 @@ def _peak(plan: Plan) -> str:
     if worst is None:
         return ""
     number = plan.steps.index(worst) + 1
-    parts = " + ".join(f"{name} {bytes_text(size)}" for name, size in _live(worst) if size)
-    return f": {parts}{f' in step {number}' if len(plan.steps) > 1 else ''}; floor {bytes_text(plan.floor_bytes)}"
-
-
-def _live(step: Step) -> list[tuple[str, int]]:
-    if step.how.in_place:
-        both = max(step.operand.tile_bytes, step.result.tile_bytes)
-        return [("operand and result in one place", both), ("scratch", step.cost.scratch)]
-    return [
-        ("source", step.retained_bytes),
-        ("operand", step.operand.tile_bytes),
-        ("result", step.result.tile_bytes),
-        ("scratch", step.cost.scratch),
-    ]
+    made_of = " + ".join(f"{name} {bytes_text(size)}" for name, size in parts(worst) if size)
+    return f": {made_of}{f' in step {number}' if len(plan.steps) > 1 else ''}; floor {bytes_text(plan.floor_bytes)}"

@@ -13,8 +13,10 @@ from reshard.prove import prove
 
 def run(options: Options) -> int:
     """Prints the proof of a call's plan, and writes its queries if asked to; 1 with a counterexample if it is wrong."""
+    if not options.seconds >= 0:
+        raise ReshardError(f"--limit {options.seconds}: give a number of seconds, 0 or more")
     try:
-        proof = prove(planned(options).plan)
+        proof = prove(planned(options).plan, launches=options.launches, limit=options.seconds)
     except ProofError as error:
         print(f"reshard: {error}", file=sys.stderr)
         return 1

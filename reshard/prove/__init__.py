@@ -11,16 +11,22 @@ at most 48 N bytes live on a device (768 here)
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reshard.errors import ProofError as ProofError
 from reshard.errors import UndecidedError as UndecidedError
 from reshard.lower import Program, lower
 from reshard.lower.program import Instruction
 from reshard.prove.instances import instance as instance
+from reshard.prove.launches import fewest as fewest
 from reshard.prove.least import floor
+from reshard.prove.proof import Fewest as Fewest
 from reshard.prove.proof import Part as Part
 from reshard.prove.proof import Proof as Proof
 from reshard.prove.refute import Counterexample as Counterexample
 from reshard.prove.refute import fits, refute
+from reshard.prove.rules import Rules as Rules
+from reshard.prove.rules import prove_rules as prove_rules
 from reshard.runtime import on_z3
 from reshard.runtime.on_z3 import Fewer, Form, Outline, Query, Written
 from reshard.types import dtypes
@@ -33,9 +39,10 @@ MOST_TRANSFERS = 1 << 21
 """An exchange that has no such formulas and lists more transfers is not decided."""
 
 
-def prove(plan: Plan, program: Program | None = None) -> Proof:
+def prove(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof:
     """Proves a plan, by the program that `lower` makes of it, or by another one.
 
+    With `launches`, a plan of fewer launches is sought besides, for at most `limit` seconds; see `fewest`.
     Raises `ProofError` with a counterexample where the program is wrong, and `UndecidedError` where it is
     neither proved nor found to be wrong.
     """
@@ -43,12 +50,13 @@ def prove(plan: Plan, program: Program | None = None) -> Proof:
     try:
         if 0 in plan.source.shape:
             _check_runs(plan, made)
-        return _proof(plan, made)
+        proof = _proof(plan, made)
     except UndecidedError as undecided:
         found = refute(plan, made) if isinstance(made, Program) and fits(plan) else None
         if found is None:
             raise
         raise ProofError(f"{plan.source} -> {plan.target}: {found}", found) from undecided
+    return replace(proof, launches=fewest(plan, limit)) if launches else proof
 
 
 def _check_runs(plan: Plan, program: Program | Outline) -> None:

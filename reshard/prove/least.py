@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 
 from reshard.runtime.on_z3 import Form
 from reshard.runtime.on_z3.form import Atom, atoms_of
-from reshard.types.bounds import lower_bound
 from reshard.types.layout import Dim, Layout
+from reshard.types.mesh import Mesh, SubAxis, joined
 
 Ints = NDArray[np.int64]
 
@@ -120,10 +121,39 @@ def _local(dim: Dim) -> _Runs:
 
 
 def _reduction(source: Layout, target: Layout) -> Floor:
-    element = source.nbytes(1 << 10) / (1 << 10)
+    """A sum's bound: the mean over a team of devices, or one target tile, whichever is more.
+
+    A team makes one sum of the target's: its devices differ along sub-axes that some layout uses, but not along those
+    that stay partial. The argument is one about such teams; that no team helps another is assumed.
+    """
+    mesh, at = source.mesh, np.arange(source.mesh.size)
+    used = (*source.held, *source.partial, *target.held, *target.partial)
+    outside = at - _along(mesh, used, at)
+    first = (outside == 0) & (_along(mesh, target.partial, at) == 0)
+    devices = int(first.sum())
+    summands = len(np.unique(_along(mesh, source.partial, at[first])))
+    holders = devices // len(np.unique(_along(mesh, target.held, at[first])))
+    receipts = (summands - 1) + (holders - 1)
+    mean = -(-math.prod(source.shape) * receipts // devices)
+    tile = math.prod(_true(_local(dim), dim.size) for dim in target.dims)
     return Floor(
-        int(lower_bound(source, target) / element),
-        "combining f summands of an element takes f - 1 receipts somewhere, each further holder one more, and the "
-        "worst device receives at least the mean; nor does any device have a finished element before it receives "
-        "something for it, so that it receives its target tile at least",
+        max(mean, tile),
+        f"when some device has an element's sum of {summands} summands, {summands - 1} were received for it, and each "
+        f"of its other {holders - 1} holders receives once more: {receipts} receipts for each of "
+        f"{math.prod(source.shape)} elements, of which one of {devices} devices has {mean} or more; and no device has "
+        f"a finished element before it receives something for it, so that it receives its target tile at least, "
+        f"{tile} elements; devices along sub-axes that neither layout uses are taken to work by themselves",
     )
+
+
+def _along(mesh: Mesh, axes: Sequence[SubAxis], at: Ints) -> Ints:
+    """Positions with every coordinate set to 0 but those along some sub-axes, and what lies between."""
+    found = np.zeros_like(at)
+    for low, high in joined([(mesh.stride(axis), mesh.stride(axis) * axis.size) for axis in axes]):
+        found += at // low % (high // low) * low
+    return found
+
+
+def _true(runs: _Runs, size: int) -> int:
+    """Elements of the piece at coordinates zero, which has the most."""
+    return int((np.minimum(runs.starts + runs.length, size) - np.minimum(runs.starts, size)).sum())

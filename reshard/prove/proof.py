@@ -1,4 +1,4 @@
-"""What a proof is made of: three parts, each with its claims and its argument."""
+"""What a proof is made of: parts, each with its claims and its argument."""
 
 from __future__ import annotations
 
@@ -20,10 +20,20 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Fewest(Part):
+    """What a search for a plan of fewer launches came to: it `holds` if there is none. Else `better` is one that meets
+    the same bytes and memory, or None where that was not decided.
+    """
+
+    better: Plan | None = None
+
+
+@dataclass(frozen=True)
 class Proof:
     """A plan is right and bounded for all sizes of its form; `minimal.holds` says whether it reaches the bound.
 
-    `form.names` are the sizes that vary, at least 1 each; `form.fixed` the dims that keep theirs.
+    `form.names` are the sizes that vary, at least 1 each; `form.fixed` the dims that keep theirs. `launches` is None
+    where no search was asked for.
     """
 
     plan: Plan
@@ -31,11 +41,13 @@ class Proof:
     right: Part
     bounded: Part
     minimal: Part
+    launches: Fewest | None = None
 
     @property
     def parts(self) -> tuple[tuple[str, Part], ...]:
         """The parts by name."""
-        return ("right", self.right), ("bounded", self.bounded), ("minimal", self.minimal)
+        found = ("right", self.right), ("bounded", self.bounded), ("minimal", self.minimal)
+        return found if self.launches is None else (*found, ("launches", self.launches))
 
     @property
     def claims(self) -> tuple[Query, ...]:
@@ -44,7 +56,7 @@ class Proof:
 
     def explain(self) -> str:
         """The argument as text."""
-        return "\n".join([*_head(self), *(line for name, part in self.parts for line in _part(name, part))])
+        return "\n".join([*_head(self), *(line for name, part in self.parts for line in lines(name, part))])
 
     def to_smt2(self) -> str:
         """Every claim negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
@@ -68,8 +80,9 @@ def _head(proof: Proof) -> list[str]:
     return lines + [f"  dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items())]
 
 
-def _part(name: str, part: Part) -> list[str]:
-    lines = [f"{name}: {part.statement}"]
+def lines(name: str, part: Part) -> list[str]:
+    """A part as text: its statement, and its argument and claims beneath."""
+    found = [f"{name}: {part.statement}"]
     for line in (*part.argument, *map(str, part.claims)):
-        lines += textwrap.wrap(line, 110, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
-    return lines
+        found += textwrap.wrap(line, 110, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
+    return found

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 from reshard.errors import PlanError
 from reshard.types.bounds import lower_bound
@@ -61,6 +61,18 @@ class Step:
         return self.retained_bytes + tiles + self.cost.scratch
 
 
+class Views(Protocol):
+    """How plans are shown as pictures and in HTML; see `reshard.draw`."""
+
+    def draw(self, plan: Plan, what: str | None) -> Any:
+        """A figure."""
+        ...
+
+    def html(self, plan: Plan) -> str:
+        """A piece of HTML."""
+        ...
+
+
 @dataclass(frozen=True)
 class Plan:
     """A checked redistribution: `steps` lead from `source` to `target`.
@@ -68,6 +80,9 @@ class Plan:
     Bytes are per device; `seconds` is the prediction of the network that it was planned for, None
     without one. Raises `PlanError` for a broken chain.
     """
+
+    views: ClassVar[Views | None] = None
+    """Set by the package above, since nothing here draws."""
 
     source: Layout
     target: Layout
@@ -167,6 +182,20 @@ class Plan:
         for number, (given, step) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
             _compare(given, _step_data(step), f"step {number}")
         return plan
+
+    def draw(self, what: str | None = None) -> Any:
+        """The plan as a matplotlib `Figure`, which a notebook shows: needs `reshard[draw]`.
+
+        `what` is "tiles", the array before, between and after the steps, coloured by device; "memory", the live bytes
+        of each step against the promise and the floor; "traffic", the bytes from device to device; None, all three.
+        Raises `ReshardError` for another name, without matplotlib, and for meshes too large to draw.
+        """
+        if self.views is None:
+            raise PlanError("nothing here draws plans; import reshard")
+        return self.views.draw(self, what)
+
+    def _repr_html_(self) -> str | None:
+        return None if self.views is None else self.views.html(self)
 
     def __str__(self) -> str:
         head = f"{self.source} -> {self.target} on {self.source.mesh}"

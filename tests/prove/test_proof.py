@@ -2,6 +2,7 @@
 
 import importlib
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -11,7 +12,9 @@ from reshard.lower.groups import Chains
 from reshard.prove import Proof, prove
 from reshard.prove.least import floor
 from reshard.runtime.on_z3 import Claim, Fewer, Rounds, decide, queries, written
+from reshard.runtime.on_z3.form import form_of
 from reshard.types import Layout, Mesh
+from reshard.types.bounds import lower_bound
 from reshard.types.refine import Refinement, refine
 from tests.layouts import random_pair
 from tests.test_user_cases import CASES, IDS, ends
@@ -41,6 +44,31 @@ def test_random_plans_are_proved(seed: int):
             bound = floor(source, target, proof.form)
             assert source.nbytes(bound.elements) == proof.plan.lower_bound_bytes
         assert proof.minimal.holds == (proof.plan.received_bytes == proof.plan.lower_bound_bytes)
+
+
+def test_the_bound_of_a_reduction_is_worked_out_anew():
+    """By counting devices: that of `types.bounds` where the sub-axes nest, and never above what a plan receives."""
+    choose, compared = random.Random(7), 0
+    while compared < 400:
+        source, target = random_pair(choose, "float32", partial=True)
+        if source.partial == target.partial:
+            continue
+        found = source.nbytes(floor(source, target, form_of([source, target], (), ())).elements)
+        axes = [*source.held, *source.partial, *target.held, *target.partial]
+        ends = {e for a in axes for e in (source.mesh.stride(a), source.mesh.stride(a) * a.size)}
+        if all(high % low == 0 for low, high in pairwise(sorted(ends))):
+            assert found == lower_bound(source, target)
+            compared += 1
+        assert found <= rs.plan(source, target).received_bytes
+
+
+def test_sub_axes_that_do_not_nest_are_one_team():
+    """Twelve devices make each sum: 6 summands, 3 holders, and so 5 + 2 receipts for each of 12 elements."""
+    mesh = Mesh(x=12)
+    source, target = Layout.parse("f32[12] + sum{x:(2)6}", mesh), Layout.parse("f32[3{x:(3)4}]", mesh)
+    found = floor(source, target, form_of([source, target], (), ()))
+    assert found.elements == 7
+    assert "7 receipts for each of 12 elements, of which one of 12 devices has 7 or more" in found.argument
 
 
 def written_plans(count: int) -> list[rs.Plan]:
@@ -145,8 +173,8 @@ def test_without_the_solver_nothing_is_proved(monkeypatch: pytest.MonkeyPatch):
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    queries._z3.cache_clear()
+    queries.z3.cache_clear()
     monkeypatch.setattr(queries, "import_module", missing)
     with pytest.raises(UndecidedError, match=r"install reshard\[prove\]"):
         proof_of("f32[{x}4, 16]", "f32[16, {x}4]")
-    queries._z3.cache_clear()
+    queries.z3.cache_clear()

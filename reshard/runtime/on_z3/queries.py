@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from reshard.errors import UndecidedError
+from reshard.runtime.on_z3.laws import Law, fails
 
 Sum = tuple[tuple[int, str], ...]
 """A sum of variables times whole numbers."""
@@ -70,7 +71,18 @@ class Rounds:
         return f"{self.about}: in each round no device sends twice, and over all rounds every share arrives"
 
 
-Query = Claim | Fewer | Rounds
+@dataclass(frozen=True)
+class Absent:
+    """A search that found nothing: its conditions, in SMT-LIB 2, have no solution."""
+
+    about: str
+    conditions: str
+
+    def __str__(self) -> str:
+        return f"{self.about}: no choice meets all conditions"
+
+
+Query = Claim | Fewer | Rounds | Law | Absent
 
 
 def decide(claims: Sequence[Query], seconds: float = 10.0) -> None:
@@ -79,9 +91,9 @@ def decide(claims: Sequence[Query], seconds: float = 10.0) -> None:
         solver = _solver(claim)
         solver.set("timeout", max(1, int(seconds * 1000)))
         verdict = solver.check()
-        if verdict == _z3().sat:
+        if verdict == z3().sat:
             raise UndecidedError(f"{claim.about}: z3 finds that it fails where {_model(solver.model())}")
-        if verdict != _z3().unsat:
+        if verdict != z3().unsat:
             raise UndecidedError(f"{claim.about}: z3 does not decide it ({solver.reason_unknown()})")
 
 
@@ -91,7 +103,7 @@ def to_smt2(claim: Query) -> str:
 
 
 @lru_cache(maxsize=1)
-def _z3() -> Any:
+def z3() -> Any:
     """The solver's library, loaded by the first claim."""
     try:
         return import_module("z3")
@@ -100,36 +112,39 @@ def _z3() -> Any:
 
 
 def _solver(claim: Query) -> Any:
-    solver = _z3().Solver()
+    solver = z3().Solver()
     if isinstance(claim, Fewer):
-        unit = _z3().Int("N")
-        solver.add(unit >= 1, _z3().Not(claim.least * unit <= claim.most * unit))
+        unit = z3().Int("N")
+        solver.add(unit >= 1, z3().Not(claim.least * unit <= claim.most * unit))
         return solver
-    if isinstance(claim, Rounds):
-        solver.add(*_rounds(claim))
+    if isinstance(claim, Absent):
+        solver.from_string(claim.conditions)
+        return solver
+    if isinstance(claim, Rounds | Law):
+        solver.add(*(_rounds(claim) if isinstance(claim, Rounds) else fails(claim, z3())))
         return solver
     solver.add(*_ranges(claim))
     solver.add(*(_total(s) < limit for s, limit in claim.given))
-    goals = [_z3().Int(a) == _z3().Int(b) for a, b in claim.equal]
+    goals = [z3().Int(a) == z3().Int(b) for a, b in claim.equal]
     goals += [_total(s) < limit for s, limit in claim.below]
-    solver.add(_z3().Not(_z3().And(*goals)))
+    solver.add(z3().Not(z3().And(*goals)))
     return solver
 
 
 def _ranges(claim: Claim) -> Iterator[Any]:
     for name, bound in claim.bounds:
-        value = _z3().Int(name)
+        value = z3().Int(name)
         yield value >= 0
-        yield value < (_z3().Int(bound) if isinstance(bound, str) else bound)
+        yield value < (z3().Int(bound) if isinstance(bound, str) else bound)
     for size in {bound for _, bound in claim.bounds if isinstance(bound, str)}:
-        yield _z3().Int(size) >= 1
+        yield z3().Int(size) >= 1
 
 
 def _rounds(claim: Rounds) -> Iterator[Any]:
     """Two receivers of one sender that differ, or a share that its round does not bring."""
     radices = dict(claim.coordinates)
-    sides = [{s: _z3().Int(f"{side}:{s}") for s in radices} for side in ("c", "d")]
-    turns = {name: (_z3().Int(name), radix) for name, _, radix in claim.turns}
+    sides = [{s: z3().Int(f"{side}:{s}") for s in radices} for side in ("c", "d")]
+    turns = {name: (z3().Int(name), radix) for name, _, radix in claim.turns}
     for values in sides:
         yield from (_within(values[s], radix) for s, radix in claim.coordinates)
     yield from (_within(turn, radix) for turn, radix in turns.values())
@@ -138,22 +153,22 @@ def _rounds(claim: Rounds) -> Iterator[Any]:
         return values[stride] if turn is None else (values[stride] + turns[turn][0]) % turns[turn][1]
 
     same = [heard(sides[0], *sender) == heard(sides[1], *sender) for sender in claim.senders]
-    apart = _z3().Or(*(sides[0][s] != sides[1][s] for s in radices))
-    lost = [_lost(_z3().Int(f"share:{name}"), sides[0][s], radix) for name, s, radix in claim.turns]
-    yield _z3().Or(_z3().And(*same, apart), *lost)
+    apart = z3().Or(*(sides[0][s] != sides[1][s] for s in radices))
+    lost = [_lost(z3().Int(f"share:{name}"), sides[0][s], radix) for name, s, radix in claim.turns]
+    yield z3().Or(z3().And(*same, apart), *lost)
 
 
 def _lost(share: Any, head: Any, radix: int) -> Any:
     """A share that round (share - head) mod radix does not bring."""
-    return _z3().And(_within(share, radix), (head + (share - head) % radix) % radix != share)
+    return z3().And(_within(share, radix), (head + (share - head) % radix) % radix != share)
 
 
 def _within(value: Any, radix: int) -> Any:
-    return _z3().And(value >= 0, value < radix)
+    return z3().And(value >= 0, value < radix)
 
 
 def _total(terms: Sum) -> Any:
-    return _z3().Sum([k * _z3().Int(name) for k, name in terms]) if terms else _z3().IntVal(0)
+    return z3().Sum([k * z3().Int(name) for k, name in terms]) if terms else z3().IntVal(0)
 
 
 def _spell(terms: Sum) -> str:

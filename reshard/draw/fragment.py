@@ -1,0 +1,81 @@
+"""A plan in a notebook: a piece of HTML with styles of its own, in the colours of whatever page it is put into."""
+
+from __future__ import annotations
+
+from html import escape
+
+from reshard.cli.units import bytes_text, counted, seconds_text
+from reshard.types.plan import Plan, Step
+
+_CELL = "padding:.15em .8em;vertical-align:middle;background:none;border:0;"
+_LEFT, _RIGHT = f"{_CELL}text-align:left;", f"{_CELL}text-align:right;white-space:nowrap;"
+_WHOLE = f"{_LEFT}white-space:nowrap;"
+_RULE = "border-bottom:1px solid currentColor;"
+_CODE = "font-family:monospace;color:inherit;background:none;overflow-wrap:anywhere;"
+
+
+def fragment(plan: Plan) -> str:
+    """Layouts, steps, live bytes against peak and floor, and totals; nothing in it is loaded or run.
+
+    >>> from reshard.types import Layout, Mesh
+    >>> same = Layout.parse("f32[{x}4]", Mesh(x=2))
+    >>> print(fragment(Plan(same, same, ())).count("nothing to do"))
+    1
+    """
+    source, target = plan.source, plan.target
+    meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} and {target.mesh}"
+    head = f"{_code(source)} &rarr; {_code(target)} on {escape(meshes)}"
+    body = _table(plan) if plan.steps else "<div>nothing to do: the two are the same layout</div>"
+    return (
+        f'<div style="color:inherit;font-size:.92em;max-width:100%;overflow-x:auto"><div>{head}</div>'
+        f"{body}<div>{_totals(plan)}</div></div>"
+    )
+
+
+def _code(what: object) -> str:
+    return f'<code style="{_CODE}">{escape(str(what))}</code>'
+
+
+def _table(plan: Plan) -> str:
+    timed = plan.seconds is not None
+    names = [("step", _LEFT), ("type after it", _LEFT), ("received", _RIGHT), ("live", _RIGHT)]
+    names += [("seconds", _RIGHT)] if timed else []
+    names.append(("live, up to the peak; | is the floor", _LEFT))
+    heads = "".join(f'<th style="{style}{_RULE}font-weight:600">{name}</th>' for name, style in names)
+    rows = "".join(f'<tr style="background:none">{_row(plan, step, timed)}</tr>' for step in plan.steps)
+    return (
+        '<table style="border-collapse:collapse;margin:.4em 0;color:inherit;font-variant-numeric:tabular-nums">'
+        f'<tr style="background:none">{heads}</tr>{rows}</table>'
+    )
+
+
+def _row(plan: Plan, step: Step, timed: bool) -> str:
+    launches = f" ({counted(step.launches, 'launch')})" if step.launches > 1 else ""
+    cells = [(f"{step.kind}{launches}", _WHOLE), (_code(step.result), _WHOLE)]
+    cells += [(bytes_text(step.received_bytes), _RIGHT), (bytes_text(step.live_bytes), _RIGHT)]
+    cells += [(seconds_text(step.seconds or 0.0), _RIGHT)] if timed else []
+    cells.append((_bar(step.live_bytes, plan.floor_bytes, plan.peak_bytes), _LEFT))
+    return "".join(f'<td style="{style}">{cell}</td>' for cell, style in cells)
+
+
+def _bar(live: int, floor: int, peak: int) -> str:
+    """Live bytes as a share of the peak, with a mark at the floor."""
+    of = max(1, peak)
+    return (
+        '<div style="position:relative;width:14em;height:.8em;border:1px solid currentColor;border-radius:2px">'
+        f'<div style="width:{100 * live / of:.2f}%;height:100%;background:currentColor;opacity:.35"></div>'
+        f'<div style="position:absolute;left:{100 * floor / of:.2f}%;top:-.25em;height:1.3em;margin-left:-1px;'
+        'border-left:2px solid currentColor"></div></div>'
+    )
+
+
+def _totals(plan: Plan) -> str:
+    bound = plan.lower_bound_bytes
+    against = "the lower bound" if plan.received_bytes == bound else f"lower bound {bytes_text(bound)}"
+    words = [
+        f"received {bytes_text(plan.received_bytes)} ({against})",
+        counted(plan.launches, "launch"),
+        f"peak {bytes_text(plan.peak_bytes)} a device (floor {bytes_text(plan.floor_bytes)})",
+    ]
+    words += [] if plan.seconds is None else [f"{seconds_text(plan.seconds)} predicted"]
+    return ", ".join(words)

@@ -1,0 +1,71 @@
+"""What all pages are made of: one style sheet, light and dark, cards and bars. No script, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #fbfbfa; --card: #fff; --text: #1c1e21; --faint: #62676d; --line: #e2e4e6;
+  --bad: #c0362c; --good: #1f7a4d; --mark: #2563a8; --track: #eef0f1; }
+@media (prefers-color-scheme: dark) { :root { --back: #15171a; --card: #1d2024; --text: #e6e8ea; --faint: #9aa1a8;
+  --line: #31363b; --bad: #f08a80; --good: #6fce9f; --mark: #82b4ea; --track: #2a2e33; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; }
+main { max-width: 60rem; margin: 0 auto; padding: 1.5rem 1rem 3rem; }
+h1 { font-size: 1.35rem; margin: 0 0 1rem; overflow-wrap: anywhere; }
+h2 { font-size: 1rem; margin: 2rem 0 .6rem; }
+code, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: .86em; overflow-wrap: anywhere; }
+.sums { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem; }
+.sum, article, figure { background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
+.sum { padding: .7rem .9rem; }
+.sum b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+.sum span, .faint { color: var(--faint); font-size: .86rem; }
+.bad { color: var(--bad); } .good { color: var(--good); } .mark { color: var(--mark); }
+p { margin: .45rem 0; }
+.bars { display: grid; grid-template-columns: max-content minmax(4rem, 1fr) max-content; gap: .2rem .7rem;
+  align-items: center; margin: .7rem 0; font-size: .86rem; font-variant-numeric: tabular-nums; }
+.bars svg { display: block; width: 100%; height: .7rem; border-radius: 3px; background: var(--track); }
+.bars .end { text-align: right; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; min-width: 34rem; font-size: .86rem;
+  font-variant-numeric: tabular-nums; }
+th { text-align: left; color: var(--faint); font-weight: 500; } th, td { padding: .25rem .8rem .25rem 0;
+  border-bottom: 1px solid var(--line); vertical-align: top; } .num { text-align: right; white-space: nowrap; }
+footer { margin-top: 2rem; color: var(--faint); font-size: .86rem; }
+"""
+
+
+def document(title: str, body: str, style: str = "") -> str:
+    """A whole page; `style` is what it needs beside the common sheet."""
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}{style}</style></head>"
+        f"<body><main>{body}</main></body></html>\n"
+    )
+
+
+def cards(sums: Iterable[tuple[str, str, str]]) -> str:
+    """Figures with what they are, and "good", "bad" or nothing."""
+    shown = (f'<div class="sum"><b class="{css}">{value}</b><span>{what}</span></div>' for value, what, css in sums)
+    return f'<div class="sums">{"".join(shown)}</div>'
+
+
+def bar(share: float, colour: str) -> str:
+    """A bar over a share of its place, in one of the sheet's colours."""
+    return (
+        '<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{100 * share:.2f}" height="1" style="fill: var(--{colour})"/></svg>'
+    )
+
+
+def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
+    """A table that scrolls in its own box: heads, each with whether its column is of numbers, and cells in HTML."""
+    columns = list(heads)
+    css = [" class='num'" if number else "" for _, number in columns]
+    top = "".join(f"<th{c}>{escape(name)}</th>" for c, (name, _) in zip(css, columns, strict=True))
+    lines = (
+        "<tr>" + "".join(f"<td{c}>{cell}</td>" for c, cell in zip(css, row, strict=True)) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><tr>{top}</tr>{"".join(lines)}</table></div>'

@@ -1,0 +1,83 @@
+"""`Plan.draw`: which pictures there are, and how they share a figure."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+from reshard.errors import ReshardError
+from reshard.types.plan import Plan
+
+NAMES = ("tiles", "memory", "traffic")
+_GAP, _EDGE = 0.35, 0.1
+_WIDEST = 12.0  # More would be shown too small.
+
+
+class Drawing(Protocol):
+    """Something of a size in inches that can be put on an area of that size."""
+
+    @property
+    def size(self) -> Any:
+        """Its width and height in inches."""
+        ...
+
+    def put(self, area: Any) -> None:
+        """Draws it."""
+        ...
+
+
+def draw(plan: Plan, what: str | None = None, ink: Any = None) -> Any:
+    """One picture of a plan as a matplotlib `Figure`, or all of them: see `Plan.draw`. `ink`: other colours of lines.
+
+    Where all are asked for, words stand for one that cannot be drawn.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> mesh = Mesh(x=2)
+    >>> figure = draw(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), "tiles")
+    """
+    if what is not None and what not in NAMES:
+        raise ReshardError(f"there is no picture {what!r} of a plan; use one of {', '.join(NAMES)}, or None for all")
+    canvas = load_canvas()
+    pictures = [_picture(what, plan)] if what else [_picture_or_words(name, plan) for name in NAMES]
+    places, width, height = _placed(pictures)
+    area = canvas.blank(canvas.Size(width, height), ink)
+    for picture, left, top in places:
+        picture.put(area.inside(left, top, *picture.size))
+    return area.figure
+
+
+def _placed(pictures: list[Drawing]) -> tuple[list[tuple[Drawing, float, float]], float, float]:
+    """Where each lies, side by side as far as they fit; and the size of it all."""
+    places: list[tuple[Drawing, float, float]] = []
+    left, top, width, height = 0.0, _EDGE, 0.0, _EDGE
+    for picture in pictures:
+        if left and left + picture.size.width > _WIDEST:
+            left, top = 0.0, height + _GAP
+        places.append((picture, left, top))
+        left += picture.size.width + _GAP
+        width, height = max(width, left - _GAP), max(height, top + picture.size.height)
+    return places, width, height + _EDGE
+
+
+def _picture(name: str, plan: Plan) -> Drawing:
+    module = importlib.import_module(f"reshard.draw.{name}")
+    return getattr(module, name.capitalize())(plan)
+
+
+def _picture_or_words(name: str, plan: Plan) -> Drawing:
+    try:
+        return _picture(name, plan)
+    except ReshardError as error:
+        return importlib.import_module("reshard.draw.words").Words(name, str(error))
+
+
+def load_canvas() -> Any:
+    """The canvas; raises `ReshardError` without matplotlib, which it needs."""
+    try:
+        from reshard.draw import canvas
+    except ImportError as error:
+        raise ReshardError(
+            f"drawing needs matplotlib, which cannot be imported ({error}): pip install 'reshard[draw]'"
+        ) from None
+    return canvas

@@ -1,0 +1,163 @@
+"""The array before, between and after the steps, each element in the colour of the device that holds it."""
+
+from __future__ import annotations
+
+import textwrap
+from functools import cached_property
+
+from reshard.cli.units import bytes_text, counted
+from reshard.draw.canvas import (
+    LARGE,
+    NORMAL,
+    SMALL,
+    Area,
+    Size,
+    box,
+    colours,
+    polygons,
+    width_of,
+    words_on,
+)
+from reshard.draw.panel import SLICE_NAME, Panel
+from reshard.draw.scene import scene
+from reshard.types.plan import Plan, Step
+
+_PER_ROW = 3
+_PANEL, _SHORTEST, _TALLEST = 2.1, 0.9, 2.9
+_GAP, _LEFT, _BELOW = 1.5, 0.7, 0.5  # Between panels, before the first one, and below each for its ticks.
+_STRIP, _STRIP_WIDTH, _STRIP_LEFT, _STRIP_BELOW, _STRIP_GAP = 0.42, 7.4, 0.2, 0.3, 0.5
+_NAME, _LINE, _RAMP = 0.22, 0.165, 0.35
+_MOST_SLICED = 3.6
+_RAMP_WIDTH, _NUMBERED = 3.0, 16
+
+
+class Tiles:
+    """The picture; `put` draws it on an area of its `size`: panels in rows, or strips one below the other.
+
+    Raises `ReshardError` where there are too many devices or runs.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.scene = scene(plan)
+        ids = self.scene.devices
+        self.colour = dict(zip(ids, colours(len(ids)), strict=True))
+        self.strips = len(self.scene.grid) < 2
+        self.panels = len(self.scene.cuts)
+        self.columns = 1 if self.strips else min(_PER_ROW, self.panels)
+        rows = -(-self.panels // self.columns)
+        self.size = Size(self._width, rows * self._pitch - (_STRIP_GAP if self.strips else 0) + self._foot)
+
+    @cached_property
+    def _width(self) -> float:
+        if self.strips:
+            return _STRIP_WIDTH + 2 * _STRIP_LEFT
+        return max(self._left + self.columns * (_PANEL + _GAP) - _GAP + 0.5, 4.8)
+
+    @cached_property
+    def _left(self) -> float:
+        """Room before the first panel of a row: for an arrow, if there are more rows."""
+        return _STRIP_LEFT if self.strips else _LEFT if self.panels <= _PER_ROW else _GAP
+
+    @cached_property
+    def _pitch(self) -> float:
+        """From a row to the next one."""
+        return self._head + self._height + (_STRIP_BELOW + _STRIP_GAP if self.strips else _BELOW)
+
+    @cached_property
+    def _head(self) -> float:
+        return _NAME + _LINE * max(title.count("\n") + 1 for title in self._titles) + 0.06
+
+    @cached_property
+    def _foot(self) -> float:
+        return 0.15 + _LINE * (self._caption.count("\n") + 1) + (0 if self._labelled else _RAMP)
+
+    @cached_property
+    def _labelled(self) -> bool:
+        """Whether all panels have the numbers of the devices in their cells."""
+        return len(self.colour) == 1 or all(panel.legible for panel in self._panels)
+
+    @cached_property
+    def _panels(self) -> list[Panel]:
+        size = Size(_STRIP_WIDTH if self.strips else _PANEL, self._height)
+        return [Panel(self.scene, at, self.colour, size) for at in range(self.panels)]
+
+    @cached_property
+    def _height(self) -> float:
+        """Of a panel without its title and ticks."""
+        if self.strips:
+            return _STRIP
+        down, across = self.scene.grid
+        every = range(self.panels)
+        ratio = sum(self.scene.extent(at, down) / max(1, self.scene.extent(at, across)) for at in every) / self.panels
+        one = min(max(_PANEL * ratio, _SHORTEST), _TALLEST)
+        slices = max(len(self.scene.pictures(at)) for at in every)
+        return one if slices <= 1 else max(1.2, min(slices * (one + SLICE_NAME), _MOST_SLICED))
+
+    @cached_property
+    def _titles(self) -> list[str]:
+        most = _STRIP_WIDTH if self.strips else _PANEL + 0.9
+        return [_wrapped(str(layout), most) for layout in self.scene.layouts]
+
+    @cached_property
+    def _caption(self) -> str:
+        return _wrapped(" ".join(self.scene.notes()), self._width - 0.4)
+
+    def put(self, area: Area) -> None:
+        """Draws it."""
+        for at, panel in enumerate(self._panels):
+            self._place(area, at, panel)
+        top = area.height - self._foot + 0.1
+        if not self._labelled:
+            self._ramp(area.inside(0.2, top, area.width - 0.4, _RAMP))
+            top += _RAMP
+        area.text(0.2, top, self._caption, size=SMALL, alpha=0.75)
+
+    def _place(self, area: Area, at: int, panel: Panel) -> None:
+        """A panel with its titles and the arrow that leads to it."""
+        row, column = divmod(at, self.columns)
+        left, top = self._left + column * (_PANEL + _GAP), row * self._pitch
+        middle, aligned = (left, "left") if self.strips else (left + panel.size.width / 2, "center")
+        area.text(middle, top, self.scene.names[at], size=LARGE, weight="bold", ha=aligned)
+        area.text(middle, top + _NAME, self._titles[at], size=SMALL, ha=aligned)
+        if at and self.strips:
+            self._arrow_down(area, left, top - _STRIP_GAP, self.plan.steps[at - 1])
+        elif at:
+            self._arrow(area, left - _GAP, top + self._head + self._height / 2, self.plan.steps[at - 1])
+        panel.draw(area.inside(left, top + self._head, *panel.size))
+
+    def _arrow(self, area: Area, left: float, middle: float, step: Step) -> None:
+        """From the panel before: the step, and what the worst device receives in it."""
+        start, width = left + 0.08, _GAP - 0.62
+        area.text(start + width / 2, middle - 0.09, step.kind, size=SMALL, ha="center", va="bottom", weight="bold")
+        area.inside(start, middle - 0.1, width, 0.2).arrow((0, 0.1), (width, 0.1))
+        area.text(start + width / 2, middle + 0.09, "\n".join(_received(step)), size=SMALL, ha="center")
+
+    def _arrow_down(self, area: Area, left: float, top: float, step: Step) -> None:
+        area.inside(left, top, 0.3, _STRIP_GAP - 0.08).arrow((0.12, 0.02), (0.12, _STRIP_GAP - 0.1))
+        words = f"{step.kind}: {' '.join(_received(step))}"
+        area.text(left + 0.32, top + _STRIP_GAP / 2 - 0.05, words, size=NORMAL, va="center")
+
+    def _ramp(self, area: Area) -> None:
+        """The colours by device, where no numbers are in the tiles."""
+        ids = self.scene.devices[:: -(-len(self.scene.devices) // 64)]
+        axes = area.inside(0.85, 0.02, _RAMP_WIDTH, 0.16).axes()
+        axes.set(xlim=(0, len(ids)), ylim=(0, 1))
+        axes.set_axis_off()
+        shades = [self.colour[device] for device in ids]
+        polygons(axes, [box(at, 0, at + 1, 1) for at in range(len(ids))], shades, linewidths=0, antialiaseds=False)
+        if len(ids) <= _NUMBERED:
+            for at, device in enumerate(ids):
+                words_on(axes, at + 0.5, 0.5, str(device), SMALL, [self.colour[device]])
+        area.text(0.78, 0.1, f"device {self.scene.devices[0]}", size=SMALL, va="center", ha="right")
+        area.text(0.92 + _RAMP_WIDTH, 0.1, f"device {self.scene.devices[-1]}", size=SMALL, va="center")
+
+
+def _received(step: Step) -> list[str]:
+    calls = [f"in {counted(step.launches, 'launch')}"] if step.launches > 1 else []
+    return [f"{bytes_text(step.received_bytes)}", "received", *calls]
+
+
+def _wrapped(words: str, inches: float) -> str:
+    most = int(inches / width_of("x", SMALL))
+    return "\n".join(textwrap.wrap(words, most, break_long_words=False, break_on_hyphens=False))
