@@ -1,7 +1,7 @@
 # make help says what there is. Everything is installed in .venv (and .venv-312), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-312 bench clean
+.PHONY: help demo test test-312 notebooks bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -30,6 +30,7 @@ help:
 	@echo "make demo      plan, check and run one real redistribution, beside what XLA does with it"
 	@echo "make test      ruff, pyright and pytest"
 	@echo "make test-312  what depends on jax or MPI under Python 3.12, with a newer jax and Open MPI"
+	@echo "make notebooks run the notebooks, and store what they show"
 	@echo "make bench     how long planning takes"
 	@echo "make clean     remove the virtual environments and caches"
 
@@ -53,9 +54,12 @@ test-312:
 	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 $(WITH_JAX); \
 	else echo "no Python 3.12 on this machine: its tests were not run"; fi
 
+notebooks: .venv/.stamp
+	@.venv/bin/python notebooks/execute.py
+
 bench: .venv/.stamp
 	@.venv/bin/python benchmarks/planner.py
 
 clean:
 	rm -rf .venv .venv-312 .pytest_cache .ruff_cache .hypothesis dist
-	find reshard tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find reshard tests benchmarks notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
