@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from reshard.cli import files
 from reshard.cli.arguments import Options
-from reshard.errors import ReshardError
 from reshard.mpi import launch
 
 
@@ -27,8 +25,5 @@ def _measure(options: Options) -> int:
     if options.output is None:
         print(network.to_json())
         return 0
-    try:
-        Path(options.output).write_text(f"{network.to_json()}\n", encoding="utf-8")
-    except OSError as error:
-        raise ReshardError(f"cannot write {options.output}: {error.strerror}") from None
+    files.write(options.output, f"{network.to_json()}\n")
     return 0

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reshard.cli import output
+from reshard.cli import files, output
 from reshard.cli.arguments import Options
 from reshard.cli.files import quiet_jax, read
 from reshard.cli.units import bytes_text, counted, parse_bytes
@@ -25,7 +23,9 @@ def run(options: Options) -> int:
     """Writes the program after the pass; prints what became of its reshards, if that was asked for."""
     found = _transformed(options)
     if options.output is not None:
-        _write(found, options.output)
+        # Text for a name that says so, else a portable artifact.
+        as_text = options.output == "-" or options.output.endswith(_TEXT)
+        files.write(options.output, found.text if as_text else found.to_bytes())
     elif not (options.report or options.json):
         print(found.text)
     if options.json:
@@ -48,18 +48,6 @@ def _transformed(options: Options) -> Transformed:
         raise ReshardError("the pass needs jax, which is not installed: install 'reshard[jax]'") from None
     budget = None if options.budget is None else parse_bytes(options.budget)
     return transform(program.content, network=options.network, budget=budget)
-
-
-def _write(found: Transformed, path: str) -> None:
-    """Text for a name that says so, else a portable artifact."""
-    content = found.text.encode() if path.endswith(_TEXT) else found.to_bytes()
-    try:
-        if path == "-":
-            sys.stdout.write(found.text)
-        else:
-            Path(path).write_bytes(content)
-    except OSError as error:
-        raise ReshardError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _show(report: Report) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from reshard.cli import output
+from reshard.cli import files, output
 from reshard.cli.arguments import Options
 from reshard.cli.files import Program, quiet_jax, read
 from reshard.doctor import Report, examine
@@ -16,7 +14,7 @@ def run(options: Options) -> int:
     """Prints the report of a file; 1 if it was to fail where an array is rebuilt, and one is."""
     report = _report(read(options.file), options)
     if options.html is not None:
-        _write(options.html, report.to_html())
+        files.write(options.html, report.to_html())
     if options.json:
         print(report.to_json(indent=2))
     elif options.html is None:
@@ -38,10 +36,3 @@ def _report(program: Program, options: Options) -> Report:
     return report_program(
         program.content, network=options.network, platform=options.platform, topology=options.topology
     )
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReshardError(f"cannot write {path}: {error.strerror}") from None

@@ -29,9 +29,14 @@ def explain(out: Console, plan: Plan, network: str | None) -> None:
         return
     out.print()
     output.paragraph(out, "how good it is", style=output.NAME)
-    for words in (_bytes(plan, network), _memory(plan, network), _time(plan, network)):
-        if words:
-            output.paragraph(out, words, "  -  ")
+    for words in judged(plan, network):
+        output.paragraph(out, words, "  -  ")
+
+
+def judged(plan: Plan, network: str | None) -> list[str]:
+    """How good a plan is in bytes, in memory, and in time if it was planned for a network of this name."""
+    found = (_bytes(plan, network), _memory(plan, network), _time(plan, network))
+    return [words for words in found if words]
 
 
 def why(step: Step, last: bool = True) -> str:

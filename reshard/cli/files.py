@@ -1,4 +1,4 @@
-"""Programs in files: what is in one, by its contents."""
+"""Files that a command reads and writes: programs, by their contents, and whatever it makes."""
 
 from __future__ import annotations
 
@@ -48,6 +48,17 @@ def read(path: str) -> Program:
         return Program(text, False)
     what = "empty" if not text.strip() else f"no program: {text.strip()[:60]!r}"
     raise NotationError(f"{path} is {what}; {_WANTED}")
+
+
+def write(path: str, content: str | bytes) -> None:
+    """Writes a file, `-` being stdout for text; raises `ReshardError` if that cannot be done."""
+    try:
+        if path == "-" and isinstance(content, str):
+            sys.stdout.write(content)
+        else:
+            Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise ReshardError(f"cannot write {path}: {error.strerror}") from None
 
 
 def quiet_jax() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from reshard.cli import output
+from reshard.cli import files, output
 from reshard.cli.arguments import Options
 from reshard.cli.explain import explain
 from reshard.cli.request import Request, planned
 from reshard.cli.units import bytes_text, counted, seconds_text
 from reshard.draw.live import parts
-from reshard.errors import ReshardError
 from reshard.types.plan import Plan
 
 
@@ -42,11 +40,7 @@ def run(options: Options) -> int:
 def _write_page(path: str, plan: Plan, network: str | None) -> None:
     from reshard.draw.page import page  # With matplotlib, which only a page needs.
 
-    text = page(plan, network)
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReshardError(f"cannot write {path}: {error.strerror}") from None
+    files.write(path, page(plan, network))
 
 
 def head(out: Console, request: Request) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
+from reshard.cli import files
 from reshard.cli.arguments import Options
 from reshard.cli.request import planned
 from reshard.errors import ProofError, ReshardError
@@ -22,12 +22,5 @@ def run(options: Options) -> int:
         return 1
     print(proof.explain())
     if options.output is not None:
-        _write(options.output, proof.to_smt2())
+        files.write(options.output, proof.to_smt2())
     return 0
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ReshardError(f"cannot write {path}: {error.strerror}") from None

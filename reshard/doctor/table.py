@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -20,7 +21,8 @@ _ROWS = 25  # As many as one looks through.
 
 def text(report: Report) -> str:
     """The report as plain text, 100 columns wide."""
-    out = Console(file=io.StringIO(), width=_WIDTH, markup=False, highlight=False, emoji=False, color_system=None)
+    plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "color_system": None}
+    out = Console(file=io.StringIO(), width=_WIDTH, force_jupyter=False, **plain)  # Jupyter's would print it.
     show(out, report)
     written = out.file.getvalue() if isinstance(out.file, io.StringIO) else ""
     return "\n".join(line.rstrip() for line in written.rstrip("\n").split("\n"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from reshard.cli.explain import why
+from reshard.cli.explain import judged, why
 from reshard.cli.units import bytes_text, counted, seconds_text
 from reshard.draw.html import cards, document, table
 from reshard.draw.pictures import NAMES, draw, load_canvas
@@ -15,7 +15,7 @@ from reshard.types.plan import Plan, Step
 _STYLE = """
 figure { margin: 0 0 .75rem; padding: .9rem 1rem; overflow-x: auto; }
 figure svg { margin: 0 auto; }
-ol { margin: 0; padding-left: 1.3rem; } li { margin: 0 0 .45rem; }
+ol, ul { margin: 0; padding-left: 1.3rem; } li { margin: 0 0 .45rem; }
 """
 
 _TITLES = {
@@ -50,7 +50,7 @@ def page(plan: Plan, network: str | None = None) -> str:
         f"<code>{escape(str(target))}</code></h1>",
         f"<p class='faint'>{size} on {counted(source.mesh.size, 'device')}, mesh {escape(meshes)}</p>",
         _sums(plan, network),
-        f"<h2>Steps</h2>{_steps(plan)}",
+        f"<h2>Steps</h2>{_steps(plan, network)}",
         *(f"<h2>{_TITLES[name]}</h2><figure>{_figure(plan, name)}</figure>" for name in NAMES),
         _FOOTER,
     ]
@@ -74,7 +74,7 @@ def _sums(plan: Plan, network: str | None) -> str:
     return cards(sums)
 
 
-def _steps(plan: Plan) -> str:
+def _steps(plan: Plan, network: str | None) -> str:
     if not plan.steps:
         return "<p>Nothing to do: the two are the same layout.</p>"
     timed = [] if plan.seconds is None else [("seconds", True)]
@@ -84,7 +84,11 @@ def _steps(plan: Plan) -> str:
         f"<li><b>{step.kind}</b>: {escape(why(step, number == len(plan.steps)))}</li>"
         for number, step in enumerate(plan.steps, 1)
     )
-    return f"{table([*heads, ('live', True), *timed], rows)}<h2>Why these steps</h2><ol>{''.join(reasons)}</ol>"
+    good = "".join(f"<li>{escape(words)}</li>" for words in judged(plan, network))
+    return (
+        f"{table([*heads, ('live', True), *timed], rows)}<h2>Why these steps</h2><ol>{''.join(reasons)}</ol>"
+        f"<h2>How good they are</h2><ul>{good}</ul>"
+    )
 
 
 def _row(step: Step, timed: bool) -> list[str]:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from reshard.errors import PlanError
 from reshard.runtime.on_z3 import Form
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.plan import Move, Plan, chain
 
 
 def instance(plan: Plan, form: Form, sizes: Mapping[str, int]) -> Plan:
-    """The plan with other sizes for the names of its form; a chunk grows with the messages."""
+    """The plan with other sizes for the names of its form; a chunk grows with the messages.
+
+    Raises `PlanError` for names that the form does not have, and sizes below 1.
+    """
+    wrong = {name: size for name, size in sizes.items() if name not in form.sizes or size < 1}
+    if wrong:
+        names = ", ".join(form.sizes) or "none"
+        raise PlanError(f"{wrong} are no sizes of this form: its names are {names}, and sizes are 1 or more")
     at = {**form.sizes, **sizes}
     more = math.prod(at.values()), form.unit
     moves = [

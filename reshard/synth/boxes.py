@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from reshard.errors import LayoutError, StepError
 from reshard.synth.routes import Atoms, Route
-from reshard.types.layout import Dim, Layout
+from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.plan import Move
 from reshard.types.refine import refine
 from reshard.types.rules import judge
@@ -65,6 +65,23 @@ def _peeled(source: Layout, target: Layout) -> Iterator[Route]:
         if at != to:
             moves.append(Move(kind, to))
     yield tuple(moves)
+
+
+def dealt(layout: Layout, other: Layout) -> Layout | None:
+    """The layout with its pieces dealt out one element a round, in the dims where its numeral does not nest in another.
+
+    layout  f32[{x}3]     x = 2, y = 3: the other, f32[{y}2], counts y first
+    dealt   f32[3{x}]     ... and here x comes last, where y can stand before it
+    """
+    if layout.mesh != other.mesh or not (layout.even and other.even):
+        return None
+    nest = [refine(_only(layout, at), _only(other, at)) is not None for at in range(len(layout.dims))]
+    dims = [dim if fits else _dealt(dim) for dim, fits in zip(layout.dims, nest, strict=True)]
+    return _with(layout, dims)
+
+
+def _dealt(dim: Dim) -> Dim:
+    return Dim((Digit(dim.tile, None), *(digit for digit in dim.digits if digit.axis is not None)), dim.size)
 
 
 def _only(layout: Layout, at: int) -> Layout:

@@ -55,6 +55,25 @@ def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tupl
     return _tiled(source, part), _tiled(source, whole)
 
 
+def before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
+    """Layouts from which one gather leads to the target: cut further, in some dim, by what only the source uses.
+
+    An exchange to one of these has fewer rounds than one to the target, and receives what the gather then does not.
+    """
+    before, after = _holders(source), _holders(target)
+    if before is None or after is None or source.mesh != target.mesh or not (source.even and target.even):
+        return
+    used = {p for dim in after for p in dim}
+    free = [p for dim in before for p in dim if p not in used]
+    if not free:
+        return
+    for at, dim in enumerate(target.dims):
+        if dim.tile % math.prod(size for _, size in free) == 0:
+            # Sub-axes that cannot co-exist in one layout make none.
+            with contextlib.suppress(LayoutError):
+                yield _tiled(source, [held + free if n == at else held for n, held in enumerate(after)])
+
+
 def _guesses(
     source: Layout, target: Layout, before: Holders, after: Holders, thorough: bool
 ) -> Iterator[list[Holders]]:

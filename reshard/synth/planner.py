@@ -128,11 +128,24 @@ def _moves(source: Layout, target: Layout, links: cost.Links | None) -> Iterator
     refinement = refine(source, target)
     if refinement is None:
         yield from boxes.routes(source, target)
+        yield from _exchanged(source, target, links)
         yield from _bridged(source, target, links, thorough=True)
         return
     yield from _structured(source, target, refinement, links)
     if links is not None and source.mesh.size <= BRIDGED and (refinement.swapped or refinement.gathered):
         yield from _bridged(source, target, links, thorough=False)
+
+
+def _exchanged(source: Layout, target: Layout, links: cost.Links | None) -> Iterator[Route]:
+    """Routes with an exchange of fewer rounds than the one to the target, between layouts that do not nest."""
+    for between in bridges.before_gathers(source, target):
+        kind = "permute" if boxes.permutes(source, between) else "exchange"
+        yield (Move(kind, between), Move("all_gather", target))
+    first, last = boxes.dealt(source, target), boxes.dealt(target, source)
+    if first is not None and (r := refine(first, target)) is not None:
+        yield from ((Move("exchange", first), *rest) for rest in _structured(first, target, r, links))
+    if last is not None and (r := refine(source, last)) is not None:
+        yield from ((*rest, Move("exchange", target)) for rest in _structured(source, last, r, links))
 
 
 def _structured(source: Layout, target: Layout, r: Refinement, links: cost.Links | None) -> Iterator[Route]:

@@ -114,13 +114,14 @@ def test_seconds_are_there_when_they_are_known():
     assert re.search(r"[num]?s predicted", Read(plan._repr_html_()).text) and "tpu" not in plan._repr_html_()
 
 
-def test_names_are_escaped(monkeypatch):
-    """No layout has such a text; what shows it does not count on that."""
-    a_plan = planned("two dims")
-    plan = rs.plan(a_plan.source, a_plan.target, network="tpu-v5p")
+def test_names_are_escaped(monkeypatch, tmp_path):
+    """No layout has such a text; what shows it does not count on that. A network's file may have such a name."""
+    a_plan, network = planned("two dims"), tmp_path / "<b>network.json"
+    network.write_text(rs.Network.load("tpu-v5p").to_json())
+    plan = rs.plan(a_plan.source, a_plan.target, network=str(network))
     monkeypatch.setattr(Layout, "__str__", lambda layout: "<script>alert('&')</script>")
-    for html in (plan._repr_html_(), page(plan, "<b>'network'</b>")):
-        assert "<script" not in html and "&lt;script&gt;" in html and "<b>'network'" not in html
+    for html in (plan._repr_html_(), page(plan, str(network))):
+        assert "<script" not in html and "&lt;script&gt;" in html and "<b>network" not in html
         check_self_contained(Read(html))
 
 

@@ -67,33 +67,17 @@ def test_all_pairs_are_there():
     assert [sum(map(len, classes(mesh).values())) for mesh in SMALL] == [11 * 10, 11 * 10, 49 * 48]
 
 
-BEATEN = {
-    ("f32[{x}3, {y}2]", "f32[6, {x}3]"): (5, 4),
-    ("f32[{x}3, {y}2]", "f32[{y}2, 6]"): (5, 3),
-    ("f32[{y}2, {x}3]", "f32[{x}3, 6]"): (5, 3),
-    ("f32[{y}2, {x}3]", "f32[6, {y}2]"): (5, 4),
-}
-"""The pairs, all on 2x3, whose plan has a shorter rival: the planner's launches, and the fewest. A digit of radix 2 and
-one of radix 3 go round; an exchange between numerals that do not nest makes a smaller tile first, which is gathered.
-"""
-
-
 @pytest.mark.parametrize("mesh", SMALL, ids=str)
-def test_which_pairs_have_a_plan_of_fewer_launches(mesh: Mesh):
+def test_no_pair_has_a_plan_of_fewer_launches(mesh: Mesh):
     """At the same bytes and memory; the other pairs of a class have the same plan under other names."""
-    beaten, searched = {}, 0
+    searched = 0
     for (source, target), same in classes(mesh).items():
         plan = rs.plan(source, target)
         for pair in same:
             assert all(getattr(rs.plan(*pair), name) == getattr(plan, name) for name in FIGURES)
         found = fewest(plan, limit=600)
         searched += bool(found.claims)
-        if found.better is not None:
-            assert decided(found)
-            beaten[str(source), str(target)] = plan.launches, found.better.launches
-        else:
-            assert found.holds, f"{plan}\n{found.statement}"
-    assert beaten == (BEATEN if mesh == SMALL[1] else {})
+        assert found.holds, f"{plan}\n{found.statement}"
     assert searched > 5
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 import reshard as rs
+from reshard.errors import PlanError
 from reshard.lower import lower
 from reshard.prove import Proof, UndecidedError, instance, prove
 from reshard.runtime import on_z3
@@ -35,6 +36,13 @@ def forms(proof: Proof) -> str:
 @pytest.mark.parametrize(("mesh", "source", "target", "options", "form"), SIZED)
 def test_which_sizes_vary(mesh: Mesh, source: str, target: str, options: dict, form: str):
     assert forms(prove(rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh), **options))) == form
+
+
+@pytest.mark.parametrize("sizes", [{"n7": 3}, {"n0": 0}, {(0, 4): 2}])
+def test_sizes_that_the_form_does_not_have_are_refused(sizes: dict):
+    plan = rs.plan(*(Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 16]", "f32[16, {x}4]")))
+    with pytest.raises(PlanError, match="its names are n0, n1"):
+        instance(plan, prove(plan).form, sizes)
 
 
 def some_plans(seed: int, count: int) -> list[rs.Plan]:
