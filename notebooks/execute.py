@@ -40,7 +40,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-_SETTINGS = ("IPYTHON", "JAX_", "JPY_", "MPL", "PYTEST_", "RESHARD_", "TF_", "TPU_", "XLA_")
+_SETTINGS = ("COLUMNS", "IPYTHON", "JAX_", "JPY_", "MPL", "PYTEST_", "RESHARD_", "TF_", "TPU_", "XLA_")
 
 
 def read(path: Path) -> NotebookNode:
