@@ -24,7 +24,7 @@ from tests.layouts import random_layout
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE, TARGET = "f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"
 MESH = ("--mesh", "x=4,y=2")
-COMMANDS = ("plan", "show", "simulate")
+COMMANDS = ("plan", "show", "simulate", "prove")
 
 
 class Ran:
@@ -417,7 +417,7 @@ def _examples() -> list[str]:
     found = []
     for text in (_help(), *(_help(name) for name in COMMANDS)):
         joined = text.replace("\\\n", " ")
-        found += [line.strip() for line in joined.splitlines() if re.match(r"  reshard (plan|show|simulate) ", line)]
+        found += [line.strip() for line in joined.splitlines() if re.match(r"  reshard (plan|show|simulate|prove) ", line)]
     return found
 
 

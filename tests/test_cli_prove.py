@@ -17,12 +17,15 @@ PAIR = ["--mesh", "x=4,y=2", "f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"]
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
 
 
-def test_it_prints_the_proof_and_writes_queries(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+def test_it_prints_the_proof_and_writes_queries(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     """The queries, as another solver reads them, have no solution: they ask for a claim to fail."""
+    monkeypatch.setenv("COLUMNS", "90")
     assert main(["prove", *PAIR, "-o", str(tmp_path / "q.smt2")]) == 0
     mesh = rs.Mesh(x=4, y=2)
     plan = rs.plan(*(rs.Layout.parse(text, mesh) for text in PAIR[2:]))
-    assert capsys.readouterr().out == f"{rs.prove(plan).explain()}\n"
+    assert capsys.readouterr().out == f"{rs.prove(plan).explain(90)}\n"
     queries = (tmp_path / "q.smt2").read_text().split("(reset)\n")
     assert len(queries) > 1
     for query in queries:

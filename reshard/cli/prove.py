@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from reshard.cli import files
+from reshard.cli import files, output
 from reshard.cli.arguments import Options
 from reshard.cli.request import planned
 from reshard.errors import ProofError, ReshardError
 from reshard.prove import prove
+from reshard.prove.proof import WIDTH
 
 
 def run(options: Options) -> int:
@@ -20,7 +21,7 @@ def run(options: Options) -> int:
     except ProofError as error:
         print(f"reshard: {error}", file=sys.stderr)
         return 1
-    print(proof.explain())
+    print(proof.explain(min(WIDTH, output.console().width)))
     if options.output is not None:
         files.write(options.output, proof.to_smt2())
     return 0

@@ -9,6 +9,10 @@ from reshard.runtime.on_z3 import Form, Query, to_smt2
 from reshard.types.plan import Plan
 
 
+WIDTH = 100
+"""Columns of a proof's text, if nothing says less."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One statement, the steps of its argument, and the claims that z3 decided."""
@@ -54,9 +58,11 @@ class Proof:
         """All that z3 decided."""
         return tuple(claim for _, part in self.parts for claim in part.claims)
 
-    def explain(self) -> str:
-        """The argument as text."""
-        return "\n".join([*_head(self), *(line for name, part in self.parts for line in lines(name, part))])
+    def explain(self, width: int = WIDTH) -> str:
+        """The argument as text, of so many columns where words allow it."""
+        parts = (line for name, part in self.parts for line in lines(name, part, width))
+        first, *rest = _head(self)
+        return "\n".join([first, *(line for each in rest for line in _wrapped(each, "  ", width)), *parts])
 
     def to_smt2(self) -> str:
         """Every claim negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
@@ -70,19 +76,24 @@ def _head(proof: Proof) -> list[str]:
     plan, form = proof.plan, proof.form
     lines = [
         f"{plan.source} -> {plan.target} on {plan.source.mesh}",
-        f"  form {form.spell(plan.source)} -> {form.spell(plan.target)}",
+        f"form {form.spell(plan.source)} -> {form.spell(plan.target)}",
     ]
     if form.names:
         here = ", ".join(f"{name} = {size}" for name, size in sorted(form.sizes.items()))
-        lines.append(f"  for all {', '.join(sorted(form.sizes))} >= 1 (here {here}); N is their product")
+        lines.append(f"for all {', '.join(sorted(form.sizes))} >= 1 (here {here}); N is their product")
     else:
-        lines.append("  for these sizes")
-    return lines + [f"  dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items())]
+        lines.append("for these sizes")
+    return lines + [f"dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items())]
 
 
-def lines(name: str, part: Part) -> list[str]:
+def lines(name: str, part: Part, width: int = WIDTH) -> list[str]:
     """A part as text: its statement, and its argument and claims beneath."""
-    found = [f"{name}: {part.statement}"]
+    head, *rest = f"{name}: {part.statement}".splitlines()
+    found = [*textwrap.wrap(head, width, subsequent_indent="  ", break_long_words=False), *rest]
     for line in (*part.argument, *map(str, part.claims)):
-        found += textwrap.wrap(line, 110, initial_indent="  - ", subsequent_indent="    ", break_long_words=False)
+        found += _wrapped(line, "  - ", width)
     return found
+
+
+def _wrapped(line: str, mark: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width, initial_indent=mark, subsequent_indent=" " * 4, break_long_words=False)
