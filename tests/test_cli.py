@@ -417,7 +417,8 @@ def _examples() -> list[str]:
     found = []
     for text in (_help(), *(_help(name) for name in COMMANDS)):
         joined = text.replace("\\\n", " ")
-        found += [line.strip() for line in joined.splitlines() if re.match(r"  reshard (plan|show|simulate|prove) ", line)]
+        lines = (line for line in joined.splitlines() if re.match(rf"  reshard ({'|'.join(COMMANDS)}) ", line))
+        found += [line.strip() for line in lines]
     return found
 
 

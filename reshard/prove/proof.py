@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from reshard.runtime.on_z3 import Form, Query, to_smt2
 from reshard.types.plan import Plan
 
-
 WIDTH = 100
 """Columns of a proof's text, if nothing says less."""
 
