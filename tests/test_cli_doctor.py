@@ -14,7 +14,7 @@ import pytest
 from reshard import hlo
 from reshard.cli import main
 from reshard.cli.arguments import parse, parser
-from tests.doctor.test_report import Page
+from tests.markup import Read
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "doctor" / "data"
@@ -82,7 +82,7 @@ def test_a_page(call, tmp_path):
     path = tmp_path / "report.html"
     code, out, _ = call("doctor", COMPILED, "--html", path)
     assert (code, out) == (0, "")
-    assert "train.py:17" in "".join(Page(path.read_text(encoding="utf-8")).words)
+    assert "train.py:17" in Read(path.read_text(encoding="utf-8")).text
 
 
 def test_all_and_network(call):

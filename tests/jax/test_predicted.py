@@ -27,6 +27,7 @@ from reshard.lower import lower
 from reshard.lower.program import AllGather, AllToAll, Permute, Program, Slabs, Slice
 from reshard.runtime import on_jax
 from reshard.types import Layout
+from reshard.types.plan import Move, chain
 from reshard.types.rules import RULES, How
 from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import contiguous_layouts
@@ -196,7 +197,7 @@ def test_messages_of_pieces_that_do_not_nest_are_padded():
     """By at most a half of what the plan counts, for pieces in 2 and in 3."""
     padded = 0
     for source, target in (pair for pair in sample() if pair[0].mesh.size == 6):
-        plan = rs.plan(source, target)
+        plan = chain(source, target, [Move("exchange", target)])  # The planner finds better ones.
         received = sum(size * times for (_, size), times in promised(plan).items())
         assert plan.received_bytes <= received <= 1.5 * plan.received_bytes, plan
         padded += received > plan.received_bytes
