@@ -20,7 +20,7 @@ from reshard.errors import BudgetError
 from reshard.lower.to_mpi import ranks
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Memory
-from reshard.runtime.on_mpi import datatypes, moves, reading
+from reshard.runtime.on_mpi import datatypes, huge, moves, reading
 from reshard.runtime.on_mpi.team import Team
 from reshard.types import Layout
 from tests.oracle import PADDING, finished, summands_of, tiles_of
@@ -185,7 +185,8 @@ def check_move(
     plan = plan_of(source, target, how)
     options = {"budget": how.budget, "donate": how.donate, "memory": memory, "limit": LIMIT}
     scratch = max(0, plan.peak_bytes - source.tile_bytes - target.tile_bytes) // 2
-    with forced(how.way, scratch), taking_runs(how.long), counting(team) as counted:
+    mapped_again = mock.patch.object(huge, "WORTHWHILE", 4096)
+    with forced(how.way, scratch), taking_runs(how.long), mapped_again, counting(team) as counted:
         if how.shared:
             array = DistArray.empty(source, comm, dtype=tile.dtype, limit=LIMIT)
             array.tile[...] = tile

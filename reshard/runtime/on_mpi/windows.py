@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import RankError
+from reshard.runtime.on_mpi import huge
 from reshard.runtime.on_mpi.board import WORDS
 from reshard.runtime.on_mpi.packing import Array
 
@@ -36,7 +37,14 @@ class Window:
         self.made = made
         # A rank that is alone on its node has nobody to share with.
         self._window = MPI.Win.Allocate_shared(capacity, 1, comm=node) if node.size > 1 else None
-        self._memory = [self._of(member, capacity) for member in range(node.size)]
+        memory = [self._of(member, capacity) for member in range(node.size)]
+        large = node.size > 1 and capacity >= huge.WORTHWHILE
+        self._again = {member: found for member, each in enumerate(memory) if large and (found := huge.again(each))}
+        self._memory = [self._again[m].memory if m in self._again else each for m, each in enumerate(memory)]
+        if node.rank in self._again:
+            huge.fill(self._again[node.rank])
+        if large:
+            node.Barrier()  # Others may write to it as soon as they have it.
 
     def _of(self, member: int, capacity: int) -> Array:
         if self._window is None:
@@ -58,6 +66,9 @@ class Window:
     def free(self) -> None:
         """Gives the memory back; every member must."""
         self._memory = []
+        for found in self._again.values():
+            found.unmap()
+        self._again = {}
         if self._window is not None:
             self._window.Free()
 

@@ -1,0 +1,76 @@
+"""Memory mapped a second time for huge pages: the same bytes, where it can be done, and nothing where it cannot."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from reshard.runtime.on_mpi import huge
+
+HUGE = 2 << 20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked of Linux")
+
+
+def shared(nbytes: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+
+
+def mappings() -> int:
+    with open("/proc/self/maps") as maps:
+        return len(maps.readlines())
+
+
+@linux
+@pytest.mark.parametrize("skipped", [0, 4096, 3 * 4096])
+def test_it_is_the_same_memory_where_its_place_in_the_file_asks(skipped: int):
+    whole = shared(huge.WORTHWHILE + 5 * HUGE + 4096)
+    memory = whole[skipped:]
+    found = huge.again(memory)
+    assert found is not None
+    assert found.memory.size == memory.size and not np.may_share_memory(found.memory, memory)
+    assert (found.start - skipped) % HUGE == 0
+    huge.fill(found)
+    assert not memory.any()
+    steps = np.arange(0, memory.size, 4096)
+    memory[steps] = steps // 4096 % 251
+    assert np.array_equal(found.memory[steps], steps // 4096 % 251)
+    found.memory[-1] = 7
+    assert memory[-1] == 7
+    before = mappings()
+    found.unmap()
+    assert mappings() == before - 1
+    assert memory[-1] == 7
+
+
+@linux
+def test_nothing_is_left_mapped_around_it():
+    memory = shared(huge.WORTHWHILE)
+    before = mappings()
+    for _ in range(20):
+        found = huge.again(memory)
+        assert found is not None
+        found.unmap()
+    assert mappings() <= before + 1
+
+
+@pytest.mark.parametrize("size", [4096, huge.WORTHWHILE - 1])
+def test_little_memory_stays_as_it_is(size: int):
+    assert huge.again(shared(size)) is None
+
+
+def test_private_memory_stays_as_it_is():
+    assert huge.again(np.zeros(2 * huge.WORTHWHILE, np.uint8)) is None
+
+
+def test_memory_that_begins_inside_a_page_stays_as_it_is():
+    assert huge.again(shared(2 * huge.WORTHWHILE)[64:]) is None
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RESHARD_MPI_HUGE_PAGES", "0")
+    assert huge.again(shared(2 * huge.WORTHWHILE)) is None
