@@ -211,7 +211,7 @@ def _add_prove(add: _Adder) -> None:
     command = _command(add, "prove", what, _PROVE, _run_prove)
     _add_pair(command)
     command.add_argument("-o", "--output", metavar="FILE", help="write its queries as SMT-LIB, for another solver")
-    command.add_argument("--launches", action="store_true", help="also seek a plan of fewer launches, as good else")
+    command.add_argument("--launches", action="store_true", help="also seek a plan of fewer launches that is as good")
     what = "how long to seek it (default 30)"
     command.add_argument("--limit", dest="seconds", type=float, default=30.0, metavar="SECONDS", help=what)
 

@@ -307,9 +307,9 @@ def shortest(plan: Plan) -> int:
     every = edges(plan.source.mesh, plan.source.shape, plan.donate)
     received = {(plan.source, True): {0: 0}}
     kept = 0 if plan.donate else plan.source.tile_bytes
-    todo = [(0, 0, plan.source, True)]
-    while todo:
-        launched, before, at, first = todo.pop()
+    open_ends = [(0, 0, plan.source, True)]
+    while open_ends:
+        launched, before, at, first = open_ends.pop()
         for result, (more, launches, live) in every[at]:
             total, count = before + more, launched + launches
             if total > plan.received_bytes or count > plan.launches or live + (0 if first else kept) > plan.peak_bytes:
@@ -317,7 +317,7 @@ def shortest(plan: Plan) -> int:
             known = received.setdefault((result, False), {})
             if all(known.get(n, total + 1) > total for n in range(count + 1)):
                 known[count] = total
-                todo.append((count, total, result, False))
+                open_ends.append((count, total, result, False))
     return min(received.get((plan.target, False), {}))
 
 

@@ -75,16 +75,16 @@ def fill(found: Again) -> None:
 
 
 def _offset(address: int) -> int | None:
-    """Where in its file the memory at an address lies, if it is shared and can be written to."""
+    """Where in its file the memory at an address lies; that it is shared, the kernel sees to."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return None
     for line in lines:
-        where, rights, offset = line.split()[:3]
+        where, _, offset = line.split()[:3]
         low, high = (int(end, 16) for end in where.split("-"))
         if low <= address < high:
-            return int(offset, 16) + address - low if rights[1] + rights[3] == "ws" else None
+            return int(offset, 16) + address - low
     return None
 
 
