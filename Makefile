@@ -15,7 +15,7 @@ PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3
 
 # What can differ from one jax or MPI to another; the rest is the same Python on both.
 WITH_JAX = tests/jax tests/mpi tests/hlo tests/doctor tests/lower tests/runtime tests/synth/test_against_shardy.py \
-  tests/test_demo.py tests/test_docs.py tests/test_examples.py tests/test_cli_doctor.py reshard
+  tests/test_demo.py tests/test_docs.py tests/test_examples.py tests/cli/test_doctor.py reshard
 
 # $(call setup,folder,python,MPI): a virtual environment with the package, editable, and its dev extras.
 define setup

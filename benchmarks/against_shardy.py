@@ -33,7 +33,7 @@ from reshard.synth.network import PRESETS, Network
 from reshard.synth.planner import plan
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.plan import Move, Plan, chain
+from reshard.types.plan import Plan, StepSpec, chain
 from tests.layouts import sample_pairs
 
 MESHES = ("2x2", "2x3", "2x4", "2x2x2", "2x2x2x2", "3x5", "8x10", "4x6x2", "16x16x2")
@@ -160,7 +160,7 @@ def compared(mesh: Mesh, pairs: Sequence[Pair], networks: Iterable[str] = PRESET
 
 def priced(found: Plan, links: cost.Links) -> float:
     """Predicted seconds of a plan's steps, whoever made them."""
-    return sum(cost.seconds(Move(s.kind, s.result, s.how), s.operand, links) for s in found.steps)
+    return sum(cost.seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in found.steps)
 
 
 def _links(mesh: Mesh, network: Network) -> cost.Links | None:
@@ -173,7 +173,7 @@ def _links(mesh: Mesh, network: Network) -> cost.Links | None:
 def _theirs(source: Layout, target: Layout, steps: Steps) -> tuple[Plan | None, str | None]:
     """Shardy's steps as a checked plan, or why our rules refuse one of them."""
     try:
-        return chain(source, target, [Move(kind, layout) for kind, layout in steps]), None
+        return chain(source, target, [StepSpec(kind, layout) for kind, layout in steps]), None
     except StepError as error:
         return None, str(error)
 

@@ -227,7 +227,7 @@ def row(asked: Asked, name: str = "", xla: bool = True) -> Row:
         str(plan.source.mesh),
         str(plan.source),
         str(plan.target),
-        tuple(f"{step.kind}/{step.how.slabs}" if step.how.slabs > 1 else step.kind for step in plan.steps),
+        tuple(f"{step.kind}/{step.mode.parts}" if step.mode.parts > 1 else step.kind for step in plan.steps),
         plan.source.tile_bytes + plan.target.tile_bytes,
         max(plan.source.tile_bytes, plan.target.tile_bytes),
         on_jax.peak_bytes(plan),
@@ -310,7 +310,7 @@ def table(found: Sequence[Row]) -> Table:
     shown.add_column("from, to")
     for column in ("peak", "/ promise", "temp", "XLA peak", "XLA temp"):
         shown.add_column(column, justify="right")
-    shown.add_column("plan, /slabs")
+    shown.add_column("plan, /parts")
     for row in sorted(found, key=lambda row: -row.peak):
         head = f"{row.name}\n" if row.name else ""
         theirs = (f"{row.xla.peak / row.tiles:.2f}", f"{row.xla.temp / row.larger:.2f}") if row.xla else ("", "")

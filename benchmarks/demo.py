@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks is
 
 import reshard as rs
 from benchmarks.xla_identity import Identity, XlaError, xla_identities
-from reshard.runtime import Memory
+from reshard.runtime import Account
 from reshard.types.meaning import meaning
 
 ISSUE = "https://github.com/jax-ml/jax/issues/21562"
@@ -59,7 +59,7 @@ class Case:
 def execute(plan: rs.Plan) -> Run:
     """Runs the plan on the embedded runtime, on an array that numbers its elements."""
     whole = np.arange(np.prod(plan.source.shape), dtype=plan.source.dtype).reshape(plan.source.shape)
-    memory = Memory(plan.source.dtype)
+    memory = Account(plan.source.dtype)
     found = rs.simulate(plan, dict(tiles(whole, plan.source)), memory)
     pairs = [(found[device], tile) for device, tile in tiles(whole, plan.target)]
     return Run(

@@ -286,7 +286,7 @@ def in_blocks(into: np.ndarray, given: np.ndarray) -> None:
 def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     """Median processor seconds of packing all that leaves a tile of this order, of the slowest rank."""
     from reshard.runtime.on_mpi.direct import gives, pack
-    from reshard.runtime.on_mpi.packing import raw
+    from reshard.runtime.on_mpi.strided_copy import raw
 
     comm, tile = bench.comm, np.asarray(bench.tile, order=order)
     give = gives(bench.source, bench.target, comm.rank, (0,) * comm.size, tile.itemsize)

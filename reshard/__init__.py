@@ -1,5 +1,13 @@
 """Sharding specs as types: the cheapest collectives between two layouts of a distributed array.
 
+    Mesh, Layout        devices on named axes; where each element of an array is
+    plan, Plan, Step    the steps from one layout to another, with their bytes, launches and memory
+    Network, Link       what bytes cost along each mesh axis
+    prove, Proof        that a plan is right for all sizes of its form, and within its promise
+    simulate            a plan run on numpy, all devices in this process
+    errors              what is raised
+    jax, mpi, draw      plans in JAX programs, on MPI ranks, and as pictures: loaded when they are first used
+
 >>> import reshard as rs
 >>> mesh = rs.Mesh(x=4, y=2)
 >>> source = rs.Layout.parse("f32[{y}8, 16, {x}4]", mesh)
@@ -11,18 +19,56 @@ f32[{y}8, 16, {x}4] -> f32[16, {x}{y}2, 16] on <x=4, y=2>
 received 1792 B (bound 1792 B), 1 launch, peak 6144 B a device
 """
 
-from reshard import draw as draw
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from reshard import errors as errors
 from reshard.errors import ProofError as ProofError
-from reshard.prove import Proof as Proof
-from reshard.prove import prove as prove
-from reshard.simulate import simulate as simulate
-from reshard.synth import Link as Link
-from reshard.synth import Network as Network
-from reshard.synth import plan as plan
 from reshard.types import Layout as Layout
 from reshard.types import Mesh as Mesh
 from reshard.types.plan import Plan as Plan
 from reshard.types.plan import Step as Step
 
+if TYPE_CHECKING:
+    from reshard import draw as draw
+    from reshard import jax as jax
+    from reshard import mpi as mpi
+    from reshard.proofs import Proof as Proof
+    from reshard.proofs import prove as prove
+    from reshard.runtime import simulate as simulate
+    from reshard.synth import Link as Link
+    from reshard.synth import Network as Network
+    from reshard.synth import plan as plan
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Link": "reshard.synth",
+    "Network": "reshard.synth",
+    "Proof": "reshard.proofs",
+    "plan": "reshard.synth",
+    "prove": "reshard.proofs",
+    "simulate": "reshard.runtime",
+}
+_PACKAGES = {"draw": "matplotlib", "jax": "jax", "mpi": "mpi4py"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the planner, the prover and the runtimes when they are first used: `import reshard` loads the language."""
+    if name in _HOMES:
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+    if name not in _PACKAGES:
+        raise AttributeError(f"module 'reshard' has no attribute {name!r}")
+    try:
+        return import_module(f"reshard.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != _PACKAGES[name]:
+            raise
+        raise ImportError(f"reshard.{name} needs {_PACKAGES[name]}: pip install 'reshard[{name}]'") from None
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_PACKAGES])

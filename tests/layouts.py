@@ -11,10 +11,9 @@ from math import prod
 
 from hypothesis import strategies as st
 
-from reshard.types import dtypes
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.text import REDUCTIONS
+from reshard.types.reductions import REDUCTIONS, supports
 
 MESHES = (
     Mesh(x=2, y=2),
@@ -92,7 +91,7 @@ def random_layout(
     dims = tuple(
         _random_dim(choose, size, [Digit(a.size, a) for a in on]) for size, on in zip(shape, held, strict=True)
     )
-    reduction = choose.choice([r for r in REDUCTIONS if dtypes.supports(dtype, r)]) if summed else None
+    reduction = choose.choice([r for r in REDUCTIONS if supports(dtype, r)]) if summed else None
     return Layout(mesh, dims, dtype, reduction, tuple(summed))
 
 

@@ -12,10 +12,10 @@ import numpy as np
 
 import reshard as rs
 from reshard.lower import Program, lower
-from reshard.runtime import Memory, run
+from reshard.runtime import Account, run
 from reshard.types import Layout
 from reshard.types.meaning import meaning
-from reshard.types.refine import refine
+from reshard.types.pair.refine import refine
 
 PADDING = -7
 
@@ -73,7 +73,7 @@ def _summand(reduction: str | None, tile: np.ndarray, number: int, count: int) -
     return tile if number == count - 1 else tile + worse - number
 
 
-def check(plan: rs.Plan, program: Program | None = None) -> Memory:
+def check(plan: rs.Plan, program: Program | None = None) -> Account:
     """Runs a plan on indices and asserts that every device ends with what the target means, that the wire
     and the memory are exactly as promised, and that nothing given was written to.
 
@@ -85,7 +85,7 @@ def check(plan: rs.Plan, program: Program | None = None) -> Memory:
     tiles = summands_of(source) if source.partial else tiles_of(source)
     given = {device: tile.astype(source.dtype) for device, tile in tiles.items()}
     kept = {device: tile.copy() for device, tile in given.items()}
-    memory = Memory(source.dtype)
+    memory = Account(source.dtype)
     result = run(program or lower(plan), given, memory)
     assert set(result) == set(target.mesh.devices), f"tiles of {sorted(result)}"
     for device, tile in result.items():

@@ -11,7 +11,7 @@ import pytest
 import reshard as rs
 from reshard.errors import ReshardError
 from reshard.lower import lower
-from reshard.types.notation import read
+from reshard.types.notation.detect import read
 from reshard.types.plan import Plan, Step
 
 MESH = rs.Mesh(x=4, y=2)

@@ -6,15 +6,16 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from reshard.cli import files, output
+from reshard.cli import files
 from reshard.cli.arguments import Options
 from reshard.cli.files import quiet_jax, read
-from reshard.cli.units import bytes_text, counted, parse_bytes
 from reshard.errors import NotationError, ReshardError
+from reshard.show import terminal
+from reshard.types.units import bytes_text, counted, parse_bytes
 
 if TYPE_CHECKING:
     from reshard.jax.module_pass import Transformed
-    from reshard.jax.reshards import Report, Reshard
+    from reshard.jax.pass_report import Report, Reshard
 
 _TEXT = (".mlir", ".txt", ".stablehlo")
 
@@ -51,16 +52,18 @@ def _transformed(options: Options) -> Transformed:
 
 
 def _show(report: Report) -> None:
-    out = output.console()
-    output.paragraph(out, f"{counted(len(report.taken), 'reshard')} taken, {len(report.left)} left", style=output.NAME)
+    out = terminal.console()
+    terminal.paragraph(
+        out, f"{counted(len(report.taken), 'reshard')} taken, {len(report.left)} left", style=terminal.NAME
+    )
     rows = [*report.taken, *report.left]
     if not rows:
         return
     out.print()
-    table = output.table("", "where", "from", "to", "by", "received", right=["", "received"])
+    table = terminal.table("", "where", "from", "to", "by", "received", right=["", "received"])
     for at, found in enumerate(rows, 1):
         table.add_row(str(at), *_cells(found))
-    output.show(out, table, indent=2)
+    terminal.show(out, table, indent=2)
 
 
 def _cells(found: Reshard) -> list[str]:

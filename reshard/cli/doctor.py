@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from reshard.cli import files, output
+from reshard.cli import files
 from reshard.cli.arguments import Options
 from reshard.cli.files import Program, quiet_jax, read
 from reshard.doctor import Report, examine
-from reshard.doctor.table import show
+from reshard.doctor.report.table import show
 from reshard.errors import ReshardError
+from reshard.show import terminal
 
 
 def run(options: Options) -> int:
@@ -18,7 +19,7 @@ def run(options: Options) -> int:
     if options.json:
         print(report.to_json(indent=2))
     elif options.html is None:
-        show(output.console(), report, options.all)
+        show(terminal.console(), report, options.all)
     return int(options.fail_on_rebuild and bool(report.rebuilt))
 
 

@@ -7,13 +7,14 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from reshard.cli import files, output
+from reshard.cli import files
 from reshard.cli.arguments import Options
-from reshard.cli.explain import explain
 from reshard.cli.request import Request, planned
-from reshard.cli.units import bytes_text, counted, seconds_text
 from reshard.draw.live import parts
+from reshard.show import terminal
+from reshard.show.explain import explain
 from reshard.types.plan import Plan
+from reshard.types.units import bytes_text, counted, seconds_text
 
 
 def run(options: Options) -> int:
@@ -26,11 +27,11 @@ def run(options: Options) -> int:
         print(plan.to_json(indent=2))
     if options.json or options.html is not None:
         return 0
-    out = output.console()
+    out = terminal.console()
     head(out, request)
     steps(out, plan)
     good = ["received"] if plan.received_bytes == plan.lower_bound_bytes else []
-    output.facts(out, totals(plan, options.network), good)
+    terminal.facts(out, totals(plan, options.network), good)
     if options.explain:
         out.print()
         explain(out, plan, options.network)
@@ -46,31 +47,31 @@ def _write_page(path: str, plan: Plan, network: str | None) -> None:
 def head(out: Console, request: Request) -> None:
     """What is moved from where to where."""
     source, target, _ = request
-    output.paragraph(out, str(source), style=output.NAME)
-    output.paragraph(out, str(target), "-> ", style=output.NAME)
+    terminal.paragraph(out, str(source), style=terminal.NAME)
+    terminal.paragraph(out, str(target), "-> ", style=terminal.NAME)
     size = bytes_text(source.nbytes(math.prod(source.shape)))
     meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} and {target.mesh}"
-    output.paragraph(out, f"{size} on {counted(source.mesh.size, 'device')}, mesh {meshes}", "   ", output.FAINT)
+    terminal.paragraph(out, f"{size} on {counted(source.mesh.size, 'device')}, mesh {meshes}", "   ", terminal.FAINT)
     out.print()
 
 
 def steps(out: Console, plan: Plan) -> None:
     """One row per step; a column of seconds where a network is known."""
     if not plan.steps:
-        output.paragraph(out, "nothing to do: the two are the same layout", "  ")
+        terminal.paragraph(out, "nothing to do: the two are the same layout", "  ")
         out.print()
         return
     timed = [] if plan.seconds is None else ["seconds"]
     rounds = ["launches"] if any(step.launches > 1 for step in plan.steps) else []
     numbers = [*rounds, "received", "live", *timed]
-    table = output.table("", "step", "type after it", *numbers, right=["", "step", *numbers])
+    table = terminal.table("", "step", "type after it", *numbers, right=["", "step", *numbers])
     table.columns[1].justify = "left"
     for at, step in enumerate(plan.steps, 1):
         extra = {"launches": str(step.launches), "seconds": seconds_text(step.seconds or 0.0)}
         extra |= {"received": bytes_text(step.received_bytes), "live": bytes_text(step.live_bytes)}
         cells = [str(at), step.kind, str(step.result), *(extra[name] for name in numbers)]
-        table.add_row(*(Text(cell, output.STEP if cell == step.kind else "") for cell in cells))
-    output.show(out, table, indent=2)
+        table.add_row(*(Text(cell, terminal.STEP if cell == step.kind else "") for cell in cells))
+    terminal.show(out, table, indent=2)
     out.print()
 
 

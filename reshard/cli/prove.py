@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from reshard.cli import files, output
+from reshard.cli import files
 from reshard.cli.arguments import Options
 from reshard.cli.request import planned
 from reshard.errors import ProofError, ReshardError
-from reshard.prove import prove
-from reshard.prove.proof import WIDTH
+from reshard.proofs import prove
+from reshard.proofs.proof import WIDTH
+from reshard.show import terminal
 
 
 def run(options: Options) -> int:
@@ -21,7 +22,7 @@ def run(options: Options) -> int:
     except ProofError as error:
         print(f"reshard: {error}", file=sys.stderr)
         return 1
-    print(proof.explain(min(WIDTH, output.console().width)))
+    print(proof.explain(min(WIDTH, terminal.console().width)))
     if options.output is not None:
         files.write(options.output, proof.to_smt2())
     return 0

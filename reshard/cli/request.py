@@ -6,12 +6,12 @@ import re
 from typing import NamedTuple
 
 from reshard.cli.arguments import Options
-from reshard.cli.units import parse_bytes, parse_shape
 from reshard.errors import ReshardError
 from reshard.synth import plan
 from reshard.types import Layout, Mesh
-from reshard.types.notation import read
+from reshard.types.notation.detect import read
 from reshard.types.plan import Plan
+from reshard.types.units import parse_bytes, parse_shape
 
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")  # Only our own notation says the shape and the dtype.
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from reshard.cli import output
 from reshard.cli.arguments import Options
-from reshard.cli.pieces import Piece, count, device, fixed, free, label, pieces, ranges
 from reshard.cli.request import one_layout
-from reshard.cli.units import bytes_text, counted, listed, shape_text
 from reshard.errors import ReshardError
+from reshard.show import terminal
+from reshard.show.holders import Piece, count, device, fixed, free, label, pieces, ranges
 from reshard.types import Dim, Layout, SubAxis
+from reshard.types.units import bytes_text, counted, listed, shape_text
 
 WIDE = 120  # Columns of a picture where the terminal has more.
 # ColorBrewer's Set3: eleven light colours that are easy to tell apart, with black text on them.
@@ -28,9 +28,9 @@ def run(options: Options) -> int:
     """Draws the layout of a call."""
     if options.limit < 1:
         raise ReshardError(f"--limit {options.limit}: show at least 1 row")
-    layout, out = one_layout(options), output.console()
-    output.paragraph(out, str(layout), style=output.NAME)
-    output.facts(out, facts(layout))
+    layout, out = one_layout(options), terminal.console()
+    terminal.paragraph(out, str(layout), style=terminal.NAME)
+    terminal.facts(out, facts(layout))
     out.print()
     picture(out, layout, options.limit)
     return 0
@@ -106,7 +106,7 @@ def _partial(layout: Layout) -> str:
 def picture(out: Console, layout: Layout, limit: int) -> None:
     """A strip, a grid or a table, as the rank allows; `limit` bounds its lines."""
     if 0 in layout.shape:
-        output.paragraph(out, "the array is empty: there is nothing to draw")
+        terminal.paragraph(out, "the array is empty: there is nothing to draw")
         return
     cut = [at for at, dim in enumerate(layout.dims) if any(d.axis is not None for d in dim.digits)]
     drawn = list(range(len(layout.dims))) if len(layout.dims) <= 2 else cut
@@ -124,7 +124,7 @@ def picture(out: Console, layout: Layout, limit: int) -> None:
 def _whole(out: Console, layout: Layout) -> None:
     grid = _box([])
     grid.add_row(_cell(f" {label(layout, [])} ", 0))
-    output.show(out, grid)
+    terminal.show(out, grid)
 
 
 def _strips(out: Console, layout: Layout, at: int, limit: int) -> None:
@@ -138,12 +138,12 @@ def _strips(out: Console, layout: Layout, at: int, limit: int) -> None:
     columns = -(-len(shown) // -(-len(shown) // fit))  # Strips of one length.
     rows = list(itertools.islice(range(0, len(shown), columns), max(1, limit // 4)))
     if len(layout.dims) > 1:
-        output.paragraph(out, f"dim {at} across; the other dims are whole")
+        terminal.paragraph(out, f"dim {at} across; the other dims are whole")
     for first in rows:
         part = slice(first, first + columns)
         grid = _box([_span(p).center(width) for p in shown[part]])
         grid.add_row(*(_cell(w.center(width), p.number) for w, p in zip(labels[part], shown[part], strict=True)))
-        output.show(out, grid)
+        terminal.show(out, grid)
     _cut(out, at, dim, min(len(shown), len(rows) * columns))
 
 
@@ -155,12 +155,12 @@ def _grid(out: Console, layout: Layout, down: int, across: int, limit: int) -> N
     side = max(len(_span(r)) for r in rows)
     width = 2 + max(len(word) for word in [*itertools.chain(*labels), *map(_span, columns)])
     columns = columns[: max(1, (min(out.width, WIDE) - side - 4) // (width + 1))]
-    output.paragraph(out, f"dim {down} down, dim {across} across{_others(layout)}")
+    terminal.paragraph(out, f"dim {down} down, dim {across} across{_others(layout)}")
     grid = _box(["", *(_span(c).center(width) for c in columns)])
     for row, words in zip(rows, labels, strict=True):
         cells = [_cell(word.center(width), 4 * row.number + c.number) for word, c in zip(words, columns, strict=False)]
-        grid.add_row(Text(f" {_span(row).rjust(side)} ", style=output.FAINT), *cells)
-    output.show(out, grid)
+        grid.add_row(Text(f" {_span(row).rjust(side)} ", style=terminal.FAINT), *cells)
+    terminal.show(out, grid)
     _cut(out, down, layout.dims[down], len(rows))
     _cut(out, across, layout.dims[across], len(columns))
 
@@ -175,7 +175,7 @@ def _at(layout: Layout, *places: tuple[int, Piece]) -> str:
 
 
 def _box(heads: Sequence[str]) -> Table:
-    grid = Table(box=box.SQUARE, show_lines=True, padding=0, show_header=bool(heads), header_style=output.FAINT)
+    grid = Table(box=box.SQUARE, show_lines=True, padding=0, show_header=bool(heads), header_style=terminal.FAINT)
     for head in heads or [""]:
         grid.add_column(Text(head), no_wrap=True)
     return grid
@@ -194,21 +194,21 @@ def _cut(out: Console, at: int, dim: Dim, shown: int) -> None:
     rest = count(dim) - shown
     if rest > 0:
         line = f"... and {counted(rest, 'more piece')} of dim {at}, up to {dim.size}"
-        output.paragraph(out, line, style=output.FAINT)
+        terminal.paragraph(out, line, style=terminal.FAINT)
 
 
 def _devices(out: Console, layout: Layout, limit: int) -> None:
     """A row per device: its coordinates, and its index ranges of each dim."""
     mesh = layout.mesh
-    table = output.table("device", *mesh.axes, *(f"dim {at}" for at in range(len(layout.dims))), right=["device"])
+    table = terminal.table("device", *mesh.axes, *(f"dim {at}" for at in range(len(layout.dims))), right=["device"])
     for position in range(min(mesh.size, limit)):
-        coordinates = [str(position // mesh.stride(mesh.sub_axis(name)) % size) for name, size in mesh.axes.items()]
+        coordinates = [str(mesh.coordinate(position, mesh.sub_axis(name))) for name in mesh.axes]
         held = [_ranges(dim, layout, position) for dim in layout.dims]
         table.add_row(*map(Text, [str(device(mesh, position)), *coordinates, *held]))
-    output.show(out, table)
+    terminal.show(out, table)
     if mesh.size > limit:
         line = f"... and {counted(mesh.size - limit, 'more device')}; --limit shows more rows"
-        output.paragraph(out, line, style=output.FAINT)
+        terminal.paragraph(out, line, style=terminal.FAINT)
 
 
 def _ranges(dim: Dim, layout: Layout, position: int) -> str:

@@ -7,17 +7,16 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from reshard.cli import output
 from reshard.cli.arguments import Options
 from reshard.cli.plan import head, steps
 from reshard.cli.request import planned
 from reshard.cli.trial import Fault, Trial
-from reshard.cli.units import bytes_text, counted
 from reshard.errors import ReshardError
-from reshard.runtime import Memory
-from reshard.simulate import simulate
+from reshard.runtime import Account, simulate
+from reshard.show import terminal
 from reshard.types import dtypes
 from reshard.types.plan import Plan
+from reshard.types.units import bytes_text, counted
 
 MOST_BYTES = 1 << 30
 MOST_DEVICES = 4096
@@ -32,10 +31,10 @@ def run(options: Options) -> int:
     plan = request.plan
     _check_size(plan)
     trial = Trial(request.source, request.target, options.seed)
-    tiles, memory = trial.source_tiles(), Memory(plan.source.dtype)
+    tiles, memory = trial.source_tiles(), Account(plan.source.dtype)
     result = simulate(plan, tiles, memory)
     faults = trial.faults(result)
-    out = output.console()
+    out = terminal.console()
     head(out, request)
     steps(out, plan)
     kept = _promises(out, plan, memory)
@@ -68,19 +67,19 @@ def _check_size(plan: Plan) -> None:
         )
 
 
-def _promises(out: Console, plan: Plan, memory: Memory) -> bool:
+def _promises(out: Console, plan: Plan, memory: Account) -> bool:
     """What was measured beside what the plan promised; whether all of it was kept."""
     rows = [
         ("bytes received", memory.received_bytes, plan.received_bytes, bytes_text),
         ("launches", memory.launches, plan.launches, str),
         ("peak", memory.peak_bytes, plan.peak_bytes, bytes_text),
     ]
-    table = output.table("a device, at worst", "measured", "promised", "", right=["measured", "promised"])
+    table = terminal.table("a device, at worst", "measured", "promised", "", right=["measured", "promised"])
     for name, measured, promised, text in rows:
         kept = measured <= promised
-        mark = Text("kept", output.GOOD) if kept else Text("BROKEN", output.BAD)
+        mark = Text("kept", terminal.GOOD) if kept else Text("BROKEN", terminal.BAD)
         table.add_row(Text(name), Text(text(measured)), Text(text(promised)), mark)
-    output.show(out, table, indent=2)
+    terminal.show(out, table, indent=2)
     out.print()
     return all(measured <= promised for _, measured, promised, _ in rows)
 
@@ -90,10 +89,10 @@ def _verdict(out: Console, plan: Plan, faults: list[Fault], kept: bool) -> None:
     if not faults:
         exact = "" if plan.source.partial == plan.target.partial else ", within rounding"
         line = f"right: each of the {devices} holds what the target says{exact}"
-        output.paragraph(out, line, style=output.GOOD if kept else output.BAD)
+        terminal.paragraph(out, line, style=terminal.GOOD if kept else terminal.BAD)
         return
     wrong = sum(fault.count for fault in faults)
     line = f"WRONG: {counted(wrong, 'element')} on {len(faults)} of {devices}"
-    output.paragraph(out, line, style=output.BAD)
+    terminal.paragraph(out, line, style=terminal.BAD)
     for fault in faults[:8]:
-        output.paragraph(out, str(fault), "  ")
+        terminal.paragraph(out, str(fault), "  ")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.runtime.dtypes import numpy_dtype
+from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
 from reshard.types.meaning import meaning
 
@@ -134,7 +134,7 @@ class Trial:
 def key(layout: Layout, device: int) -> Key:
     """Which summand of a partial array a device holds."""
     position = layout.mesh.position(device)
-    return tuple(position // layout.mesh.stride(axis) % axis.size for axis in layout.partial)
+    return layout.mesh.coordinates(position, layout.partial)
 
 
 def places(layout: Layout, device: int) -> tuple[tuple[Array, ...], tuple[Array, ...], list[list[int]]]:

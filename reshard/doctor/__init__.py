@@ -11,8 +11,8 @@ places, `trace` follows elements back through them, and `digits` reads the layou
 """
 
 from reshard.doctor.examine import examine as examine
-from reshard.doctor.model import Compiled as Compiled
-from reshard.doctor.model import Known as Known
-from reshard.doctor.model import Move as Move
-from reshard.doctor.model import Place as Place
-from reshard.doctor.model import Report as Report
+from reshard.doctor.report.model import Compiled as Compiled
+from reshard.doctor.report.model import Known as Known
+from reshard.doctor.report.model import Move as Move
+from reshard.doctor.report.model import Place as Place
+from reshard.doctor.report.model import Report as Report

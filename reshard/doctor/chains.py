@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reshard.doctor.flow import Flow, Scope, Site, Value
-from reshard.doctor.movement import Movement
+from reshard.doctor.index_maps import Movement
 from reshard.hlo import Collective
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")

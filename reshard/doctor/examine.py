@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from reshard import hlo
 from reshard.doctor.chains import Chain, chains
 from reshard.doctor.flow import Flow
+from reshard.doctor.index_maps import Movement
 from reshard.doctor.matching import Matcher
 from reshard.doctor.memory import Ledger, Memory
-from reshard.doctor.model import MANUAL, REDUCTION, RESHARD, SHIFT, Compiled, Known, Move, Place, Report, order
-from reshard.doctor.movement import Movement
 from reshard.doctor.moves import Mover
 from reshard.doctor.numbering import Numbering
+from reshard.doctor.report.model import MANUAL, REDUCTION, RESHARD, SHIFT, Compiled, Known, Move, Place, Report, order
 from reshard.doctor.scalars import Scalars
 from reshard.errors import MeshError
 from reshard.hlo import Array, Collective, Module, Source

@@ -8,12 +8,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from reshard.doctor.model import Known
+from reshard.doctor.report.model import Known
 from reshard.errors import ReshardError
 from reshard.hlo import Source
-from reshard.types.bounds import lower_bound
 from reshard.types.layout import Layout
-from reshard.types.refine import prime_atoms, refine
+from reshard.types.pair.refine import prime_atoms, refine
+from reshard.types.rules.bounds import lower_bound
 
 Dims = tuple[int, ...]
 Pair = tuple[Layout, Layout]

@@ -8,21 +8,21 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.doctor.chains import Chain
-from reshard.doctor.digits import layouts
 from reshard.doctor.flow import Value
+from reshard.doctor.index_maps import COLLECTIVES, Movement, Untraceable
+from reshard.doctor.infer_layouts import layouts
 from reshard.doctor.matching import Dims, Matcher, Pair, Traced
-from reshard.doctor.model import Move
-from reshard.doctor.movement import COLLECTIVES, Movement, Untraceable
 from reshard.doctor.numbering import Numbering
+from reshard.doctor.report.model import Move
 from reshard.doctor.trace import Tracer
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Source
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
-from reshard.types.bounds import lower_bound
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
+from reshard.types.rules.bounds import lower_bound
 
 
 class Found(NamedTuple):

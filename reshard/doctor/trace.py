@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.flow import Value
-from reshard.doctor.movement import Movement, Points, Untraceable, ravel, unravel
+from reshard.doctor.index_maps import Movement, Points, Untraceable, ravel, unravel
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.scalars import Numbers
 from reshard.hlo import Array

@@ -6,28 +6,4 @@
     plan.draw()             all three
 
 `cells` says who holds what and `moved` what moves, as plain data; `tiles`, `memory` and `traffic` draw on a `canvas`,
-the only module here that knows matplotlib. `fragment` and `page` are HTML. All of it loads when it is first used.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from reshard.types.plan import Plan
-
-
-class _Views:
-    """How a plan shows itself, each way loaded when it is asked for."""
-
-    def draw(self, plan: Plan, what: str | None) -> Any:
-        from reshard.draw.pictures import draw
-
-        return draw(plan, what)
-
-    def html(self, plan: Plan) -> str:
-        from reshard.draw.fragment import fragment
-
-        return fragment(plan)
-
-
-Plan.views = _Views()
+the only module here that knows matplotlib. `fragment` and `page` are HTML. All of it loads when it is first used."""

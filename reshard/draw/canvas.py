@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from reshard.cli.units import bytes_text
 from reshard.draw.live import IN_PLACE, OPERAND, RESULT, SCRATCH, SOURCE
+from reshard.types.units import bytes_text
 
 LEGIBLE, SMALL, NORMAL, LARGE = 5.5, 7.5, 9.0, 10.5
 """Points."""

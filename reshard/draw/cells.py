@@ -173,6 +173,6 @@ def _by_summand(layout: Layout, devices: Sequence[int]) -> tuple[tuple[int, ...]
     sets: dict[tuple[int, ...], list[int]] = {}
     for device in sorted(devices):
         position = layout.mesh.position(device)
-        key = tuple(position // layout.mesh.stride(axis) % axis.size for axis in layout.partial)
+        key = layout.mesh.coordinates(position, layout.partial)
         sets.setdefault(key, []).append(device)
     return tuple(tuple(found) for found in sets.values())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from reshard.cli.units import bytes_text, counted, seconds_text
 from reshard.types.plan import Plan, Step
+from reshard.types.units import bytes_text, counted, seconds_text
 
 _CELL = "padding:.15em .8em;vertical-align:middle;background:none;border:0;"
 _LEFT, _RIGHT = f"{_CELL}text-align:left;", f"{_CELL}text-align:right;white-space:nowrap;"

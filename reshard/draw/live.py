@@ -31,7 +31,7 @@ def parts(step: Step) -> tuple[tuple[str, int], ...]:
     (('source', 0), ('operand', 16), ('result', 64), ('scratch', 0))
     """
     scratch = (SCRATCH, step.cost.scratch)
-    if step.how.in_place:
+    if step.mode.in_place:
         return (IN_PLACE, max(step.operand.tile_bytes, step.result.tile_bytes)), scratch
     return (SOURCE, step.retained_bytes), (OPERAND, step.operand.tile_bytes), (RESULT, step.result.tile_bytes), scratch
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from reshard.cli.units import bytes_text
 from reshard.draw.canvas import (
     FLOOR,
     LARGE,
@@ -24,6 +23,7 @@ from reshard.draw.canvas import (
 )
 from reshard.draw.live import moments
 from reshard.types.plan import Plan
+from reshard.types.units import bytes_text
 
 _HEIGHT, _HEAD, _FOOT, _KEY, _LEFT, _RIGHT = 2.6, 0.35, 0.5, 0.25, 0.8, 1.2
 _SLOT, _NARROWEST, _WIDEST = 1.05, 3.2, 9.0

@@ -17,10 +17,10 @@ from reshard.lower.program import (
     AllReduce,
     AllToAll,
     Exchange,
+    InParts,
     Instruction,
     Permute,
     ReduceScatter,
-    Slabs,
     Slice,
 )
 from reshard.types import dtypes
@@ -154,9 +154,9 @@ def _exchange_in_place(step: ExchangeInPlace, tile: int) -> Transfers:
         yield transfer.sender, transfer.receiver, transfer.length
 
 
-def _slabs(step: Slabs, tile: int) -> Transfers:
-    for sender, receiver, count in _transfers(step.each, tile // step.take.slabs):
-        yield sender, receiver, count * step.take.slabs
+def _in_parts(step: InParts, tile: int) -> Transfers:
+    for sender, receiver, count in _transfers(step.each, tile // step.take.parts):
+        yield sender, receiver, count * step.take.parts
 
 
 _OF: dict[type[Instruction], Callable[[Any, int], Transfers]] = {
@@ -168,5 +168,5 @@ _OF: dict[type[Instruction], Callable[[Any, int], Transfers]] = {
     Permute: _permute,
     Exchange: _exchange,
     ExchangeInPlace: _exchange_in_place,
-    Slabs: _slabs,
+    InParts: _in_parts,
 }

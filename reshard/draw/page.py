@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from html import escape
 
-from reshard.cli.explain import judged, why
-from reshard.cli.units import bytes_text, counted, seconds_text
-from reshard.draw.html import cards, document, table
 from reshard.draw.pictures import NAMES, draw, load_canvas
 from reshard.errors import ReshardError
+from reshard.show.explain import judged, why
+from reshard.show.html import cards, document, table
 from reshard.types.plan import Plan, Step
+from reshard.types.units import bytes_text, counted, seconds_text
 
 _STYLE = """
 figure { margin: 0 0 .75rem; padding: .9rem 1rem; overflow-x: auto; }

@@ -69,7 +69,7 @@ def _picture_or_words(name: str, plan: Plan) -> Drawing:
     try:
         return _picture(name, plan)
     except ReshardError as error:
-        return importlib.import_module("reshard.draw.words").Words(name, str(error))
+        return importlib.import_module("reshard.draw.notice").Words(name, str(error))
 
 
 def load_canvas() -> Any:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from reshard.cli.pieces import set_text
-from reshard.cli.units import counted, listed
 from reshard.draw.cells import MOST_CELLS, Cell, Cut, Span, bounded, check_devices, counts, periods
+from reshard.show.holders import set_text
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
+from reshard.types.units import counted, listed
 
 MOST_SLICES = 8
 MOST_STRIPES = 8  # Colours in one cell.

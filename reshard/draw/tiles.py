@@ -5,22 +5,11 @@ from __future__ import annotations
 import textwrap
 from functools import cached_property
 
-from reshard.cli.units import bytes_text, counted
-from reshard.draw.canvas import (
-    LARGE,
-    NORMAL,
-    SMALL,
-    Area,
-    Size,
-    box,
-    colours,
-    polygons,
-    width_of,
-    words_on,
-)
+from reshard.draw.canvas import LARGE, NORMAL, SMALL, Area, Size, box, colours, polygons, width_of, words_on
 from reshard.draw.panel import SLICE_NAME, Panel
 from reshard.draw.scene import scene
 from reshard.types.plan import Plan, Step
+from reshard.types.units import bytes_text, counted
 
 _PER_ROW = 3
 _PANEL, _SHORTEST, _TALLEST = 2.1, 0.9, 2.9

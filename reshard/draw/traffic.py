@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.cli.units import bytes_text
 from reshard.draw import canvas
 from reshard.draw.canvas import LARGE, LEGIBLE, SMALL, Area, Size, byte_ticks, short_bytes, width_of
 from reshard.draw.moved import Moved, moved
 from reshard.types.plan import Plan
+from reshard.types.units import bytes_text
 
 MOST_CELLS = 256  # Rows and columns: more devices share one.
 

@@ -6,8 +6,8 @@ the whole program, `transform` that pass on a module; `report` says where a func
 """
 
 from reshard.jax.doctor import report as report
+from reshard.jax.jit import jit as jit
 from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.stages import deserialize as deserialize
-from reshard.jax.strictness import strict as strict
-from reshard.jax.whole_program import jit as jit
+from reshard.jax.strict import strict as strict

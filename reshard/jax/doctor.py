@@ -21,8 +21,8 @@ from jaxlib import xla_client as _xla_client
 from reshard.doctor import Compiled, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError
 from reshard.hlo import Frame
-from reshard.jax import insertion
-from reshard.jax.insertion import Move
+from reshard.jax import explicit_reshards
+from reshard.jax.explicit_reshards import Move
 from reshard.lower.to_stablehlo import Module, Operation, ir
 from reshard.synth import Network
 
@@ -151,8 +151,8 @@ def _copy(module: Module) -> Module:
 def _known(module: Module) -> list[Known]:
     """The moves that a program needs by Shardy's propagation, which changes the module; none where that fails."""
     try:
-        insertion.spell_out(module)
-        return [known for move in insertion.moves(module) if (known := _named(move)) is not None]
+        explicit_reshards.spell_out(module)
+        return [known for move in explicit_reshards.moves(module) if (known := _named(move)) is not None]
     except (ReshardError, ir.MLIRError):
         return []
 

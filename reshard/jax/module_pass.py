@@ -17,12 +17,12 @@ from jax.interpreters.mlir import make_ir_context as _make_ir_context
 
 from reshard.errors import NetworkError, ProgramError, ReshardError
 from reshard.hlo import Frame
-from reshard.jax import insertion, surgery
-from reshard.jax.insertion import Move
-from reshard.jax.reshards import Report, Reshard
-from reshard.jax.surgery import Fate
+from reshard.jax import explicit_reshards, rewrite
+from reshard.jax.explicit_reshards import Move
+from reshard.jax.pass_report import Report, Reshard
+from reshard.jax.rewrite import Fate
 from reshard.lower.to_stablehlo import Module, Operation, ir
-from reshard.runtime.on_jax import in_slabs
+from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
 from reshard.types.plan import Plan
@@ -106,12 +106,12 @@ def run(module: Module, options: Options) -> Report:
     Raises `ProgramError` for a module that it cannot work on, which is then of no use.
     """
     try:
-        insertion.spell_out(module)
-        found = insertion.moves(module)
+        explicit_reshards.spell_out(module)
+        found = explicit_reshards.moves(module)
         places = [(_where(move), _name(move.op)) for move in found]  # The operations are gone after it.
         planned = [_planned(move, where, options) for move, (where, _) in zip(found, places, strict=True)]
         plans = {move: plan for move, (plan, why) in zip(found, planned, strict=True) if plan is not None and not why}
-        fates = surgery.operate(module, found, plans)
+        fates = rewrite.operate(module, found, plans)
     except ir.MLIRError as error:
         raise ProgramError(f"MLIR's passes or its verifier fail on the program: {error}") from None
     rows = zip(found, planned, places, strict=True)
@@ -132,7 +132,7 @@ def _planned(move: Move, where: str, options: Options) -> tuple[Plan | None, str
         return None, "nothing moves"
     if source.partial or target.partial:
         return None, "it is still to be summed"
-    if surgery.inside_manual(move.op):
+    if rewrite.inside_manual(move.op):
         return None, "it is inside of a shard_map"
     if source.mesh.device_ids is not None:
         return None, "its mesh lists the devices in an order of its own"
@@ -146,7 +146,7 @@ def _planned(move: Move, where: str, options: Options) -> tuple[Plan | None, str
         return plan, "XLA does it as well"
     if where in options.leave:
         return plan, "taken, this line would gain nothing"
-    return in_slabs(plan), ""
+    return in_parts(plan), ""
 
 
 def _where(move: Move) -> str:

@@ -17,9 +17,9 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import LayoutError, MeshError, about_sharding
 from reshard.runtime import on_jax
-from reshard.types import jax_sharding, shardy
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.notation import jax_sharding, shardy
 
 AnyMesh = JaxMesh | AbstractMesh
 Target = NamedSharding | PartitionSpec | Layout

@@ -24,7 +24,7 @@ from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import LayoutError, MeshError, PlanError, ReshardError
 from reshard.jax import placement
-from reshard.jax.late import check_platforms, left_to_a_pass, moved_late
+from reshard.jax.partitioner_hook import check_platforms, left_to_a_pass, moved_late
 from reshard.jax.request import Request, orders_differ, plan_of, reordered
 from reshard.runtime import on_jax
 from reshard.synth import Network
@@ -48,7 +48,7 @@ def redistribute(
     (or the array's own), or a `reshard.Layout`; one for all leaves, or a tree of them with the structure of
     `x`, or of its top. `source` says the sharding that `x` has where tracing cannot know it, likewise.
     `budget` are the bytes that may live on a device during the move, source and result included; without one,
-    large moves go in slabs, so that they need little more than source and result. `network` as in
+    large moves go in parts, so that they need little more than source and result. `network` as in
     `reshard.plan`. With `donate`, `x` is given up, and deleted once the move is under way.
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`

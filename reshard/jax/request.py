@@ -29,7 +29,7 @@ class Request:
 
 
 def plan_of(request: Request, shape: tuple[int, ...], dtype: str) -> Plan:
-    """The plan of a move whose source is known, devices by position; on an accelerator in slabs, if they fit."""
+    """The plan of a move whose source is known, devices by position; on an accelerator in parts, if they fit."""
     if request.source is None:
         raise PlanError(f"the source of the move to {request.target} is not known")
     ids = orders_differ(request.source, request.target)
@@ -39,7 +39,7 @@ def plan_of(request: Request, shape: tuple[int, ...], dtype: str) -> Plan:
         return _plan(request, before, after)
     found = _plan(replace(request, budget=None), before, after)
     if request.budget is None:
-        return on_jax.in_slabs(found)
+        return on_jax.in_parts(found)
     parted = _within(request.budget, found)
     if parted is not None:
         return parted
@@ -48,8 +48,8 @@ def plan_of(request: Request, shape: tuple[int, ...], dtype: str) -> Plan:
 
 
 def _within(budget: int, found: Plan) -> Plan | None:
-    """The plan in as few slabs as fit, for a collective in one piece takes more memory on an accelerator."""
-    parted = (on_jax.in_slabs(found, count=times * on_jax.SLABS) for times in (1, 2, 4))
+    """The plan in as few parts as fit, for a collective in one piece takes more memory on an accelerator."""
+    parted = (on_jax.in_parts(found, count=times * on_jax.PARTS) for times in (1, 2, 4))
     return next((one for one in parted if on_jax.peak_bytes(one) <= budget), None)
 
 

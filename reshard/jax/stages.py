@@ -12,9 +12,9 @@ import jax
 from jax.experimental import serialize_executable as _serialize_executable
 
 from reshard.errors import StrictError
-from reshard.jax.decision import Decision, Figures, figures, idle, saved, worse
-from reshard.jax.reshards import Report
-from reshard.jax.strictness import Limits, check, limits
+from reshard.jax.compare import Decision, Figures, figures, idle, saved, worse
+from reshard.jax.pass_report import Report
+from reshard.jax.strict import Limits, check, limits
 
 _serialize: Any = _serialize_executable
 

@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.lower.groups import Chains
-from reshard.types import messages, views
-from reshard.types.chunks import cut
 from reshard.types.layout import Layout
-from reshard.types.refine import Refinement, refine
-from reshard.types.rules import exchange_size
-from reshard.types.views import View
+from reshard.types.pair import messages
+from reshard.types.pair.pieces import cut
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.rules import tile_view
+from reshard.types.rules.checker import exchange_size
+from reshard.types.rules.tile_view import TileView
 
 Span = tuple[int, int]
 """(start, extent) along one axis."""
@@ -53,7 +54,9 @@ class Transfer(NamedTuple):
 Rounds = tuple[tuple[Transfer, ...], ...]
 
 
-def rounds(operand: Layout, result: Layout, chunk: int | None) -> tuple[View, View, tuple[Transfer, ...], Rounds]:
+def rounds(
+    operand: Layout, result: Layout, chunk: int | None
+) -> tuple[TileView, TileView, tuple[Transfer, ...], Rounds]:
     """Both tiles' views, the local copies, and the rounds of messages of at most `chunk` elements.
 
     An even exchange's rounds are bijections; where one has a device keep its share, that is a transfer
@@ -61,8 +64,8 @@ def rounds(operand: Layout, result: Layout, chunk: int | None) -> tuple[View, Vi
     """
     r = refine(operand, result)
     if r is not None and r.exact:
-        send = _runs(r, operand, views.before(operand, r), [at for at, a in enumerate(r.atoms) if a.src is None])
-        receive = _runs(r, result, views.after(result, r), [at for at, a in enumerate(r.atoms) if a.dst is None])
+        send = _runs(r, operand, tile_view.before(operand, r), [at for at, a in enumerate(r.atoms) if a.src is None])
+        receive = _runs(r, result, tile_view.after(result, r), [at for at, a in enumerate(r.atoms) if a.dst is None])
         turns = _even(operand, r, chunk, send, receive)
         ends = send.view, receive.view
     else:
@@ -76,7 +79,7 @@ def rounds(operand: Layout, result: Layout, chunk: int | None) -> tuple[View, Vi
 class _Runs(NamedTuple):
     """A tile's axes: each the atoms of one dim that every box takes as one run, by their numbers."""
 
-    view: View
+    view: TileView
     atoms: tuple[tuple[int, ...], ...]
     radices: tuple[int, ...]
 
@@ -92,17 +95,17 @@ class _Runs(NamedTuple):
         return start, extent
 
 
-def _runs(r: Refinement, layout: Layout, view: View, local: Sequence[int]) -> _Runs:
+def _runs(r: Refinement, layout: Layout, view: TileView, local: Sequence[int]) -> _Runs:
     """A box has one value of an atom that moves and a run of those that stay."""
     moving = tuple(axis for axis, at in enumerate(local) if (r.atoms[at].src, r.atoms[at].dst) != (None, None))
     runs = replace(view, blocks=moving).runs
     digits = tuple(math.prod(view.digits[axis] for axis in run) for run in runs)
-    merged = View(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
+    merged = TileView(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
     return _Runs(merged, tuple(tuple(local[axis] for axis in run) for run in runs), tuple(a.radix for a in r.atoms))
 
 
-def _plain(layout: Layout) -> View:
-    return View(layout.tile_shape, layout.tile_shape, layout.tile_shape, tuple(range(len(layout.shape))), ())
+def _plain(layout: Layout) -> TileView:
+    return TileView(layout.tile_shape, layout.tile_shape, layout.tile_shape, tuple(range(len(layout.shape))), ())
 
 
 def _even(operand: Layout, r: Refinement, chunk: int | None, send: _Runs, receive: _Runs) -> list[list[Transfer]]:

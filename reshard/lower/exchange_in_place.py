@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from reshard.errors import PlanError
 from reshard.lower.groups import Chains
-from reshard.types import views
 from reshard.types.layout import Layout
-from reshard.types.refine import Refinement, refine
-from reshard.types.rules import in_place_cut
-from reshard.types.views import View
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.rules import tile_view
+from reshard.types.rules.checker import in_place_cut
+from reshard.types.rules.tile_view import TileView
 
 Place = tuple[int | None, ...]
 """Where a share lies in a view: an index per digit, None for a whole digit."""
@@ -46,8 +46,8 @@ class ExchangeInPlace:
     which place of the operand's and the result's digits each slot takes from and goes to.
     """
 
-    send: View
-    receive: View
+    send: TileView
+    receive: TileView
     slot: int
     slots: int
     pack: dict[int, tuple[tuple[int, Place], ...]]
@@ -73,7 +73,7 @@ def in_place(operand: Layout, result: Layout, chunk: int | None) -> ExchangeInPl
     r = refine(operand, result)
     if r is None or not r.exact:
         raise PlanError(f"exchange: {operand} -> {result} cannot go in place; the layouts are not even")
-    send, receive = views.before(operand, r), views.after(result, r)
+    send, receive = tile_view.before(operand, r), tile_view.after(result, r)
     slots = max(send.elements, receive.elements) // r.common if r.common else 0
     piece = in_place_cut(r.common, chunk)[1]
     ids = operand.mesh.devices
@@ -140,7 +140,7 @@ def _send(r: Refinement, chains: Chains, receiver: int, turn: list[int]) -> _Sen
     return chains.sender(receiver, turn), receiver, src, dst
 
 
-def offsets(view: View, place: Place) -> Iterator[int]:
+def offsets(view: TileView, place: Place) -> Iterator[int]:
     """The flat offsets, in order, of the elements at a place of a tile."""
     strides = [math.prod(view.digits[at + 1 :]) for at in range(len(view.digits))]
     spans = [range(radix) if value is None else (value,) for radix, value in zip(view.digits, place, strict=True)]

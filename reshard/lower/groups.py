@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from reshard.errors import PlanError
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.overlap import piece
-from reshard.types.refine import Refinement, refine
+from reshard.types.pair.overlap import piece
+from reshard.types.pair.refine import Refinement, refine
 
 Groups = tuple[tuple[int, ...], ...]
 """Device ids, group by group, each in the order that numbers its blocks."""
@@ -76,7 +76,7 @@ def _matched(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
 
 def _tile(layout: Layout, device: int) -> tuple[int, ...]:
     position = layout.mesh.position(device)
-    summand = (position // layout.mesh.stride(a) % a.size for a in layout.partial)
+    summand = layout.mesh.coordinates(position, layout.partial)
     return (*(piece(dim, layout.mesh, position) for dim in layout.dims), *summand)
 
 

@@ -21,21 +21,21 @@ from reshard.errors import PlanError
 from reshard.lower.exchange import Transfer, rounds
 from reshard.lower.exchange_in_place import ExchangeInPlace, in_place
 from reshard.lower.groups import Groups, coordinates, groups_along, permutation
-from reshard.types import views
 from reshard.types.layout import Layout
+from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
-from reshard.types.refine import Refinement, refine
-from reshard.types.rules import gather_order, scatter_order
-from reshard.types.slabs import Cut, slab
-from reshard.types.views import View
+from reshard.types.rules import tile_view
+from reshard.types.rules.checker import gather_order, scatter_order
+from reshard.types.rules.parts import Cut, split_step
+from reshard.types.rules.tile_view import TileView
 
 
 @dataclass(frozen=True)
 class Slice:
     """Device d keeps block `block[d]` of its tile."""
 
-    send: View
-    receive: View
+    send: TileView
+    receive: TileView
     block: dict[int, int]
 
 
@@ -44,8 +44,8 @@ class AllGather:
     """Every member of a group gets all members' tiles, as blocks in group order."""
 
     groups: Groups
-    send: View
-    receive: View
+    send: TileView
+    receive: TileView
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class AllToAll:
     """Member i's block j goes to member j, as its block i."""
 
     groups: Groups
-    send: View
-    receive: View
+    send: TileView
+    receive: TileView
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class ReduceScatter:
     """Member j gets everyone's block j, combined by `reduction`."""
 
     groups: Groups
-    send: View
-    receive: View
+    send: TileView
+    receive: TileView
     reduction: str
 
 
@@ -86,8 +86,8 @@ class Permute:
 class Exchange:
     """Boxes go from the operand's digits to the result's, in rounds; `staged` if via buffers."""
 
-    send: View
-    receive: View
+    send: TileView
+    receive: TileView
     local: tuple[Transfer, ...]
     rounds: tuple[tuple[Transfer, ...], ...]
     staged: bool
@@ -97,15 +97,15 @@ Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | Permute | Exc
 
 
 @dataclass(frozen=True)
-class Slabs:
-    """One instruction, run on slab after slab: cut out of the operand by `take`, into the result by `put`."""
+class InParts:
+    """One instruction, run on part after part: cut out of the operand by `take`, into the result by `put`."""
 
     each: Plain
     take: Cut
     put: Cut
 
 
-Instruction = Plain | Slabs
+Instruction = Plain | InParts
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,10 @@ def lower(plan: Plan) -> Program:
 
 
 def _instruction(step: Step) -> Instruction:
-    part = slab(step.operand, step.result, step.how.slabs) if step.how.slabs > 1 else None
+    part = split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None
     if part is None:
         return _plain(step)
-    return Slabs(_plain(Step(step.kind, part.operand, part.result)), part.take, part.put)
+    return InParts(_plain(Step(step.kind, part.operand, part.result)), part.take, part.put)
 
 
 def _plain(step: Step) -> Plain:
@@ -154,9 +154,9 @@ def _plain(step: Step) -> Plain:
     if step.kind == "permute":
         return Permute(permutation(operand, result))
     if step.kind == "exchange":
-        if step.how.in_place:
-            return in_place(operand, result, step.how.chunk)
-        send, receive, local, turns = rounds(operand, result, step.how.chunk)
+        if step.mode.in_place:
+            return in_place(operand, result, step.mode.chunk)
+        send, receive, local, turns = rounds(operand, result, step.mode.chunk)
         return Exchange(send, receive, local, turns, step.cost.scratch > 0)
     refinement = refine(operand, result)
     if refinement is None:  # A checked step has one; the rule of its kind asked for it.
@@ -173,12 +173,12 @@ def _collective(kind: str, operand: Layout, result: Layout, r: Refinement) -> Pl
     radix = {s: a.radix for a in (*r.sliced, *r.gathered) for s in (a.src, a.dst) if s is not None}
     factors = [(stride, radix[stride]) for stride in order]
     if kind == "slice":
-        send, receive = views.before(operand, r, order), views.after(result, r)
+        send, receive = tile_view.before(operand, r, order), tile_view.after(result, r)
         return Slice(send, receive, coordinates(mesh, factors))
     groups = groups_along(mesh, factors)
     if kind == "all_gather":
-        return AllGather(groups, views.before(operand, r), views.after(result, r, order))
+        return AllGather(groups, tile_view.before(operand, r), tile_view.after(result, r, order))
     if kind == "all_to_all":
-        return AllToAll(groups, views.before(operand, r, order), views.after(result, r, order))
-    send, receive = views.before(operand, r, order), views.after(result, r)
+        return AllToAll(groups, tile_view.before(operand, r, order), tile_view.after(result, r, order))
+    send, receive = tile_view.before(operand, r, order), tile_view.after(result, r)
     return ReduceScatter(groups, send, receive, str(operand.reduction))

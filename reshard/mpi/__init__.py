@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from reshard.mpi.launch import launch as launch
 
 if TYPE_CHECKING:
-    from reshard.mpi.arrays import redistribute as redistribute
     from reshard.mpi.calibration import calibrate as calibrate
     from reshard.mpi.distarray import DistArray as DistArray
+    from reshard.mpi.redistribute import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
     from reshard.runtime.on_mpi.team import world as world
@@ -29,7 +29,7 @@ _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "RAW": "reshard.mpi.tiles",
     "calibrate": "reshard.mpi.calibration",
-    "redistribute": "reshard.mpi.arrays",
+    "redistribute": "reshard.mpi.redistribute",
     "relabelled": "reshard.mpi.relabel",
     "world": "reshard.runtime.on_mpi.team",
 }

@@ -15,22 +15,13 @@ from numpy.typing import DTypeLike, NDArray
 from reshard.errors import LayoutError, TileError
 from reshard.mpi import files
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import (
-    aligned,
-    check_root,
-    check_whole,
-    checked,
-    checked_out,
-    finished,
-    kind,
-    replicated,
-)
-from reshard.runtime.memory import Memory
-from reshard.runtime.on_mpi.exchange import Call
+from reshard.mpi.tiles import aligned, check_root, check_whole, checked, checked_out, finished, kind, replicated
+from reshard.runtime.account import Account
+from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
-from reshard.runtime.on_mpi.moves import Held, Prepared, Request, begin, check_mesh, move, new_tile, prepared, where
+from reshard.runtime.on_mpi.move import Held, Prepared, Request, begin, check_mesh, move, new_tile, prepared, where
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, moving, team_of
-from reshard.runtime.on_mpi.whole import gather, scatter
+from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, dtypes
 
@@ -82,7 +73,7 @@ class DistArray(NDArrayOperatorsMixin):
         watch, kind = begin(team, limit, f"{what} {layout} on {layout.mesh!r}", prepare)
         with moving(team):
             held = new_tile(team, layout, kind)
-            fill(Call(team, watch, team.pool, Memory(layout.dtype), 0), held.tile)
+            fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
             team.settle(watch)
         return cls._of(layout, held, comm)
 
@@ -218,7 +209,7 @@ class DistArray(NDArrayOperatorsMixin):
         donate: bool = False,
         relabel: bool = False,
         limit: float = TIME_LIMIT,
-        memory: Memory | None = None,
+        memory: Account | None = None,
     ) -> DistArray:
         """The same array in another layout; see `reshard.mpi.redistribute` for the options.
 
@@ -259,7 +250,7 @@ class DistArray(NDArrayOperatorsMixin):
         mine = root == self._comm.rank
         with moving(team):
             array = np.empty(self.shape if mine else (0,) * len(self.shape), self.dtype)
-            call = Call(team, watch, team.pool, Memory(self._layout.dtype), 0)
+            call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
             gather(call, self._layout, self.tile, root, array)
             team.settle(watch)
         return array if mine else None

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from reshard.errors import LayoutError
 from reshard.lower.to_mpi import fetches
 from reshard.mpi.tiles import RAW, kind
-from reshard.runtime.on_mpi.chunks import copies
-from reshard.runtime.on_mpi.packing import copy, raw
+from reshard.runtime.on_mpi.strided_copy import copy, raw
+from reshard.runtime.on_mpi.wire.chunks import copies
 from reshard.types import Layout, Mesh
 
 _FORMAT = 1

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import ranks
 from reshard.types import Layout, Mesh
-from reshard.types.overlap import piece, shares
+from reshard.types.pair.overlap import piece, shares
 
 
 def relabelled(source: Layout, target: Layout) -> Layout:

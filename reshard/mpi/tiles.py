@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, PlanError, TileError
-from reshard.runtime.dtypes import numpy_dtype
+from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")

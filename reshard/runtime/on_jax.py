@@ -23,17 +23,17 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.errors import MeshError
 from reshard.lower import lower
 from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
-from reshard.types import jax_sharding
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.plan import Move, Plan, Step, chain
-from reshard.types.rules import PLAIN, How, exchange_size
-from reshard.types.slabs import counts, slab
+from reshard.types.notation import jax_sharding
+from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.rules.checker import PLAIN, StepMode, exchange_size
+from reshard.types.rules.parts import counts, split_step
 
 AnyMesh = JaxMesh | AbstractMesh
 LEAST = 16 << 20
-"""Bytes of operand and result on a device from which a step is done in slabs."""
-SLABS = 8
+"""Bytes of operand and result on a device from which a step is done in parts."""
+PARTS = 8
 
 
 def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
@@ -97,37 +97,37 @@ def spec(layout: Layout, axes: Mesh) -> PartitionSpec:
     return jax_sharding.partition_spec(layout.mesh, held, layout.partial, layout.reduction, axes)
 
 
-def in_slabs(plan: Plan, least: int = LEAST, count: int = SLABS) -> Plan:
-    """The plan with its large collectives in slabs, so that their buffers are a fraction of the tiles.
+def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS) -> Plan:
+    """The plan with its large collectives in parts, so that their buffers are a fraction of the tiles.
 
     XLA stages a collective's operand and result beside the tiles themselves (an all-to-all peaks at twice
-    source and target on TPU, an all-gather at 1.9 times the two), but in a loop it reuses one slab's.
+    source and target on TPU, an all-gather at 1.9 times the two), but in a loop it reuses one part's.
     """
     moves = [_parted(step, least, count) for step in plan.steps]
     return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps])
 
 
-def _parted(step: Step, least: int, count: int) -> Move:
-    """The step in slabs; should there be too few, as an exchange, if its messages are smaller."""
-    as_it_is = Move(step.kind, step.result, step.how)
-    if step.how != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
+def _parted(step: Step, least: int, count: int) -> StepSpec:
+    """The step in parts; should there be too few, as an exchange, if its messages are smaller."""
+    as_it_is = StepSpec(step.kind, step.result, step.mode)
+    if step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
         return as_it_is
     if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
         return as_it_is  # Only to slice its minor dim does TPU lay the whole operand out anew.
-    slabs = _slabs(step, count)
-    if slabs < count and step.kind in ("all_gather", "all_to_all"):
+    parts = _in_parts(step, count)
+    if parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_size(step.operand, step.result).rounds
-        if slabs < rounds <= 4 * count:
-            return Move("exchange", step.result)
-    return as_it_is._replace(how=How(slabs=slabs))
+        if parts < rounds <= 4 * count:
+            return StepSpec("exchange", step.result)
+    return as_it_is._replace(mode=StepMode(parts=parts))
 
 
-def _slabs(step: Step, count: int) -> int:
-    """A number of slabs: aligned if there are any, and if it can be, from `count` to four times as many."""
+def _in_parts(step: Step, count: int) -> int:
+    """A number of parts: aligned if there are any, and if it can be, from `count` to four times as many."""
     able = counts(step.operand, step.result)
     enough = [found for found in able if count <= found <= 4 * count]
     wanted = [*enough, *reversed([found for found in able if found < count])]
-    parts = ((found, slab(step.operand, step.result, found)) for found in wanted)
+    parts = ((found, split_step(step.operand, step.result, found)) for found in wanted)
     aligned = (found for found, part in parts if part is not None and part.aligned)
     return next(aligned, next(iter(wanted), 1))
 
@@ -140,7 +140,7 @@ def peak_bytes(plan: Plan) -> int:
 
 def overwrites(plan: Plan) -> bool:
     """Whether XLA can run the plan's exchanges in place: where shares must be rearranged first, it would copy."""
-    return not any(step.how.in_place for step in plan.steps) or shares_lie_in_order(lower(plan))
+    return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower(plan))
 
 
 def _padded(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:

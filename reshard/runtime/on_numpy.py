@@ -1,7 +1,7 @@
 """The reference runtime: all devices in one process, on numpy.
 
 It follows the lowered program and nothing else, so that running it tests the lowering. Every
-buffer is counted while it lives (`Memory`) and every byte between devices as it is received, so
+buffer is counted while it lives (`Account`) and every byte between devices as it is received, so
 that what a plan promises can be compared with what happens.
 """
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import TileError
+from reshard.lower import lower
 from reshard.lower.exchange import Box, Span, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
 from reshard.lower.program import (
@@ -23,17 +24,18 @@ from reshard.lower.program import (
     AllReduce,
     AllToAll,
     Exchange,
+    InParts,
     Instruction,
     Permute,
     Program,
     ReduceScatter,
-    Slabs,
     Slice,
 )
-from reshard.runtime.measure import account
-from reshard.runtime.memory import Memory
-from reshard.types.slabs import Cut
-from reshard.types.views import View
+from reshard.runtime.account import Account, begin_account
+from reshard.types.plan import Plan
+from reshard.types.reductions import all_reduce_elements
+from reshard.types.rules.parts import Cut
+from reshard.types.rules.tile_view import TileView
 
 Array = NDArray[Any]
 Tiles = dict[int, Array]
@@ -47,13 +49,28 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def run(program: Program, tiles: Mapping[int, Array], memory: Memory | None = None) -> Tiles:
+def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
+    """Runs a plan on numpy arrays, all devices in this process: the target's tiles by device id, from the source's.
+
+    Tiles have the layout's tile shape, padding included, and its dtype; the given ones are not written to. `memory`
+    is filled with the bytes that were live and received. Raises `TileError` if the tiles are not the source's.
+
+    >>> import numpy as np, reshard as rs
+    >>> mesh = rs.Mesh(x=2)
+    >>> plan = rs.plan(rs.Layout.parse("int64[{x}2]", mesh), rs.Layout.parse("int64[4]", mesh))
+    >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
+    array([0, 1, 2, 3])
+    """
+    return run(lower(plan), tiles, memory)
+
+
+def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
     """Runs a program on one tile per device id and returns the result's tiles.
 
     The given tiles are never written to. Raises `TileError` if they are not the source's.
     """
     checked = _checked(program, tiles)
-    memory = account(program.dtype, memory)
+    memory = begin_account(program.dtype, memory)
     for device, tile in checked.items():
         memory.take(device, tile.size)
     now = checked
@@ -91,20 +108,20 @@ def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
     return checked
 
 
-def _open(view: View, tile: Array) -> Array:
+def _open(view: TileView, tile: Array) -> Array:
     """A tile padded and reshaped to its digits, without a copy where nothing is padded."""
     if view.tile != view.padded:
         tile = np.pad(tile, [(0, p - t) for t, p in zip(view.tile, view.padded, strict=True)])
     return tile.reshape(view.digits)
 
 
-def _blocks(view: View, digits: Array) -> Array:
+def _blocks(view: TileView, digits: Array) -> Array:
     """Digits with the block number first: one contiguous block after another."""
     rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
     return digits.transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
 
 
-def _close(view: View, blocks: Array) -> Array:
+def _close(view: TileView, blocks: Array) -> Array:
     """The tile made of numbered blocks, cut to its true shape."""
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     order = [*view.blocks, *rest]
@@ -113,7 +130,7 @@ def _close(view: View, blocks: Array) -> Array:
     return whole[tuple(slice(extent) for extent in view.tile)]
 
 
-def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     found: Tiles = {}
     for device, tile in tiles.items():
         block = _blocks(step.send, _open(step.send, tile))[step.block[device]]
@@ -121,7 +138,7 @@ def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Memory) -> T
     return found
 
 
-def _all_gather(step: AllGather, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _all_gather(step: AllGather, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     found: Tiles = {}
     for group in step.groups:
@@ -133,7 +150,7 @@ def _all_gather(step: AllGather, tiles: Tiles, shape: Sequence[int], memory: Mem
     return found
 
 
-def _all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     found: Tiles = {}
     for group in step.groups:
@@ -149,7 +166,7 @@ def _all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Memo
     return found
 
 
-def _reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     found: Tiles = {}
     for group in step.groups:
@@ -163,7 +180,7 @@ def _reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], mem
     return found
 
 
-def _all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     found: Tiles = {}
     for group in step.groups:
@@ -171,11 +188,11 @@ def _all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Mem
         for device in group:
             found[device] = _new(memory, device, total, shape)
             # A reduce-scatter and an all-gather of what it made.
-            memory.receive(device, -(-2 * (len(group) - 1) * total.size // len(group)))
+            memory.receive(device, all_reduce_elements(total.size, len(group)))
     return found
 
 
-def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
     found: Tiles = {}
     for sender, receiver in step.pairs:
@@ -185,7 +202,7 @@ def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Memory) 
     return found
 
 
-def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     found: Tiles = {}
     for device, tile in tiles.items():
         memory.take(device, int(np.prod(shape)))
@@ -200,7 +217,7 @@ def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Memory
     return found
 
 
-def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles, memory: Memory) -> None:
+def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles, memory: Account) -> None:
     """One round: all staging buffers of a round live together."""
     sent = [t for t in turn if t.sender != t.receiver]
     ends = [(device, t.elements) for t in sent for device in (t.sender, t.receiver)] if step.staged else []
@@ -214,7 +231,7 @@ def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles
         memory.free(device, elements)
 
 
-def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
+def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     """One buffer a device, for operand and result alike; only its slots are ever written."""
     size = step.slot * step.slots
     buffers: Tiles = {}
@@ -247,7 +264,7 @@ def _slot(step: ExchangeInPlace, slot: int, start: int, length: int) -> slice:
     return slice(slot * step.slot + start, slot * step.slot + start + length)
 
 
-def _slots(step: ExchangeInPlace, places: Sequence[tuple[int, Any]], view: View) -> dict[int, int]:
+def _slots(step: ExchangeInPlace, places: Sequence[tuple[int, Any]], view: TileView) -> dict[int, int]:
     """Offset in the slots -> offset in the tile, for every element that some slot holds."""
     found: dict[int, int] = {}
     for slot, place in places:
@@ -285,13 +302,13 @@ def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
     return tuple(slice(start, start + extent) for start, extent in spans)
 
 
-def _slabs(step: Slabs, tiles: Tiles, shape: Sequence[int], memory: Memory) -> Tiles:
-    """The result is there from the start; beside it live one slab of it and one of the operand."""
+def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+    """The result is there from the start; beside it live one part of it and one of the operand."""
     found: Tiles = {}
     for device, tile in tiles.items():
         memory.take(device, int(np.prod(shape)))
         found[device] = np.empty(tuple(shape), tile.dtype)
-    for number in range(step.take.slabs):
+    for number in range(step.take.parts):
         parts = {device: _new(memory, device, *_cut(step.take, tile, number)) for device, tile in tiles.items()}
         done = _RUN[type(step.each)](step.each, parts, _cut(step.put, found[next(iter(found))], number)[1], memory)
         for device, part in done.items():
@@ -304,47 +321,47 @@ def _slabs(step: Slabs, tiles: Tiles, shape: Sequence[int], memory: Memory) -> T
 
 
 def _middle(cut: Cut, tile: Array) -> Array:
-    """A tile with everything before its slabs as axis 0 and its slabs as axis 1."""
+    """A tile with everything before its parts as axis 0 and its parts as axis 1."""
     rest = tile.shape[cut.axis + 1 :]
-    return tile.reshape(math.prod(tile.shape[: cut.axis]) * cut.outer, cut.slabs, cut.inner, *rest)
+    return tile.reshape(math.prod(tile.shape[: cut.axis]) * cut.outer, cut.parts, cut.inner, *rest)
 
 
 def _cut(cut: Cut, tile: Array, number: int) -> tuple[Array, tuple[int, ...]]:
-    """One slab of a tile, and its shape."""
+    """One part of a tile, and its shape."""
     shape = (*tile.shape[: cut.axis], cut.outer * cut.inner, *tile.shape[cut.axis + 1 :])
     return _middle(cut, tile)[:, number].reshape(shape), shape
 
 
-def _new(memory: Memory, device: int, content: Array, shape: Sequence[int]) -> Array:
+def _new(memory: Account, device: int, content: Array, shape: Sequence[int]) -> Array:
     memory.take(device, content.size)
     return content.reshape(tuple(shape)).copy()
 
 
-def _pack(memory: Memory, device: int, view: View, tile: Array) -> Array:
+def _pack(memory: Account, device: int, view: TileView, tile: Array) -> Array:
     """Blocks one after another: the tile itself where they lie so already."""
     if not view.in_place:
         memory.take(device, view.elements)
     return np.ascontiguousarray(_blocks(view, _open(view, tile)))
 
 
-def _unpacked(memory: Memory, device: int, view: View) -> None:
+def _unpacked(memory: Account, device: int, view: TileView) -> None:
     if not view.in_place:
         memory.free(device, view.elements)
 
 
-def _arrivals(memory: Memory, device: int, view: View, dtype: np.dtype[Any]) -> Array:
+def _arrivals(memory: Account, device: int, view: TileView, dtype: np.dtype[Any]) -> Array:
     """The buffer that blocks arrive in: the result itself where they lie so already."""
     memory.take(device, view.elements)
     return np.empty((view.count, *view.block_shape), dtype)
 
 
-def _receive(memory: Memory, device: int, peer: int, buffer: Array, at: int, block: Array) -> None:
+def _receive(memory: Account, device: int, peer: int, buffer: Array, at: int, block: Array) -> None:
     if device != peer:
         memory.receive(device, block.size)
     buffer[at] = block.reshape(buffer.shape[1:])
 
 
-def _unpack(memory: Memory, device: int, view: View, buffer: Array, shape: Sequence[int]) -> Array:
+def _unpack(memory: Account, device: int, view: TileView, buffer: Array, shape: Sequence[int]) -> Array:
     if view.in_place:
         return buffer.reshape(tuple(shape))
     found = _new(memory, device, _close(view, buffer), shape)
@@ -357,7 +374,7 @@ def _combined(reduction: str, parts: Sequence[Array]) -> Array:
     return total / np.asarray(len(parts), total.dtype) if reduction == "mean" else total
 
 
-_RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Memory], Tiles]] = {
+_RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account], Tiles]] = {
     Slice: _slice,
     AllGather: _all_gather,
     AllToAll: _all_to_all,
@@ -366,5 +383,5 @@ _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Memory], Tile
     Permute: _permute,
     Exchange: _exchange,
     ExchangeInPlace: _exchange_in_place,
-    Slabs: _slabs,
+    InParts: _in_parts,
 }

@@ -18,17 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from reshard.synth.network import Link
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, primes
-from reshard.types.plan import Move
-from reshard.types.refine import Refinement, refine
-from reshard.types.rules import judge
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.plan import StepSpec
+from reshard.types.rules.checker import check_step
 
 Links = Mapping[str, Link]
 
 
-def seconds(move: Move, operand: Layout, links: Links) -> float:
+def seconds(move: StepSpec, operand: Layout, links: Links) -> float:
     """Predicted seconds of one move from an operand."""
-    kind, result, how = move
-    cost = judge(kind, operand, result, how)
+    kind, result, mode = move
+    cost = check_step(kind, operand, result, mode)
     if not cost.launches:
         return 0.0
     r = refine(operand, result)
@@ -52,10 +52,10 @@ def seconds(move: Move, operand: Layout, links: Links) -> float:
     return _blocks(pure, block / per_round, mesh, links, twisted, per_round)
 
 
-def fastest(routes: Iterable[Sequence[Move]], source: Layout, links: Links) -> list[Sequence[Move]]:
+def fastest(routes: Iterable[Sequence[StepSpec]], source: Layout, links: Links) -> list[Sequence[StepSpec]]:
     """The routes of least predicted seconds; moves that several routes share are priced once."""
-    known: dict[tuple[Layout, Move], float] = {}
-    times: list[tuple[float, Sequence[Move]]] = []
+    known: dict[tuple[Layout, StepSpec], float] = {}
+    times: list[tuple[float, Sequence[StepSpec]]] = []
     for route in routes:
         total, at = 0.0, source
         for move in route:

@@ -14,16 +14,17 @@ from itertools import pairwise
 from typing import SupportsIndex, cast
 
 from reshard.errors import BudgetError, PlanError
-from reshard.synth import boxes, bridges, cost, reduction
+from reshard.synth import cost
 from reshard.synth.network import Network
-from reshard.synth.routes import Atoms, Route, minimal, priced
+from reshard.synth.routes import boxes, permute_first, reduction
+from reshard.synth.routes.normal import Atoms, Route, minimal, priced
 from reshard.types.layout import Layout
 from reshard.types.mesh import primes
-from reshard.types.plan import Move, Plan, Step, chain, floor
-from reshard.types.rebase import common_mesh, rebase
-from reshard.types.refine import Refinement, refine
-from reshard.types.rules import How, exchange_size, judge
-from reshard.types.slabs import counts
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.pair.remesh import common_mesh, remesh
+from reshard.types.plan import Plan, Step, StepSpec, chain, floor
+from reshard.types.rules.checker import StepMode, check_step, exchange_size
+from reshard.types.rules.parts import counts
 
 BRIDGED = 4096
 """Devices up to which layouts that do nest are priced over bridges too: on more it takes too long."""
@@ -61,7 +62,7 @@ def plan(
 def _plan(source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool) -> Plan:
     start, end = _on_one_mesh(source, target)
     links = None if network is None else network.links(start.mesh)
-    routes: Sequence[Sequence[Move]] = list(dict.fromkeys(_routes(start, end, links)))
+    routes: Sequence[Sequence[StepSpec]] = list(dict.fromkeys(_routes(start, end, links)))
     if links is not None and budget is None:
         routes = cost.fastest(routes, start, links)
     if links is None:
@@ -82,7 +83,7 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     return min(within, key=_objective)
 
 
-def _slim(source: Layout, target: Layout, found: Sequence[Sequence[Move]]) -> Sequence[Sequence[Move]]:
+def _slim(source: Layout, target: Layout, found: Sequence[Sequence[StepSpec]]) -> Sequence[Sequence[StepSpec]]:
     """The routes whose tiles are never larger than the larger end; all, should none be so."""
     most = max(source.tile_bytes, target.tile_bytes)
     return [r for r in found if all(move.result.tile_bytes <= most for move in r)] or found
@@ -108,7 +109,7 @@ def _memory(found: Plan) -> int:
 
 def _message(step: Step) -> int:
     """The bytes of a message that an exchange has no scratch for."""
-    staged = step.kind != "exchange" or step.how.in_place or step.cost.scratch > 0
+    staged = step.kind != "exchange" or step.mode.in_place or step.cost.scratch > 0
     return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
 
 
@@ -138,14 +139,14 @@ def _moves(source: Layout, target: Layout, links: cost.Links | None) -> Iterator
 
 def _exchanged(source: Layout, target: Layout, links: cost.Links | None) -> Iterator[Route]:
     """Routes with an exchange of fewer rounds than the one to the target, between layouts that do not nest."""
-    for between in bridges.before_gathers(source, target):
+    for between in permute_first.before_gathers(source, target):
         kind = "permute" if boxes.permutes(source, between) else "exchange"
-        yield (Move(kind, between), Move("all_gather", target))
+        yield (StepSpec(kind, between), StepSpec("all_gather", target))
     first, last = boxes.dealt(source, target), boxes.dealt(target, source)
     if first is not None and (r := refine(first, target)) is not None:
-        yield from ((Move("exchange", first), *rest) for rest in _structured(first, target, r, links))
+        yield from ((StepSpec("exchange", first), *rest) for rest in _structured(first, target, r, links))
     if last is not None and (r := refine(source, last)) is not None:
-        yield from ((*rest, Move("exchange", target)) for rest in _structured(source, last, r, links))
+        yield from ((*rest, StepSpec("exchange", target)) for rest in _structured(source, last, r, links))
 
 
 def _structured(source: Layout, target: Layout, r: Refinement, links: cost.Links | None) -> Iterator[Route]:
@@ -159,12 +160,12 @@ def _structured(source: Layout, target: Layout, r: Refinement, links: cost.Links
 
 def _bridged(source: Layout, target: Layout, links: cost.Links | None, thorough: bool) -> Iterator[Route]:
     """Routes whose permutes make the numerals nest, each stretch between them as good as can be."""
-    for path in bridges.paths(source, target, thorough):
-        moves: list[Move] = []
+    for path in permute_first.paths(source, target, thorough):
+        moves: list[StepSpec] = []
         for before, after in pairwise([source, *path]):
             refinement = refine(before, after)
             if boxes.permutes(before, after):
-                moves.append(Move("permute", after))
+                moves.append(StepSpec("permute", after))
             elif refinement is None:
                 break
             else:
@@ -182,13 +183,13 @@ def _timed(found: Plan, links: cost.Links | None) -> Plan:
     return replace(found, steps=steps, seconds=sum(s.seconds or 0.0 for s in steps))
 
 
-def _move(step: Step) -> Move:
-    return Move(step.kind, step.result, step.how)
+def _move(step: Step) -> StepSpec:
+    return StepSpec(step.kind, step.result, step.mode)
 
 
 def _chunked(found: Plan, budget: int, links: cost.Links | None) -> Iterator[Plan]:
     """The plan with exchanges for its all-to-alls and gathers, cut so that they fit the budget."""
-    moves: list[Move] = []
+    moves: list[StepSpec] = []
     for step in found.steps:
         move = _fit(step, budget)
         if move is None:
@@ -197,33 +198,35 @@ def _chunked(found: Plan, budget: int, links: cost.Links | None) -> Iterator[Pla
     yield _timed(chain(found.source, found.target, moves, found.donate), links)
 
 
-def _fit(step: Step, budget: int) -> Move | None:
-    """The step as it is if it fits, else in as few launches as slabs or an exchange in pieces take."""
+def _fit(step: Step, budget: int) -> StepSpec | None:
+    """The step as it is if it fits, else in as few launches as parts or an exchange in pieces take."""
     spare = budget - step.live_bytes + step.cost.scratch
     if step.cost.scratch <= spare:
         return _move(step)
-    fitting = [move for move in (_slabbed(step, spare), _cut(step, spare)) if move is not None]
-    return min(fitting, key=lambda move: judge(move.kind, step.operand, move.result, move.how).launches, default=None)
+    fitting = [move for move in (_in_parts(step, spare), _cut(step, spare)) if move is not None]
+    return min(
+        fitting, key=lambda move: check_step(move.kind, step.operand, move.result, move.mode).launches, default=None
+    )
 
 
-def _slabbed(step: Step, spare: int) -> Move | None:
-    """A collective in the fewest slabs whose buffers fit."""
+def _in_parts(step: Step, spare: int) -> StepSpec | None:
+    """A collective in the fewest parts whose buffers fit."""
     if step.kind == "exchange":
         return None  # Cut in smaller pieces instead.
     for count in counts(step.operand, step.result):
-        how = How(slabs=count)
-        if judge(step.kind, step.operand, step.result, how).scratch <= spare:
-            return Move(step.kind, step.result, how)
+        mode = StepMode(parts=count)
+        if check_step(step.kind, step.operand, step.result, mode).scratch <= spare:
+            return StepSpec(step.kind, step.result, mode)
     return None
 
 
-def _cut(step: Step, spare: int) -> Move | None:
+def _cut(step: Step, spare: int) -> StepSpec | None:
     """An exchange in the largest pieces that fit; a reduction has none."""
     if spare < 0 or step.operand.partial != step.result.partial:
         return None
     size = exchange_size(step.operand, step.result)
     one = max(1, step.operand.nbytes(1))
-    return Move("exchange", step.result, How(max(spare // (2 * one), size.run, 1)))
+    return StepSpec("exchange", step.result, StepMode(max(spare // (2 * one), size.run, 1)))
 
 
 def _overwrites(source: Layout, target: Layout) -> bool:
@@ -236,7 +239,7 @@ def _in_place(source: Layout, target: Layout, budget: int, links: cost.Links | N
     """The exchange that overwrites a donated source, in the largest pieces that fit the budget."""
     spare = budget - max(source.tile_bytes, target.tile_bytes)
     one = max(1, source.nbytes(1))
-    move = Move("exchange", target, How(max(1, spare // (2 * one)), in_place=True))
+    move = StepSpec("exchange", target, StepMode(max(1, spare // (2 * one)), in_place=True))
     return _timed(chain(source, target, [move], donate=True), links)
 
 
@@ -260,11 +263,11 @@ def _smallest(found: Plan) -> int:
 
 
 def _least(step: Step) -> int:
-    """The least scratch of a step: none for an exchange in pieces, for a reduction that of its slabs."""
+    """The least scratch of a step: none for an exchange in pieces, for a reduction that of its parts."""
     if step.operand.partial == step.result.partial:
         return 0
-    hows = (How(slabs=count) for count in counts(step.operand, step.result))
-    return min([step.cost.scratch, *(judge(step.kind, step.operand, step.result, how).scratch for how in hows)])
+    modes = (StepMode(parts=count) for count in counts(step.operand, step.result))
+    return min([step.cost.scratch, *(check_step(step.kind, step.operand, step.result, mode).scratch for mode in modes)])
 
 
 def _check_request(source: object, target: object, budget: object, network: object) -> None:
@@ -323,8 +326,8 @@ def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
                 (s, t)
                 for mesh in (source.mesh, target.mesh, shared)
                 if mesh is not None
-                and (s := rebase(source, mesh)) is not None
-                and (t := rebase(target, mesh)) is not None
+                and (s := remesh(source, mesh)) is not None
+                and (t := remesh(target, mesh)) is not None
             ),
             (source, target),
         )

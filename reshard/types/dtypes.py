@@ -87,12 +87,3 @@ def nbytes(elements: int, name: str) -> int:
     2
     """
     return (elements * _BITS[name] + 7) // 8
-
-
-def supports(name: str, reduction: str) -> bool:
-    """Whether the elements of a dtype can be combined by a reduction."""
-    if name == "bool":
-        return reduction in ("max", "min", "product")
-    if name.startswith("complex"):
-        return reduction in ("sum", "mean", "product")
-    return reduction != "mean" or not name.startswith(("int", "uint"))

@@ -15,12 +15,13 @@ from itertools import pairwise
 from typing import Any
 
 from reshard.errors import LayoutError, about_sharding
-from reshard.types import dtensor, dtypes, hlo, jax_sharding, partition_spec, scalapack, shardy, text
+from reshard.types import dtypes, reductions
 from reshard.types.dims import Digit as Digit
 from reshard.types.dims import Dim as Dim
 from reshard.types.dims import checked_size
 from reshard.types.dims import fitted as fitted
 from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.notation import dtensor, hlo, jax_sharding, partition_spec, scalapack, shardy, text
 
 
 @dataclass(frozen=True)
@@ -386,9 +387,9 @@ def _check_reduction(layout: Layout) -> None:
     """*One reduction*: partial axes come with one operation that the dtype has."""
     if not layout.partial:
         return
-    if layout.reduction not in text.REDUCTIONS:
-        raise LayoutError(f"reduction {layout.reduction!r} is unknown; use one of {', '.join(text.REDUCTIONS)}")
-    if not dtypes.supports(layout.dtype, layout.reduction):
+    if layout.reduction not in reductions.REDUCTIONS:
+        raise LayoutError(f"reduction {layout.reduction!r} is unknown; use one of {', '.join(reductions.REDUCTIONS)}")
+    if not reductions.supports(layout.dtype, layout.reduction):
         raise LayoutError(
             f"{layout.dtype} has no {layout.reduction} reduction; for bool use max (any) or min (all), "
             f"for complex sum, mean or product, and mean only for inexact types"

@@ -28,6 +28,6 @@ def _indices(dim: Dim, mesh: Mesh, position: int) -> tuple[int, ...]:
     """Appends one digit after another: digit k is the device's coordinate, or runs over the tile."""
     found = [0]
     for radix, axis in dim.digits:
-        values = range(radix) if axis is None else (position // mesh.stride(axis) % axis.size,)
+        values = range(radix) if axis is None else (mesh.coordinate(position, axis),)
         found = [index * radix + value for index in found for value in values]
     return tuple(found)

@@ -159,6 +159,24 @@ class Mesh:
         """How many positions apart two devices are that are neighbours along a sub-axis."""
         return self._strides[sub.axis] * (self.axes[sub.axis] // (sub.pre * sub.size))
 
+    def coordinate(self, position: int, axis: SubAxis) -> int:
+        """Which value along a sub-axis the device at a position keeps.
+
+        >>> mesh = Mesh(x=4, y=2)
+        >>> mesh.coordinate(5, mesh.sub_axis("x")), mesh.coordinate(5, mesh.sub_axis("x:(2)2"))
+        (2, 0)
+        """
+        return position // self.stride(axis) % axis.size
+
+    def coordinates(self, position: int, axes: Iterable[SubAxis]) -> tuple[int, ...]:
+        """The coordinates of the device at a position along each of these sub-axes.
+
+        >>> mesh = Mesh(x=4, y=2)
+        >>> mesh.coordinates(5, [mesh.sub_axis("x"), mesh.sub_axis("y")])
+        (2, 1)
+        """
+        return tuple(self.coordinate(position, axis) for axis in axes)
+
     def sub_axes(self, stride: int, size: int) -> list[SubAxis]:
         """The sub-axes, major first, that a (stride, size) factor of the positions is made of.
 

@@ -11,27 +11,29 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from importlib import import_module
+from typing import Any, NamedTuple, cast
 
 from reshard.errors import PlanError
-from reshard.types.bounds import lower_bound
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.rules import PLAIN, Cost, How, judge
+from reshard.types.rules.bounds import lower_bound
+from reshard.types.rules.checker import PLAIN, Cost, StepMode, check_step
+from reshard.types.units import bytes_text
 
 
 @dataclass(frozen=True)
 class Step:
     """One collective from `operand` to `result`, derived by the rule of its `kind`.
 
-    `how` does it in slabs, cuts an exchange into pieces or runs it in place. `retained_bytes` are the bytes of the
+    `mode` does it in parts, cuts an exchange into pieces or runs it in place. `retained_bytes` are the bytes of the
     source that live on beside the operand. Raises `StepError` when the rule refuses.
     """
 
     kind: str
     operand: Layout
     result: Layout
-    how: How = PLAIN
+    mode: StepMode = PLAIN
     retained_bytes: int = 0
     seconds: float | None = None
 
@@ -41,7 +43,7 @@ class Step:
     @cached_property
     def cost(self) -> Cost:
         """What the typing rule says that the step costs."""
-        return judge(self.kind, self.operand, self.result, self.how)
+        return check_step(self.kind, self.operand, self.result, self.mode)
 
     @property
     def received_bytes(self) -> int:
@@ -57,20 +59,8 @@ class Step:
     def live_bytes(self) -> int:
         """Bytes on one device while the step runs: source if kept, operand, result and scratch."""
         before, after = self.operand.tile_bytes, self.result.tile_bytes
-        tiles = max(before, after) if self.how.in_place else before + after
+        tiles = max(before, after) if self.mode.in_place else before + after
         return self.retained_bytes + tiles + self.cost.scratch
-
-
-class Views(Protocol):
-    """How plans are shown as pictures and in HTML; see `reshard.draw`."""
-
-    def draw(self, plan: Plan, what: str | None) -> Any:
-        """A figure."""
-        ...
-
-    def html(self, plan: Plan) -> str:
-        """A piece of HTML."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,9 +70,6 @@ class Plan:
     Bytes are per device; `seconds` is the prediction of the network that it was planned for, None
     without one. Raises `PlanError` for a broken chain.
     """
-
-    views: ClassVar[Views | None] = None
-    """Set by the package above, since nothing here draws."""
 
     source: Layout
     target: Layout
@@ -101,7 +88,7 @@ class Plan:
                 raise PlanError(
                     f"step {number} ({step.kind}) leaves the source beside it out of its live bytes; use chain()"
                 )
-            if step.how.in_place and not self.donate:
+            if step.mode.in_place and not self.donate:
                 raise PlanError(
                     f"step {number} ({step.kind}) overwrites the source, which was not donated; plan with donate=True"
                 )
@@ -190,39 +177,38 @@ class Plan:
         of each step against the promise and the floor; "traffic", the bytes from device to device; None, all three.
         Raises `ReshardError` for another name, without matplotlib, and for meshes too large to draw.
         """
-        if self.views is None:
-            raise PlanError("nothing here draws plans; import reshard")
-        return self.views.draw(self, what)
+        pictures = import_module("reshard.draw.pictures")  # the one upward import: the method is the user's door
+        return pictures.draw(self, what)
 
-    def _repr_html_(self) -> str | None:
-        return None if self.views is None else self.views.html(self)
+    def _repr_html_(self) -> str:
+        return import_module("reshard.draw.fragment").fragment(self)
 
     def __str__(self) -> str:
         head = f"{self.source} -> {self.target} on {self.source.mesh}"
         rows = [("step", "type after it", "received", "live")]
-        rows += [(s.kind, str(s.result), _bytes(s.received_bytes), _bytes(s.live_bytes)) for s in self.steps]
+        rows += [(s.kind, str(s.result), bytes_text(s.received_bytes), bytes_text(s.live_bytes)) for s in self.steps]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         table = [f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]:>{widths[2]}}  {r[3]:>{widths[3]}}" for r in rows]
         total = (
-            f"received {_bytes(self.received_bytes)} (bound {_bytes(self.lower_bound_bytes)}), "
-            f"{self.launches} launch{'' if self.launches == 1 else 'es'}, peak {_bytes(self.peak_bytes)} a device"
+            f"received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}), "
+            f"{self.launches} launch{'' if self.launches == 1 else 'es'}, peak {bytes_text(self.peak_bytes)} a device"
         )
         time = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us predicted"
         return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
 
 
-class Move(NamedTuple):
+class StepSpec(NamedTuple):
     """A step before it is checked."""
 
     kind: str
     result: Layout
-    how: How = PLAIN
+    mode: StepMode = PLAIN
 
 
 def chain(
     source: Layout,
     target: Layout,
-    moves: Sequence[Move],
+    moves: Sequence[StepSpec],
     donate: bool = False,
     seconds: Sequence[float | None] | None = None,
 ) -> Plan:
@@ -234,7 +220,7 @@ def chain(
     at = source
     times = list(seconds) if seconds is not None else [None] * len(moves)
     for number, (move, time) in enumerate(zip(moves, times, strict=True), 1):
-        steps.append(Step(move.kind, at, move.result, move.how, _retained(source, donate, number), time))
+        steps.append(Step(move.kind, at, move.result, move.mode, _retained(source, donate, number), time))
         at = move.result
     known = [s.seconds for s in steps if s.seconds is not None]
     total = sum(known) if known and len(known) == len(steps) else None
@@ -275,9 +261,9 @@ def _seconds(value: object) -> float | None:
     raise PlanError(f"the JSON says seconds {value!r}; seconds are a number, or null without a network")
 
 
-def _move(step: Mapping[str, Any]) -> Move:
-    how = How(step.get("chunk"), bool(step.get("in_place")), step.get("slabs", 1))
-    return Move(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), how)
+def _move(step: Mapping[str, Any]) -> StepSpec:
+    mode = StepMode(step.get("chunk"), bool(step.get("in_place")), step.get("parts", 1))
+    return StepSpec(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), mode)
 
 
 def _step_data(step: Step) -> dict[str, Any]:
@@ -286,9 +272,9 @@ def _step_data(step: Step) -> dict[str, Any]:
         "operand": str(step.operand),
         "result": str(step.result),
         "mesh": _mesh_data(step.result.mesh),
-        "chunk": step.how.chunk,
-        "in_place": step.how.in_place,
-        "slabs": step.how.slabs,
+        "chunk": step.mode.chunk,
+        "in_place": step.mode.in_place,
+        "parts": step.mode.parts,
         "received_bytes": step.received_bytes,
         "live_bytes": step.live_bytes,
         "launches": step.launches,
@@ -303,17 +289,3 @@ def _mesh_data(mesh: Mesh) -> dict[str, Any]:
 
 def _mesh(data: Mapping[str, Any]) -> Mesh:
     return Mesh(data["axes"], device_ids=data.get("device_ids"))
-
-
-def _bytes(count: int) -> str:
-    """Bytes as a person reads them, exact where they are few.
-
-    >>> _bytes(96), _bytes(64 << 20)
-    ('96 B', '64.0 MiB')
-    """
-    value, unit = float(count), "B"
-    for bigger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if (value < 10240 and unit == "B") or value < 1024:
-            break
-        value, unit = value / 1024, bigger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from reshard import hlo
 from reshard.doctor import Compiled, examine
-from reshard.doctor import table as terminal
-from reshard.doctor.words import hidden, rows, shown
+from reshard.doctor.report import table as terminal
+from reshard.doctor.report.phrases import hidden, rows, shown
 from tests.doctor.test_places import GATHER, OFFSET, SLICE, ZERO, text
 from tests.markup import Read, check_self_contained
 

@@ -9,7 +9,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.chains import chains
 from reshard.doctor.flow import Flow, Value
-from reshard.doctor.movement import Movement, Points, Untraceable, unravel
+from reshard.doctor.index_maps import Movement, Points, Untraceable, unravel
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.scalars import UNKNOWN, Scalars
 from reshard.doctor.trace import NOWHERE, Tracer

@@ -11,10 +11,10 @@ from reshard.draw.moved import moved
 from reshard.draw.traffic import matrix, together
 from reshard.errors import ReshardError
 from reshard.lower import lower
-from reshard.runtime import Memory, run
+from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Move, Plan, chain
-from reshard.types.rules import How
+from reshard.types.plan import Plan, StepSpec, chain
+from reshard.types.rules.checker import StepMode
 from tests.layouts import random_pair
 from tests.oracle import PADDING, tiles_of
 
@@ -44,7 +44,7 @@ def planned(mesh, source, target, options) -> Plan:
 
 def received(plan: Plan) -> Counter:
     """Elements that the runtime counts as received, by device."""
-    memory = Memory(plan.source.dtype)
+    memory = Account(plan.source.dtype)
     tiles = {d: np.ones(plan.source.tile_shape, plan.source.dtype) for d in plan.source.mesh.devices}
     run(lower(plan), tiles, memory)
     return +memory.elements
@@ -62,7 +62,7 @@ def senders(plan: Plan) -> Counter:
     """Who sends whom how many true elements, seen by marking every tile with its device, step by step."""
     found: Counter = Counter()
     for step in plan.steps:
-        one = chain(step.operand, step.result, [Move(step.kind, step.result, step.how)], plan.donate)
+        one = chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], plan.donate)
         ids = {device: at + 1 for at, device in enumerate(one.source.mesh.devices)}
         real = tiles_of(one.target)
         tiles = {d: np.full(one.source.tile_shape, n, one.source.dtype) for d, n in ids.items()}
@@ -125,10 +125,10 @@ def test_random_plans(seed):
         ("all_reduce", "f32[16, 3] + sum{x}", "f32[16, 3]"),
     ],
 )
-def test_a_step_in_slabs(kind, source, target):
+def test_a_step_in_parts(kind, source, target):
     mesh = Mesh(x=4) if kind != "permute" else Mesh(x=4, y=4)
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
-    plan = chain(before, after, [Move(kind, after, How(slabs=4))])
+    plan = chain(before, after, [StepSpec(kind, after, StepMode(parts=4))])
     assert rows(plan) == received(plan)
     if not before.partial:
         assert moved(plan).elements == senders(plan)

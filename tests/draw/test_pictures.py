@@ -19,10 +19,10 @@ import reshard as rs
 from reshard.draw import canvas
 from reshard.draw.live import moments, parts
 from reshard.errors import ReshardError
-from reshard.runtime import Memory
+from reshard.runtime import Account
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.plan import Move, Plan, chain
+from reshard.types.plan import Plan, StepSpec, chain
 from tests.draw.cases import CASES, M222, picture, planned
 
 
@@ -297,7 +297,7 @@ def test_memory_has_units_and_names():
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_matrix_has_what_each_device_receives(name):
     plan = planned(name)
-    memory = Memory(plan.source.dtype)
+    memory = Account(plan.source.dtype)
     tiles = {device: np.ones(plan.source.tile_shape, plan.source.dtype) for device in plan.source.mesh.devices}
     rs.simulate(plan, tiles, memory)
     cells = labelled(picture(name), "traffic").images[0].get_array().filled(0)
@@ -320,7 +320,7 @@ def test_less_than_planned_is_said():
     """Two steps that load devices unevenly have each another worst device."""
     mesh = Mesh(x=4)
     threes, fours = Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[1{x}4/10]", mesh)
-    plan = chain(threes, threes, [Move("exchange", fours), Move("exchange", threes)])
+    plan = chain(threes, threes, [StepSpec("exchange", fours), StepSpec("exchange", threes)])
     assert plan.received_bytes == 16
     assert "receives 12 B of the 16 B planned" in words(plan.draw("traffic"))
 

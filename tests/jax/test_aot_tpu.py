@@ -2,7 +2,7 @@
 memory is near the plan's promise. Skipped where there is no libtpu.
 
 The arrays are large enough: of a small reduce-scatter XLA makes an all-reduce. Without a budget the large moves are in
-slabs, so what is measured here is what a user gets.
+parts, so what is measured here is what a user gets.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_large_moves_keep_to_the_plans_memory():
     """Each to its promise, and all to little more than source and target."""
     logs = []
     for pair in LARGE:
-        plan = on_jax.in_slabs(rs.plan(*pair))
+        plan = on_jax.in_parts(rs.plan(*pair))
         found = compiled("v5p:2x2x2", pair)
         assert executed(found) == promised(plan), plan
         used, ends = found.memory_analysis().peak_memory_in_bytes, pair[0].tile_bytes + pair[1].tile_bytes
@@ -140,7 +140,7 @@ def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, aft
     """Of 120 random pairs more."""
     mesh = rs.Mesh(sizes)
     pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
-    plan, ends = on_jax.in_slabs(rs.plan(*pair)), pair[0].tile_bytes + pair[1].tile_bytes
+    plan, ends = on_jax.in_parts(rs.plan(*pair)), pair[0].tile_bytes + pair[1].tile_bytes
     used = compiled("v5p:2x2x2", pair).memory_analysis().peak_memory_in_bytes
     promise = on_jax.peak_bytes(plan)
     told = f"{used / promise:.3f} times the promise, {used / ends:.3f} times source and target: {plan}"
@@ -149,7 +149,7 @@ def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, aft
 
 @pytest.mark.parametrize("times", [1.25, 1.5, 2.0])
 def test_memory_under_a_budget(times: float):
-    """Slabs where they fit, also where a single collective would."""
+    """InParts where they fit, also where a single collective would."""
     mesh = rs.Mesh(x=4, y=2)
     for before, after in (
         ("bf16[{x}128, 512, 512]", "bf16[512, {x}128, 512]"),
@@ -161,15 +161,15 @@ def test_memory_under_a_budget(times: float):
         assert found.memory_analysis().peak_memory_in_bytes <= budget * SLACK
 
 
-def test_slabs_are_why(monkeypatch: pytest.MonkeyPatch):
+def test_parts_are_why(monkeypatch: pytest.MonkeyPatch):
     """The same all-to-all, whole."""
     mesh = rs.Mesh(x=4, y=2)
     pair = Layout.parse("bf16[{x}128, 512, 512]", mesh), Layout.parse("bf16[512, {x}128, 512]", mesh)
-    slabs = compiled("v5p:2x2x2", pair)
-    monkeypatch.setattr(on_jax, "in_slabs", lambda plan, **options: plan)
+    parts = compiled("v5p:2x2x2", pair)
+    monkeypatch.setattr(on_jax, "in_parts", lambda plan, **options: plan)
     whole = compiled("v5p:2x2x2", pair)
     assert executed(whole) == promised(rs.plan(*pair))
-    peaks = [each.memory_analysis().peak_memory_in_bytes for each in (slabs, whole)]
+    peaks = [each.memory_analysis().peak_memory_in_bytes for each in (parts, whole)]
     assert peaks[0] * 1.3 < peaks[1], peaks
 
 
@@ -188,5 +188,5 @@ def test_slabs_are_why(monkeypatch: pytest.MonkeyPatch):
 def test_256_chips(sizes: dict[str, int], before: str, after: str):
     mesh = rs.Mesh(sizes)
     pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
-    plan = on_jax.in_slabs(rs.plan(*pair))
+    plan = on_jax.in_parts(rs.plan(*pair))
     assert executed(compiled("v5p:4x8x8", pair)) == promised(plan), plan

@@ -17,9 +17,9 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import NetworkError
+from reshard.jax.jit import Jitted, jit
 from reshard.jax.redistribute import redistribute
 from reshard.jax.stages import deserialize
-from reshard.jax.whole_program import Jitted, jit
 
 SIZE = 16
 

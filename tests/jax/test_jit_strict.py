@@ -12,8 +12,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.errors import StrictError
-from reshard.jax.strictness import Limits, check, limits, strict
-from reshard.jax.whole_program import jit
+from reshard.jax.jit import jit
+from reshard.jax.strict import Limits, check, limits, strict
 
 SIZE = 16
 NOTHING_FITS = 10

@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard import hlo
+from reshard.jax.jit import jit
 from reshard.jax.redistribute import redistribute
-from reshard.jax.whole_program import jit
 
 pytest.importorskip("libtpu", reason="install jax[tpu] to compile for TPUs")
 from jax.experimental import topologies

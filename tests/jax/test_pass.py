@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import NetworkError, ProgramError
 from reshard.jax.module_pass import transform
-from reshard.jax.reshards import Report, Reshard
+from reshard.jax.pass_report import Report, Reshard
 
 MESH = 'sdy.mesh @mesh = <["x"=4, "y"=2]>'
 TYPE = "tensor<16x16xf32>"

@@ -16,7 +16,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard import hlo
-from reshard.jax.whole_program import jit
+from reshard.jax.jit import jit
 from reshard.runtime.on_jax import spec
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh

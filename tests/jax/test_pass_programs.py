@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.jax.whole_program import jit
+from reshard.jax.jit import jit
 from tests.jax.programs import BY_NAME, PROGRAMS, Program
 from tests.jax.programs.base import assert_same
 

@@ -24,11 +24,11 @@ from reshard.errors import ReshardError
 from reshard.jax import placement, redistribute
 from reshard.jax.request import Request, plan_of
 from reshard.lower import lower
-from reshard.lower.program import AllGather, AllToAll, Permute, Program, Slabs, Slice
+from reshard.lower.program import AllGather, AllToAll, InParts, Permute, Program, Slice
 from reshard.runtime import on_jax
 from reshard.types import Layout
-from reshard.types.plan import Move, chain
-from reshard.types.rules import RULES, How
+from reshard.types.plan import StepSpec, chain
+from reshard.types.rules.checker import RULES, StepMode
 from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import contiguous_layouts
 
@@ -92,13 +92,13 @@ def test_it_receives_the_lower_bound():
         assert plan.received_bytes == plan.lower_bound_bytes, plan
 
 
-# ---- slabs -----------------------------------------------------------------------------------------
+# ---- parts -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", range(0, 60, 4))
-def test_in_slabs_every_collective_runs_once_a_slab(number: int):
+def test_in_parts_every_collective_runs_once_a_part(number: int):
     pair = sample()[number]
-    plan = on_jax.in_slabs(rs.plan(*pair), least=0, count=4)
+    plan = on_jax.in_parts(rs.plan(*pair), least=0, count=4)
     source, target = shardings(pair)
     f = jax.jit(lambda x: on_jax.apply(plan, source.mesh, x), in_shardings=source, out_shardings=target)
     values = filled(pair[0].shape)
@@ -107,57 +107,57 @@ def test_in_slabs_every_collective_runs_once_a_slab(number: int):
     assert executed(f.lower(x).compile()) == promised(plan), plan
 
 
-def test_slabs_receive_what_the_plan_receives():
-    whole, in_slabs = Counter(), Counter()
+def test_parts_receive_what_the_plan_receives():
+    whole, in_parts = Counter(), Counter()
     for pair in sample():
         plan = rs.plan(*pair)
-        slabbed = on_jax.in_slabs(plan, least=0, count=4)
-        assert slabbed.received_bytes == plan.received_bytes
+        in_part = on_jax.in_parts(plan, least=0, count=4)
+        assert in_part.received_bytes == plan.received_bytes
         whole[plan.launches] += 1
-        in_slabs[max((step.how.slabs for step in slabbed.steps), default=1)] += 1
-        for before, after in zip(plan.steps, slabbed.steps, strict=True):
+        in_parts[max((step.mode.parts for step in in_part.steps), default=1)] += 1
+        for before, after in zip(plan.steps, in_part.steps, strict=True):
             if before.kind == after.kind:
-                assert after.launches == before.launches * after.how.slabs
+                assert after.launches == before.launches * after.mode.parts
             else:
-                assert (after.kind, after.how) == ("exchange", How()) and after.launches <= 16
-    assert sum(count for slabs, count in in_slabs.items() if slabs > 1) >= 40, in_slabs
+                assert (after.kind, after.mode) == ("exchange", StepMode()) and after.launches <= 16
+    assert sum(count for parts, count in in_parts.items() if parts > 1) >= 40, in_parts
 
 
-def test_a_step_with_too_few_slabs_is_an_exchange():
-    """As of prime sizes: two slabs would be half of source and target, sixteen messages are a sixteenth."""
+def test_a_step_with_too_few_parts_is_an_exchange():
+    """As of prime sizes: two parts would be half of source and target, sixteen messages are a sixteenth."""
     mesh = rs.Mesh(x=4, y=4)
     pair = Layout.parse("f32[32, {x}13, {y}26]", mesh), Layout.parse("f32[{x}{y}2, 52, 104]", mesh)
-    plan = on_jax.in_slabs(rs.plan(*pair), least=0)
-    assert [(step.kind, step.how.slabs, step.launches) for step in plan.steps] == [("exchange", 1, 15)]
+    plan = on_jax.in_parts(rs.plan(*pair), least=0)
+    assert [(step.kind, step.mode.parts, step.launches) for step in plan.steps] == [("exchange", 1, 15)]
     assert plan.received_bytes == rs.plan(*pair).received_bytes
 
 
-def test_small_moves_are_not_in_slabs():
+def test_small_moves_are_not_in_parts():
     source, target = shardings(sample()[0])
     plan = as_plan(source, target, sample()[0][0].shape, "float32")
-    assert on_jax.in_slabs(plan) == plan
+    assert on_jax.in_parts(plan) == plan
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
-def test_large_moves_are_in_slabs_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
+def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
     """With a budget too, in as few as fit, and as the plan for the budget says where none do."""
     monkeypatch.setattr(placement, "platform", lambda mesh: platform)
     mesh = mesh_of({"x": 4, "y": 2})
     source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
     whole, tiles = 1 << 12, 2 * (4 << 24) // 8
 
-    def slabs(budget: int | None, rows: int = whole) -> list[int]:
+    def parts(budget: int | None, rows: int = whole) -> list[int]:
         plan = plan_of(Request(target, source, budget), (rows, 1 << 12), "float32")
         assert budget is None or plan.peak_bytes <= budget
-        return [step.how.slabs for step in plan.steps]
+        return [step.mode.parts for step in plan.steps]
 
-    assert slabs(None, rows=1 << 10) == [1]
+    assert parts(None, rows=1 << 10) == [1]
     if platform == "cpu":
-        assert slabs(None) == slabs(10 << 30) == [1]
+        assert parts(None) == parts(10 << 30) == [1]
         return
-    assert slabs(None) == slabs(10 << 30) == slabs(tiles + tiles // 4) == [8]
-    assert slabs(tiles + tiles // 8) == [16] and slabs(tiles + tiles // 16) == [32]
-    assert slabs(tiles)
+    assert parts(None) == parts(10 << 30) == parts(tiles + tiles // 4) == [8]
+    assert parts(tiles + tiles // 8) == [16] and parts(tiles + tiles // 16) == [32]
+    assert parts(tiles)
 
 
 # ---- other meshes ----------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_messages_of_pieces_that_do_not_nest_are_padded():
     """By at most a half of what the plan counts, for pieces in 2 and in 3."""
     padded = 0
     for source, target in (pair for pair in sample() if pair[0].mesh.size == 6):
-        plan = chain(source, target, [Move("exchange", target)])  # The planner finds better ones.
+        plan = chain(source, target, [StepSpec("exchange", target)])  # The planner finds better ones.
         received = sum(size * times for (_, size), times in promised(plan).items())
         assert plan.received_bytes <= received <= 1.5 * plan.received_bytes, plan
         padded += received > plan.received_bytes
@@ -255,9 +255,9 @@ def transposed_pack(program: Program) -> tuple[int, Any]:
     return at, replace(found, send=replace(found.send, blocks=found.send.blocks[::-1]))
 
 
-def wrong_slab(program: Program) -> tuple[int, Any]:
-    """The result's slabs lie elsewhere: inner and outer places of the loop's digit swapped."""
-    at, found = first(Slabs, program)
+def wrong_part(program: Program) -> tuple[int, Any]:
+    """The result's parts lie elsewhere: inner and outer places of the loop's digit swapped."""
+    at, found = first(InParts, program)
     put = found.put
     return at, replace(found, put=put._replace(outer=put.inner, inner=put.outer))
 
@@ -269,7 +269,7 @@ FAULTS: dict[str, tuple[Callable[[Program], tuple[int, Any]], str, str, int]] = 
     "a flipped pair": (flipped_pair, "f32[{x}{y}, 8]", "f32[{y}{x}, 8]", 1),
     "a wrong block": (wrong_block, "f32[8, 8]", "f32[{x}2, {y}4]", 1),
     "a transposed pack": (transposed_pack, "f32[{x}{y}2, 16, 16]", "f32[16, {x}4, {y}8]", 1),
-    "a wrong slab": (wrong_slab, "f32[{x}4, 16]", "f32[16, {x}4]", 2),
+    "a wrong part": (wrong_part, "f32[{x}4, 16]", "f32[16, {x}4]", 2),
 }
 
 
@@ -277,11 +277,11 @@ FAULTS: dict[str, tuple[Callable[[Program], tuple[int, Any]], str, str, int]] = 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(name: str, planted: bool, monkeypatch: pytest.MonkeyPatch):
     """The comparison with numpy's slices fails, and without the fault it does not."""
-    plant, before, after, slabs = FAULTS[name]
+    plant, before, after, parts = FAULTS[name]
     source, target = Layout.parse(before, TWO), Layout.parse(after, TWO)
     plan = rs.plan(source, target)
-    if slabs > 1:
-        plan = on_jax.in_slabs(plan, least=0, count=slabs)
+    if parts > 1:
+        plan = on_jax.in_parts(plan, least=0, count=parts)
     program = lower(plan)
     at, wrong = plant(program)
     wrong = replace(program, instructions=(*program.instructions[:at], wrong, *program.instructions[at + 1 :]))

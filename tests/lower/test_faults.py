@@ -24,8 +24,8 @@ from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Perm
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from reshard.types.plan import Plan, Step
-from reshard.types.rules import RULES
-from reshard.types.views import View
+from reshard.types.rules.checker import RULES
+from reshard.types.rules.tile_view import TileView
 from tests.oracle import check, of_boxes
 
 MOST_PER_KIND = 40
@@ -125,7 +125,7 @@ def grouped(step: Step, found: AllGather | AllToAll | ReduceScatter | AllReduce)
 
 def viewed(found: Any) -> Iterator[Fault]:
     for side in ("send", "receive"):
-        view: View = getattr(found, side)
+        view: TileView = getattr(found, side)
         if len(view.blocks) > 1:
             yield Fault(
                 "block axes of a view swapped", replace(found, **{side: replace(view, blocks=view.blocks[::-1])})
@@ -412,7 +412,7 @@ def test_a_step_whose_result_is_wrong_is_refused():
                 if result in (step.result,) or result.shape != step.result.shape:
                     continue
                 with pytest.raises(ReshardError):
-                    wrong = Step(step.kind, step.operand, result, step.how, step.retained_bytes)
+                    wrong = Step(step.kind, step.operand, result, step.mode, step.retained_bytes)
                     Plan(plan.source, plan.target, replaced(plan.steps, at, wrong), plan.donate)
                 refused += 1
     assert refused > 20

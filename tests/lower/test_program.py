@@ -31,18 +31,18 @@ from reshard.lower.program import (
 )
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.plan import Move, Plan, Step, chain
-from reshard.types.rules import How
+from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.rules.checker import StepMode
 from tests.layouts import pairs, random_pair
 
 MESH = Mesh(x=4, y=2)
 
 
-def instruction(kind: str, source: str, target: str, mesh: Mesh = MESH, how: How | None = None) -> Instruction:
+def instruction(kind: str, source: str, target: str, mesh: Mesh = MESH, mode: StepMode | None = None) -> Instruction:
     """The instruction of one step."""
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
-    donate = how is not None and how.in_place
-    (found,) = lower(chain(before, after, [Move(kind, after, how or How())], donate)).instructions
+    donate = mode is not None and mode.in_place
+    (found,) = lower(chain(before, after, [StepSpec(kind, after, mode or StepMode())], donate)).instructions
     return found
 
 
@@ -116,7 +116,7 @@ def test_rounds_of_an_all_to_all_by_exchange():
 
 
 def test_chunks_are_no_larger_than_asked():
-    found = instruction("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4), How(5))
+    found = instruction("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4), StepMode(5))
     assert isinstance(found, Exchange)
     assert {t.elements for turn in found.rounds for t in turn} == {4}
     assert len(found.rounds) == 12
@@ -221,7 +221,7 @@ def sound(plan: Plan) -> Counter[str]:
                 matchings(rounds)
                 assert all(t.sender == t.receiver for t in local)
                 assert len(rounds) == step.launches == busiest(rounds)
-                assert all(t.elements <= (step.how.chunk or t.elements) for turn in rounds for t in turn)
+                assert all(t.elements <= (step.mode.chunk or t.elements) for turn in rounds for t in turn)
                 covers(step, found)
             case ExchangeInPlace():
                 for turn in found.rounds:
@@ -260,7 +260,7 @@ def test_direct_exchanges_of_even_pairs_take_no_more_rounds_than_the_busiest_dev
     choose = random.Random(2)
     for _ in range(200):
         source, target = random_pair(choose, most_rank=2)
-        moves = [Move("exchange", target, How(choose.choice((None, 1, 2, 5))))] if source != target else []
+        moves = [StepSpec("exchange", target, StepMode(choose.choice((None, 1, 2, 5))))] if source != target else []
         sound(chain(source, target, moves))
 
 

@@ -23,9 +23,9 @@ from reshard.lower.program import ExchangeInPlace
 from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
 from reshard.lower.to_shard_map.place import Place
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Move, Plan, chain
-from reshard.types.rules import RULES, How
-from reshard.types.slabs import counts
+from reshard.types.plan import Plan, StepSpec, chain
+from reshard.types.rules.checker import RULES, StepMode
+from reshard.types.rules.parts import counts
 from tests.layouts import random_pair
 from tests.lower.test_faults import CORPUS, planted
 from tests.oracle import PADDING, check, finished, summands_of, tiles_of
@@ -78,17 +78,17 @@ def test_the_corpus(number: int):
 
 
 @pytest.mark.parametrize("number", range(len(CORPUS)))
-def test_the_corpus_in_slabs(number: int):
-    """Every step that can be, in the most slabs, and in two."""
+def test_the_corpus_in_parts(number: int):
+    """Every step that can be, in the most parts, and in two."""
     plan = corpus()[number]
     for pick in (max, min):
         moves = []
         for step in plan.steps:
-            able = counts(step.operand, step.result) if step.how == How() else ()
-            moves.append(Move(step.kind, step.result, How(slabs=pick(able)) if able else step.how))
-        slabbed = chain(plan.source, plan.target, moves, plan.donate)
-        check(slabbed)
-        check_on_xla(slabbed)
+            able = counts(step.operand, step.result) if step.mode == StepMode() else ()
+            moves.append(StepSpec(step.kind, step.result, StepMode(parts=pick(able)) if able else step.mode))
+        in_part = chain(plan.source, plan.target, moves, plan.donate)
+        check(in_part)
+        check_on_xla(in_part)
 
 
 @pytest.mark.parametrize("number", range(len(CORPUS)))
@@ -148,9 +148,9 @@ STEPS = [
 ]
 
 
-def one_step(kind: str, source: str, target: str, how: How | None = None, donate: bool = False) -> Plan:
+def one_step(kind: str, source: str, target: str, mode: StepMode | None = None, donate: bool = False) -> Plan:
     before, after = Layout.parse(source, MESH), Layout.parse(target, MESH)
-    return chain(before, after, [Move(kind, after, how or How())], donate)
+    return chain(before, after, [StepSpec(kind, after, mode or StepMode())], donate)
 
 
 @pytest.mark.parametrize(("kind", "source", "target"), STEPS)
@@ -174,7 +174,7 @@ def test_all_steps_are_here():
 )
 def test_exchanges_in_pieces(source: str, target: str, chunk: int):
     """What stays on a device is in pieces too."""
-    check_on_xla(one_step("exchange", source, target, How(chunk)))
+    check_on_xla(one_step("exchange", source, target, StepMode(chunk)))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, None])
@@ -189,7 +189,7 @@ def test_exchanges_in_pieces(source: str, target: str, chunk: int):
     ],
 )
 def test_exchanges_in_place(source: str, target: str, chunk: int | None):
-    check_on_xla(one_step("exchange", source, target, How(chunk, in_place=True), donate=True))
+    check_on_xla(one_step("exchange", source, target, StepMode(chunk, in_place=True), donate=True))
 
 
 def test_what_xla_can_overwrite():
@@ -199,7 +199,7 @@ def test_what_xla_can_overwrite():
         ("f32[{x}4, {y}8]", "f32[{y}8, {x}4]", False),
         ("f32[2{x}2]", "f32[2{x:(2)2}{x:(1)2}2]", True),
     ):
-        program = lower(one_step("exchange", source, target, How(None, in_place=True), donate=True))
+        program = lower(one_step("exchange", source, target, StepMode(None, in_place=True), donate=True))
         assert isinstance(program.instructions[0], ExchangeInPlace)
         assert shares_lie_in_order(program) == able, (source, target)
 

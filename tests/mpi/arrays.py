@@ -16,7 +16,7 @@ import reshard as rs
 from reshard.errors import LayoutError, TileError
 from reshard.lower.to_mpi import ranks
 from reshard.mpi import DistArray, calibrate, redistribute, relabelled
-from reshard.runtime import Memory
+from reshard.runtime import Account
 from reshard.runtime.on_mpi.team import team_of
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
@@ -177,7 +177,7 @@ def relabelling(comm: MPI.Intracomm) -> Iterator[Case]:
         found, layout = redistribute(tile, rows, target, comm, relabel=True)
         assert layout == relabelled(rows, target)
         check_tile(layout, comm.rank, found, comm)
-        before, after = Memory("int32"), Memory("int32")
+        before, after = Account("int32"), Account("int32")
         redistribute(tile, rows, target, comm, memory=before)
         redistribute(tile, rows, layout, comm, memory=after)
         sums = comm.allreduce(np.array([sum(m.received.values()) for m in (before, after)]))

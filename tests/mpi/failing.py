@@ -18,8 +18,10 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
 from reshard.mpi import DistArray, redistribute
-from reshard.runtime.on_mpi import chunks, direct, moves, overwrite, reduction, remote
+from reshard.runtime.on_mpi import direct, move
+from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.team import team_of
+from reshard.runtime.on_mpi.wire import chunks, overwrite, reduction
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, How, check_move, check_tile, forced, given_tile
 from tests.mpi.worker import Case
@@ -147,7 +149,7 @@ def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
 _WORK: list[tuple[Any, str]] = [
     (direct, "in_steps"),
     (chunks, "copy"),
-    (moves, "copy"),
+    (move, "copy"),
     (reduction, "_combine"),
     (overwrite, "_rearrange"),
 ]
@@ -157,7 +159,7 @@ _WORK: list[tuple[Any, str]] = [
 def _going_wrong(wrong: Callable[..., None] | None) -> Iterator[None]:
     """Whatever packs, copies or reads on this rank does this instead, if anything."""
     with ExitStack() as patches:
-        for module, name in [*_WORK, (remote.Remote, "read")] if wrong else ():
+        for module, name in [*_WORK, (cma.Remote, "read")] if wrong else ():
             patches.enter_context(mock.patch.object(module, name, wrong))
         yield
 
@@ -213,7 +215,7 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
                 yield f"{way}, {nodes} nodes, after {turn} messages", case
 
 
-_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "pack"), (moves, "copy"), (moves, "pack")]
+_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "pack"), (move, "copy"), (move, "pack")]
 
 
 def _after(turns: int, wrapped: Callable[..., None], wrong: Callable[..., None]) -> Callable[..., None]:

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.runtime.on_mpi import cuda, gpu_messages
+from reshard.runtime.on_mpi.gpu import cuda, device_messages
 
 _BASE, _SPACE = 1 << 60, 1 << 40  # Of the first GPU's memory, and of each GPU's: beyond what processes can have.
 
@@ -298,7 +298,7 @@ def gpus() -> Iterator[Driver]:
     driver = Driver()
     libraries = mock.patch.object(cuda, "library", lambda: driver)
     # An MPI that takes these pointers gets the memory behind them.
-    pointers = mock.patch.object(gpu_messages, "_memory", driver.bytes_at)
+    pointers = mock.patch.object(device_messages, "_memory", driver.bytes_at)
     with libraries, pointers:
         cuda.cuda.cache_clear()
         yield driver

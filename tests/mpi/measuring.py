@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.mpi import DistArray, redistribute
-from reshard.runtime import Memory, measure
+from reshard.runtime import Account, measure
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, check_tile, given_tile
@@ -29,7 +29,7 @@ def together(comm: MPI.Intracomm) -> Iterator[Case]:
     columns = Layout.from_spec(mesh, (24, 36), "float64", [[], ["x"]])
 
     def calls() -> None:
-        tile, own = given_tile(rows, comm.rank, "float64"), Memory("float64")
+        tile, own = given_tile(rows, comm.rank, "float64"), Account("float64")
         with measure() as outer:
             redistribute(tile, rows, columns, comm, memory=own)
             with measure() as inner:

@@ -19,9 +19,11 @@ import reshard as rs
 from reshard.errors import BudgetError
 from reshard.lower.to_mpi import ranks
 from reshard.mpi import DistArray, redistribute
-from reshard.runtime import Memory
-from reshard.runtime.on_mpi import datatypes, huge, moves, reading
+from reshard.runtime import Account
+from reshard.runtime.on_mpi import move
+from reshard.runtime.on_mpi.node import cma_read, huge_pages
 from reshard.runtime.on_mpi.team import Team
+from reshard.runtime.on_mpi.wire import datatypes
 from reshard.types import Layout
 from tests.oracle import PADDING, finished, summands_of, tiles_of
 
@@ -75,7 +77,7 @@ def overwriting_budget(source: Layout, target: Layout) -> int | None:
         plan = rs.plan(source, target, budget=max(0, source.tile_bytes + target.tile_bytes - 1), donate=True)
     except BudgetError:
         return None
-    alone = len(plan.steps) == 1 and plan.steps[0].how.in_place and target.tile_bytes <= source.tile_bytes
+    alone = len(plan.steps) == 1 and plan.steps[0].mode.in_place and target.tile_bytes <= source.tile_bytes
     return plan.peak_bytes if alone else None
 
 
@@ -108,7 +110,7 @@ def counting(team: Team) -> Iterator[CountingComm]:
 @contextmanager
 def forced(way: str, scratch: int | None = None) -> Iterator[None]:
     """Moves go this way wherever it is possible, with a buffer of so many bytes for reading short runs."""
-    natural = moves._way
+    natural = move._way
 
     def chosen(request: Any, facts: Any, spare: int, judged: Any) -> str:
         if way == "natural" or request.shared:
@@ -118,11 +120,11 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
         return way
 
     with ExitStack() as patches:
-        for module in (moves, reading) if scratch else ():
+        for module in (move, cma_read) if scratch else ():
             patches.enter_context(mock.patch.multiple(module, SCRATCH=scratch, STRAIGHT=min(scratch, 16)))
-        patches.enter_context(mock.patch.object(moves, "_way", chosen))
-        patches.callback(moves._prepared.cache_clear)
-        moves._prepared.cache_clear()
+        patches.enter_context(mock.patch.object(move, "_way", chosen))
+        patches.callback(move._prepared.cache_clear)
+        move._prepared.cache_clear()
         yield
 
 
@@ -181,11 +183,11 @@ def check_move(
     comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, how: How, dtype: np.dtype | str | None = None
 ) -> None:
     tile = given_tile(source, comm.rank, dtype or source.dtype, how.order)
-    before, memory = tile.copy(), Memory(source.dtype)
+    before, memory = tile.copy(), Account(source.dtype)
     plan = plan_of(source, target, how)
     options = {"budget": how.budget, "donate": how.donate, "memory": memory, "limit": LIMIT}
     scratch = max(0, plan.peak_bytes - source.tile_bytes - target.tile_bytes) // 2
-    mapped_again = mock.patch.object(huge, "WORTHWHILE", 4096)
+    mapped_again = mock.patch.object(huge_pages, "WORTHWHILE", 4096)
     with forced(how.way, scratch), taking_runs(how.long), mapped_again, counting(team) as counted:
         if how.shared:
             array = DistArray.empty(source, comm, dtype=tile.dtype, limit=LIMIT)
@@ -219,7 +221,7 @@ def plan_of(source: Layout, target: Layout, how: How) -> rs.Plan:
         return rs.plan(source, target, budget=how.budget, donate=True)
 
 
-def check_accounts(comm: MPI.Intracomm, plan: rs.Plan, memory: Memory, wire: int, team: Team, order: str) -> None:
+def check_accounts(comm: MPI.Intracomm, plan: rs.Plan, memory: Account, wire: int, team: Team, order: str) -> None:
     """Bytes on the wire and in memory, beside the plan's."""
     device = ranks(plan.source.mesh)[comm.rank]
     received = memory.received[device]

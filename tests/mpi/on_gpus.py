@@ -15,8 +15,8 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, RankError, ReshardError, TileError
 from reshard.mpi import redistribute
-from reshard.runtime import Memory
-from reshard.runtime.on_mpi import gpu
+from reshard.runtime import Account
+from reshard.runtime.on_mpi.gpu import staging
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import random_layout
@@ -40,7 +40,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
             shape = choose.choice(SHAPES)
             source = random_layout(choose, mesh, shape, "int32", at % 4 == 3)
             target = random_layout(choose, mesh, shape, "int32", False)
-            kind, chunk, aware = KINDS[at % 3], choose.choice([8, 40, 200, gpu.CHUNK]), choose.random() < 0.4
+            kind, chunk, aware = KINDS[at % 3], choose.choice([8, 40, 200, staging.CHUNK]), choose.random() < 0.4
             how = _how(choose, kind, source, target)
             name = f"{nodes} nodes, {at}: {kind.__name__}, {how}, {source} -> {target} on {mesh!r}, chunks of {chunk}"
             case = partial(_moved, comm, kind, source, target, how, chunk)
@@ -69,8 +69,8 @@ def _moved(
 ) -> None:
     number = comm.rank % 2
     given = given_tile(source, comm.rank, dtype or source.dtype, how.order)
-    plan, memory = plan_of(source, target, how), Memory(source.dtype)
-    with gpus() as driver, mock.patch.object(gpu, "CHUNK", chunk):
+    plan, memory = plan_of(source, target, how), Account(source.dtype)
+    with gpus() as driver, mock.patch.object(staging, "CHUNK", chunk):
         tile = kind.of(driver, given, number)
         blank = given_tile(target, comm.rank, given.dtype, how.order) if how.out else None
         out = None if blank is None else kind.of(driver, np.full_like(blank, np.zeros((), blank.dtype)), number)
@@ -96,7 +96,7 @@ def _goes_by_pointers(plan: rs.Plan, kind: type, itemsize: int) -> bool:
     return kind is not JaxLike and plan.source.partial == plan.target.partial and spare >= 2 * itemsize
 
 
-def _check_accounts(plan: rs.Plan, memory: Memory, driver: Driver, source: Layout, how: How, chunk: int) -> None:
+def _check_accounts(plan: rs.Plan, memory: Account, driver: Driver, source: Layout, how: How, chunk: int) -> None:
     """What was pinned is in the account, and the account within the plan's promise."""
     assert memory.peak_bytes <= plan.peak_bytes, f"{memory.peak_bytes} live: {plan}"
     assert driver.most_pinned <= 2 * chunk
@@ -172,13 +172,13 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], said: str, odd: dic
     content = given_tile(source, comm.rank, "int32")
     with gpus() as driver:
         driver.broken = mine.get("broken", False)
-        library = gpu.cuda.__wrapped__.__globals__["library"]
+        library = staging.cuda.__wrapped__.__globals__["library"]
         tile, out = TorchLike.of(driver, content), TorchLike.of(driver, np.full((8, 4), -5, "int32"))
         given = {"tile": mine.get("tile", lambda _: tile)(driver), "out": mine.get("out", lambda _: out)(driver)}
         budget = mine.get("budget")
         absent = mock.Mock(side_effect=TileError("CUDA's driver cannot be loaded")) if "no driver" in mine else library
         caught: Exception | None = None
-        with mock.patch("reshard.runtime.on_mpi.cuda.library", absent):
+        with mock.patch("reshard.runtime.on_mpi.gpu.cuda.library", absent):
             try:
                 redistribute(**given, source=source, target=target, comm=comm, budget=budget, limit=LIMIT)
             except ReshardError as raised:
@@ -198,7 +198,7 @@ def hardware(comm: MPI.Intracomm) -> Iterator[Case]:
     for name, (to_gpu, to_host) in _libraries().items():
         for before, after in (("f32[{x}4, 6]", "f32[8, {x}3]"), ("f32[{x}3/5, 6]", "f32[5, 2{x}2/6]")):
             source, target = (Layout.parse(text, Mesh(x=2)) for text in (before, after))
-            for chunk in (40, gpu.CHUNK):
+            for chunk in (40, staging.CHUNK):
                 yield (
                     f"{name} {before} -> {after} {chunk}",
                     partial(_real, comm, to_gpu, to_host, source, target, chunk),
@@ -224,7 +224,7 @@ def _libraries() -> dict[str, tuple[Any, Any]]:
 def _real(comm: MPI.Intracomm, to_gpu: Any, to_host: Any, source: Layout, target: Layout, chunk: int) -> None:
     given = given_tile(source, comm.rank, "float32")
     tile = to_gpu(given)
-    with mock.patch.object(gpu, "CHUNK", chunk):
+    with mock.patch.object(staging, "CHUNK", chunk):
         found: Any = redistribute(tile, source, target, comm, limit=LIMIT)
         transposed = redistribute(to_gpu(np.ascontiguousarray(given.T)).T, source, target, comm, limit=LIMIT)
     assert type(found) is type(tile)

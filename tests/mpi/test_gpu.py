@@ -25,20 +25,20 @@ def test_calls(topic: str, tmp_path: Path):
 
 def test_where_a_dlpack_array_lies():
     """Numpy's arrays say so too: they are the real producer that every machine has."""
-    from reshard.runtime.on_mpi import gpu_arrays
+    from reshard.runtime.on_mpi.gpu import device_arrays
 
     for array in (np.arange(24.0).reshape(2, 3, 4)[:, ::2, 1:], np.array(np.float32(3)), np.zeros((0, 2), "i2")):
-        found = gpu_arrays._by_dlpack(array)
+        found = device_arrays._by_dlpack(array)
         assert found.memory.address == array.ctypes.data or not array.size
         assert (found.shape, found.dtype) == (array.shape, array.dtype)
         assert found.memory.strides == array.strides or not array.size
         assert found.c_contiguous == array.flags.c_contiguous
-        assert not gpu_arrays.on_gpu(array)
+        assert not device_arrays.on_gpu(array)
 
 
 def test_the_driver_reads_the_description_of_a_copy_as_its_header_has_it():
     """Offsets of CUDA_MEMCPY2D_v2 in cuda.h, on machines of 64 bits."""
-    from reshard.runtime.on_mpi.cuda import _Copy2D
+    from reshard.runtime.on_mpi.gpu.cuda import _Copy2D
 
     fields = ("src_type", "src_device", "src_pitch", "dst_type", "dst_device", "dst_pitch", "width", "height")
     assert [getattr(_Copy2D, name).offset for name in fields] == [16, 32, 48, 72, 88, 104, 112, 120]
@@ -47,16 +47,16 @@ def test_the_driver_reads_the_description_of_a_copy_as_its_header_has_it():
 
 def test_whether_mpi_takes_pointers_can_be_said(monkeypatch: pytest.MonkeyPatch):
     from reshard.errors import AgreementError
-    from reshard.runtime.on_mpi import gpu_messages
+    from reshard.runtime.on_mpi.gpu import device_messages
 
-    monkeypatch.setattr(gpu_messages, "_says_so", lambda: False)
-    assert not gpu_messages.takes_pointers()
+    monkeypatch.setattr(device_messages, "_says_so", lambda: False)
+    assert not device_messages.takes_pointers()
     for said, expected in (("1", True), ("0", False), ("", False)):
-        monkeypatch.setenv(gpu_messages.CUDA_AWARE, said)
-        assert gpu_messages.takes_pointers() == expected
-    monkeypatch.setenv(gpu_messages.CUDA_AWARE, "maybe")
+        monkeypatch.setenv(device_messages.CUDA_AWARE, said)
+        assert device_messages.takes_pointers() == expected
+    monkeypatch.setenv(device_messages.CUDA_AWARE, "maybe")
     with pytest.raises(AgreementError, match="give 1 if MPI takes pointers"):
-        gpu_messages.takes_pointers()
+        device_messages.takes_pointers()
 
 
 def _driver() -> bool:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import TileError
 from reshard.lower import lower
-from reshard.runtime import Memory, run
+from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Move, Plan, chain
-from reshard.types.rules import How
+from reshard.types.plan import Plan, StepSpec, chain
+from reshard.types.rules.checker import StepMode
 from tests.layouts import pairs
 from tests.oracle import PADDING, check, tiles_of
 
@@ -22,10 +22,10 @@ MESH = Mesh(x=4, y=2)
 
 
 def one_step(
-    kind: str, source: str, target: str, mesh: Mesh = MESH, how: How | None = None, donate: bool = False
+    kind: str, source: str, target: str, mesh: Mesh = MESH, mode: StepMode | None = None, donate: bool = False
 ) -> Plan:
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
-    return chain(before, after, [Move(kind, after, how or How())], donate)
+    return chain(before, after, [StepSpec(kind, after, mode or StepMode())], donate)
 
 
 # ---- accounts by hand ----------------------------------------------------------------------------
@@ -88,11 +88,11 @@ def test_memory_of_three_steps():
 
 
 def test_memory_in_place():
-    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", how=How(1, in_place=True), donate=True)
+    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", mode=StepMode(1, in_place=True), donate=True)
     assert check(plan).peak_bytes == 256
-    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", how=How(4, in_place=True), donate=True)
+    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", mode=StepMode(4, in_place=True), donate=True)
     assert check(plan).peak_bytes == 256 + 2 * 16
-    plan = one_step("exchange", "f32[{x}4]", "f32[16]", how=How(1, in_place=True), donate=True)
+    plan = one_step("exchange", "f32[{x}4]", "f32[16]", mode=StepMode(1, in_place=True), donate=True)
     assert check(plan).peak_bytes == 64
 
 
@@ -109,7 +109,7 @@ def test_a_permute_to_oneself_is_no_message():
 
 
 def test_memory_counts():
-    memory = Memory("int4")
+    memory = Account("int4")
     for elements in (3, 4):
         memory.take(0, elements)
     assert (memory.live[0], memory.peak_bytes) == (4, 4)
@@ -117,7 +117,7 @@ def test_memory_counts():
     memory.take(1, 1)
     memory.receive(1, 5)
     assert (memory.live[0], memory.live[1], memory.peak_bytes, memory.received_bytes) == (2, 1, 4, 3)
-    assert Memory("float32").peak_bytes == Memory("float32").received_bytes == 0
+    assert Account("float32").peak_bytes == Account("float32").received_bytes == 0
 
 
 # ---- dtypes --------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_dtypes(name: str, source: str, target: str):
     before, after = Layout.parse(f"{name}{source}", MESH), Layout.parse(f"{name}{target}", MESH)
     values = np.arange(np.prod(before.shape)) * 7 % 5
     values = (values % 2 if name == "bool" else values + 1).astype(dtype)
-    plan, memory = rs.plan(before, after), Memory(name)
+    plan, memory = rs.plan(before, after), Account(name)
     found = rs.simulate(plan, spread(before, values), memory)
     for device, tile in spread(after, values).items():
         real = tiles_of(after)[device] != PADDING
@@ -162,7 +162,7 @@ def test_int4_keeps_its_promises(pair: tuple[Layout, Layout]):
     """Bytes of half-byte elements are rounded up; what is promised is what is measured."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     plan = rs.plan(*pair)
-    memory = Memory("int4")
+    memory = Account("int4")
     tiles = {d: (t % 7).astype(ml_dtypes.int4) for d, t in tiles_of(plan.source).items()}
     found = rs.simulate(plan, tiles, memory)
     for device, tile in tiles_of(plan.target).items():
@@ -260,7 +260,7 @@ def test_given_tiles_are_never_written_to(pair: tuple[Layout, Layout], donate: b
 
 
 def test_given_tiles_are_not_overwritten_in_place():
-    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", how=How(1, in_place=True), donate=True)
+    plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", mode=StepMode(1, in_place=True), donate=True)
     given_tiles = {d: t.astype(np.float32) for d, t in tiles_of(plan.source).items()}
     kept = {d: t.copy() for d, t in given_tiles.items()}
     found = rs.simulate(plan, given_tiles)
@@ -313,7 +313,7 @@ def test_wrong_tiles(change: dict[int, np.ndarray | None], words: tuple[str, str
 def test_memory_is_filled_and_optional():
     plan = one_step("all_gather", "f32[{x}4]", "f32[16]")
     tiles = {d: np.zeros(4, np.float32) for d in MESH.devices}
-    memory = Memory("float32")
+    memory = Account("float32")
     rs.simulate(plan, tiles, memory)
     assert (memory.received_bytes, memory.launches, memory.peak_bytes) == (48, 1, 80)
     assert rs.simulate(plan, tiles).keys() == tiles.keys()

@@ -15,7 +15,7 @@ pytest.importorskip("jax.extend.mlir", reason="the peer planner runs inside jaxl
 from benchmarks.against_shardy import MESHES, RANKS, Data, compared, explained, failures, named, scaled, summed
 from reshard.synth.network import PRESETS
 from reshard.types.layout import Layout
-from reshard.types.plan import Move, chain
+from reshard.types.plan import StepSpec, chain
 from tests.layouts import sample_pairs
 
 KINDS = ("one fabric", "slow outer axis", "sums")
@@ -64,10 +64,10 @@ def test_a_worse_plan_is_seen() -> None:
     mesh = named("2x4")
     held, whole, half = (Layout.parse(text, mesh) for text in ("f32[{x}{y}2]", "f32[16]", "f32[{x}8]"))
     (once,) = compared(mesh, [(held, whole)]).pairs
-    staged = chain(held, whole, [Move("all_gather", half), Move("all_gather", whole)])
+    staged = chain(held, whole, [StepSpec("all_gather", half), StepSpec("all_gather", whole)])
     assert not list(failures(Data(mesh, 1, (once,))))
     assert worse("more launches", Data(mesh, 1, (replace(once, ours=staged),)))
-    wasted = chain(held, whole, [Move("permute", Layout.parse("f32[{y}{x}2]", mesh)), Move("exchange", whole)])
+    wasted = chain(held, whole, [StepSpec("permute", Layout.parse("f32[{y}{x}2]", mesh)), StepSpec("exchange", whole)])
     assert worse("more bytes", Data(mesh, 1, (replace(once, ours=wasted),)))
     slow = {preset: (replace(ours, seconds=theirs * 1.001), theirs) for preset, (ours, theirs) in once.timed.items()}
     assert len(list(failures(Data(mesh, 1, (replace(once, timed=slow),))))) == len(PRESETS)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
 from reshard.types import Layout, Mesh
-from reshard.types.refine import refine
-from reshard.types.rules import How
+from reshard.types.pair.refine import refine
+from reshard.types.rules.checker import StepMode
 from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_pair
 from tests.oracle import check
 
@@ -192,8 +192,8 @@ def test_donation_is_never_dearer():
 def test_in_place_only_where_it_is_needed():
     source, target = Layout.parse("f32[{x}4, 16]", MESH), Layout.parse("f32[16, {x}4]", MESH)
     tight = keep(source, target, 256, donate=True)
-    assert [s.how for s in tight.steps] == [How(1, in_place=True)]
-    assert [s.how for s in rs.plan(source, target, donate=True).steps] == [How()]
+    assert [s.mode for s in tight.steps] == [StepMode(1, in_place=True)]
+    assert [s.mode for s in rs.plan(source, target, donate=True).steps] == [StepMode()]
 
 
 # ---- bad budgets ---------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from reshard.errors import ReshardError, StepError
 from reshard.synth import cost
 from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Move
-from reshard.types.rules import RULES
+from reshard.types.plan import StepSpec
+from reshard.types.rules.checker import RULES
 from tests.layouts import MESHES, contiguous_layouts, random_layout, random_pair, sample_pairs
 from tests.oracle import check
 
@@ -32,7 +32,7 @@ WIRES = (
 def priced(plan: rs.Plan, network: rs.Network) -> float:
     """The seconds of a plan that was made without the network."""
     links = network.links(plan.source.mesh)
-    return sum(cost.seconds(Move(s.kind, s.result, s.how), s.operand, links) for s in plan.steps)
+    return sum(cost.seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps)
 
 
 def crossing(plan: rs.Plan, axis: str) -> int:
@@ -96,7 +96,7 @@ def alternatives(source: Layout, target: Layout, through: list[Layout], links: c
             kinds = []
             for kind in RULES:
                 try:
-                    kinds.append(cost.seconds(Move(kind, after), before, links))
+                    kinds.append(cost.seconds(StepSpec(kind, after), before, links))
                 except StepError:
                     continue
             total += min(kinds) if before != after else 0.0

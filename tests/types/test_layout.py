@@ -14,7 +14,7 @@ from reshard.types import dtypes
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.text import REDUCTIONS
+from reshard.types.reductions import REDUCTIONS
 from tests.layouts import MESHES, layouts, random_layout
 
 MESH = Mesh(x=4, y=2)

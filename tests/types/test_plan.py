@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import PlanError, ReshardError, StepError
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Move, Plan, Step, chain, floor
-from reshard.types.rules import How
+from reshard.types.plan import Plan, Step, StepSpec, chain, floor
+from reshard.types.rules.checker import StepMode
 from tests.layouts import pairs
 
 MESH = Mesh(x=4, y=2)
@@ -58,7 +58,7 @@ def test_floor():
 
 
 def test_a_donated_source_does_not_live_on():
-    moves = [Move(s.kind, s.result) for s in THREE.steps]
+    moves = [StepSpec(s.kind, s.result) for s in THREE.steps]
     given_up = chain(THREE.source, THREE.target, moves, donate=True)
     assert [s.retained_bytes for s in given_up.steps] == [0, 0, 0]
     assert given_up.peak_bytes < THREE.peak_bytes
@@ -110,7 +110,7 @@ def test_live_bytes_cannot_be_left_out():
 
 
 def test_only_a_donated_source_is_overwritten():
-    move = Move("exchange", layout("f32[16, {x}4, 16]"), How(in_place=True))
+    move = StepSpec("exchange", layout("f32[16, {x}4, 16]"), StepMode(in_place=True))
     source = layout("f32[{x}4, 16, 16]")
     with pytest.raises(PlanError, match=r"overwrites the source.*donate=True"):
         chain(source, move.result, [move])
@@ -144,7 +144,7 @@ def test_a_step_with_another_result_is_refused(at: int):
         except ReshardError:
             continue
         with pytest.raises((StepError, PlanError)):
-            broken = Step(right.kind, right.operand, result, right.how, right.retained_bytes)
+            broken = Step(right.kind, right.operand, result, right.mode, right.retained_bytes)
             Plan(THREE.source, THREE.target, (*THREE.steps[:at], broken, *THREE.steps[at + 1 :]))
 
 
@@ -172,7 +172,7 @@ def test_json_round_trip_of_a_chunked_plan_and_one_in_place():
     source, target = layout("f32[{x}4, 16]"), layout("f32[16, {x}4]")
     for donate in (False, True):
         plan = rs.plan(source, target, budget=floor(source, target, donate) + 16, donate=donate)
-        assert plan.steps[0].how != How()
+        assert plan.steps[0].mode != StepMode()
         assert Plan.from_json(plan.to_json()) == plan
 
 

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from reshard.errors import PlanError
 from reshard.lower.exchange import Span
-from reshard.types import chunks
-from reshard.types.overlap import Run
-from reshard.types.slabs import Cut
-from reshard.types.views import View
+from reshard.types.pair import pieces
+from reshard.types.pair.overlap import Run
+from reshard.types.rules.parts import Cut
+from reshard.types.rules.tile_view import TileView
 
 
 class Axis(NamedTuple):
@@ -72,10 +72,10 @@ def cut(block: Block, cap: int) -> Iterator[Block]:
     if block.elements <= cap:
         yield block
         return
-    yield from (block.part(spans) for spans in chunks.cut(block.extents, cap))
+    yield from (block.part(spans) for spans in pieces.cut(block.extents, cap))
 
 
-def of_spans(send: View, src: Sequence[Span], receive: View, dst: Sequence[Span]) -> Block:
+def of_spans(send: TileView, src: Sequence[Span], receive: TileView, dst: Sequence[Span]) -> Block:
     """The block of these spans of the digits of two views: as many elements in both, in the same order."""
     start, before = _side(send, src)
     end, after = _side(receive, dst)
@@ -86,7 +86,7 @@ _Steps = list[tuple[int, int, int]]
 """(dim, extent, step) of every digit that a span has more than one value of."""
 
 
-def _side(view: View, spans: Sequence[Span]) -> tuple[tuple[int, ...], _Steps]:
+def _side(view: TileView, spans: Sequence[Span]) -> tuple[tuple[int, ...], _Steps]:
     start = [0] * len(view.tile)
     steps: _Steps = []
     below = [1] * len(view.tile)
@@ -172,8 +172,8 @@ def _step(one: Block, other: Block) -> Axis | None:
     return Axis(dim, 2, src, dst) if src > 0 and dst > 0 else None
 
 
-def from_slab(block: Block, take: Cut, put: Cut, number: int) -> Block:
-    """A block between two slabs' tiles as one between the tiles that they are slabs of."""
+def from_part(block: Block, take: Cut, put: Cut, number: int) -> Block:
+    """A block between two parts' tiles as one between the tiles that they are parts of."""
     axes: list[Axis] = []
     for axis in block.axes:
         if axis.dim != take.axis:
@@ -191,13 +191,13 @@ def from_slab(block: Block, take: Cut, put: Cut, number: int) -> Block:
 
 
 def _stretch(index: int, into: Cut) -> int:
-    """A local index of a slab (or a step of whole rounds) as one of the tile, of its slab number 0."""
+    """A local index of a part (or a step of whole rounds) as one of the tile, of its part number 0."""
     outer, inner = divmod(index, into.inner)
-    return outer * into.slabs * into.inner + inner
+    return outer * into.parts * into.inner + inner
 
 
 def _split_at(axis: Axis, src: int, dst: int) -> list[Axis]:
-    """An axis that runs past the inner indices of either slab, as one that goes through them and one past them."""
+    """An axis that runs past the inner indices of either part, as one that goes through them and one past them."""
     for at in sorted({_within(axis.src, axis.extent, src), _within(axis.dst, axis.extent, dst)}):
         if 1 < at < axis.extent:
             outer = Axis(axis.dim, axis.extent // at, axis.src * at, axis.dst * at)

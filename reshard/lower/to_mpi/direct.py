@@ -15,7 +15,7 @@ from typing import NamedTuple
 from reshard.lower.to_mpi.blocks import Block, of_runs
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.overlap import piece, shares
+from reshard.types.pair.overlap import piece, shares
 
 Near = Callable[[int, int], bool]
 """Whether two ranks can read each other's memory."""
@@ -83,4 +83,4 @@ def sole(layout: Layout) -> bool:
 
 
 def _plane(layout: Layout, position: int) -> tuple[int, ...]:
-    return tuple(position // layout.mesh.stride(axis) % axis.size for axis in layout.partial)
+    return layout.mesh.coordinates(position, layout.partial)

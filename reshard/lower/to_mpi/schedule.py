@@ -16,17 +16,17 @@ from reshard.lower.program import (
     AllReduce,
     AllToAll,
     Exchange,
+    InParts,
     Instruction,
     Permute,
     Plain,
     ReduceScatter,
-    Slabs,
     Slice,
     lower,
 )
-from reshard.lower.to_mpi.blocks import Block, fold, from_slab, of_spans, whole
+from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole
 from reshard.types.plan import Plan
-from reshard.types.views import View
+from reshard.types.rules.tile_view import TileView
 
 
 class Part(NamedTuple):
@@ -61,7 +61,7 @@ class Move:
 class Reduce:
     """Reductions over `group`: each member ends with its share (`scatter`) or with everything.
 
-    `each` lists, slab by slab, one block per share in group order, from the operand to the result of the
+    `each` lists, part by part, one block per share in group order, from the operand to the result of the
     share's member. `packed` says that the operand's blocks do not lie one after another, `placed` that
     the result is not simply the combined block.
     """
@@ -132,8 +132,8 @@ def schedule(plan: Plan, device: int) -> Schedule:
 
 def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: int) -> Step:
     match instruction:
-        case Slabs():
-            return _slabs(instruction, device, shape, scratch)
+        case InParts():
+            return _in_parts(instruction, device, shape, scratch)
         case ReduceScatter() | AllReduce():
             return _reduce(instruction, device, shape)
         case ExchangeInPlace():
@@ -142,15 +142,15 @@ def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: 
             return _move(instruction, device, shape, scratch)
 
 
-def _slabs(slabs: Slabs, device: int, shape: Sequence[int], scratch: int) -> Step:
-    """Every slab's blocks, as blocks of the whole tiles: nothing need be cut out first."""
-    cut = slabs.take
+def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -> Step:
+    """Every part's blocks, as blocks of the whole tiles: nothing need be cut out first."""
+    cut = parts.take
     part = [cut.outer * cut.inner if dim == cut.axis else extent for dim, extent in enumerate(shape)]
-    one = _step(slabs.each, device, part, scratch)
-    numbers = range(cut.slabs)
+    one = _step(parts.each, device, part, scratch)
+    numbers = range(cut.parts)
 
     def moved(blocks: Sequence[Block], number: int) -> tuple[Block, ...]:
-        return tuple(from_slab(block, slabs.take, slabs.put, number) for block in blocks)
+        return tuple(from_part(block, parts.take, parts.put, number) for block in blocks)
 
     def side(part: Part | None, number: int) -> Part | None:
         return None if part is None else Part(part.peer, moved(part.blocks, number))
@@ -164,7 +164,7 @@ def _slabs(slabs: Slabs, device: int, shape: Sequence[int], scratch: int) -> Ste
             turns = [Turn(side(t.send, number), side(t.receive, number)) for number in numbers for t in one.turns]
             return Move(local, tuple(turns), scratch)
         case Overwrite():
-            raise PlanError("an exchange in place has no slabs; plan it with chunks")
+            raise PlanError("an exchange in place has no parts; plan it with chunks")
 
 
 def _move(step: Plain, device: int, shape: Sequence[int], scratch: int) -> Move:
@@ -188,7 +188,7 @@ def _move(step: Plain, device: int, shape: Sequence[int], scratch: int) -> Move:
 _IDLE = Turn(None, None)
 
 
-def _grouped(group: tuple[int, ...], me: int, send: View, receive: View, each: bool, scratch: int) -> Move:
+def _grouped(group: tuple[int, ...], me: int, send: TileView, receive: TileView, each: bool, scratch: int) -> Move:
     """Turn k: to the k-th member after this one, from the k-th before it."""
 
     def to(sender: int, receiver: int) -> tuple[Block, ...]:
@@ -243,7 +243,7 @@ def _overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
         if out or into:
             turns.append((out, into))
 
-    def slots(view: View, places: Sequence[tuple[int, Sequence[int | None]]]) -> Iterator[tuple[int, Block]]:
+    def slots(view: TileView, places: Sequence[tuple[int, Sequence[int | None]]]) -> Iterator[tuple[int, Block]]:
         for slot, place in places:
             spans = [(0, radix) if at is None else (at, 1) for radix, at in zip(view.digits, place, strict=True)]
             yield slot, of_spans(view, spans, view, spans)
@@ -252,12 +252,12 @@ def _overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
     return Overwrite(step.slot, step.slots, tuple(pack), tuple(turns), tuple(unpack), scratch)
 
 
-def _between(send: View, block: int, receive: View, place: int) -> Block:
+def _between(send: TileView, block: int, receive: TileView, place: int) -> Block:
     """A numbered block of one view as a numbered block of another."""
     return of_spans(send, _spans(send, block), receive, _spans(receive, place))
 
 
-def _spans(view: View, number: int) -> list[Span]:
+def _spans(view: TileView, number: int) -> list[Span]:
     spans = [(0, radix) for radix in view.digits]
     for axis in reversed(view.blocks):
         number, value = divmod(number, view.digits[axis])

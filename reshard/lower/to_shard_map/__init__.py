@@ -24,20 +24,20 @@ from reshard.lower.program import (
     AllReduce,
     AllToAll,
     Exchange,
+    InParts,
     Instruction,
     Permute,
     Plain,
     Program,
     ReduceScatter,
-    Slabs,
     Slice,
 )
 from reshard.lower.to_shard_map import collectives
 from reshard.lower.to_shard_map.exchange import exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
+from reshard.lower.to_shard_map.parts import run_in_parts
 from reshard.lower.to_shard_map.place import Place
-from reshard.lower.to_shard_map.slabs import slabs
 
 Array = jax.Array
 
@@ -61,14 +61,14 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[[Array]
 
 
 def _run(instruction: Instruction, place: Place, tile: Array, shape: Sequence[int]) -> Array:
-    if not isinstance(instruction, Slabs):
+    if not isinstance(instruction, InParts):
         return _RUN[type(instruction)](instruction, place, tile, shape)
     each = instruction.each
 
     def one(part: Array, part_shape: Sequence[int]) -> Array:
         return _RUN[type(each)](each, Place(place.devices, place.axes), part, part_shape)  # traced anew in the loop
 
-    return slabs(instruction, one, tile, shape)
+    return run_in_parts(instruction, one, tile, shape)
 
 
 _RUN: dict[type[Plain], Callable[[Any, Place, Array, Sequence[int]], Array]] = {

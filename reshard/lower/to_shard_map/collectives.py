@@ -15,7 +15,7 @@ from jax import lax
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
 from reshard.lower.to_shard_map.place import Place
 from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized
-from reshard.types.views import View
+from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
 
@@ -34,7 +34,7 @@ def slice_(step: Slice, place: Place, tile: Array, shape: Sequence[int]) -> Arra
     return resized(block.reshape(step.receive.padded), shape)
 
 
-def _extent(view: View, run: Sequence[int], after: int = -1) -> int:
+def _extent(view: TileView, run: Sequence[int], after: int = -1) -> int:
     return math.prod(view.digits[axis] for axis in run if axis > after)
 
 
@@ -56,7 +56,7 @@ def all_gather(step: AllGather, place: Place, tile: Array, shape: Sequence[int])
     return lax.platform_dependent(tile, tpu=tiled, default=stacked)
 
 
-def _gathered_dim(view: View) -> int | None:
+def _gathered_dim(view: TileView) -> int | None:
     """The dim along which the tiles come to lie one after another, if that is how they lie."""
     dims = {view.dims[axis] for axis in view.blocks}
     if len(dims) != 1 or list(view.blocks) != sorted(view.blocks):
@@ -65,7 +65,7 @@ def _gathered_dim(view: View) -> int | None:
     return dim if view.dims.index(dim) == view.blocks[0] and len(_of(view, dim)) == 1 else None
 
 
-def _of(view: View, dim: int) -> list[tuple[int, ...]]:
+def _of(view: TileView, dim: int) -> list[tuple[int, ...]]:
     return [run for run in view.runs if view.dims[run[0]] == dim]
 
 

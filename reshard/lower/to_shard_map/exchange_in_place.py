@@ -17,7 +17,7 @@ from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Program
 from reshard.lower.to_shard_map.place import Place
 from reshard.lower.to_shard_map.tiles import written
-from reshard.types.views import View
+from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
 
@@ -75,7 +75,7 @@ _Places = Mapping[int, tuple[tuple[int, tuple[int | None, ...]], ...]]
 """Per device id, which place of a view's digits each slot takes from or goes to."""
 
 
-def _table(places: _Places, view: View, number: int, place: Place) -> tuple[Array, list[Array], tuple[int, ...]]:
+def _table(places: _Places, view: TileView, number: int, place: Place) -> tuple[Array, list[Array], tuple[int, ...]]:
     """The slot of this device's share `number`, where it starts in the view, and its extents."""
     rows = [places[device][number] for device in place.devices]
     extents = tuple(radix if index is None else 1 for radix, index in zip(view.digits, rows[0][1], strict=True))
@@ -83,7 +83,7 @@ def _table(places: _Places, view: View, number: int, place: Place) -> tuple[Arra
     return place.look_up([slot for slot, _ in rows]), [place.look_up(column) for column in columns], extents
 
 
-def in_order(places: _Places, view: View) -> bool:
+def in_order(places: _Places, view: TileView) -> bool:
     """Whether slot after slot is the tile as it lies."""
     first = next(iter(places.values()))
     whole = [index is None for index in first[0][1]] if first else []

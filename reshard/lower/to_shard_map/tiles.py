@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.types.views import View
+from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
 
 
-def opened(view: View, tile: Array) -> Array:
+def opened(view: TileView, tile: Array) -> Array:
     """The tile, padded, as its digits."""
     return resized(tile, view.padded).reshape(view.digits)
 
@@ -31,13 +31,13 @@ def resized(tile: Array, shape: Sequence[int]) -> Array:
     )
 
 
-def blocks_of(view: View, tile: Array) -> Array:
+def blocks_of(view: TileView, tile: Array) -> Array:
     """The tile's blocks, numbered along a new first axis."""
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     return opened(view, tile).transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
 
 
-def closed(view: View, blocks: Array) -> Array:
+def closed(view: TileView, blocks: Array) -> Array:
     """The tile made of numbered blocks, cut to its true shape."""
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     order = [*view.blocks, *rest]

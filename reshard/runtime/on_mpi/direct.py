@@ -13,11 +13,11 @@ from functools import lru_cache
 from typing import Any
 
 from reshard.lower.to_mpi import Block, Fetch, fetches
-from reshard.runtime.on_mpi.chunks import Place, copies
-from reshard.runtime.on_mpi.exchange import Call, Exchange
-from reshard.runtime.on_mpi.messages import Messages, between, mean_run
-from reshard.runtime.on_mpi.ordering import NEAR, Order, in_order, in_steps
-from reshard.runtime.on_mpi.packing import Array, raw
+from reshard.runtime.on_mpi.copy_order import NEAR, Order, in_order, in_steps
+from reshard.runtime.on_mpi.strided_copy import Array, raw
+from reshard.runtime.on_mpi.wire.chunks import Place, copies
+from reshard.runtime.on_mpi.wire.exchange import Call, Exchange
+from reshard.runtime.on_mpi.wire.messages import Messages, between, mean_run
 from reshard.types.layout import Layout
 
 STAGING = 16 << 20

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from reshard.lower.to_mpi import ranks
 from reshard.types import Digit, Dim, Layout
-from reshard.types.overlap import Run, piece, shares
+from reshard.types.pair.overlap import Run, piece, shares
 
 
 def index_ranges(layout: Layout, rank: int) -> tuple[tuple[range, ...], ...]:

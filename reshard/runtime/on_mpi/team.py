@@ -17,10 +17,10 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, RankError
-from reshard.runtime.on_mpi.board import Board
+from reshard.runtime.on_mpi.node.cma import Remote
+from reshard.runtime.on_mpi.node.node_sync import Board
+from reshard.runtime.on_mpi.node.windows import Windows
 from reshard.runtime.on_mpi.pool import Pool
-from reshard.runtime.on_mpi.remote import Remote
-from reshard.runtime.on_mpi.windows import Windows
 
 Comm = MPI.Intracomm
 

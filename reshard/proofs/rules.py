@@ -1,0 +1,352 @@
+"""The typing rules, proved once: each step's collective commutes with `meaning`, for every mesh and every size.
+
+Every typing rule says: if the tiles before hold what `meaning(operand)` says, then the collective leaves in each tile
+what `meaning(result)` says. Here that is shown of numerals whose radices are unknown, on devices whose
+coordinates are unknown, at a local index that is unknown.
+
+**What stands for all shapes.** A dim is a string of digits of which a step moves some. Between those lie *runs* of any
+number of other digits, held or local, of which nothing is known but how many values they have; their value is an
+unknown function of their local digits. (It depends on coordinates too, on those that the step does not
+change: the sender's are the receiver's.) Dims that no moved digit is in are the same on both sides.
+
+**What stands for all fused steps.** A step of n + 1 digits is one of n digits, and then one of a single digit: each is
+well typed, since no two digits share a device coordinate or a place. The launch that does all at once numbers
+members and blocks by all n + 1 coordinates. That both come to the same is a law of its own (*one after another*), in
+which the n digits are one number; that a number and its digits tell the same is the law of *numerals*. So the
+induction over the digits that move has the laws of one digit as its base, and these two as its step. Laws of two
+digits at once are there besides, as the least case that an order of digits can go wrong in.
+
+An exchange and a permute take all digits at once, each by itself: a sender's coordinates and a box are given digit by
+digit. Their induction is over the digits of a numeral, and its step is that of *numerals* alone.
+
+**What a tile pads.** The leading run's local digits have no bound: a tile of more rounds than hold elements reads the
+same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reshard.proofs import symbolic
+from reshard.proofs.numerals import Digit, Numeral, Run, Taken, Typed, commutes
+from reshard.proofs.proof import Part, lines
+from reshard.proofs.symbolic import Law, Term
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules by name, each with its laws; z3 has decided all of them."""
+
+    parts: Mapping[str, Part]
+
+    @property
+    def claims(self) -> tuple[symbolic.Query, ...]:
+        """All laws."""
+        return tuple(claim for part in self.parts.values() for claim in part.claims)
+
+    def explain(self) -> str:
+        """The argument as text."""
+        return "\n".join(line for name, part in self.parts.items() for line in lines(name, part))
+
+    def to_smt2(self) -> str:
+        """Every law negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
+        return "(reset)\n".join(symbolic.to_smt2(claim) for claim in self.claims)
+
+
+def prove_rules() -> Rules:
+    """Proves every typing rule; raises `UndecidedError` for one that does not hold, or that z3 does not decide.
+
+    >>> len(prove_rules().parts["all_gather"].claims)
+    4
+    """
+    found = Rules({name: rule() for name, rule in RULES.items()})
+    symbolic.decide(found.claims)
+    return found
+
+
+# ---- the steps ----------------------------------------------------------------------------------------
+
+X, Y = Term("x"), Term("y")
+R, S = Term("r"), Term("s")
+P, Q = ("p", R), ("q", S)
+PRE, MID, POST = Run("pre"), Run("mid"), Run("post")
+FRONT, CORE, BACK = Run("front"), Run("core"), Run("back")
+"""The runs of a dim that takes a holder up, and of one that gives it away."""
+
+
+def one(before: Term | None, after: Term | None) -> Typed:
+    """A digit at any place of a dim, held or local, before and after."""
+    return Typed(((PRE, Digit(*P, before), POST),), ((PRE, Digit(*P, after), POST),))
+
+
+def two(before: Sequence[Term | None], after: Sequence[Term | None]) -> dict[str, Typed]:
+    """Two digits, in one dim and in two."""
+
+    def together(holders: Sequence[Term | None]) -> tuple[Numeral, ...]:
+        return ((PRE, Digit(*P, holders[0]), MID, Digit(*Q, holders[1]), POST),)
+
+    def apart(holders: Sequence[Term | None]) -> tuple[Numeral, ...]:
+        return (PRE, Digit(*P, holders[0]), POST), (FRONT, Digit(*Q, holders[1]), BACK)
+
+    return {
+        "two digits of a dim": Typed(together(before), together(after)),
+        "two digits of two dims": Typed(apart(before), apart(after)),
+    }
+
+
+def swaps() -> dict[str, Typed]:
+    """A digit p that comes to be held by x, which gives up a digit q: in two dims, or in one in both orders."""
+    out, back = (Digit("p", R), Digit("p", R, X)), (Digit("q", R, X), Digit("q", R))
+    return {
+        "in two dims": Typed(*(((PRE, out[t], POST), (FRONT, back[t], BACK)) for t in (0, 1))),
+        "in one dim": Typed(*(((PRE, out[t], MID, back[t], POST),) for t in (0, 1))),
+        "in one dim, the held one first": Typed(*(((PRE, back[t], MID, out[t], POST),) for t in (0, 1))),
+    }
+
+
+def two_swaps() -> dict[str, Typed]:
+    """Two such pairs at once; the digits arrive in the order of the others, or in another one."""
+
+    def taking(*holders: Term | None) -> Numeral:
+        return PRE, Digit("p", R, holders[0]), MID, Digit("q", S, holders[1]), POST
+
+    def giving(*digits: Digit) -> Numeral:
+        return FRONT, digits[0], CORE, digits[1], BACK
+
+    held, local = (Digit("u", R, X), Digit("v", S, Y)), (Digit("u", R), Digit("v", S))
+    return {
+        "two pairs": Typed((taking(None, None), giving(*held)), (taking(X, Y), giving(*local))),
+        "two pairs, crossing": Typed((taking(None, None), giving(*held[::-1])), (taking(X, Y), giving(*local[::-1]))),
+    }
+
+
+def number(major: Term, minor: Term, radix: Term = S) -> Term:
+    """The number of a member, or a block: its coordinates, or digits, the first one major."""
+    return major * radix + minor
+
+
+def digits_of(name: str, whole: Term) -> Taken:
+    """Unknowns that are the two digits of a number, as a start for what a collective takes."""
+    a, b = Term(f"{name}1"), Term(f"{name}2")
+    return Taken({}, {}, ((a, R), (b, S)), ((number(a, b), whole),))
+
+
+def both(*found: Taken) -> Taken:
+    """What is known by several."""
+    return Taken(
+        {k: v for t in found for k, v in t.sender.items()},
+        {k: v for t in found for k, v in t.digits.items()},
+        [u for t in found for u in t.unknowns],
+        [w for t in found for w in t.where],
+    )
+
+
+def kept_block(whole: Term, p: str = "p", q: str = "q") -> Taken:
+    """A device reads the block of a number, which the digits p and q of the operand's tile make up."""
+    found = digits_of("block", whole)
+    return found._replace(digits={p: Term("block1"), q: Term("block2")})
+
+
+def from_member(whole: Term) -> Taken:
+    """A device hears from the member of a number, which the coordinates x and y make up."""
+    found = digits_of("member", whole)
+    return found._replace(sender={X: Term("member1"), Y: Term("member2")})
+
+
+def _slice() -> Part:
+    laws = [commutes("a digit", one(None, X), Taken({}, {"p": X}))]
+    laws += [commutes(how, typed, kept_block(number(X, Y))) for how, typed in two((None, None), (X, Y)).items()]
+    tile = Term("tile")
+    laws.append(composed(lambda k, i, n, j: tile(number(n, j)), (keep_major, keep_minor), tile(Term("k"))))
+    return _part("slice", "of its own tile each device keeps the block of its number", laws)
+
+
+def _all_gather() -> Part:
+    e_p, e_q = Term("e_p"), Term("e_q")
+    laws = [commutes("a digit", one(X, None), Taken({X: e_p}, {}))]
+    laws += [commutes(how, typed, from_member(number(e_p, e_q))) for how, typed in two((X, Y), (None, None)).items()]
+    tile = Term("tile")
+    laws.append(composed(lambda k, i, n, j: tile(number(k, i)), (hear_major, hear_minor), tile(Term("n"))))
+    return _part("all_gather", "block n of every result is the tile of member n", laws)
+
+
+def _all_to_all() -> Part:
+    laws = [commutes(f"a pair {how}", typed, Taken({X: Term("e_q")}, {"p": X})) for how, typed in swaps().items()]
+    arrived = number(Term("e_u"), Term("e_v"))
+    taken = both(kept_block(number(X, Y)), from_member(arrived))
+    laws += [commutes(how, typed, taken) for how, typed in two_swaps().items()]
+    tile = Term("tile")
+    start: Tile = lambda k, i, n, j: tile(number(k, i), number(n, j))  # noqa: E731
+    laws.append(composed(start, (swap_major, swap_minor), tile(Term("n"), Term("k"))))
+    return _part("all_to_all", "block n of member k's result is block k of member n's tile", laws)
+
+
+def _reduce_scatter() -> Part:
+    m = Term("m")
+    summand = Taken({}, {"p": X}, ((m, R),))
+    laws = [commutes("a digit, in the summand of any member", one(None, X), summand)]
+    laws += [
+        commutes(f"{how}, in the summand of any member", typed, kept_block(number(X, Y)))
+        for how, typed in two((None, None), (X, Y)).items()
+    ]
+    tile = Term("tile")
+    start: Tile = lambda k, i, n, j: tile(number(k, i), number(n, j))  # noqa: E731
+    # The members that are summed over are unknown: n1 and n2 in turn, and all of them at once.
+    laws.append(composed(start, (swap_major, swap_minor), tile(Term("n"), Term("k"))))
+    return _part("reduce_scatter", "member k gets the sum of all members' blocks k", [*laws, *_summands()])
+
+
+def _all_reduce() -> Part:
+    laws = [commutes("the place in the summand of any member", Typed(((PRE,),), ((PRE,),)), Taken({}, {}))]
+    return _part("all_reduce", "each member gets the sum of all members' tiles", [*laws, *_summands()])
+
+
+def _permute() -> Part:
+    """Held runs keep their places and change their holders: the sender is the one who spells them alike."""
+    turned = Typed(
+        ((PRE, Digit("p", R, X), Digit("q", S, Y), POST),),
+        ((PRE, Digit("q", S, Y), Digit("p", R, X), POST),),
+    )
+    traded = Typed(
+        ((PRE, Digit("p", R, X), MID, Digit("q", R, Y), POST),),
+        ((PRE, Digit("p", R, Y), MID, Digit("q", R, X), POST),),
+    )
+    laws = [
+        commutes("a run whose digits change places", turned, from_member(number(Y, X, R))),
+        commutes("two runs that change holders", traded, Taken({X: Y, Y: X}, {})),
+        _unique("one tile is not two devices'"),
+        _complete("each number is spelled by some device"),
+    ]
+    return _part("permute", "each device gets the tile of the one whose coordinates spell before what its own do", laws)
+
+
+def _exchange() -> Part:
+    laws = [
+        commutes("a digit that changes its holder", one(X, Y), Taken({X: Y}, {})),
+        commutes("a digit of which each share comes from its holder", one(X, None), Taken({X: Term("e_p")}, {})),
+        commutes("a digit of which a box takes one value", one(None, Y), Taken({}, {"p": Y})),
+        *_rounds(),
+        neighbours(),
+    ]
+    what = "each share of a result comes from the device that holds it, in boxes of neighbouring elements"
+    return _part("exchange", what, laws)
+
+
+# ---- what the steps rest on ---------------------------------------------------------------------------
+
+Tile = Callable[[Term, Term, Term, Term], Term]
+"""What member (k, i) has at block (n, j): numbers of two digits each, of which the first may number any many."""
+
+
+def swap_major(tile: Tile) -> Tile:
+    """Members that differ in their major digits swap blocks by them."""
+    return lambda k, i, n, j: tile(n, i, k, j)
+
+
+def swap_minor(tile: Tile) -> Tile:
+    """Members that differ in their minor digits swap blocks by them."""
+    return lambda k, i, n, j: tile(k, j, n, i)
+
+
+def hear_major(tile: Tile) -> Tile:
+    """Each member has the tiles of those that differ in their major digits."""
+    return lambda k, i, n, j: tile(n, i, n, j)
+
+
+def hear_minor(tile: Tile) -> Tile:
+    """Each member has the tiles of those that differ in their minor digits."""
+    return lambda k, i, n, j: tile(k, j, n, j)
+
+
+def keep_major(tile: Tile) -> Tile:
+    """Each member keeps the blocks of its major digit."""
+    return lambda k, i, n, j: tile(k, i, k, j)
+
+
+def keep_minor(tile: Tile) -> Tile:
+    """Each member keeps the blocks of its minor digit."""
+    return lambda k, i, n, j: tile(k, i, n, i)
+
+
+def composed(start: Tile, moves: Sequence[Callable[[Tile], Tile]], fused: Term) -> Law:
+    """One launch over n + 1 digits leaves what one over n digits leaves, and then one over the last digit."""
+    tile = start
+    for move in moves:
+        tile = move(tile)
+    k1, k2, n1, n2 = (Term(t) for t in ("k1", "k2", "n1", "n2"))
+    given = ((Term("k"), number(k1, k2)), (Term("n"), number(n1, n2)))
+    digits = ((k1, R), (k2, S), (n1, R), (n2, S), (Term("k"), None), (Term("n"), None))
+    return Law("one after another", (R, S), digits, given, ((fused, tile(k1, k2, n1, n2)),))
+
+
+def _unique(about: str) -> Law:
+    """A number has one major and one minor digit."""
+    a, b, c, d = (Term(t) for t in "abcd")
+    given = ((number(a, b), number(c, d)),)
+    return Law(about, (S,), ((a, None), (b, S), (c, None), (d, S)), given, ((a, c), (b, d)))
+
+
+def _complete(about: str) -> Law:
+    """A number below r s has digits below r and s."""
+    n, a, b = Term("n"), Term("a"), Term("b")
+    return Law(about, (R, S), ((n, R * S), (a, None), (b, S)), ((number(a, b), n),), (), ((a, R),))
+
+
+def _summands() -> list[Law]:
+    """A member's summand is the one of its coordinates: none is missing and none is there twice."""
+    return [_unique("no summand is two members'"), _complete("each summand is some member's")]
+
+
+def _rounds() -> list[Law]:
+    """In round j the receiver at c takes share (c + j) mod r, which is (c + j) less r or not."""
+    c, d, j, i, m, v, w = (Term(t) for t in "cdjimvw")
+    turns = (v, Term("2")), (w, Term("2"))
+    senders = ((c + j, v * R + m), (d + j, w * R + m))
+    shares = ((c + j, v * R + m), (c + i, w * R + m))
+    return [
+        Law("no device sends twice in a round", (R,), ((c, R), (d, R), (j, R), (m, R), *turns), senders, ((c, d),)),
+        Law("no share comes twice", (R,), ((c, R), (j, R), (i, R), (m, R), *turns), shares, ((j, i),)),
+    ]
+
+
+def neighbours() -> Law:
+    """Where two tiles hold runs of neighbours that start with one element, they go on with the same ones."""
+    a, b, c, d, i = (Term(t) for t in "abcdi")
+    ends = [(Term("left_before"), b, R), (Term("left_after"), d, S)]
+    digits = ((a, None), (b, R), (c, None), (d, S), (i, R), *((left, size) for left, _, size in ends))
+    inside = [(at + i + 1 + left, size) for left, at, size in ends]
+    before, after = Term("before"), Term("after")
+    o = [(Term(t), bound) for t, bound in (("a2", None), ("b2", R), ("c2", None), ("d2", S))]
+    (a2, _), (b2, _), (c2, _), (d2, _) = o
+    given = (
+        *inside,
+        (before(a) * R + b, after(c) * S + d),
+        (a2 * R + b2, a * R + b + i),
+        (c2 * S + d2, c * S + d + i),
+    )
+    equal = ((before(a2) * R + b2, after(c2) * S + d2),)
+    return Law("a box of neighbours that nest in no common digit", (R, S), (*digits, *o), given, equal)
+
+
+def _numerals() -> Part:
+    laws = [_unique("a number has one string of digits"), _complete("a number below the radices' product has one")]
+    argument = ("digit by digit, from the last one, so that numerals of any length are equal where all digits are",)
+    return Part("a number and its digits say the same", argument, tuple(laws))
+
+
+def _part(kind: str, definition: str, laws: Sequence[Law]) -> Part:
+    statement = "it leaves in each tile what meaning(result) says, for every mesh and size"
+    return Part(statement, (f"{kind} means that {definition}",), tuple(laws))
+
+
+RULES: Mapping[str, Callable[[], Part]] = {
+    "numerals": _numerals,
+    "slice": _slice,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "permute": _permute,
+    "exchange": _exchange,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+}

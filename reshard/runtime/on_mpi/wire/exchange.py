@@ -1,0 +1,216 @@
+"""A move's messages: packed, sent, received and unpacked side by side, within a bounded set of buffers.
+
+Messages are posted in the order of the move's turns, in which every rank does at most one send and one
+receive. The first message that is not finished anywhere is therefore posted at both of its ends, however few
+buffers there are, and no rank waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from reshard.runtime.account import Account
+from reshard.runtime.on_mpi.pool import Pool
+from reshard.runtime.on_mpi.strided_copy import Array, copy
+from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
+from reshard.runtime.on_mpi.wire.chunks import Chunk
+from reshard.runtime.on_mpi.wire.datatypes import Side, memory_of
+from reshard.runtime.on_mpi.wire.messages import Messages
+
+_TAG = 902
+_TRIES = 1000 if YIELDS else 1
+_BYTE = np.dtype(np.uint8)
+_WINDOW = 64  # Unstaged messages under way in one direction.
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every step of one call uses: the team, its waits, its buffers, and the account of this device."""
+
+    team: Team
+    watch: Watch
+    pool: Pool
+    memory: Account
+    device: int
+
+
+class _Flight(NamedTuple):
+    """A message under way: its chunk, what MPI is given, and the buffer that stages it, if one does."""
+
+    chunk: Chunk
+    spec: list[Any]
+    buffer: Array | None
+
+
+class _Lane:
+    """The messages of one direction: those that wait, in order, and how much of the staging they use."""
+
+    def __init__(self, call: Call, side: Side, tile: Array, staging: int) -> None:
+        self.waiting = deque(enumerate(side.chunks))
+        self.tile = tile
+        self.staging = staging
+        self.held = False
+        self.staged = 0
+        self.under_way = 0
+        self._side = side
+        self._call = call
+
+    def next(self) -> _Flight | None:
+        """The next message, if there is one and room for it; a single one has room always."""
+        if not self.waiting or self.under_way == _WINDOW:
+            return None
+        number, chunk = self.waiting[0]
+        spec = self._unstaged(number, chunk)
+        if spec is None and not self.held and self.staged and self.staged + chunk.elements > self.staging:
+            return None
+        self.waiting.popleft()
+        self.under_way += 1
+        if spec is not None:
+            return _Flight(chunk, spec, None)
+        buffer = self._stage(chunk)
+        return _Flight(chunk, [buffer.view(_BYTE), MPI.BYTE], buffer)
+
+    def unstaged(self) -> int:
+        """Elements of the messages that wait and must be staged."""
+        return sum(chunk.elements for number, chunk in self.waiting if self._unstaged(number, chunk) is None)
+
+    def _unstaged(self, number: int, chunk: Chunk) -> list[Any] | None:
+        """The message as MPI can take it from the tile itself, or put it there."""
+        if self.held:
+            return None
+        memory = chunk.direct(self.tile)
+        if memory is not None:
+            return [memory.view(_BYTE), MPI.BYTE]
+        # Where the plan has no room for buffers, since tiles lie in C order, MPI sends those that do not.
+        roomless = chunk.elements > self.staging and not chunk.padded
+        if roomless or self._side.types.long(number, chunk, self.tile):
+            return [memory_of(self.tile), 1, self._side.types.of(number, chunk, self.tile)]
+        return None
+
+    def done(self, flight: _Flight) -> None:
+        """Takes back what a message used."""
+        if flight.buffer is not None:
+            self.staged -= flight.chunk.elements
+            self._call.memory.free(self._call.device, flight.chunk.elements)
+            self._call.pool.give(flight.buffer)
+
+    def _stage(self, chunk: Chunk) -> Array:
+        self.staged += chunk.elements
+        self._call.memory.take(self._call.device, chunk.elements)
+        return self._call.pool.take(chunk.elements * self.tile.itemsize).view(self.tile.dtype)
+
+
+class Exchange:
+    """One move from a tile to another, both raw (`packing.raw`)."""
+
+    def __init__(self, call: Call, messages: Messages, source: Array, target: Array) -> None:
+        self._call = call
+        self._messages = messages
+        self._sends = _Lane(call, messages.sends, source, messages.staging)
+        self._receives = _Lane(call, messages.receives, target, messages.staging)
+        self._packed: deque[_Flight] = deque()
+        self._arrived: deque[_Flight] = deque()
+        self._requests: list[MPI.Request] = []
+        self._flights: list[tuple[_Lane, _Flight]] = []
+
+    def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Moves everything; `ready` as in `ahead`."""
+        if ready is not None:
+            self.ahead(ready)
+        self.start()
+        for source, target in self._messages.local:
+            copy(target.of(self._receives.tile), source.of(self._sends.tile))
+            self.progress()
+        self.finish()
+
+    def ahead(self, ready: Callable[[], None]) -> None:
+        """Calls `ready()` once as much is behind as there is room for, and before a byte of the target is written.
+
+        That is everything but copies, where all that arrives has room beside the target (`Messages.held`, the same
+        on all ranks). Else it is the packing, where what is sent has room, or nothing.
+        """
+        if not self._messages.held:
+            self._pack_ahead()
+            ready()
+            return
+        self._receives.held = True
+        self.start()
+        self._wait()
+        ready()
+
+    def start(self) -> None:
+        """Posts what there is room for, receives first."""
+        comm = self._call.team.comm
+        while (flight := self._receives.next()) is not None:
+            request = comm.Irecv(flight.spec, flight.chunk.peer, _TAG)
+            self._add(self._receives, flight, request)
+        while self._packed:
+            self._send(self._packed.popleft())
+        while (flight := self._sends.next()) is not None:
+            self._pack(flight)
+            self._send(flight)
+
+    def finish(self) -> None:
+        """Waits until every message has arrived and every one has left, and unpacks what was held back."""
+        self._wait()
+        while self._arrived:
+            self._unpack(self._arrived.popleft())
+
+    def progress(self) -> bool:
+        """Unpacks what has arrived, and posts what that made room for; whether there was anything."""
+        done = MPI.Request.Testsome(self._requests) if self._requests else None
+        for at in sorted(done or (), reverse=True):
+            self._requests.pop(at)
+            lane, flight = self._flights.pop(at)
+            lane.under_way -= 1
+            if lane is self._sends:
+                lane.done(flight)
+                continue
+            self._call.memory.receive(self._call.device, flight.chunk.elements)
+            if lane.held:
+                self._arrived.append(flight)
+            else:
+                self._unpack(flight)
+        if done:
+            self.start()
+        return bool(done)
+
+    def _wait(self) -> None:
+        while self._requests:
+            if not any(self.progress() for _ in range(_TRIES)):
+                self._call.watch.pause()
+
+    def _unpack(self, flight: _Flight) -> None:
+        if flight.buffer is not None:
+            flight.chunk.unpack(self._receives.tile, flight.buffer)
+        self._receives.done(flight)
+
+    def _pack_ahead(self) -> None:
+        """Packs every message, if the room for staging holds them all and the largest that arrives."""
+        largest = max((chunk.elements for _, chunk in self._receives.waiting), default=0)
+        staged = self._sends.unstaged()
+        if not staged or staged + largest > 2 * self._messages.staging:
+            return
+        self._sends.staging = staged
+        self._receives.staging = 2 * self._messages.staging - staged
+        while (flight := self._sends.next()) is not None:
+            self._pack(flight)
+            self._packed.append(flight)
+
+    def _pack(self, flight: _Flight) -> None:
+        if flight.buffer is not None:
+            flight.chunk.pack(self._sends.tile, flight.buffer)
+
+    def _send(self, flight: _Flight) -> None:
+        request = self._call.team.comm.Isend(flight.spec, flight.chunk.peer, _TAG)
+        self._add(self._sends, flight, request)
+
+    def _add(self, lane: _Lane, flight: _Flight, request: MPI.Request) -> None:
+        self._requests.append(request)
+        self._flights.append((lane, flight))

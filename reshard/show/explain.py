@@ -1,0 +1,254 @@
+"""`reshard plan --explain`: each step in plain words, and the totals beside what else is possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+
+from reshard.errors import BudgetError
+from reshard.show import terminal
+from reshard.synth import plan as make_plan
+from reshard.types import Dim, Layout, Mesh
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.plan import Plan, Step
+from reshard.types.rules.checker import PLAIN
+from reshard.types.units import bytes_text, counted, listed, seconds_text
+
+_Factor = tuple[int, int]
+
+
+def explain(out: Console, plan: Plan, network: str | None) -> None:
+    """Prints a paragraph per step, one on the bytes, one on the memory, and one on the time."""
+    terminal.paragraph(out, "why these steps", style=terminal.NAME)
+    for number, step in enumerate(plan.steps, 1):
+        terminal.paragraph(out, f"{step.kind}: {why(step, number == len(plan.steps))}", f"  {number}  ")
+    if not plan.steps:
+        terminal.paragraph(out, "Source and target have one meaning, so no step is needed.", "  ")
+        return
+    out.print()
+    terminal.paragraph(out, "how good it is", style=terminal.NAME)
+    for words in judged(plan, network):
+        terminal.paragraph(out, words, "  -  ")
+
+
+def judged(plan: Plan, network: str | None) -> list[str]:
+    """How good a plan is in bytes, in memory, and in time if it was planned for a network of this name."""
+    found = (_bytes(plan, network), _memory(plan, network), _time(plan, network))
+    return [words for words in found if words]
+
+
+def why(step: Step, last: bool = True) -> str:
+    """Why a step is there, and what it does to which dims.
+
+    >>> mesh = Mesh(x=4, y=2)
+    >>> why(Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)))
+    'each device collects the 4 tiles along x, and dim 0 is no longer split over x. It comes last, because ...'
+    """
+    r = refine(step.operand, step.result)
+    if step.kind == "exchange" or r is None:
+        return _exchange(step, r) if step.kind == "exchange" else _PERMUTE
+    mesh = step.operand.mesh
+    match step.kind:
+        case "slice":
+            return _slice(r, mesh)
+        case "all_gather":
+            return _gather(r, mesh, last)
+        case "all_to_all":
+            return _all_to_all(r, mesh)
+        case "permute":
+            return f"{_PERMUTE} Here, {_twisted(step, r)}." if r.swapped else _PERMUTE
+        case _:
+            return _reduction(step, r, mesh)
+
+
+_PERMUTE = "the tiles stay whole and only change devices, because before and after deal them out in different orders."
+
+
+def _slice(r: Refinement, mesh: Mesh) -> str:
+    axes, times = _axes(mesh, _after(r)), math.prod(a.radix for a in r.sliced)
+    return (
+        f"each device keeps only its own part of what it already holds, and {_split(r, mesh)}. Nothing is sent: no "
+        f"dim was split over {axes} before, so all devices along {axes} hold the same. The tile is {times} times "
+        f"smaller from here on."
+    )
+
+
+def _gather(r: Refinement, mesh: Mesh, last: bool) -> str:
+    tiles = math.prod(a.radix for a in r.gathered)
+    end = (
+        f"It comes last, because only here does the tile grow ({tiles} times), to what the target needs."
+        if last
+        else "It comes before other moves, because few large messages take less time here than many small ones."
+    )
+    return f"each device collects the {tiles} tiles along {_axes(mesh, _before(r))}, and {_whole(r, mesh)}. {end}"
+
+
+def _all_to_all(r: Refinement, mesh: Mesh) -> str:
+    group = math.prod(a.radix for a in r.gathered)
+    return (
+        f"{_whole(r, mesh)}; in its place, {_split(r, mesh)}. The pieces stay among the same devices, so one "
+        f"collective in groups of {group} does it all: each device keeps 1/{group} of its tile and sends each of "
+        f"the others 1/{group}."
+    )
+
+
+def _reduction(step: Step, r: Refinement, mesh: Mesh) -> str:
+    axes = _axes(mesh, [(f.stride, f.size) for f in r.reduced])
+    what = f"the array is still the {step.operand.reduction} of what the devices along {axes} hold."
+    if step.kind == "all_reduce":
+        return f"{what} They combine it, and each keeps the whole, because no dim is to be split over {axes}."
+    return (
+        f"{what} They combine it piece by piece, and each keeps only one piece: {_split(r, mesh)}. It comes before "
+        f"any move, because afterwards there is less to move; and it receives half of what an all_reduce does."
+    )
+
+
+def _exchange(step: Step, r: Refinement | None) -> str:
+    """Why no collective does it, and in how many rounds boxes do."""
+    if not step.launches:
+        return "every device holds all that it needs already, and only copies it into place; nothing is sent."
+    chunk = step.mode.chunk
+    size = "" if chunk is None else f" with messages of at most {counted(chunk, 'element')}, to keep the scratch small"
+    place = " The result overwrites the source, which is donated." if step.mode.in_place else ""
+    return (
+        f"{_reason(step, r)} Each device sends every other one just the boxes that it needs, in "
+        f"{counted(step.launches, 'round')}{size}; in a round, a device sends to at most one other and receives from "
+        f"at most one.{place}"
+    )
+
+
+def _reason(step: Step, r: Refinement | None) -> str:
+    operand, result = step.operand, step.result
+    if r is None or not r.exact:
+        return _no_refinement(operand, result)
+    if r.swapped:
+        others = ", while other digits change between held and local" if r.gathered or r.sliced else ""
+        return f"{_twisted(step, r)}{others}: no single collective does that without receiving more."
+    if step.mode != PLAIN:
+        return "a collective would do, but what it needs beside operand and result does not fit the budget."
+    return "a collective would do in as many launches, but boxes that go straight to their places need less memory."
+
+
+def _no_refinement(operand: Layout, result: Layout) -> str:
+    if operand.mesh != result.mesh and operand.mesh.devices != result.mesh.devices:
+        return f"the meshes {operand.mesh} and {result.mesh} list the devices in different orders."
+    if operand.mesh != result.mesh:
+        return f"the axes of {operand.mesh} and {result.mesh} do not nest, so no collective runs along them."
+    uneven = [at for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True)) if _uneven(a, b)]
+    if uneven:
+        dims = [f"dim {at} ({_piece(operand, at)} before, {_piece(result, at)} after)" for at in uneven]
+        return f"the pieces of {listed(dims)} are uneven, and their borders do not fall together."
+    return "the pieces before and after do not nest, as 2 then 3 and 3 then 2 do not: no collective moves between them."
+
+
+def _uneven(before: Dim, after: Dim) -> bool:
+    return before != after and (before.padded != before.size or after.padded != after.size)
+
+
+def _piece(layout: Layout, at: int) -> str:
+    digits = layout.dims[at].digits
+    if all(axis is None for _, axis in digits):
+        return "whole"
+    return f"pieces of {digits[-1].radix if digits[-1].axis is None else 1}"
+
+
+# ---- how digits change, in words -------------------------------------------------------------------
+
+
+def _before(r: Refinement) -> list[_Factor]:
+    return [(a.src, a.radix) for a in r.gathered if a.src is not None]
+
+
+def _after(r: Refinement) -> list[_Factor]:
+    return [(a.dst, a.radix) for a in r.sliced if a.dst is not None]
+
+
+def _axes(mesh: Mesh, factors: Iterable[_Factor]) -> str:
+    """The axes that these factors of the positions are, whole ones where they join."""
+    joined: list[_Factor] = []
+    for stride, size in factors:
+        if joined and joined[-1][0] == stride * size:
+            joined[-1] = (stride, joined[-1][1] * size)
+        else:
+            joined.append((stride, size))
+    return listed([mesh.spell(axis) for factor in joined for axis in mesh.sub_axes(*factor)])
+
+
+def _by_dim(mesh: Mesh, atoms: Sequence[tuple[int, _Factor]]) -> list[tuple[int, str]]:
+    dims = dict.fromkeys(dim for dim, _ in atoms)
+    return [(dim, _axes(mesh, [factor for at, factor in atoms if at == dim])) for dim in dims]
+
+
+def _whole(r: Refinement, mesh: Mesh) -> str:
+    atoms = [(a.dim, (a.src, a.radix)) for a in r.gathered if a.src is not None]
+    return listed([f"dim {dim} is no longer split over {axes}" for dim, axes in _by_dim(mesh, atoms)])
+
+
+def _split(r: Refinement, mesh: Mesh) -> str:
+    atoms = [(a.dim, (a.dst, a.radix)) for a in r.sliced if a.dst is not None]
+    return listed([f"dim {dim} becomes split over {axes}" for dim, axes in _by_dim(mesh, atoms)])
+
+
+def _twisted(step: Step, r: Refinement) -> str:
+    """The dims in which devices take over digits from other devices."""
+    dims = dict.fromkeys(a.dim for a in r.swapped)
+    before, after = step.operand, step.result
+    return listed([f"dim {at} passes from {_holders(before, at)} to {_holders(after, at)}" for at in dims])
+
+
+def _holders(layout: Layout, at: int) -> str:
+    return " then ".join(layout.mesh.spell(axis) for _, axis in layout.dims[at].digits if axis is not None)
+
+
+# ---- the totals ------------------------------------------------------------------------------------
+
+
+def _bytes(plan: Plan, network: str | None) -> str:
+    bound, received = plan.lower_bound_bytes, plan.received_bytes
+    if received == 0:
+        return "Bytes: every device holds all that it needs already, and receives nothing."
+    what = f"some device must receive at least {bytes_text(bound)} of the target that it does not hold"
+    if received == bound:
+        return f"Bytes: {what}, and no device receives more: no plan can beat that."
+    over = f"{received / bound:.2f} times the bound" if bound else "more than the bound"
+    if network is None:
+        return f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}."
+    least = make_plan(plan.source, plan.target, donate=plan.donate)
+    return (
+        f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}. Without --network the plan would "
+        f"receive {bytes_text(least.received_bytes)} in {counted(least.launches, 'launch')}."
+    )
+
+
+def _memory(plan: Plan, network: str | None) -> str:
+    smallest = _smallest(plan, network)
+    peak = f"Memory: the peak is {bytes_text(plan.peak_bytes)} a device, counting source, target and all between."
+    if smallest >= plan.peak_bytes:
+        return f"{peak} No plan gets by with less."
+    least = make_plan(plan.source, plan.target, smallest, network, plan.donate)
+    exact = "" if smallest < 10240 else f" ({bytes_text(smallest)})"
+    return f"{peak} Every --budget from {smallest} B{exact} up can be met; the smallest takes {_summary(least)}."
+
+
+def _smallest(plan: Plan, network: str | None) -> int:
+    """The smallest budget that can be met: the planner says so when it refuses."""
+    try:
+        return make_plan(plan.source, plan.target, 0, network, plan.donate).peak_bytes
+    except BudgetError as error:
+        return error.smallest
+
+
+def _summary(plan: Plan) -> str:
+    kinds = listed([step.kind for step in plan.steps])
+    time = "" if plan.seconds is None else f" and {seconds_text(plan.seconds)}"
+    return f"{counted(plan.launches, 'launch')} ({kinds}), {bytes_text(plan.received_bytes)} received{time}"
+
+
+def _time(plan: Plan, network: str | None) -> str:
+    if plan.seconds is None or network is None:
+        return ""
+    slow = max(plan.steps, key=lambda step: step.seconds or 0.0)
+    share = f", most of it ({seconds_text(slow.seconds or 0.0)}) in the {slow.kind}" if len(plan.steps) > 1 else ""
+    return f"Time: {seconds_text(plan.seconds)} are predicted on {network}{share}; no plan tried takes less."

@@ -1,0 +1,149 @@
+"""The pieces of a layout, for drawing: runs of global indices, and the devices that hold them.
+
+Everything is lazy and none of it loops over devices or elements, so that an array of 2^40 elements
+on 2^20 devices is drawn as fast as a small one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from reshard.types import Digit, Dim, Layout, Mesh
+
+SOME = 64  # Devices of one set that are looked at; the rest is counted.
+
+
+class Piece(NamedTuple):
+    """A run of global indices of a dim, and the number that the held digits form on its devices."""
+
+    start: int
+    stop: int
+    number: int
+
+
+class Fixed(NamedTuple):
+    """What is known of a device's position: its coordinate along a (stride, size) factor."""
+
+    stride: int
+    size: int
+    value: int
+
+
+def _split(dim: Dim) -> tuple[tuple[Digit, ...], int]:
+    """The digits that number the runs of a dim, and the length of a run: its minor local digit."""
+    if dim.digits and dim.digits[-1].axis is None:
+        return dim.digits[:-1], dim.digits[-1].radix
+    return dim.digits, 1
+
+
+def count(dim: Dim) -> int:
+    """How many runs of a dim hold elements."""
+    run = _split(dim)[1]
+    return -(-dim.size // run) if run else 0
+
+
+def pieces(dim: Dim) -> Iterator[Piece]:
+    """The runs of a dim that hold elements, in global order.
+
+    >>> layout = Layout.parse("f32[2{x}2/7]", Mesh(x=2))
+    >>> [tuple(piece) for piece in pieces(layout.dims[0])]
+    [(0, 2, 0), (2, 4, 1), (4, 6, 0), (6, 7, 1)]
+    """
+    digits, run = _split(dim)
+    for at in range(count(dim)):
+        number, weight, rest = 0, 1, at
+        for radix, axis in reversed(digits):
+            rest, value = divmod(rest, radix)
+            if axis is not None:
+                number += value * weight
+                weight *= radix
+        yield Piece(at * run, min(dim.size, (at + 1) * run), number)
+
+
+def fixed(dim: Dim, mesh: Mesh, number: int) -> list[Fixed]:
+    """The coordinates of the devices that hold the pieces of this number."""
+    found: list[Fixed] = []
+    for radix, axis in reversed(dim.digits):
+        if axis is not None:
+            number, value = divmod(number, radix)
+            found.append(Fixed(mesh.stride(axis), radix, value))
+    return found
+
+
+def ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]]:
+    """The runs of global indices that the device at a position holds of a dim.
+
+    >>> layout = Layout.parse("f32[4{x}64]", Mesh(x=4))
+    >>> list(ranges(layout.dims[0], layout.mesh, 1))
+    [(64, 128), (320, 384), (576, 640), (832, 896)]
+    """
+    digits, run = _split(dim)
+    values = [range(r) if a is None else (mesh.coordinate(position, a),) for r, a in digits]
+    for number in itertools.product(*values):
+        at = 0
+        for (radix, _), value in zip(digits, number, strict=True):
+            at = at * radix + value
+        if at * run >= dim.size:
+            return
+        yield at * run, min(dim.size, (at + 1) * run)
+
+
+def free(mesh: Mesh, used: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The (stride, size) factors of the positions beside those in use, major first.
+
+    >>> free(Mesh(x=4, y=2), [(2, 2)])
+    [(4, 2), (1, 2)]
+    """
+    ends = [1, *(end for stride, size in sorted(used) for end in (stride, stride * size)), mesh.size]
+    gaps = zip(ends[::2], ends[1::2], strict=True)
+    return [(low, high // low) for low, high in reversed(list(gaps)) if low < high]
+
+
+def owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
+    """The first devices at these coordinates, sorted by id, and how many there are in all."""
+    base = sum(f.stride * f.value for f in known)
+    open_ = free(mesh, [(f.stride, f.size) for f in known if f.size > 1])
+    places = itertools.product(*(range(0, stride * size, stride) for stride, size in open_))
+    first = itertools.islice(places, SOME)
+    return sorted(device(mesh, base + sum(place)) for place in first), math.prod(size for _, size in open_)
+
+
+def device(mesh: Mesh, position: int) -> int:
+    """The id of the device at a position, without a list of all of them."""
+    return position if mesh.device_ids is None else mesh.device_ids[position]
+
+
+def label(layout: Layout, known: Sequence[Fixed]) -> str:
+    """The devices that hold a piece; for a partial array its summands: `0-1 + 4-5`."""
+    mesh = layout.mesh
+    factors = [(mesh.stride(axis), axis.size) for axis in layout.partial]
+    most = math.prod(size for _, size in factors)
+    sets: list[str] = []
+    for values in itertools.islice(itertools.product(*(range(size) for _, size in factors)), 2 if most > 4 else 4):
+        summand = [Fixed(stride, size, v) for (stride, size), v in zip(factors, values, strict=True)]
+        sets.append(set_text(*owners(mesh, [*known, *summand])))
+    return " + ".join([*sets, *([f".. ({most})"] if most > 4 else [])])
+
+
+def set_text(devices: Sequence[int], total: int) -> str:
+    """A set of devices, short.
+
+    >>> set_text([0, 1, 2, 3], 4), set_text([0, 2, 4, 6], 4), set_text([0, 1, 8, 9], 4), set_text([0, 1], 99)
+    ('0-3', '0,2,..,6', '0-1,8-9', '0-1,.. (99)')
+    """
+    steps = {b - a for a, b in itertools.pairwise(devices)}
+    if len(devices) == total > 3 and len(steps) == 1 and steps != {1}:
+        return f"{devices[0]},{devices[1]},..,{devices[-1]}"
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and runs[-1][-1] + 1 == device:
+            runs[-1][1:] = [device]
+        else:
+            runs.append([device])
+    words = ["-".join(map(str, run)) for run in runs]
+    if len(words) <= 3 and len(devices) == total:
+        return ",".join(words)
+    return f"{','.join(words[:2])},.. ({total})"

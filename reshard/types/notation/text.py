@@ -1,0 +1,89 @@
+"""The text of a layout, read into plain data and written back.
+
+    layout  = dtype "[" [dim {"," dim}] "]" ["+" op held {held}]
+    dim     = {digit} ["/" size]             digits most significant first, true size if padded
+    digit   = radix | held
+    held    = "{" axis {"," axis} "}"
+    axis    = name [":(" pre ")" size]
+    op      = "sum" | "max" | "min" | "product" | "mean"
+
+Nothing here knows a mesh: axes stay text until `layout` looks them up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from reshard.errors import NotationError
+from reshard.types.reductions import REDUCTIONS
+
+_LAYOUT = re.compile(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*(?:\+\s*([A-Za-z]+)\s*((?:\{[^{}]*\}\s*)+))?", re.DOTALL)
+_TOKEN = re.compile(r"\s*(?:(\d+)|\{([^{}]*)\}|(/))\s*")
+
+
+class RawDim(NamedTuple):
+    """One dimension as written: local radices as numbers, held digits as axis text."""
+
+    digits: tuple[int | str, ...]
+    size: int | None
+
+
+class RawLayout(NamedTuple):
+    """A layout as written, before any axis is looked up."""
+
+    dtype: str
+    dims: tuple[RawDim, ...]
+    reduction: str | None
+    partial: tuple[str, ...]
+
+
+def parse(text: str) -> RawLayout:
+    """Reads one layout; raises `NotationError` with the place that does not parse.
+
+    >>> parse("f32[{x}3/10, 8] + sum{y}").dims[0]
+    RawDim(digits=('x', 3), size=10)
+    """
+    match = _LAYOUT.fullmatch(text)
+    if match is None:
+        raise NotationError(f"cannot read layout {text!r}; write dtype[dims], e.g. f32[{{y}}8, 16, {{x}}4] + sum{{z}}")
+    dtype, body, reduction, held = match.groups()
+    if reduction is not None and reduction not in REDUCTIONS:
+        raise NotationError(f"layout {text!r}: unknown reduction {reduction!r}; use one of {', '.join(REDUCTIONS)}")
+    dims = tuple(_dim(part, text) for part in _split(body)) if body.strip() else ()
+    return RawLayout(dtype, dims, reduction, _axes(held) if held else ())
+
+
+def _split(body: str) -> list[str]:
+    """Splits at the commas outside braces."""
+    return re.split(r",(?![^{]*\})", body)
+
+
+def _axes(held: str) -> tuple[str, ...]:
+    return tuple(axis.strip() for group in re.findall(r"\{([^{}]*)\}", held) for axis in group.split(","))
+
+
+def _dim(part: str, text: str) -> RawDim:
+    digits: list[int | str] = []
+    at = 0
+    while at < len(part):
+        match = _TOKEN.match(part, at)
+        if match is None:
+            raise NotationError(
+                f"layout {text!r}: cannot read {part[at:].strip()!r}; a dim is digits like {{x}}4 or 16"
+            )
+        if match[3]:
+            return RawDim(tuple(digits), _size(part[match.end() :], text))
+        digits.extend([int(match[1])] if match[1] else _axes(f"{{{match[2]}}}"))
+        at = match.end()
+    if not digits:
+        raise NotationError(f"layout {text!r}: an empty dim; write its size, e.g. 16, or 1 for a dim of size one")
+    return RawDim(tuple(digits), None)
+
+
+def _size(part: str, text: str) -> int:
+    if not part.strip().isdecimal():
+        raise NotationError(
+            f"layout {text!r}: cannot read the true size {part.strip()!r}; write it last, as in {{x}}3/10"
+        )
+    return int(part)

@@ -1,0 +1,265 @@
+"""The typing rules, proved once: every law holds, none of the planted faults does, and both speak of the real thing."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from reshard.errors import UndecidedError
+from reshard.lower import lower
+from reshard.proofs import prove_rules, rules
+from reshard.proofs.numerals import Digit, Run, Taken, Typed, commutes, element
+from reshard.proofs.rules import MID, POST, PRE, R, S, X, Y, number
+from reshard.proofs.symbolic import Law, Term, decide
+from reshard.runtime import run
+from reshard.types import Layout, Mesh
+from reshard.types.layout import Digit as LayoutDigit
+from reshard.types.layout import Dim
+from reshard.types.meaning import meaning
+from reshard.types.plan import StepSpec, chain
+from tests.layouts import random_pair
+from tests.oracle import summands_of, tiles_of
+
+z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
+
+KINDS = ["slice", "all_gather", "all_to_all", "permute", "exchange", "reduce_scatter", "all_reduce"]
+
+
+def test_every_rule_is_proved():
+    found = prove_rules()
+    assert sorted(found.parts) == sorted([*KINDS, "numerals"])
+    assert all(len(part.claims) > 1 and part.holds for part in found.parts.values())
+    for kind in KINDS:
+        assert f"{kind}: it leaves in each tile what meaning(result) says, for every mesh and size" in found.explain()
+
+
+def test_smt2_is_rechecked_from_its_text():
+    found = prove_rules()
+    texts = found.to_smt2().split("(reset)\n")
+    assert len(texts) == len(found.claims)
+    for text in texts:
+        solver = z3.Solver()
+        solver.from_string(text)
+        assert solver.check() == z3.unsat
+
+
+TWO = ["two digits of a dim", "two digits of two dims"]
+E_P, E_Q, E_U, E_V = (Term(f"e_{name}") for name in "pquv")
+SLICED, GATHERED = rules.two((None, None), (X, Y)), rules.two((X, Y), (None, None))
+M = Term("m")
+BLOCK = rules.kept_block(number(X, Y))
+MEMBER = rules.from_member(number(E_U, E_V))
+
+
+def other_order(taken: Taken) -> Taken:
+    """What is known of a number, with its digits in the other order."""
+    (_, (a, b)) = taken.where[0], [name for name, _ in taken.unknowns]
+    return taken._replace(where=((number(b, a, R), taken.where[0][1]),))
+
+
+K, N = Term("k"), Term("n")
+
+
+def tile(*args: Term) -> Term:
+    return Term("tile", args)
+
+
+def apart(law: Law) -> Law:
+    """Neighbours that the second tile does not hold any more."""
+    return replace(law, given=(law.given[0], *law.given[2:]))
+
+
+def more_rounds() -> Law:
+    """Rounds that go on after each share came."""
+    c, i, j, v, w = (Term(name) for name in "cijvw")
+    digits = ((c, R), (j, R * 2), (i, R * 2), (M, R), (v, Term("3")), (w, Term("3")))
+    return Law("more", (R,), digits, ((c + j, v * R + M), (c + i, w * R + M)), ((j, i),))
+
+
+FAULTS: dict[str, list[Law]] = {
+    "slice": [
+        *(commutes(how, SLICED[how], rules.kept_block(number(Y, X, R))) for how in TWO),
+        commutes("another device's block", rules.one(None, X), Taken({}, {"p": M}, ((M, R),))),
+        rules.composed(lambda k, i, n, j: tile(number(n, j)), (rules.keep_major, rules.keep_major), tile(K)),
+    ],
+    "all_gather": [
+        rules.composed(lambda k, i, n, j: tile(number(i, k, R)), (rules.hear_major, rules.hear_minor), tile(N)),
+        *(commutes(how, GATHERED[how], rules.from_member(number(E_Q, E_P, R))) for how in TWO),
+        commutes("one's own tile", rules.one(X, None), Taken({}, {})),
+        commutes(
+            "the block in front of where it belongs",
+            Typed(((PRE, Digit("p", R, X), POST),), ((Digit("p", R), PRE, POST),)),
+            Taken({X: E_P}, {}),
+        ),
+    ],
+    "all_to_all": [
+        rules.composed(
+            lambda k, i, n, j: tile(number(k, i), number(n, j)), (rules.swap_major, rules.swap_minor), tile(K, N)
+        ),
+        commutes("minor member first", rules.two_swaps()["two pairs"], rules.both(BLOCK, other_order(MEMBER))),
+        commutes("minor block first", rules.two_swaps()["two pairs"], rules.both(other_order(BLOCK), MEMBER)),
+        commutes(
+            "as they come",
+            rules.two_swaps()["two pairs, crossing"],
+            rules.both(BLOCK, rules.from_member(number(E_V, E_U, R))),
+        ),
+        commutes("the block of the sender", rules.swaps()["in one dim"], Taken({X: E_Q}, {"p": E_Q})),
+        commutes("from oneself", rules.swaps()["in two dims"], Taken({}, {"p": X})),
+    ],
+    "permute": [
+        commutes("nobody moves", rules.one(X, Y), Taken({}, {})),
+        commutes(
+            "one's own number",
+            Typed(
+                ((PRE, Digit("p", R, X), MID, Digit("q", S, Y), POST),),
+                ((PRE, Digit("q", S, Y), MID, Digit("p", R, X), POST),),
+            ),
+            rules.from_member(number(X, Y)),
+        ),
+    ],
+    "exchange": [
+        commutes("the coordinate of another axis", rules.one(X, Y), Taken({}, {})),
+        commutes("each share from the same device", rules.one(X, None), Taken({}, {})),
+        apart(rules.neighbours()),
+        more_rounds(),
+    ],
+    "reduce_scatter": [
+        commutes("the block of the summand's member", rules.one(None, X), Taken({}, {"p": M}, ((M, R),))),
+        *(commutes(how, SLICED[how], rules.kept_block(number(Y, X, R))) for how in TWO),
+        Law("a summand twice", (R, S), tuple((Term(t), R) for t in "abcd"),
+            ((number(Term("a"), Term("b")), number(Term("c"), Term("d"))),), ((Term("a"), Term("c")),)),
+    ],
+    "all_reduce": [
+        commutes("another place", Typed(((PRE,),), ((PRE,),)), Taken({}, {"pre": Term("e_pre") + 1})),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_planted_faults_are_not_proved(kind: str):
+    """A law of a collective that takes the wrong element fails, with the sizes and the indices where it does."""
+    for law in FAULTS[kind]:
+        with pytest.raises(UndecidedError, match="fails where"):
+            decide([law])
+
+
+def value(term: Term, known: dict) -> int:
+    args = [value(a, known) for a in term.args]
+    if term.head in "+*":
+        return sum(args) if term.head == "+" else args[0] * args[1]
+    if args:
+        return known[term.head](*args)
+    return int(term.head) if term.head.isdigit() else known[term.head]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_laws_read_layouts_as_meaning_does(seed: int):
+    """Any dim of any layout, seen as a run, one of its digits, and a run."""
+    choose, seen = random.Random(seed), 0
+    while seen < 60:
+        layout, _ = random_pair(choose)
+        device = choose.choice(layout.mesh.devices)
+        for dim, indices in zip(layout.dims, meaning(layout, device), strict=True):
+            if dim.size and len(dim.digits) > 1:
+                cut = choose.randrange(len(dim.digits))
+                assert read(layout, dim.digits, cut, device) == list(indices)
+                seen += 1
+
+
+def read(layout: Layout, digits: tuple[LayoutDigit, ...], cut: int, device: int) -> list[int]:
+    """What `element` says at every local index."""
+    radix, axis = digits[cut]
+    parts = {"pre": digits[:cut], "post": digits[cut + 1 :]}
+    position = layout.mesh.position(device)
+
+    def coordinate(of: LayoutDigit) -> int:
+        return position // layout.mesh.stride(of.axis) % of.radix
+
+    def local(part: tuple[LayoutDigit, ...]) -> int:
+        return int(np.prod([d.radix for d in part if d.axis is None]))
+
+    def spelled(part: tuple[LayoutDigit, ...], at: int) -> int:
+        found, below = 0, local(part)
+        for d in part:
+            if d.axis is None:
+                below //= d.radix
+            found = found * d.radix + (coordinate(d) if d.axis else at // below % d.radix)
+        return found
+
+    known = {f"all_{n}": int(np.prod([d.radix for d in part])) for n, part in parts.items()}
+    known |= {n: lambda at, part=part: spelled(part, at) for n, part in parts.items()}
+    known |= {"r": radix, "x": coordinate(digits[cut]) if axis else 0}
+    numeral = (PRE, Digit("p", R, X if axis else None), POST)
+    names = {n: Term(f"e_{n}") for n in ("pre", "p", "post")}
+    at = itertools.product(range(local(parts["pre"])), range(1 if axis else radix), range(local(parts["post"])))
+    term = element(numeral, names, {})
+    return [value(term, known | {"e_pre": a, "e_p": b, "e_post": c}) for a, b, c in at]
+
+
+MESH = Mesh(x=2, y=3)
+SIZES = {"r": 2, "s": 3}
+REAL = [
+    *(("slice", SLICED[how], BLOCK) for how in TWO),
+    *(("all_gather", GATHERED[how], rules.from_member(number(E_P, E_Q))) for how in TWO),
+    *(("all_to_all", typed, rules.both(BLOCK, MEMBER)) for typed in rules.two_swaps().values()),
+    *(("all_to_all", typed, Taken({X: E_Q}, {"p": X})) for typed in rules.swaps().values()),
+    *(("reduce_scatter", SLICED[how], BLOCK) for how in TWO),
+]
+
+
+@pytest.mark.parametrize(("kind", "typed", "taken"), REAL, ids=[f"{kind} {n}" for n, (kind, *_) in enumerate(REAL)])
+def test_the_laws_take_what_the_numpy_runtime_takes(kind: str, typed: Typed, taken: Taken):
+    """One step of unequal radices, every run a local digit of 2: element by element, both read the same place."""
+    operand, result = (layout_of(dims) for dims in typed)
+    if kind == "reduce_scatter":
+        summed = [LayoutDigit(MESH.axes[name], MESH.sub_axis(name)).axis for name in "xy"]
+        operand = Layout(MESH, operand.dims, "int64", "sum", tuple(summed))
+    before = summands_of(operand) if operand.partial else tiles_of(operand)
+    after = run(lower(chain(operand, result, [StepSpec(kind, result)])), before)
+    for device in MESH.devices:
+        here = dict(zip("xy", divmod(device, 3), strict=True))
+        for digits in itertools.product(*map(range, counts(typed.result))):
+            known = SIZES | here | dict(zip(names("e", typed.result), digits, strict=True))
+            known |= solved(taken, known)
+            senders = [{**here, **{k.head: value(v, known) for k, v in taken.sender.items()}}]
+            if operand.partial:
+                senders = [{"x": x, "y": y} for x in range(2) for y in range(3)]
+            places = known | {f"o_{n}": value(v, known) for n, v in taken.digits.items()}
+            at = [places.get(n, places.get(f"e{n[1:]}")) for n in names("o", typed.operand)]
+            found = [before[s["x"] * 3 + s["y"]].reshape(counts(typed.operand))[tuple(at)] for s in senders]
+            assert after[device].reshape(counts(typed.result))[digits] == sum(found)
+
+
+def layout_of(dims: tuple) -> Layout:
+    def digit(part: Run | Digit) -> LayoutDigit:
+        if isinstance(part, Run):
+            return LayoutDigit(2, None)
+        return LayoutDigit(SIZES[part.radix.head], None if part.holder is None else MESH.sub_axis(part.holder.head))
+
+    found = [tuple(digit(part) for part in dim) for dim in dims]
+    return Layout(MESH, tuple(Dim(d, int(np.prod([x.radix for x in d]))) for d in found), "int64")
+
+
+def local_parts(dims: tuple) -> list:
+    return [part for dim in dims for part in dim if isinstance(part, Run) or part.holder is None]
+
+
+def counts(dims: tuple) -> list[int]:
+    return [2 if isinstance(part, Run) else SIZES[part.radix.head] for part in local_parts(dims)]
+
+
+def names(prefix: str, dims: tuple) -> list[str]:
+    return [f"{prefix}_{part.name}" for part in local_parts(dims)]
+
+
+def solved(taken: Taken, known: dict) -> dict[str, int]:
+    """The unknowns of a collective, of which there is one choice."""
+    found = []
+    for choice in itertools.product(*(range(value(bound, known)) for _, bound in taken.unknowns)):
+        chosen = dict(zip([name.head for name, _ in taken.unknowns], choice, strict=True))
+        if all(value(a, known | chosen) == value(b, known | chosen) for a, b in taken.where):
+            found.append(chosen)
+    assert len(found) == 1
+    return found[0]

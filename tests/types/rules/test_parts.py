@@ -1,0 +1,291 @@
+"""Steps in parts: the parts are steps of their own on smaller arrays, together they are the step, and what the plan
+promises of memory, bytes and launches is what the reference runtime measures."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reshard as rs
+from reshard.errors import PlanError, StepError
+from reshard.lower import Program, lower
+from reshard.lower.program import InParts
+from reshard.types import Layout, Mesh
+from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.rules.checker import RULES, StepMode, check_step
+from reshard.types.rules.parts import Cut, counts, split_step
+from tests.layouts import pairs
+from tests.oracle import PADDING, check, tiles_of
+
+MESH = Mesh(x=4, y=2)
+
+
+def layouts(source: str, target: str, mesh: Mesh = MESH) -> tuple[Layout, Layout]:
+    return Layout.parse(source, mesh), Layout.parse(target, mesh)
+
+
+def one_step(kind: str, source: str, target: str, parts: int, donate: bool = False, mesh: Mesh = MESH) -> Plan:
+    before, after = layouts(source, target, mesh)
+    return chain(before, after, [StepSpec(kind, after, StepMode(parts=parts))], donate)
+
+
+STEPS = [
+    # A part is some rows, some columns, part of a strided dim, or of one behind the digits that move.
+    ("slice", "f32[16, 8]", "f32[16, {x}2]"),
+    ("slice", "f32[16, 8]", "f32[{x}4, {y}4]"),
+    ("all_gather", "f32[{x}4, 16]", "f32[16, 16]"),
+    ("all_gather", "f32[8, {x}4]", "f32[8, 16]"),
+    ("all_gather", "f32[4{x}4]", "f32[64]"),
+    ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]"),
+    ("all_to_all", "f32[{x}{y}2, 16, 16]", "f32[16, {x}4, {y}8]"),
+    ("all_to_all", "f32[{x}8, 4, 32]", "f32[32, 4, {x}8]"),
+    ("permute", "f32[{x}{y}2, 4]", "f32[{y}{x}2, 4]"),
+    ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]"),
+    ("exchange", "f32[{x}4, 16]", "f32[{y}8, 16]"),
+    ("exchange", "f32[{x}8, {y}8]", "f32[{y}16, {x}4]"),
+    ("reduce_scatter", "f32[16, 8] + sum{x}", "f32[{x}4, 8]"),
+    ("reduce_scatter", "f32[8, 16] + max{x}", "f32[8, {x}4]"),
+    ("all_reduce", "f32[16, 8] + sum{x}", "f32[16, 8]"),
+    ("all_reduce", "f32[{y}8, 8] + mean{x}", "f32[{y}8, 8]"),
+]
+
+
+# ---- one part, by hand -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "count", "operand", "result", "take", "put"),
+    [
+        # Rows that stay rows.
+        ("f32[16, {x}2]", "f32[16, 8]", 4, "f32[4, {x}2]", "f32[4, 8]", Cut(0, 1, 4, 4), Cut(0, 1, 4, 4)),
+        # 16 rows are {x} 4 before and 4 x 4 after: a part is the same 2 of the 4 in each.
+        ("f32[{x}4, 16]", "f32[16, {x}4]", 2, "f32[{x}2, 16]", "f32[8, {x}4]", Cut(0, 1, 2, 2), Cut(0, 4, 2, 2)),
+        # Dim 0 has no element that stays: the part is in dim 1.
+        ("f32[{x}, 6]", "f32[4, 6]", 3, "f32[{x}, 2]", "f32[4, 2]", Cut(1, 1, 3, 2), Cut(1, 1, 3, 2)),
+        # A digit before the held one, whole.
+        ("f32[3{x}5]", "f32[60]", 3, "f32[{x}5]", "f32[20]", Cut(0, 1, 3, 5), Cut(0, 1, 3, 20)),
+    ],
+)
+def test_a_part(source: str, target: str, count: int, operand: str, result: str, take: Cut, put: Cut):
+    found = split_step(*layouts(source, target), count)
+    assert found is not None
+    assert (str(found.operand), str(found.result), found.take, found.put) == (operand, result, take, put)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "able"),
+    [
+        ("f32[{x}4, 16]", "f32[16, {x}4]", (2, 4)),
+        ("f32[{x}, 6]", "f32[4, 6]", (2, 3, 6)),
+        ("f32[{x}, 7]", "f32[4, 7]", (7,)),
+        # All 12 rows stay where they are; of the columns, 3.
+        ("f32[12, {x}3]", "f32[12, 12]", (2, 3, 4, 6, 12)),
+        # Nothing is local on both sides.
+        ("f32[{x}]", "f32[4]", ()),
+        ("f32[{x}, 4]", "f32[4, {x}]", ()),
+        # Padded, empty, and without a common refinement.
+        ("f32[{x}3/10]", "f32[10]", ()),
+        ("f32[0, {x}4]", "f32[0, 16]", (2, 4)),
+        ("f32[{y}3, 5]", "f32[6, 5]", (3, 5)),
+    ],
+)
+def test_counts(source: str, target: str, able: tuple[int, ...]):
+    assert counts(*layouts(source, target)) == able
+
+
+def test_a_padded_dim_is_not_cut_but_another_one_is():
+    before, after = layouts("f32[{x}3/10, 6]", "f32[10, 6]")
+    assert counts(before, after) == (2, 3, 6)
+    check(chain(before, after, [StepSpec("all_gather", after, StepMode(parts=3))]))
+
+
+def test_numerals_without_a_common_refinement():
+    before, after = layouts("f32[{x}3, 6]", "f32[{y}2, 6]", Mesh(x=2, y=3))
+    assert counts(before, after) == () and split_step(before, after, 2) is None
+
+
+# ---- parts together are the step -------------------------------------------------------------------
+
+
+def cut_out(cut: Cut, tile: np.ndarray, number: int) -> np.ndarray:
+    """Part `number` of a tile, said without the library: along its axis, elements whose middle place it is."""
+    along = np.arange(tile.shape[cut.axis])
+    return np.compress(along // cut.inner % cut.parts == number, tile, axis=cut.axis)
+
+
+@pytest.mark.parametrize(("kind", "source", "target"), STEPS)
+def test_parts_are_disjoint_and_together_the_step(kind: str, source: str, target: str):
+    """Part by part, operand and result hold the same elements, and a part's tiles are tiles of its layouts."""
+    before, after = layouts(source, target)
+    assert counts(before, after)
+    for count in counts(before, after):
+        found = split_step(before, after, count)
+        assert found is not None
+        taken = [held(before, found.take, number) for number in range(count)]
+        put = [held(after, found.put, number) for number in range(count)]
+        assert taken == put
+        assert sum(map(len, taken)) == len(set().union(*taken)) == np.prod(before.shape)
+        for layout, cut, part in ((before, found.take, found.operand), (after, found.put, found.result)):
+            tile = cut_out(cut, next(iter(tiles_of(layout).values())), 0)
+            assert tile.shape == part.tile_shape
+            assert part.tile_bytes * count == layout.tile_bytes
+            assert cut.outer * cut.parts * cut.inner == layout.tile_shape[cut.axis]
+
+
+def held(layout: Layout, cut: Cut, number: int) -> set[int]:
+    """The elements that part `number` of some device's tile holds."""
+    parts = (cut_out(cut, tile, number) for tile in tiles_of(layout).values())
+    return {int(i) for part in parts for i in part.reshape(-1)} - {PADDING}
+
+
+@pytest.mark.parametrize(("kind", "source", "target"), STEPS)
+def test_a_step_in_parts_keeps_its_promises(kind: str, source: str, target: str):
+    """Right on indices, with exactly the memory, the bytes and the launches of the plan."""
+    whole = Step(kind, *layouts(source, target))
+    for count in counts(*layouts(source, target)):
+        for donate in (False, True):
+            plan = one_step(kind, source, target, count, donate)
+            check(plan)
+            assert plan.received_bytes == whole.received_bytes
+            assert plan.launches == whole.launches * count
+            (instruction,) = lower(plan).instructions
+            assert isinstance(instruction, InParts) and instruction.take.parts == instruction.put.parts == count
+
+
+def test_every_kind_that_can_be_in_parts_is_here():
+    assert {kind for kind, _, _ in STEPS} == set(RULES)
+
+
+@settings(max_examples=150)
+@given(pairs("float32"), st.randoms(), st.booleans())
+def test_random_plans_in_random_parts(pair: tuple[Layout, Layout], choose: random.Random, donate: bool):
+    check(in_random_parts(rs.plan(*pair, donate=donate), choose))
+
+
+@settings(max_examples=75)
+@given(pairs("float64", partial=True), st.randoms())
+def test_random_reductions_in_random_parts(pair: tuple[Layout, Layout], choose: random.Random):
+    check(in_random_parts(rs.plan(*pair), choose))
+
+
+def in_random_parts(plan: Plan, choose: random.Random) -> Plan:
+    def mode(step: Step) -> StepMode:
+        able = counts(step.operand, step.result) if step.mode == StepMode() else ()
+        return StepMode(parts=choose.choice(able)) if able else step.mode
+
+    return chain(plan.source, plan.target, [StepSpec(s.kind, s.result, mode(s)) for s in plan.steps], plan.donate)
+
+
+# ---- memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "target", "count", "peak"),
+    [
+        # Tiles of 256 and 256 B, and of a part both tiles, and the packed operand; of one row, nothing is packed.
+        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", 2, 512 + 2 * 128 + 128),
+        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", 4, 512 + 2 * 64),
+        # 64 and 256 B, and a quarter of each: the rows are gathered where they lie.
+        ("all_gather", "f32[4, {x}4]", "f32[4, 16]", 4, 320 + 16 + 64),
+        # 512 and 128 B, and half of each.
+        ("slice", "f32[16, 8]", "f32[{x}4, 8]", 2, 640 + 256 + 64),
+        # 128 B, 32 B, and an eighth: packing a single column is no work.
+        ("reduce_scatter", "f32[8, 4] + sum{x}", "f32[8, {x}]", 8, 160 + 16 + 4),
+    ],
+)
+def test_memory_by_hand(kind: str, source: str, target: str, count: int, peak: int):
+    assert check(one_step(kind, source, target, count)).peak_bytes == peak
+
+
+def test_more_parts_need_less_memory():
+    """Towards the tiles alone."""
+    source, target = "f32[{x}64, 64]", "f32[256, {x}16]"
+    peaks = [one_step("all_to_all", source, target, count).peak_bytes for count in (2, 4, 8, 16, 32, 64)]
+    assert peaks == sorted(peaks, reverse=True)
+    ends = sum(end.tile_bytes for end in layouts(source, target))
+    assert peaks[-1] == ends + ends // 64
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "target", "how"),
+    [
+        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=3)),
+        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=8)),
+        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=0)),
+        ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=-2)),
+        ("all_gather", "f32[{x}]", "f32[4]", StepMode(parts=2)),
+        ("all_gather", "f32[{x}3/10]", "f32[10]", StepMode(parts=2)),
+        ("permute", "f32[{x}{y}2, 4]", "f32[{y}{x}2, 4]", StepMode(parts=3)),
+        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(chunk=4, parts=2)),
+        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(in_place=True, parts=2)),
+    ],
+)
+def test_parts_that_cannot_be(kind: str, source: str, target: str, mode: StepMode):
+    before, after = layouts(source, target)
+    with pytest.raises(StepError) as caught:
+        check_step(kind, before, after, mode)
+    for word in (kind, str(before), str(after), f"parts={mode.parts}", "parts.counts()"):
+        assert word in str(caught.value)
+
+
+def test_parts_of_a_step_that_is_none():
+    with pytest.raises(StepError, match="only held digits may change"):
+        check_step("all_gather", *layouts("f32[{x}4, 16]", "f32[16, {x}4]"), StepMode(parts=2))
+
+
+def test_json():
+    plan = one_step("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", 2)
+    assert Plan.from_json(plan.to_json()) == plan
+    for wrong in ('"parts": 4', '"parts": 1', '"parts": 3'):
+        with pytest.raises((PlanError, StepError)):
+            Plan.from_json(plan.to_json().replace('"parts": 2', wrong))
+
+
+# ---- faults ----------------------------------------------------------------------------------------
+
+
+def faults(found: InParts) -> dict[str, InParts]:
+    take, put = found.take, found.put
+    fewer = {"parts": take.parts - 1}
+    planted = {
+        "one part less": replace(found, take=take._replace(**fewer)),
+        "operand from elsewhere": replace(found, take=take._replace(outer=take.inner, inner=take.outer)),
+        "result to elsewhere": replace(found, put=put._replace(outer=put.inner, inner=put.outer)),
+        "operand along another axis": replace(found, take=take._replace(axis=1 - take.axis)),
+        "result along another axis": replace(found, put=put._replace(axis=1 - put.axis)),
+    }
+    return {name: fault for name, fault in planted.items() if fault != found}
+
+
+def found_out(plan: Plan, program: Program) -> bool:
+    try:
+        check(plan, program)
+    except (AssertionError, LookupError, ValueError):
+        return True
+    return False
+
+
+def test_planted_faults_are_found():
+    seen: Counter[str] = Counter()
+    for kind, source, target in STEPS:
+        before, after = layouts(source, target)
+        if len(before.shape) != 2:
+            continue
+        for count in counts(before, after):
+            plan = one_step(kind, source, target, count)
+            program = lower(plan)
+            (right,) = program.instructions
+            assert isinstance(right, InParts)
+            for name, wrong in faults(right).items():
+                seen[name] += 1
+                assert found_out(plan, replace(program, instructions=(wrong,))), f"{name} in {plan}"
+    assert len(seen) == 5 and min(seen.values()) >= 3, seen
