@@ -1,0 +1,163 @@
+"""The measures that keep the package readable, each with a planted fault that it reports.
+
+Sizes and complexity of functions, names that say nothing, class names that stand in several modules, and a test file
+in the mirrored place for each module with logic.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from radon.complexity import cc_visit
+
+from tests.imports import Module, modules
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "reshard"
+
+FUNCTION_LINES, MODULE_LINES, COMPLEXITY = 50, 400, 15
+SHARED_CLASS_NAMES = 8
+EMPTY_NAMES = {"found", "told", "said", "asked"}  # a local is named for the thing that it is
+LOGIC_LINES = 4  # a function with more lines of code than this is logic, and so has a test
+
+
+def violations(root: Path) -> list[str]:
+    """Everything in the package at `root` that breaks a measure, as 'file:line: what'."""
+    broken = [
+        (module, line, what) for module in modules(root) for line, what in sorted({*_sizes(module), *_names(module)})
+    ]
+    return [f"{module.file}:{line}: {what}" for module, line, what in broken]
+
+
+def shared_class_names(root: Path) -> dict[str, list[str]]:
+    """Class names that more than one module defines, with these modules."""
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    for module in modules(root):
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module.file)
+    return {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def untested(root: Path, tests: Path) -> list[str]:
+    """Modules with logic that have no test file in the mirrored place."""
+    return [module.file for module in modules(root) if _has_logic(module) and not (tests / mirrored(module)).exists()]
+
+
+def mirrored(module: Module) -> str:
+    """Where a module's tests stand: `types/mesh.py` has types/test_mesh.py, `cli/__init__.py` cli/test_init.py."""
+    path = Path(module.file)
+    return (path.parent / f"test_{path.stem.strip('_')}.py").as_posix()
+
+
+def _sizes(module: Module) -> Iterator[tuple[int, str]]:
+    lines = len(module.text.splitlines())
+    if lines > MODULE_LINES:
+        yield 1, f"the module has {lines} lines, more than {MODULE_LINES}"
+    for node in _functions(module):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > FUNCTION_LINES:
+            yield node.lineno, f"{node.name} has {lines} lines, more than {FUNCTION_LINES}"
+    for block in cc_visit(module.text):
+        for function in [block, *getattr(block, "methods", []), *getattr(block, "closures", [])]:
+            if not hasattr(function, "methods") and function.complexity > COMPLEXITY:
+                yield function.lineno, f"{function.name} has complexity {function.complexity}, more than {COMPLEXITY}"
+
+
+def _names(module: Module) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type == tokenize.NAME and token.string in EMPTY_NAMES:
+            yield token.start[0], f"{token.string!r} is a name that says nothing of the thing"
+
+
+def _functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def _has_logic(module: Module) -> bool:
+    return any(_code_lines(node) > LOGIC_LINES for node in _functions(module))
+
+
+def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in body)
+
+
+def test_the_package_keeps_the_measures():
+    assert violations(PACKAGE) == []
+
+
+def test_few_class_names_stand_in_more_than_one_module():
+    shared = shared_class_names(PACKAGE)
+    assert len(shared) <= SHARED_CLASS_NAMES, shared
+
+
+def test_every_module_with_logic_has_a_test_file_in_the_mirrored_place():
+    assert untested(PACKAGE, ROOT / "tests") == []
+
+
+def _plant(tmp_path: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def _function(lines: int, head: str = "def f():") -> str:
+    return "\n".join([head, *["    pass"] * (lines - 1)]) + "\n"
+
+
+def _branches(count: int) -> str:
+    return "def f(x):\n" + "    if x:\n        pass\n" * (count - 1)
+
+
+PLANTED = {
+    "a function of 51 lines": (_function(51), "1: f has 51 lines, more than 50"),
+    "an async function": (_function(51, "async def g():"), "1: g has 51 lines, more than 50"),
+    "a method": (
+        "class C:\n" + _function(51).replace("def", " def", 1).replace("    ", "        "),
+        "2: f has 51 lines",
+    ),
+    "a module of 401 lines": ("x = 1\n" * 401, "1: the module has 401 lines, more than 400"),
+    "a function of complexity 16": (_branches(16), "1: f has complexity 16, more than 15"),
+    "a method of complexity 16": (
+        "class C:\n" + "\n".join("    " + line for line in _branches(16).splitlines()),
+        "2: f has complexity 16, more than 15",
+    ),
+    "an empty name": ("x = 1\nfound = x\n", "2: 'found' is a name that says nothing"),
+    "an empty name of an argument": ("def f(said):\n    return said\n", "1: 'said' is a name that says nothing"),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_fault_is_reported(tmp_path: Path, what: str):
+    text, message = PLANTED[what]
+    reported = violations(_plant(tmp_path, {"clean.py": _function(50) + _branches(15), "bad.py": text}))
+    assert reported[0].startswith(f"bad.py:{message}")
+    assert all(line.startswith("bad.py") for line in reported)
+
+
+def test_a_class_name_in_two_modules_is_reported(tmp_path: Path):
+    files = {"a.py": "class C:\n    pass\nclass D:\n    pass\n", "b/c.py": "def f():\n    class C:\n        pass\n"}
+    assert shared_class_names(_plant(tmp_path, files)) == {"C": ["a.py", "b/c.py"]}
+
+
+def test_a_module_without_tests_is_reported(tmp_path: Path):
+    files = {
+        "reshard/tested.py": _function(6),
+        "reshard/a/__init__.py": _function(6),
+        "reshard/a/plain.py": 'def f():\n    """A docstring\n    of\n    many\n    lines.\n    """\n    return 1\n',
+        "reshard/a/untested.py": _function(6),
+        "tests/test_tested.py": "",
+        "tests/a/test_init.py": "",
+    }
+    root = _plant(tmp_path, files)
+    assert untested(root / "reshard", root / "tests") == ["a/untested.py"]
