@@ -19,7 +19,8 @@ from reshard.errors import LayoutError, MeshError, about_sharding
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.notation import jax_sharding, shardy
+from reshard.types.notation import jax_sharding
+from reshard.types.notation.sharding import place
 
 AnyMesh = JaxMesh | AbstractMesh
 Target = NamedSharding | PartitionSpec | Layout
@@ -156,7 +157,7 @@ def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str, *, ids: 
 def layout_on(mesh: Mesh, sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Layout:
     """The layout on a mesh of this package with the sharding's axes."""
     with about_sharding(f"{sharding.spec} on {mesh}", shape):
-        placed = shardy.place(jax_sharding.read(sharding, len(shape)), mesh)
+        placed = place(jax_sharding.read(sharding, len(shape)), mesh)
         return Layout.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reshard.errors import LayoutError, about_sharding
 from reshard.types import dtypes, reductions
@@ -21,7 +21,10 @@ from reshard.types.dims import Dim as Dim
 from reshard.types.dims import checked_size
 from reshard.types.dims import fitted as fitted
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.notation import dtensor, hlo, jax_sharding, partition_spec, scalapack, shardy, text
+from reshard.types.notation import text
+
+if TYPE_CHECKING:
+    from reshard.types.notation.sharding import Placed
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,12 @@ class Layout:
         >>> str(Layout.from_shardy('[{"y"}, {"x":(1)2}]', Mesh(x=4, y=2), (16, 16), "float32"))
         'f32[{y}8, {x:(1)2}8]'
         """
+        from reshard.types.notation import shardy
+        from reshard.types.notation.sharding import place
+
         raw = shardy.parse(source)
         with about_sharding(source, shape):
-            return cls._placed(shardy.place(raw, mesh), shape, dtype)
+            return cls._placed(place(raw, mesh), shape, dtype)
 
     @classmethod
     def from_hlo(cls, source: str, shape: Sequence[int], dtype: object, *, num_devices: int = 1) -> Layout:
@@ -144,6 +150,8 @@ class Layout:
         >>> str(a.mesh), str(a)
         ('<d0=4, d1=2>', 'f32[{d1}8, 16, {d0}4]')
         """
+        from reshard.types.notation import hlo
+
         raw = hlo.parse(source)
         with about_sharding(source, shape):
             return cls._placed(hlo.placed(raw, len(shape), num_devices), shape, dtype)
@@ -155,16 +163,22 @@ class Layout:
         >>> str(Layout.from_jax_text("P(('x', 'y'), None)", Mesh(x=4, y=2), (16, 16), "float32"))
         'f32[{x}{y}2, 16]'
         """
+        from reshard.types.notation import partition_spec
+        from reshard.types.notation.sharding import place
+
         raw = partition_spec.parse(source)
         with about_sharding(source, shape):
-            return cls._placed(shardy.place(raw.padded(len(shape)), mesh), shape, dtype)
+            return cls._placed(place(raw.padded(len(shape)), mesh), shape, dtype)
 
     @classmethod
     def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
         """From a `jax.sharding.NamedSharding`, on its mesh's devices; uneven sizes pad as in XLA."""
+        from reshard.types.notation import jax_sharding
+        from reshard.types.notation.sharding import place
+
         with about_sharding(str(sharding), shape):
             raw = jax_sharding.read(sharding, len(shape))
-            return cls._placed(shardy.place(raw, jax_sharding.mesh_of(sharding.mesh)), shape, dtype)
+            return cls._placed(place(raw, jax_sharding.mesh_of(sharding.mesh)), shape, dtype)
 
     @classmethod
     def from_dtensor(
@@ -183,6 +197,8 @@ class Layout:
         >>> str(Layout.from_dtensor(["S(0)", "R"], (2, 4), (16, 8), "float32"))
         'f32[{d0}8, 8]'
         """
+        from reshard.types.notation import dtensor
+
         found = mesh if isinstance(mesh, Mesh) else dtensor.mesh(mesh, names)
         raw = dtensor.read(placements, tuple(found.axes.values()), shape)
         axes = [SubAxis(name, 1, size) for name, size in found.axes.items()]
@@ -202,6 +218,8 @@ class Layout:
         >>> str(Layout.from_scalapack([1, 0, 1000, 800, 64, 32, 0, 0, 512], (2, 3)))
         'f64[8{r}64/1000, 9{c}32/800]'
         """
+        from reshard.types.notation import scalapack
+
         mesh, dims = scalapack.read(desc, grid, order)
 
         def dim(size: int, block: int, name: str) -> Dim:
@@ -215,6 +233,8 @@ class Layout:
 
         Raises `LayoutError` for what a `NamedSharding` cannot say, `MeshError` for other devices.
         """
+        from reshard.types.notation import jax_sharding
+
         held = [[d.axis for d in dim.digits if d.axis is not None] for dim in self.dims]
         if Layout.tiled(self.mesh, self.shape, self.dtype, held, self.partial, self.reduction) != self:
             raise LayoutError(
@@ -224,9 +244,9 @@ class Layout:
         return jax_sharding.write(self.mesh, held, self.partial, self.reduction, jax_mesh)
 
     @classmethod
-    def _placed(cls, found: shardy.Placed, shape: Sequence[int], dtype: object) -> Layout:
-        _check_single_use(found.mesh, [*(axis for dim in found.dims for axis in dim), *found.partial, *found.idle])
-        return cls.tiled(found.mesh, shape, dtype, found.dims, found.partial, found.reduction)
+    def _placed(cls, placed: Placed, shape: Sequence[int], dtype: object) -> Layout:
+        _check_single_use(placed.mesh, [*(axis for dim in placed.dims for axis in dim), *placed.partial, *placed.idle])
+        return cls.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:

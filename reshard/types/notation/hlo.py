@@ -35,7 +35,8 @@ from typing import NamedTuple, NoReturn
 
 from reshard.errors import LayoutError, MeshError, NotationError
 from reshard.types.mesh import Mesh
-from reshard.types.notation.shardy import NO_TILE, Placed, RawMesh, RawSharding, Reader, axis_size, op, place, value
+from reshard.types.notation.reader import Reader, axis_size, op, value
+from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, place
 
 KINDS = ("replicated", "manual", "unreduced")
 MOST_IDS = 1 << 22  # Devices that are worth a list; regular meshes of any size need none.

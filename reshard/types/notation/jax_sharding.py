@@ -12,7 +12,7 @@ from typing import Any
 
 from reshard.errors import LayoutError, MeshError
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.notation.shardy import RawSharding
+from reshard.types.notation.sharding import RawSharding
 
 
 def mesh_of(jax_mesh: Any) -> Mesh:

@@ -13,7 +13,8 @@ import ast
 from typing import NoReturn
 
 from reshard.errors import NotationError
-from reshard.types.notation.shardy import OPS, RawSharding
+from reshard.types.notation.reader import shortened
+from reshard.types.notation.sharding import OPS, RawSharding
 
 NAMES = ("P", "PS", "PartitionSpec")
 
@@ -100,12 +101,8 @@ def _name(node: ast.expr) -> str:
 
 
 def _shown(node: ast.expr, text: str) -> str:
-    return _short(ast.get_source_segment(text.strip(), node) or "an argument", 80)
+    return shortened(ast.get_source_segment(text.strip(), node) or "an argument", 80)
 
 
 def _fail(text: str, why: str) -> NoReturn:
-    raise NotationError(f"partition spec {_short(text, 300)!r}: {why}")
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."
+    raise NotationError(f"partition spec {shortened(text, 300)!r}: {why}")

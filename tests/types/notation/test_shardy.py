@@ -139,7 +139,7 @@ def test_every_device_has_the_tile_of_its_coordinates(sharding, shape):
 REFUSED = [
     ("", NotationError, "it ends too early; write one {} per dim in []"),
     ("P('x')", NotationError, "cannot read \"P('x')\"; write one {} per dim in []"),
-    ('["x", {}, {}]', NotationError, 'write each dim in braces, as {"x"} or {}'),
+    ('["x", {}, {}]', NotationError, 'write each dim in braces, as in {"x"} or {}'),
     ('[{"x"}, {}, {}', NotationError, "it ends too early; separate items with commas and close the list with ]"),
     ('[{"x"} {} {}]', NotationError, "separate items with commas"),
     ('[{"x" "y"}, {}, {}]', NotationError, "separate the axes of a dim with commas"),
