@@ -9,11 +9,15 @@ from numpy.typing import NDArray
 
 from reshard.draw import canvas
 from reshard.draw.canvas import LARGE, LEGIBLE, SMALL, Area, Size, byte_ticks, short_bytes, width_of
-from reshard.draw.moved import Moved, moved
+from reshard.errors import ReshardError
+from reshard.lower import lower
+from reshard.lower.traffic import TrafficMatrix, traffic
 from reshard.types.plan import Plan
 from reshard.types.units import bytes_text
 
 MOST_CELLS = 256  # Rows and columns: more devices share one.
+MOST_DEVICES = 512
+MOST_TRANSFERS = 1 << 18
 
 _SIDE, _HEAD, _LEFT, _RIGHT, _FOOT = 2.6, 0.62, 0.75, 1.35, 0.62
 _RULED = 32  # Rows with lines between them.
@@ -27,14 +31,14 @@ class Traffic:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.moved = moved(plan)
-        self.devices = sorted(self.moved.devices)
+        self.traffic = traffic_of(plan)
+        self.devices = sorted(self.traffic.devices)
         self.together = together(len(self.devices))
 
     def put(self, area: Area) -> None:
         """Draws it."""
         area.text(0.15, 0.0, "bytes from device to device", size=LARGE, weight="bold")
-        cells = matrix(self.moved, self.devices, self.together)
+        cells = matrix(self.traffic, self.devices, self.together)
         self._matrix(area.inside(_LEFT, _HEAD, _SIDE, _SIDE), cells)
         if cells.any():
             self._bar(area.inside(_LEFT + _SIDE + 0.15, _HEAD, 0.14, _SIDE), float(cells.max()))
@@ -92,12 +96,12 @@ class Traffic:
 
     def _words(self) -> str:
         """The sums, and what the plan promised."""
-        received = self.moved.received
-        if not self.moved.elements:
+        received = self.traffic.received
+        if not self.traffic.elements:
             return "nothing moves"
-        worst = max(received, key=lambda device: received[device])
+        worst = self.traffic.busiest_receiver
         lines = [f"worst device: {worst} receives {bytes_text(received[worst])}{self._promised(received[worst])}"]
-        lines.append(f"all devices together: {bytes_text(self.moved.nbytes(sum(self.moved.elements.values())))}")
+        lines.append(f"all devices together: {bytes_text(self.traffic.nbytes(sum(self.traffic.elements.values())))}")
         if self.together > 1:
             lines.append(f"each cell: {self.together} x {self.together} devices, their sum")
         return "\n".join(lines)
@@ -107,12 +111,31 @@ class Traffic:
         return ", as planned" if worst == promised else f" of the {bytes_text(promised)} planned"
 
 
-def matrix(found: Moved, devices: list[int], together: int) -> NDArray[np.float64]:
+def traffic_of(plan: Plan) -> TrafficMatrix:
+    """Who sends how much to whom in all steps of a plan together.
+
+    Raises `ReshardError` for more devices or transfers than can be counted one by one.
+    """
+    size = plan.source.mesh.size
+    if size > MOST_DEVICES:
+        raise ReshardError(
+            f"{size} devices on mesh {plan.source.mesh} are too many for a matrix of who sends to whom (at most "
+            f"{MOST_DEVICES}); draw the same plan on smaller axes, or use draw('memory')"
+        )
+    if size * plan.launches > MOST_TRANSFERS:
+        raise ReshardError(
+            f"{plan.launches} launches on {size} devices are too many to count one by one (at most "
+            f"{MOST_TRANSFERS // size} on so many devices); plan with a larger budget, or use draw('memory')"
+        )
+    return traffic(lower(plan))
+
+
+def matrix(traffic: TrafficMatrix, devices: list[int], together: int) -> NDArray[np.float64]:
     """Bytes by sender (down) and receiver (across), so many devices in one row."""
     place = {device: at // together for at, device in enumerate(devices)}
     cells = np.zeros((len(devices) // together,) * 2)
-    for (sender, receiver), count in found.elements.items():
-        cells[place[sender], place[receiver]] += found.nbytes(count)
+    for (sender, receiver), count in traffic.elements.items():
+        cells[place[sender], place[receiver]] += traffic.nbytes(count)
     return cells
 
 

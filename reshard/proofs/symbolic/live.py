@@ -15,20 +15,17 @@ from typing import NamedTuple
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
     AllGather,
-    AllReduce,
     AllToAll,
     Exchange,
     InParts,
     Instruction,
-    Permute,
     Plain,
     Program,
     ReduceScatter,
-    Slice,
 )
-from reshard.proofs.symbolic.formulas import Written
-from reshard.proofs.symbolic.symbolic import Outline
-from reshard.types.reductions import all_reduce_elements
+from reshard.lower.traffic import instruction_traffic
+from reshard.proofs.symbolic.formulas import ByFormula
+from reshard.proofs.symbolic.correctness import Outline
 
 Buffers = tuple[int, ...]
 """Elements of all that lives at one moment."""
@@ -53,38 +50,15 @@ def moments(program: Program | Outline) -> list[list[Buffers]]:
     return found
 
 
-def wire(instruction: Instruction | Written, before: int) -> Wire:
-    """What an instruction has the worst device receive, counted from its lists."""
-    match instruction:
-        case InParts():
-            one = wire(instruction.each, before // instruction.take.parts)
-            return Wire(one.elements * instruction.take.parts, one.launches * instruction.take.parts)
-        case Slice():
-            return Wire(0, 0)
-        case Written():
-            return Wire(instruction.rounds * instruction.message, instruction.rounds)
-        case AllGather():
-            return Wire((len(instruction.groups[0]) - 1) * before, 1)
-        case AllToAll() | ReduceScatter():
-            share = instruction.send.elements // instruction.send.count
-            return Wire((len(instruction.groups[0]) - 1) * share, 1)
-        case AllReduce():
-            count = len(instruction.groups[0])
-            return Wire(all_reduce_elements(before, count), 1)
-        case Permute():
-            return Wire(before if any(a != b for a, b in instruction.pairs) else 0, 1)
-        case Exchange():
-            got = Counter[int]()
-            for t in (t for turn in instruction.rounds for t in turn if t.sender != t.receiver):
-                got[t.receiver] += t.elements
-        case ExchangeInPlace():
-            got = Counter[int]()
-            for t in (t for turn in instruction.rounds for t in turn):
-                got[t.receiver] += t.length
-    return Wire(max(got.values(), default=0), len(instruction.rounds))
+def wire(instruction: Instruction | ByFormula, before: int) -> Wire:
+    """What the worst device receives in an instruction, from its lists or from the formula that stands for them."""
+    if isinstance(instruction, ByFormula):
+        return Wire(instruction.rounds * instruction.message, instruction.rounds)
+    traffic = instruction_traffic(instruction, before)
+    return Wire(traffic.received, traffic.launches)
 
 
-def _moments(instruction: Instruction | Written, before: int, after: int) -> Iterator[Buffers]:
+def _moments(instruction: Instruction | ByFormula, before: int, after: int) -> Iterator[Buffers]:
     if isinstance(instruction, InParts):
         parts = before // instruction.take.parts, after // instruction.put.parts
         yield from ((before, after, *m) for m in _plain(instruction.each, *parts))
@@ -92,7 +66,7 @@ def _moments(instruction: Instruction | Written, before: int, after: int) -> Ite
     yield from _plain(instruction, before, after)
 
 
-def _plain(instruction: Plain | Written, before: int, after: int) -> Iterator[Buffers]:
+def _plain(instruction: Plain | ByFormula, before: int, after: int) -> Iterator[Buffers]:
     match instruction:
         case AllGather():
             yield from _arriving(instruction.receive.elements, instruction.receive.in_place, before, after)
@@ -106,7 +80,7 @@ def _plain(instruction: Plain | Written, before: int, after: int) -> Iterator[Bu
         case Exchange():
             staged = _staged(instruction) if instruction.staged else ()
             yield (before, after, *staged)
-        case Written():
+        case ByFormula():
             yield (before, after, *((2 * instruction.message,) if instruction.staged else ()))
         case ExchangeInPlace():
             longest = max((t.length for turn in instruction.rounds for t in turn), default=0)

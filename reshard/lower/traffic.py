@@ -1,0 +1,196 @@
+"""Who sends how much to whom: the one fold over lowered instructions.
+
+    f32[{x}2, 4] -> f32[4, {x}2] on <x=2>, one all_to_all
+
+    sender  receiver  elements
+         0         1         4
+         1         0         4
+
+Everything that reports the traffic of a plan without running it reads it here: the traffic matrix that is drawn,
+and the received elements that the prover compares with the bound. The runtimes do not: each counts what it really
+receives (`runtime.account`), and the tests compare that independent measurement with this fold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.groups import Groups
+from reshard.lower.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Exchange,
+    InParts,
+    Instruction,
+    Permute,
+    Program,
+    ReduceScatter,
+    Slice,
+)
+from reshard.types import dtypes
+from reshard.types.reductions import all_reduce_elements
+
+Flow = tuple[int, int, int]
+"""(sender, receiver, elements), device ids."""
+
+
+@dataclass(frozen=True)
+class InstructionTraffic:
+    """The traffic of one instruction.
+
+    A collective is described by its `groups`: every member receives `share` elements, in parts as equal as possible
+    from all the others. Everything else lists its `flows`. Both happen `repeats` times, once for each part.
+    """
+
+    launches: int
+    groups: Groups = ()
+    share: int = 0
+    flows: tuple[Flow, ...] = ()
+    repeats: int = 1
+
+    @property
+    def received(self) -> int:
+        """Elements that the busiest device receives."""
+        sums: Counter[int] = Counter()
+        for _, receiver, elements in self.flows:
+            sums[receiver] += elements
+        return max(self.share, *sums.values(), 0) * self.repeats
+
+    def __iter__(self) -> Iterator[Flow]:
+        """The flows between different devices; a group's are listed pair by pair."""
+        for sender, receiver, elements in itertools.chain(self.flows, self._among_groups()):
+            yield sender, receiver, elements * self.repeats
+
+    def _among_groups(self) -> Iterator[Flow]:
+        for group in self.groups if self.share else ():
+            each, rest = divmod(self.share, len(group) - 1)
+            for at, receiver in enumerate(group):
+                for after in range(1, len(group)):
+                    yield group[(at + after) % len(group)], receiver, each + (after <= rest)
+
+
+class TrafficMatrix(NamedTuple):
+    """What a program moves: elements by (sender, receiver), never from a device to itself."""
+
+    devices: tuple[int, ...]
+    dtype: str
+    elements: Counter[tuple[int, int]]
+    launches: int
+
+    @property
+    def received(self) -> dict[int, int]:
+        """Bytes that each device receives."""
+        return self._bytes_by(1)
+
+    @property
+    def sent(self) -> dict[int, int]:
+        """Bytes that each device sends."""
+        return self._bytes_by(0)
+
+    @property
+    def busiest_receiver(self) -> int:
+        """The device that receives the most bytes; the first of several in the mesh's order."""
+        received = self.received
+        return max(received, key=received.__getitem__)
+
+    def nbytes(self, elements: int) -> int:
+        """The bytes of a number of elements."""
+        return dtypes.nbytes(elements, self.dtype)
+
+    def _bytes_by(self, end: int) -> dict[int, int]:
+        sums = dict.fromkeys(self.devices, 0)
+        for pair, elements in self.elements.items():
+            sums[pair[end]] += elements
+        return {device: self.nbytes(elements) for device, elements in sums.items()}
+
+
+def traffic(program: Program) -> TrafficMatrix:
+    """The traffic of all instructions of a program together.
+
+    It lists every pair of devices that communicate, so its size is quadratic in the mesh.
+
+    >>> from reshard.lower import lower
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> mesh = Mesh(x=2)
+    >>> matrix = traffic(lower(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh))))
+    >>> dict(matrix.elements), matrix.received
+    ({(1, 0): 4, (0, 1): 4}, {0: 16, 1: 16})
+    """
+    elements: Counter[tuple[int, int]] = Counter()
+    launches = 0
+    tile = math.prod(program.tile_shape)
+    for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
+        moved = instruction_traffic(instruction, tile)
+        launches += moved.launches
+        for sender, receiver, count in moved:
+            elements[sender, receiver] += count
+        tile = math.prod(shape)
+    return TrafficMatrix(program.devices, program.dtype, elements, launches)
+
+
+def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraffic:
+    """The traffic of one instruction, given the number of elements in a tile before it."""
+    return _TRAFFIC[type(instruction)](instruction, tile)
+
+
+def _slice(step: Slice, tile: int) -> InstructionTraffic:
+    return InstructionTraffic(launches=0)
+
+
+def _all_gather(step: AllGather, tile: int) -> InstructionTraffic:
+    return InstructionTraffic(1, step.groups, (len(step.groups[0]) - 1) * tile)
+
+
+def _blocks(step: AllToAll | ReduceScatter, tile: int) -> InstructionTraffic:
+    block = math.prod(step.send.block_shape)
+    return InstructionTraffic(1, step.groups, (len(step.groups[0]) - 1) * block)
+
+
+def _all_reduce(step: AllReduce, tile: int) -> InstructionTraffic:
+    return InstructionTraffic(1, step.groups, all_reduce_elements(tile, len(step.groups[0])))
+
+
+def _permute(step: Permute, tile: int) -> InstructionTraffic:
+    return _listed(1, ((sender, receiver, tile) for sender, receiver in step.pairs))
+
+
+def _exchange(step: Exchange, tile: int) -> InstructionTraffic:
+    transfers = itertools.chain(*step.rounds)
+    return _listed(len(step.rounds), ((t.sender, t.receiver, t.elements) for t in transfers))
+
+
+def _exchange_in_place(step: ExchangeInPlace, tile: int) -> InstructionTraffic:
+    transfers = itertools.chain(*step.rounds)
+    return _listed(len(step.rounds), ((t.sender, t.receiver, t.length) for t in transfers))
+
+
+def _listed(launches: int, flows: Iterator[Flow]) -> InstructionTraffic:
+    crossing = (flow for flow in flows if flow[0] != flow[1] and flow[2])
+    return InstructionTraffic(launches, flows=tuple(crossing))
+
+
+def _in_parts(step: InParts, tile: int) -> InstructionTraffic:
+    parts = step.take.parts
+    one = instruction_traffic(step.each, tile // parts)
+    return replace(one, launches=one.launches * parts, repeats=parts)
+
+
+_TRAFFIC: dict[type[Instruction], Callable[[Any, int], InstructionTraffic]] = {
+    Slice: _slice,
+    AllGather: _all_gather,
+    AllToAll: _blocks,
+    ReduceScatter: _blocks,
+    AllReduce: _all_reduce,
+    Permute: _permute,
+    Exchange: _exchange,
+    ExchangeInPlace: _exchange_in_place,
+    InParts: _in_parts,
+}
