@@ -1,7 +1,7 @@
 # make help says what there is. Everything is installed in .venv (and .venv-312), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-312 notebooks bench clean
+.PHONY: help demo check test test-312 lint notebooks bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -28,7 +28,8 @@ endef
 
 help:
 	@echo "make demo      plan, check and run one real redistribution, beside what XLA does with it"
-	@echo "make test      ruff, pyright and pytest"
+	@echo "make check     ruff, pyright and the fast tests: for every edit"
+	@echo "make test      ruff, pyright and all tests: for every commit that goes in"
 	@echo "make test-312  what depends on jax or MPI under Python 3.12, with a newer jax and Open MPI"
 	@echo "make notebooks run the notebooks, and store what they show"
 	@echo "make bench     how long planning takes"
@@ -43,10 +44,15 @@ help:
 demo: .venv/.stamp
 	@.venv/bin/python benchmarks/demo.py
 
-test: .venv/.stamp
+lint: .venv/.stamp
 	.venv/bin/python -m ruff check --quiet .
 	.venv/bin/python -m ruff format --check --quiet .
 	.venv/bin/python -m pyright --pythonpath .venv/bin/python
+
+check: lint
+	.venv/bin/python -m pytest -q -n 2 -m "not slow"
+
+test: lint
 	.venv/bin/python -m pytest -q -n 2
 
 test-312:

@@ -9,6 +9,7 @@ is the package's own `__init__`. Imports are read from the source, late ones inc
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,6 +141,16 @@ def test_import_reshard_loads_the_language_alone():
     loaded = loaded_by_import(PACKAGE, "m.partition('.')[0] == 'reshard'")
     assert len(loaded) < OWN_MODULES, loaded
     assert {name.split(".")[1] for name in loaded if "." in name} == {"errors", "types"}
+
+
+def test_the_map_shows_this_order_and_every_room():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = page.partition("## The rooms\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^### (\w+)$", rooms, re.MULTILINE)) == {*RANK} - {ROOT, "__main__"}
+    (line,) = re.findall(r"^    (errors < .*)$", page, re.MULTILINE)
+    assert line.replace("{", "").replace("}", "") in __doc__.replace("{", "").replace("}", "")
+    shown = [set(re.findall(r"\w+", part)) for part in line.split("<")]
+    assert shown == ORDER[:-1]
 
 
 CLEAN = {
