@@ -1,36 +1,24 @@
-"""Random data for a simulation, and the check of what comes out, by `types.meaning` alone.
+"""Random data for a simulation, and the check of what comes out, by `runtime.oracle`.
 
-A partial source is made of random summands, one global array for each coordinate along its partial
-axes; what is expected combines them in double precision, and is compared within the rounding of
-the dtype. All else is compared exactly. Padding is filled with noise and never compared.
+Summands of a partial source are combined in double precision and compared within the rounding of the dtype.
+Everything else is compared exactly. Padding is filled with noise and never compared.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.runtime import oracle
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
-from reshard.types.meaning import meaning
 
 Array = NDArray[Any]
-Key = tuple[int, ...]
-"""A device's coordinates along the partial axes of a layout: which summand it holds."""
-
-_COMBINE: dict[str | None, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "product": np.multiply,
-}
 
 
 @dataclass(frozen=True)
@@ -54,8 +42,8 @@ class Trial:
         self.source, self.target = source, target
         self.random = np.random.default_rng(seed)
         self.dtype = numpy_dtype(source.dtype)
-        keys = sorted({key(source, device) for device in source.mesh.devices})
-        self.summands: dict[Key, Array] = {k: self._numbers(source.shape, len(keys)) for k in keys}
+        summands = oracle.summands(source)
+        self.summands = {at: self._numbers(source.shape, len(summands)) for at in summands}
 
     def _numbers(self, shape: tuple[int, ...], summands: int) -> Array:
         """Random numbers of the dtype; summands are such that they neither cancel out nor overflow."""
@@ -78,50 +66,27 @@ class Trial:
 
     def source_tiles(self) -> dict[int, Array]:
         """The source's tiles, cut from the global arrays; noise where there is padding."""
-        source = self.source
-        tiles: dict[int, Array] = {}
-        for device in source.mesh.devices:
-            noise = self._numbers(source.tile_shape, 1)
-            where, index, _ = places(source, device)
-            noise[where] = self.summands[key(source, device)][index]
-            tiles[device] = noise
-        return tiles
+        return oracle.cut_tiles(self.source, self.summands, lambda: self._numbers(self.source.tile_shape, 1))
 
     def faults(self, tiles: Mapping[int, Array]) -> list[Fault]:
         """The devices whose tiles are not what the target means."""
-        wanted = self._wanted()
-        found = [self._fault(device, tiles.get(device), wanted) for device in self.target.mesh.devices]
-        return [fault for fault in found if fault is not None]
+        wanted = oracle.combined(self.source, self.target, self._in_double_precision())
+        faults = [self._fault(device, tiles.get(device), wanted) for device in self.target.mesh.devices]
+        return [fault for fault in faults if fault is not None]
 
-    def _wanted(self) -> dict[Key, Array]:
-        """The target's summands (one, if it is not partial), combined from the source's."""
-        source, target = self.source, self.target
-        parts: dict[Key, dict[Key, Array]] = {}
-        for device in source.mesh.devices:
-            mine = key(source, device)
-            parts.setdefault(key(target, device), {})[mine] = self.summands[mine]
-        return {k: self._combined(list(group.values())) for k, group in parts.items()}
+    def _in_double_precision(self) -> oracle.Arrays:
+        """The summands; as doubles, if they are floats that will be combined."""
+        combines = len(self.summands) > len(oracle.summands(self.target))
+        if not combines or self.dtype.kind in "biu" or _is_small_int(self.dtype):
+            return self.summands
+        return {at: array.astype(_wide(array)) for at, array in self.summands.items()}
 
-    def _combined(self, parts: list[Array]) -> Array:
-        if len(parts) == 1:
-            return parts[0]
-        reduction = self.source.reduction
-        wide = [part if self.dtype.kind in "biu" or _small_int(part) else part.astype(_wide(part)) for part in parts]
-        total = reduce(_COMBINE[reduction], wide)
-        return total / len(parts) if reduction == "mean" else total
-
-    def _fault(self, device: int, tile: Array | None, wanted: Mapping[Key, Array]) -> Fault | None:
+    def _fault(self, device: int, tile: Array | None, wanted: oracle.Arrays) -> Fault | None:
         target = self.target
         if tile is None or tile.shape != target.tile_shape:
             return Fault(device, 1, (), "no tile" if tile is None else f"shape {tile.shape}", str(target.tile_shape))
-        where, index, clear = places(target, device)
-        got, right = tile[where], wanted[key(target, device)][index]
-        wrong = np.argwhere(~self._close(got, right))
-        if not len(wrong):
-            return None
-        first = tuple(int(i) for i in wrong[0])
-        at = tuple(clear[axis][i] for axis, i in enumerate(first))
-        return Fault(device, len(wrong), at, str(got[first]), str(right[first]))
+        wrong = oracle.first_mismatch(target, device, tile, wanted, self._close)
+        return None if wrong is None else Fault(device, wrong.total, wrong.element, str(wrong.got), str(wrong.wanted))
 
     def _close(self, got: Array, right: Array) -> Array:
         if got.dtype == right.dtype:
@@ -131,30 +96,9 @@ class Trial:
         return np.asarray(np.abs(wide - right) <= rounding * np.abs(right))
 
 
-def key(layout: Layout, device: int) -> Key:
-    """Which summand of a partial array a device holds."""
-    position = layout.mesh.position(device)
-    return layout.mesh.coordinates(position, layout.partial)
-
-
-def places(layout: Layout, device: int) -> tuple[tuple[Array, ...], tuple[Array, ...], list[list[int]]]:
-    """Where in its tile a device has elements, where those are in the global array, and these as lists."""
-    local: list[list[int]] = []
-    clear: list[list[int]] = []
-    for size, found in zip(layout.shape, meaning(layout, device), strict=True):
-        kept = [i for i, index in enumerate(found) if index < size]
-        local.append(kept)
-        clear.append([found[i] for i in kept])
-    return _mesh_grid(local), _mesh_grid(clear), clear
-
-
-def _mesh_grid(indices: list[list[int]]) -> tuple[Array, ...]:
-    return np.ix_(*(np.asarray(i, np.int64) for i in indices))
-
-
-def _small_int(part: Array) -> bool:
-    """Whether these are ml_dtypes' int2 or int4, which wrap like all integers."""
-    return part.dtype.name.startswith(("int", "uint"))
+def _is_small_int(dtype: np.dtype[Any]) -> bool:
+    """Whether this is int2 or int4 of ml_dtypes, which wrap around like all integers."""
+    return dtype.name.startswith(("int", "uint"))
 
 
 def _wide(part: Array) -> type[np.float64] | type[np.complex128]:

@@ -7,7 +7,6 @@ ends with says where it came from. The run needs the whole array in this process
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,14 +16,12 @@ from numpy.typing import NDArray
 from reshard.lower import Program
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Exchange
-from reshard.runtime import Account, run
+from reshard.runtime import Account, oracle, run
 from reshard.types.layout import Layout
-from reshard.types.meaning import meaning
 from reshard.types.plan import Plan
 
 MOST_ELEMENTS = 1 << 24
 _SEEDS = 16
-_COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply, "mean": np.add}
 
 Array = NDArray[Any]
 
@@ -59,8 +56,8 @@ def refute(plan: Plan, program: Program) -> Counterexample | None:
 def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
     sizes = (plan.source.shape, plan.source.tile_shape, plan.target.tile_shape)
     marks = _marks(plan.source, seed)
-    kind = str(marks.dtype)
-    tiles = {d: _tile(plan.source, d, marks) for d in plan.source.mesh.devices}
+    kind = str(next(iter(marks.values())).dtype)
+    tiles = oracle.cut_tiles(plan.source, marks, lambda: np.zeros(plan.source.tile_shape, kind))
     given = {d: tile.copy() for d, tile in tiles.items()}
     memory = Account(plan.source.dtype)
     if program.dtype != plan.source.dtype:
@@ -73,7 +70,8 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
     for device in plan.target.mesh.devices:
         if not np.array_equal(tiles[device], given[device]):
             return Counterexample("right", f"device {device}'s source is written to", device, sizes=sizes)
-    wanted = _combined(plan.source, plan.target, marks)
+    with np.errstate(over="ignore"):
+        wanted = oracle.combined(plan.source, plan.target, marks)
     for device in plan.target.mesh.devices:
         found = _wrong(plan.target, device, result.get(device), wanted, marks, sizes)
         if found is not None:
@@ -88,93 +86,51 @@ def fits(plan: Plan) -> bool:
     return max(*tiles, 1) * plan.source.mesh.size * planes <= MOST_ELEMENTS
 
 
-def _marks(layout: Layout, seed: int) -> Array:
+def _marks(layout: Layout, seed: int) -> dict[oracle.Summand, Array]:
     """A random number per summand of each element."""
-    planes = math.prod(a.size for a in layout.partial)
+    summands = oracle.summands(layout)
     rng = np.random.default_rng(seed)
-    shape = (planes, *layout.shape)
+    shape = (len(summands), *layout.shape)
     if layout.reduction == "mean":
-        return rng.integers(1, 1 << 20, shape).astype(np.float64)
-    odd = layout.reduction == "product"
-    return rng.integers(-(1 << 62), 1 << 62, shape) | int(odd)
-
-
-def _tile(layout: Layout, device: int, marks: Array) -> Array:
-    """A device's tile of a marked array; padding is 0."""
-    index = meaning(layout, device)
-    at = [np.minimum(np.array(i, np.int64), max(n - 1, 0)) for i, n in zip(index, layout.shape, strict=True)]
-    real = [np.array(i, np.int64) < n for i, n in zip(index, layout.shape, strict=True)]
-    plane = marks[_plane(layout, device)]
-    tile = plane[np.ix_(*at)] if plane.size else np.zeros([len(i) for i in index], marks.dtype)
-    return np.where(_outer(real), tile, np.zeros((), marks.dtype))
-
-
-def _outer(masks: list[Any]) -> Array:
-    found: Array = np.ones((), bool)
-    for mask in masks:
-        found = found[..., None] & mask
-    return found
-
-
-def _plane(layout: Layout, device: int) -> int:
-    """Which summand a device holds, the partial sub-axes as the digits of a number."""
-    position = layout.mesh.position(device)
-    found = 0
-    for axis in layout.partial:
-        found = found * axis.size + layout.mesh.coordinate(position, axis)
-    return found
-
-
-def _combined(source: Layout, target: Layout, marks: Array) -> dict[int, Array]:
-    """What the target's summands must be, by their number: those of the source that it combines.
-
-    A target that is partial keeps the coordinates along its own sub-axes.
-    """
-    groups: dict[int, dict[int, Array]] = {}
-    for device in source.mesh.devices:
-        groups.setdefault(_plane(target, device), {})[_plane(source, device)] = marks[_plane(source, device)]
-    return {plane: _total(source.reduction, list(parts.values())) for plane, parts in groups.items()}
-
-
-def _total(reduction: str | None, parts: list[Array]) -> Array:
-    if len(parts) == 1:
-        return parts[0]
-    total = parts[0]
-    with np.errstate(over="ignore"):
-        for part in parts[1:]:
-            total = _COMBINE[reduction or "sum"](total, part)
-    return total / len(parts) if reduction == "mean" else total
+        marks = rng.integers(1, 1 << 20, shape).astype(np.float64)
+    else:
+        odd = layout.reduction == "product"
+        marks = rng.integers(-(1 << 62), 1 << 62, shape) | int(odd)
+    return dict(zip(summands, marks, strict=True))
 
 
 def _wrong(
     target: Layout,
     device: int,
     tile: Array | None,
-    wanted: Mapping[int, Array],
-    marks: Array,
+    wanted: oracle.Arrays,
+    marks: oracle.Arrays,
     sizes: tuple[tuple[int, ...], ...],
 ) -> Counterexample | None:
     """The first element of a device that is not what the target's meaning demands."""
     if tile is None or tile.shape != target.tile_shape:
         what = "no tile" if tile is None else f"a tile of shape {tile.shape}, not {target.tile_shape}"
         return Counterexample("right", f"device {device} ends with {what}", device, sizes=sizes)
-    plane = wanted[_plane(target, device)]
-    should = _tile(replace(target, partial=(), reduction=None), device, plane[None])
-    index = meaning(target, device)
-    real = _outer([np.array(i, np.int64) < n for i, n in zip(index, target.shape, strict=True)])
-    same = np.isclose(tile, should, rtol=1e-9) if tile.dtype.kind == "f" else tile == should
-    bad = np.argwhere(real & ~same)
-    if not len(bad):
+    wrong = oracle.first_mismatch(target, device, tile, wanted, _same)
+    if wrong is None:
         return None
-    at = tuple(int(i) for i in bad[0])
-    element = tuple(dim[i] for dim, i in zip(index, at, strict=True))
-    hits = np.argwhere(marks == tile[at])
-    found = tuple(int(i) for i in hits[0][1:]) if len(hits) else None
-    there = f"element {found} of the array is there" if found is not None and found != element else "it is not"
+    origin = _origin(wrong.got, marks)
+    there = f"element {origin} of the array is there" if origin not in (None, wrong.element) else "it is not"
     what = (
-        f"device {device} must hold element {element} at local index {at}, but {there} (tiles {sizes[1]} to {sizes[2]})"
+        f"device {device} must hold element {wrong.element} at local index {wrong.local}, but {there} "
+        f"(tiles {sizes[1]} to {sizes[2]})"
     )
-    return Counterexample("right", what, device, at, element, found, sizes)
+    return Counterexample("right", what, device, wrong.local, wrong.element, origin, sizes)
+
+
+def _same(got: Array, wanted: Array) -> Array:
+    return np.isclose(got, wanted, rtol=1e-9) if got.dtype.kind == "f" else np.equal(got, wanted)
+
+
+def _origin(mark: Any, marks: oracle.Arrays) -> tuple[int, ...] | None:
+    """The global index of the element that has this mark, if any has."""
+    hits = (hit for array in marks.values() for hit in np.argwhere(array == mark))
+    return next((tuple(int(i) for i in hit) for hit in hits), None)
 
 
 def _exchanges(program: Program) -> list[Exchange | ExchangeInPlace]:

@@ -1,0 +1,135 @@
+"""What each device must hold: tiles cut from a known array, and the first element of a tile that is wrong.
+
+    array 0 1 2 3 4 on <x=2>, source f32[{x}3/5]       device 0: 0 1 2, device 1: 3 4 and padding
+
+The caller fills an array with values that tell its elements apart, cuts the source's tiles from it, runs a program
+and compares what comes out with the same array, cut by the target. `reshard simulate` does so with random numbers
+of the layout's dtype, and the prover's search for a counterexample with 63-bit marks.
+
+A partial array is a sum (or another reduction) of *summands*, one global array for each coordinate along its
+partial axes; the target's arrays are then the source's, combined.
+
+Indices come from `types.meaning` alone: nothing of the planner, of the lowering or of a runtime is used. The tests
+have an oracle of their own (`tests/oracle.py`), and the two share no code on purpose: this one is shipped, so it is
+itself tested against that one, and a mistake in either cannot hide the same mistake in the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.types.layout import Layout
+from reshard.types.meaning import meaning
+from reshard.types.reductions import UFUNCS
+
+Array = NDArray[Any]
+Summand = tuple[int, ...]
+"""A device's coordinates along the partial axes of a layout; () if there are none."""
+Arrays = Mapping[Summand, Array]
+"""The global array of every summand."""
+
+
+class Mismatch(NamedTuple):
+    """How many elements of a tile are wrong, and the first: its local and global index, and both values."""
+
+    total: int
+    local: tuple[int, ...]
+    element: tuple[int, ...]
+    got: Any
+    wanted: Any
+
+
+class _Elements(NamedTuple):
+    """A device's true elements, dim by dim: their local and their global indices, padding left out."""
+
+    local: list[list[int]]
+    of_array: list[list[int]]
+
+
+def summands(layout: Layout) -> list[Summand]:
+    """The summands of an array, in order; a single one if the layout is not partial."""
+    return sorted({summand(layout, device) for device in layout.mesh.devices})
+
+
+def summand(layout: Layout, device: int) -> Summand:
+    """The summand that a device holds a tile of."""
+    return layout.mesh.coordinates(layout.mesh.position(device), layout.partial)
+
+
+def cut_tiles(layout: Layout, arrays: Arrays, padding: Callable[[], Array]) -> dict[int, Array]:
+    """Every device's tile; `padding` makes the new tile into which its elements are written.
+
+    >>> from reshard.types import Mesh
+    >>> layout = Layout.parse("int64[{x}3/5]", Mesh(x=2))
+    >>> cut_tiles(layout, {(): np.arange(5)}, lambda: np.full(3, -1))
+    {0: array([0, 1, 2]), 1: array([ 3,  4, -1])}
+    """
+    tiles: dict[int, Array] = {}
+    for device in layout.mesh.devices:
+        elements = _elements(layout, device)
+        tiles[device] = padding()
+        tiles[device][_grid(elements.local)] = arrays[summand(layout, device)][_grid(elements.of_array)]
+    return tiles
+
+
+def combined(source: Layout, target: Layout, arrays: Arrays) -> dict[Summand, Array]:
+    """The target's global arrays: for each of its summands, those of the source that it combines.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2)
+    >>> combined(Layout.parse("f32[2] + sum{x}", mesh), Layout.parse("f32[2]", mesh), {(0,): [1, 2], (1,): [3, 4]})
+    {(): array([4, 6])}
+    """
+    groups: dict[Summand, dict[Summand, Array]] = {}
+    for device in source.mesh.devices:
+        own = summand(source, device)
+        groups.setdefault(summand(target, device), {})[own] = arrays[own]
+    return {to: combine(source.reduction, list(group.values())) for to, group in groups.items()}
+
+
+def combine(reduction: str | None, parts: list[Array]) -> Array:
+    """The parts combined element by element; a single part is returned as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    total = reduce(getattr(np, UFUNCS[reduction or "sum"]), parts)
+    return total / len(parts) if reduction == "mean" else total
+
+
+def first_mismatch(
+    layout: Layout, device: int, tile: Array, arrays: Arrays, same: Callable[[Array, Array], Array]
+) -> Mismatch | None:
+    """The first element of a device's tile that is not its layout's, in row-major order; padding is not compared.
+
+    `same` compares values element by element.
+
+    >>> from reshard.types import Mesh
+    >>> layout = Layout.parse("int64[{x}3/5]", Mesh(x=2))
+    >>> first_mismatch(layout, 1, np.array([3, 3, 7]), {(): np.arange(5)}, np.equal)[:3]
+    (1, (1,), (4,))
+    """
+    elements = _elements(layout, device)
+    got, wanted = tile[_grid(elements.local)], arrays[summand(layout, device)][_grid(elements.of_array)]
+    wrong = np.argwhere(np.logical_not(same(got, wanted)))
+    if not len(wrong):
+        return None
+    first = tuple(int(i) for i in wrong[0])
+    local, element = (tuple(dim[i] for dim, i in zip(dims, first, strict=True)) for dims in elements)
+    return Mismatch(len(wrong), local, element, got[first], wanted[first])
+
+
+def _elements(layout: Layout, device: int) -> _Elements:
+    local: list[list[int]] = []
+    of_array: list[list[int]] = []
+    for size, indices in zip(layout.shape, meaning(layout, device), strict=True):
+        local.append([at for at, index in enumerate(indices) if index < size])
+        of_array.append([index for index in indices if index < size])
+    return _Elements(local, of_array)
+
+
+def _grid(indices: list[list[int]]) -> tuple[Array, ...]:
+    return np.ix_(*(np.asarray(dim, np.int64) for dim in indices))
