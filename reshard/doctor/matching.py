@@ -12,7 +12,7 @@ from reshard.doctor.report.model import Known
 from reshard.errors import ReshardError
 from reshard.hlo import Source
 from reshard.types.layout import Layout
-from reshard.types.pair.refine import prime_atoms, refine
+from reshard.types.pair.refine import prime_digits, refine
 from reshard.types.rules.bounds import lower_bound
 
 Dims = tuple[int, ...]
@@ -94,7 +94,7 @@ def _changing(pair: Pair | None) -> list[tuple[int, int, int]] | None:
     refinement = None if pair is None else refine(*pair)
     if refinement is None:
         return None
-    return [(atom.radix, atom.src or 0, atom.dst or 0) for atom in prime_atoms(refinement) if atom.src != atom.dst]
+    return [(atom.radix, atom.src or 0, atom.dst or 0) for atom in prime_digits(refinement) if atom.src != atom.dst]
 
 
 def _plain(dims: Dims) -> Dims:

@@ -19,7 +19,7 @@ from reshard.types.pair import messages
 from reshard.types.pair.pieces import cut
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.rules import tile_view
-from reshard.types.rules.checker import exchange_size
+from reshard.types.rules.exchange import exchange_size
 from reshard.types.rules.tile_view import TileView
 
 Span = tuple[int, int]
@@ -64,8 +64,8 @@ def rounds(
     """
     r = refine(operand, result)
     if r is not None and r.exact:
-        send = _runs(r, operand, tile_view.before(operand, r), [at for at, a in enumerate(r.atoms) if a.src is None])
-        receive = _runs(r, result, tile_view.after(result, r), [at for at, a in enumerate(r.atoms) if a.dst is None])
+        send = _runs(r, operand, tile_view.before(operand, r), [at for at, a in enumerate(r.digits) if a.src is None])
+        receive = _runs(r, result, tile_view.after(result, r), [at for at, a in enumerate(r.digits) if a.dst is None])
         turns = _even(operand, r, chunk, send, receive)
         ends = send.view, receive.view
     else:
@@ -97,11 +97,11 @@ class _Runs(NamedTuple):
 
 def _runs(r: Refinement, layout: Layout, view: TileView, local: Sequence[int]) -> _Runs:
     """A box has one value of an atom that moves and a run of those that stay."""
-    moving = tuple(axis for axis, at in enumerate(local) if (r.atoms[at].src, r.atoms[at].dst) != (None, None))
+    moving = tuple(axis for axis, at in enumerate(local) if (r.digits[at].src, r.digits[at].dst) != (None, None))
     runs = replace(view, blocks=moving).runs
     digits = tuple(math.prod(view.digits[axis] for axis in run) for run in runs)
     merged = TileView(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
-    return _Runs(merged, tuple(tuple(local[axis] for axis in run) for run in runs), tuple(a.radix for a in r.atoms))
+    return _Runs(merged, tuple(tuple(local[axis] for axis in run) for run in runs), tuple(a.radix for a in r.digits))
 
 
 def _plain(layout: Layout) -> TileView:
@@ -111,7 +111,7 @@ def _plain(layout: Layout) -> TileView:
 def _even(operand: Layout, r: Refinement, chunk: int | None, send: _Runs, receive: _Runs) -> list[list[Transfer]]:
     chains = Chains(r)
     ids = operand.mesh.devices
-    extents = [a.radix for a in r.atoms if a.src is None and a.dst is None]
+    extents = [a.radix for a in r.digits if a.src is None and a.dst is None]
     pieces = list(cut(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(a.radix) for a, _ in chains.shares)):
@@ -127,14 +127,14 @@ def _even(operand: Layout, r: Refinement, chunk: int | None, send: _Runs, receiv
 def sent_spans(r: Refinement, receiver: int, piece: Sequence[Span]) -> dict[int, Span]:
     """Per atom that is local in the operand, what the receiver's coordinates choose of it."""
     spans = iter(piece)
-    local = [(at, a) for at, a in enumerate(r.atoms) if a.src is None]
+    local = [(at, a) for at, a in enumerate(r.digits) if a.src is None]
     return {at: next(spans) if a.dst is None else (receiver // a.dst % a.radix, 1) for at, a in local}
 
 
 def received_spans(r: Refinement, share: dict[int | None, int], piece: Sequence[Span]) -> dict[int, Span]:
     """Per atom that is local in the result, where the share goes."""
     spans = iter(piece)
-    local = [(at, a) for at, a in enumerate(r.atoms) if a.dst is None]
+    local = [(at, a) for at, a in enumerate(r.digits) if a.dst is None]
     return {at: next(spans) if a.src is None else (share[a.src], 1) for at, a in local}
 
 

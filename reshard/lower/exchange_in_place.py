@@ -22,7 +22,7 @@ from reshard.lower.groups import Chains
 from reshard.types.layout import Layout
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.rules import tile_view
-from reshard.types.rules.checker import in_place_cut
+from reshard.types.rules.exchange import in_place_cut
 from reshard.types.rules.tile_view import TileView
 
 Place = tuple[int | None, ...]
@@ -135,8 +135,8 @@ def _turns(r: Refinement, size: int) -> Iterator[list[_Send]]:
 
 def _send(r: Refinement, chains: Chains, receiver: int, turn: list[int]) -> _Send:
     share = {a.src: v for (a, _), v in zip(chains.shares, chains.share(receiver, turn), strict=True)}
-    src = tuple(None if a.dst is None else receiver // a.dst % a.radix for a in r.atoms if a.src is None)
-    dst = tuple(None if a.src is None else share[a.src] for a in r.atoms if a.dst is None)
+    src = tuple(None if a.dst is None else receiver // a.dst % a.radix for a in r.digits if a.src is None)
+    dst = tuple(None if a.src is None else share[a.src] for a in r.digits if a.dst is None)
     return chains.sender(receiver, turn), receiver, src, dst
 
 

@@ -91,10 +91,10 @@ class Chains:
     """
 
     def __init__(self, r: Refinement) -> None:
-        self._after = {a.dst: a for a in r.atoms if a.dst is not None}
+        self._after = {a.dst: a for a in r.digits if a.dst is not None}
         self.shares = [(a, self._head(a.src or 0)) for a in r.gathered]
-        radix = {s: a.radix for a in r.atoms for s in (a.src, a.dst) if s is not None}
-        self._fixed = [(a.src, a.dst, a.radix) for a in r.atoms if a.src is not None and a.dst is not None]
+        radix = {s: a.radix for a in r.digits for s in (a.src, a.dst) if s is not None}
+        self._fixed = [(a.src, a.dst, a.radix) for a in r.digits if a.src is not None and a.dst is not None]
         free = [s for s in self._after if s not in r.used_before]
         self._fixed += [(s, self._head(s), radix[s]) for s in free]
 

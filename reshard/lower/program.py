@@ -25,9 +25,8 @@ from reshard.types.layout import Layout
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
 from reshard.types.rules import tile_view
-from reshard.types.rules.checker import gather_order, scatter_order
 from reshard.types.rules.parts import Cut, split_step
-from reshard.types.rules.tile_view import TileView
+from reshard.types.rules.tile_view import TileView, gather_order, scatter_order
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.notation import jax_sharding
 from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.checker import PLAIN, StepMode, exchange_size
+from reshard.types.rules.cost import PLAIN, StepMode
+from reshard.types.rules.exchange import exchange_size
 from reshard.types.rules.parts import counts, split_step
 
 AnyMesh = JaxMesh | AbstractMesh

@@ -103,7 +103,7 @@ def _blocks(
 
 def _exchange(r: Refinement) -> tuple[list[tuple[int, int]], set[int], int]:
     """The factors whose peers an exchange meets in turn, the strides it twists, and its rounds."""
-    by_dst = {a.dst: a for a in r.atoms if a.dst is not None}
+    by_dst = {a.dst: a for a in r.digits if a.dst is not None}
     twisted = {s for a in r.swapped for s in (a.src, a.dst) if s is not None}
     pure: list[tuple[int, int]] = []
     for atom in r.gathered:

@@ -23,7 +23,9 @@ from reshard.types.mesh import primes
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain, floor
-from reshard.types.rules.checker import StepMode, check_step, exchange_size
+from reshard.types.rules.checker import check_step
+from reshard.types.rules.cost import StepMode
+from reshard.types.rules.exchange import exchange_size
 from reshard.types.rules.parts import counts
 
 BRIDGED = 4096

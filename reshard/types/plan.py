@@ -18,7 +18,8 @@ from reshard.errors import PlanError
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.rules.bounds import lower_bound
-from reshard.types.rules.checker import PLAIN, Cost, StepMode, check_step
+from reshard.types.rules.checker import check_step
+from reshard.types.rules.cost import PLAIN, Cost, StepMode
 from reshard.types.units import bytes_text
 
 

@@ -28,7 +28,8 @@ from reshard.lower.program import AllGather, AllToAll, InParts, Permute, Program
 from reshard.runtime import on_jax
 from reshard.types import Layout
 from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.checker import RULES, StepMode
+from reshard.types.rules.checker import RULES
+from reshard.types.rules.cost import StepMode
 from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import contiguous_layouts
 

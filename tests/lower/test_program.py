@@ -32,7 +32,7 @@ from reshard.lower.program import (
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.checker import StepMode
+from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs, random_pair
 
 MESH = Mesh(x=4, y=2)

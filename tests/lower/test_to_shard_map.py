@@ -24,7 +24,8 @@ from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
 from reshard.lower.to_shard_map.place import Place
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.checker import RULES, StepMode
+from reshard.types.rules.checker import RULES
+from reshard.types.rules.cost import StepMode
 from reshard.types.rules.parts import counts
 from tests.layouts import random_pair
 from tests.lower.test_faults import CORPUS, planted

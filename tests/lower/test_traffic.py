@@ -12,7 +12,7 @@ from reshard.lower.traffic import InstructionTraffic, TrafficMatrix, instruction
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.checker import StepMode
+from reshard.types.rules.cost import StepMode
 from tests.layouts import random_pair
 from tests.oracle import PADDING, tiles_of
 

@@ -14,7 +14,7 @@ from reshard.lower import lower
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.checker import StepMode
+from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs
 from tests.oracle import PADDING, check, tiles_of
 

@@ -14,7 +14,7 @@ import reshard as rs
 from reshard.errors import PlanError, ReshardError, StepError
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, Step, StepSpec, chain, floor
-from reshard.types.rules.checker import StepMode
+from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs
 
 MESH = Mesh(x=4, y=2)

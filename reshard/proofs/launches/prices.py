@@ -8,7 +8,8 @@ from reshard.errors import StepError, UndecidedError
 from reshard.types.layout import Layout
 from reshard.types.plan import Step
 from reshard.types.rules import parts
-from reshard.types.rules.checker import PLAIN, StepMode, exchange_size
+from reshard.types.rules.cost import PLAIN, StepMode
+from reshard.types.rules.exchange import exchange_size
 
 MOST_ELEMENTS = 1 << 12
 """A larger message is not cut in all ways: it is not decided whether it can be cut so that it fits."""

@@ -47,8 +47,8 @@ def _peeled(source: Layout, target: Layout) -> Iterator[Route]:
         if r is None:
             continue
         atoms = Atoms(one, other, r)
-        free = {a.dst for a in r.atoms if not _overlaps(a.dst, a.radix, used_before)}
-        done = {a.src for a in r.atoms if not _overlaps(a.src, a.radix, used_after)}
+        free = {a.dst for a in r.digits if not _overlaps(a.dst, a.radix, used_before)}
+        done = {a.src for a in r.digits if not _overlaps(a.src, a.radix, used_after)}
         first = tuple(d if s is None and d in free else s for s, d in zip(atoms.start, atoms.end, strict=True))
         last = tuple(s if d is None and s in done else d for s, d in zip(atoms.start, atoms.end, strict=True))
         before[at] = atoms.layout(first).dims[0]

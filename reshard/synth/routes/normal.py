@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from reshard.types.layout import Digit, Dim, Layout, fitted
-from reshard.types.pair.refine import RefinedDigit, Refinement, prime_atoms
+from reshard.types.pair.refine import RefinedDigit, Refinement, prime_digits
 from reshard.types.plan import StepSpec
 
 State = tuple[int | None, ...]
@@ -48,9 +48,9 @@ class Atoms:
     def __init__(self, source: Layout, target: Layout, refinement: Refinement, prime: bool = False) -> None:
         self.source, self.target = source, target
         # Digits pass from chain to chain only where radices are equal, so twists are cut to primes.
-        self.atoms: tuple[RefinedDigit, ...] = refinement.atoms
+        self.atoms: tuple[RefinedDigit, ...] = refinement.digits
         if prime or refinement.swapped:
-            self.atoms = prime_atoms(refinement)
+            self.atoms = prime_digits(refinement)
         self.refinement = refinement
         self.start: State = tuple(a.src for a in self.atoms)
         self.end: State = tuple(a.dst for a in self.atoms)

@@ -146,7 +146,7 @@ class _Digits:
         self.mesh = source.mesh
         self.dims: list[list[_Slot]] = [[] for _ in source.dims]
         if refinement is not None:
-            for atom in refinement.atoms:
+            for atom in refinement.digits:
                 self.dims[atom.dim].append(_Slot(atom.radix, atom.src, atom.dst))
             return
         for slots, dim in zip(self.dims, source.dims, strict=True):

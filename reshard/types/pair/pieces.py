@@ -1,7 +1,7 @@
 """Cutting a box into pieces of bounded size: the chunks of an exchange under a budget.
 
 A box is cut along its major axes first, so that a piece is whole in its minor ones; `cut` lists
-the pieces, `pieces` counts them without listing, `largest` is the biggest of them.
+the pieces, `count` counts them without listing, `largest` is the biggest of them.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 
-def pieces(extents: Sequence[int], cap: int) -> int:
+def count(extents: Sequence[int], cap: int) -> int:
     """How many pieces of at most `cap` elements a box of these extents is cut into.
 
-    >>> pieces((4, 6), 12), pieces((4, 6), 4), pieces((4, 6), 100)
+    >>> count((4, 6), 12), count((4, 6), 4), count((4, 6), 100)
     (2, 8, 1)
     """
     if math.prod(extents) <= cap:
         return 1
     rows, row = _rows(extents, cap)
-    return -(-extents[0] // rows) if rows else extents[0] * pieces(row, cap)
+    return -(-extents[0] // rows) if rows else extents[0] * count(row, cap)
 
 
 def largest(extents: Sequence[int], cap: int) -> int:

@@ -49,7 +49,7 @@ class _Segment(NamedTuple):
 class Refinement:
     """Atoms dim by dim, major to minor, over the padded shape that both layouts fit."""
 
-    atoms: tuple[RefinedDigit, ...]
+    digits: tuple[RefinedDigit, ...]
     padded: tuple[int, ...]
     exact: bool
     kept: tuple[Factor, ...]
@@ -58,22 +58,22 @@ class Refinement:
     @cached_property
     def sliced(self) -> tuple[RefinedDigit, ...]:
         """Local before, held after."""
-        return tuple(a for a in self.atoms if a.src is None and a.dst is not None)
+        return tuple(a for a in self.digits if a.src is None and a.dst is not None)
 
     @cached_property
     def gathered(self) -> tuple[RefinedDigit, ...]:
         """Held before, local after."""
-        return tuple(a for a in self.atoms if a.src is not None and a.dst is None)
+        return tuple(a for a in self.digits if a.src is not None and a.dst is None)
 
     @cached_property
     def swapped(self) -> tuple[RefinedDigit, ...]:
         """Held before and after, by different devices."""
-        return tuple(a for a in self.atoms if a.src != a.dst and a.src is not None and a.dst is not None)
+        return tuple(a for a in self.digits if a.src != a.dst and a.src is not None and a.dst is not None)
 
     @cached_property
     def common(self) -> int:
         """Elements that are local on both sides: the size of one message of an exchange."""
-        return math.prod(a.radix for a in self.atoms if a.src is None and a.dst is None)
+        return math.prod(a.radix for a in self.digits if a.src is None and a.dst is None)
 
     @cached_property
     def pieces(self) -> int:
@@ -83,18 +83,18 @@ class Refinement:
     @cached_property
     def used_before(self) -> frozenset[int]:
         """The strides that hold atoms before."""
-        return frozenset(a.src for a in self.atoms if a.src is not None)
+        return frozenset(a.src for a in self.digits if a.src is not None)
 
     @cached_property
     def used_after(self) -> frozenset[int]:
         """The strides that hold atoms after."""
-        return frozenset(a.dst for a in self.atoms if a.dst is not None)
+        return frozenset(a.dst for a in self.digits if a.dst is not None)
 
 
-def prime_atoms(refinement: Refinement) -> tuple[RefinedDigit, ...]:
+def prime_digits(refinement: Refinement) -> tuple[RefinedDigit, ...]:
     """The atoms cut to prime radices, major first, the same way wherever a stride holds one."""
     found: list[RefinedDigit] = []
-    for dim, radix, src, dst in refinement.atoms:
+    for dim, radix, src, dst in refinement.digits:
         if src is None and dst is None:
             found.append(RefinedDigit(dim, radix, src, dst))
             continue

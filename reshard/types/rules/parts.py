@@ -58,7 +58,7 @@ def split_step(operand: Layout, result: Layout, count: int) -> Part | None:
     r = refine(operand, result)
     if r is None:
         return None
-    able = [at for at, atom in enumerate(r.atoms) if _splits(atom, r, operand) and atom.radix % count == 0]
+    able = [at for at, atom in enumerate(r.digits) if _splits(atom, r, operand) and atom.radix % count == 0]
     found = [_part(operand, result, r, at, count) for at in able]
     return min(found, key=_disturbance, default=None)
 
@@ -70,7 +70,7 @@ def counts(operand: Layout, result: Layout) -> tuple[int, ...]:
     if r is None:
         return ()
     found: set[int] = set()
-    for atom in r.atoms:
+    for atom in r.digits:
         if _splits(atom, r, operand):
             found.update(k for k in range(2, atom.radix + 1) if atom.radix % k == 0)
     return tuple(sorted(found))
@@ -84,10 +84,10 @@ def _disturbance(found: Part) -> tuple[bool, bool, bool]:
 
 def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -> Part:
     """The parts along one atom."""
-    dim = r.atoms[at].dim
-    place = math.prod(a.radix for a in r.atoms[at + 1 :] if a.dim == dim)
-    before = [a.src is None for a in r.atoms]
-    after = [a.dst is None for a in r.atoms]
+    dim = r.digits[at].dim
+    place = math.prod(a.radix for a in r.digits[at + 1 :] if a.dim == dim)
+    before = [a.src is None for a in r.digits]
+    after = [a.dst is None for a in r.digits]
     return Part(
         _smaller(operand, dim, place, count),
         _smaller(result, dim, place, count),
@@ -116,8 +116,8 @@ def _smaller(layout: Layout, dim: int, place: int, count: int) -> Layout:
 
 
 def _cut(r: Refinement, at: int, local: list[bool], count: int) -> Cut:
-    dim = r.atoms[at].dim
-    same = [(n, a.radix) for n, a in enumerate(r.atoms) if a.dim == dim and local[n]]
+    dim = r.digits[at].dim
+    same = [(n, a.radix) for n, a in enumerate(r.digits) if a.dim == dim and local[n]]
     outer = math.prod(radix for n, radix in same if n < at)
     inner = math.prod(radix for n, radix in same if n > at)
-    return Cut(dim, outer, count, r.atoms[at].radix // count * inner)
+    return Cut(dim, outer, count, r.digits[at].radix // count * inner)

@@ -69,13 +69,13 @@ class TileView:
 
 def before(operand: Layout, refinement: Refinement, order: Sequence[int] = ()) -> TileView:
     """The operand's tile; blocks are the atoms that the strides in `order` come to hold."""
-    local = [a for a in refinement.atoms if a.src is None]
+    local = [a for a in refinement.digits if a.src is None]
     return _view(operand, local, {a.dst: i for i, a in enumerate(local) if a.dst is not None}, order)
 
 
 def after(result: Layout, refinement: Refinement, order: Sequence[int] = ()) -> TileView:
     """The result's tile; blocks are the atoms that the strides in `order` held."""
-    local = [a for a in refinement.atoms if a.dst is None]
+    local = [a for a in refinement.digits if a.dst is None]
     return _view(result, local, {a.src: i for i, a in enumerate(local) if a.src is not None}, order)
 
 
@@ -86,3 +86,13 @@ def _view(layout: Layout, local: list[RefinedDigit], axes: dict[int, int], order
     digits = tuple(a.radix for a in local)
     blocks = tuple(axes[stride] for stride in order)
     return TileView(layout.tile_shape, tuple(padded), digits, tuple(a.dim for a in local), blocks)
+
+
+def scatter_order(refinement: Refinement) -> tuple[int, ...]:
+    """The order of a group's members in which the operand's blocks leave without being packed."""
+    return tuple(digit.dst for digit in refinement.sliced if digit.dst is not None)
+
+
+def gather_order(refinement: Refinement) -> tuple[int, ...]:
+    """The order of a group's members in which the result's blocks arrive without being unpacked."""
+    return tuple(digit.src for digit in refinement.gathered if digit.src is not None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reshard.types.pair.pieces import cut, largest, pieces
+from reshard.types.pair.pieces import count, cut, largest
 
 EXTENTS = st.lists(st.integers(1, 7), max_size=4)
 
@@ -21,7 +21,7 @@ def test_pieces_cover_the_box_once_and_fit(extents: list[int], cap: int):
     assert sorted(seen) == list(product(*(range(extent) for extent in extents)))
     sizes = [prod(extent for _, extent in piece) for piece in found]
     assert max(sizes) <= cap
-    assert (len(sizes), max(sizes)) == (pieces(extents, cap), largest(extents, cap))
+    assert (len(sizes), max(sizes)) == (count(extents, cap), largest(extents, cap))
 
 
 @given(EXTENTS, st.integers(1, 400))
@@ -36,7 +36,7 @@ def test_pieces_are_contiguous_in_the_box(extents: list[int], cap: int):
 
 
 @pytest.mark.parametrize(
-    ("extents", "cap", "count", "most"),
+    ("extents", "cap", "number", "most"),
     [
         ((), 1, 1, 1),
         ((5,), 5, 1, 5),
@@ -50,5 +50,5 @@ def test_pieces_are_contiguous_in_the_box(extents: list[int], cap: int):
         ((0, 4), 1, 1, 0),
     ],
 )
-def test_hand_counts(extents: tuple[int, ...], cap: int, count: int, most: int):
-    assert (pieces(extents, cap), largest(extents, cap), len(list(cut(extents, cap)))) == (count, most, count)
+def test_hand_counts(extents: tuple[int, ...], cap: int, number: int, most: int):
+    assert (count(extents, cap), largest(extents, cap), len(list(cut(extents, cap)))) == (number, most, number)

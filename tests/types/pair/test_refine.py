@@ -22,7 +22,7 @@ def found(source: str, target: str, mesh: Mesh) -> Refinement | None:
 def rebuilt(refinement: Refinement, rank: int, position: int, after: bool) -> list[list[int]]:
     """Per dim, the global indices on the device at a position, straight from the atoms."""
     indices: list[list[int]] = [[0] for _ in range(rank)]
-    for atom in refinement.atoms:
+    for atom in refinement.digits:
         stride = atom.dst if after else atom.src
         values = range(atom.radix) if stride is None else (position // stride % atom.radix,)
         indices[atom.dim] = [at * atom.radix + value for at in indices[atom.dim] for value in values]
@@ -30,7 +30,7 @@ def rebuilt(refinement: Refinement, rank: int, position: int, after: bool) -> li
 
 
 def holds(source: Layout, target: Layout, refinement: Refinement) -> None:
-    assert prod(refinement.padded) == prod(a.radix for a in refinement.atoms)
+    assert prod(refinement.padded) == prod(a.radix for a in refinement.digits)
     assert refinement.exact == (refinement.padded == source.shape)
     for layout, after in ((source, False), (target, True)):
         for device in layout.mesh.devices:
@@ -56,7 +56,7 @@ def test_most_random_pairs_of_a_mesh_refine():
         refinement = refine(source, target)
         if refinement is not None:
             holds(source, target, refinement)
-            refined += bool(refinement.atoms)
+            refined += bool(refinement.digits)
     assert refined > 200
 
 
@@ -105,7 +105,7 @@ X4Y2 = Mesh(x=4, y=2)
 def test_atoms_by_hand(source: str, target: str, mesh: Mesh, atoms: list[RefinedDigit]):
     refinement = found(source, target, mesh)
     assert refinement is not None
-    assert list(refinement.atoms) == atoms
+    assert list(refinement.digits) == atoms
 
 
 def test_parts_of_a_refinement():

@@ -9,7 +9,8 @@ import pytest
 from reshard.errors import StepError
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.rules.checker import FREE, PLAIN, RULES, Cost, StepMode, check_step
+from reshard.types.rules.checker import RULES, check_step
+from reshard.types.rules.cost import FREE, PLAIN, Cost, StepMode
 from tests.layouts import random_pair
 
 MESH = Mesh(x=4, y=2)
@@ -266,7 +267,7 @@ def test_every_rule_keeps_the_devices(kind: str, operand: str, result: str):
         check_step(kind, Layout.parse(operand, here), Layout.parse(result, there))
 
 
-@pytest.mark.parametrize("how", [StepMode(4), StepMode(in_place=True)])
+@pytest.mark.parametrize("mode", [StepMode(4), StepMode(in_place=True)])
 def test_only_exchanges_are_chunked_or_in_place(mode: StepMode):
     for kind in set(RULES) - {"exchange"}:
         with pytest.raises(StepError, match="only an exchange is chunked, by at least 1 element, or in place"):

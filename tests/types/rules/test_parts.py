@@ -18,7 +18,8 @@ from reshard.lower import Program, lower
 from reshard.lower.program import InParts
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.checker import RULES, StepMode, check_step
+from reshard.types.rules.checker import RULES, check_step
+from reshard.types.rules.cost import StepMode
 from reshard.types.rules.parts import Cut, counts, split_step
 from tests.layouts import pairs
 from tests.oracle import PADDING, check, tiles_of
@@ -216,7 +217,7 @@ def test_more_parts_need_less_memory():
 
 
 @pytest.mark.parametrize(
-    ("kind", "source", "target", "how"),
+    ("kind", "source", "target", "mode"),
     [
         ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=3)),
         ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=8)),

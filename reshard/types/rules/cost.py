@@ -1,0 +1,56 @@
+"""What a step costs, the mode it runs in, and what the rules share: the refusal and two requirements."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reshard.errors import StepError
+from reshard.types.layout import Layout
+from reshard.types.pair.refine import Refinement, refine
+
+
+class Cost(NamedTuple):
+    """The cost of a step on the busiest device: bytes received, collective calls, bytes of scratch memory."""
+
+    received: int
+    launches: int
+    scratch: int
+
+
+class StepMode(NamedTuple):
+    """How a step runs: at once, or in `parts` parts, one after the other.
+
+    For an exchange, `chunk` limits the elements of one message (None: no limit), and `in_place` writes the result
+    over the operand.
+    """
+
+    chunk: int | None = None
+    in_place: bool = False
+    parts: int = 1
+
+
+FREE = Cost(0, 0, 0)
+PLAIN = StepMode()
+
+
+def refusal(kind: str, operand: Layout, result: Layout, why: str) -> StepError:
+    """The error for a step that is not well typed, with global and local shapes and the meshes."""
+    meshes = str(operand.mesh) if operand.mesh == result.mesh else f"{operand.mesh} to {result.mesh}"
+    return StepError(
+        f"{kind}: {operand} -> {result} (global {operand.shape}, tile {operand.tile_shape} -> {result.tile_shape}, "
+        f"mesh {meshes}): {why}"
+    )
+
+
+def require_refinement(kind: str, operand: Layout, result: Layout) -> Refinement:
+    """The common refinement of the two layouts; without one, only an exchange leads from one to the other."""
+    refinement = refine(operand, result)
+    if refinement is None:
+        raise refusal(kind, operand, result, "the two have no common refinement; use an exchange")
+    return refinement
+
+
+def require_same_partial(kind: str, operand: Layout, result: Layout) -> None:
+    """Refuses a step that would finish or start a reduction but is not a reduction."""
+    if operand.partial != result.partial:
+        raise refusal(kind, operand, result, "this step reduces nothing; partial sub-axes must stay")

@@ -1,0 +1,113 @@
+"""`exchange`: from any layout to any other of the same array, as point-to-point messages in rounds.
+
+    mesh <x=4, y=2>, f32[{x}3/10] -> f32[{y}5]
+
+    device   holds   needs   receives
+    x=0 y=0  0-2     0-4     3-4
+    x=0 y=1  0-2     5-9     5, 6-8, 9      the busiest: 5 elements in 3 messages
+    x=3 y=1  9       5-9     5, 6-8
+    ...
+
+In a round, each device sends and receives at most one message, so the rounds are the most messages that any device
+sends or receives. A message may be cut into chunks: more rounds, less scratch. Two even layouts with a common
+refinement exchange equal messages, and their figures have a closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from reshard.types.layout import Layout
+from reshard.types.pair import exchange_stats, messages, pieces
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.rules.bounds import lower_bound
+from reshard.types.rules.cost import Cost, StepMode, refusal
+
+
+def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Any layout to any other; each device receives exactly the elements that it needs and does not hold."""
+    if operand.partial != result.partial:
+        raise refusal("exchange", operand, result, "an exchange moves data and reduces nothing")
+    if mode.in_place:
+        return _in_place(operand, result, mode.chunk)
+    size = exchange_size(operand, result)
+    cap = size.message if mode.chunk is None else min(mode.chunk, size.message)
+    rounds, chunk = size.cut(cap)
+    # A chunk that is one run of memory in both tiles is sent and received where it lies.
+    scratch = 0 if cap <= size.run else 2 * operand.nbytes(chunk)
+    return Cost(lower_bound(operand, result), rounds, scratch)
+
+
+def _in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
+    """Each message arrives where the last one left; a single element needs no buffer."""
+    r = refine(operand, result)
+    if r is None or not r.exact:
+        raise refusal("exchange", operand, result, "only even layouts with a common refinement go in place")
+    rounds = _even_rounds(r)
+    chunks, largest = in_place_cut(r.common, chunk)
+    scratch = 2 * operand.nbytes(largest) if rounds and largest > 1 else 0
+    return Cost(lower_bound(operand, result), rounds * chunks, scratch)
+
+
+def in_place_cut(message: int, chunk: int | None) -> tuple[int, int]:
+    """How many chunks of at most `chunk` elements a message is sent in, and the elements of the largest.
+
+    >>> in_place_cut(10, 4), in_place_cut(10, None)
+    ((3, 4), (1, 10))
+    """
+    count = -(-message // min(chunk or message, message)) if message else 0
+    return count, -(-message // count) if count else 0
+
+
+class ExchangeSize(NamedTuple):
+    """The rounds of an exchange, the elements of its largest message, and those of its shortest run in memory.
+
+    `loads` lists the messages of each device by their shapes; only cutting messages into chunks needs it.
+    """
+
+    rounds: int
+    message: int
+    run: int
+    loads: Callable[[], Collection[messages.Load]]
+
+    def cut(self, cap: int) -> tuple[int, int]:
+        """The rounds with messages cut to at most `cap` elements, and the elements of the largest chunk."""
+        if cap >= self.message:
+            return self.rounds, self.message
+        loads = self.loads()
+        rounds = max(sum(n * pieces.count(box, cap) for n, shape in load for box in shape) for load in loads)
+        return rounds, max(pieces.largest(box, cap) for load in loads for _, shape in load for box in shape)
+
+
+def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
+    """The rounds and messages of an exchange; for even layouts in closed form, without listing devices."""
+    r = refine(operand, result)
+    if r is None or not r.exact:
+        rounds, message = exchange_stats.rounds(operand, result), exchange_stats.largest_message(operand, result)
+        run = exchange_stats.shortest_run(operand, result)
+        return ExchangeSize(rounds, message, run, lambda: messages.loads(operand, result))
+    extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
+    rounds = _even_rounds(r)
+    return ExchangeSize(rounds, r.common, _even_run(r), lambda: (((rounds, (extents,)),),))
+
+
+def _even_rounds(r: Refinement) -> int:
+    """Rounds between even layouts, one for each source tile that a device fetches from.
+
+    If no digit moves from one holder to another, one of these tiles is the device's own.
+    """
+    if not r.common:
+        return 0
+    return r.pieces if r.swapped else r.pieces - 1
+
+
+def _even_run(r: Refinement) -> int:
+    """Elements that are neighbours in both tiles: the minor digits that are local on both sides."""
+    run = 1
+    for digit in reversed(r.digits):
+        if digit.src is None and digit.dst is None:
+            run *= digit.radix
+        elif digit.src is None or digit.dst is None:
+            break
+    return run
