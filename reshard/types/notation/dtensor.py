@@ -4,9 +4,16 @@
     [_StridedShard(0, split_factor=4), Shard(0)]     ->  {d1}{d0}n       what FSDP over TP makes
     [Partial("sum"), Replicate()]                    ->  + sum{d0}
 
-Each mesh dim acts on what the ones before left local: `Shard` holds its leading part, `_StridedShard` what
-follows a leading part of `split_factor`. Placements are torch's objects, or text: "S(0)", "R", "P(sum)",
-"_S(0, 4)". `read` gives plain data; `Layout.from_dtensor` makes the layout.
+Mesh dims act one after the other on what is still local. `Shard` holds the leading part of it, `_StridedShard`
+the part after a leading factor of `split_factor`, which stays local. For example, a dim of 16 on (2, 4):
+
+    placement                         digits of the dim, (radix, mesh dim)
+                                      (16, local)
+    _StridedShard(0, split_factor=4)  (4, local) (2, d0) (2, local)
+    Shard(0)                          (4, d1)    (2, d0) (2, local)
+
+Placements are torch's objects or their text: "S(0)", "R", "P(sum)", "_S(0, 4)". `read` returns plain data;
+`Layout.from_dtensor` makes the layout.
 """
 
 from __future__ import annotations
@@ -24,10 +31,11 @@ REDUCTIONS = {"sum": "sum", "avg": "mean", "mean": "mean", "max": "max", "min": 
 _TEXT = re.compile(r"\s*(?:(R)|S\((-?\d+)\)|_S\((-?\d+),\s*(\d+)\)|P(?:\((\w+)\))?)\s*")
 
 _Digit = tuple[int, int | None]
+"""A radix, and the mesh dim that holds the digit, None if it is local."""
 
 
-class Placed(NamedTuple):
-    """Per dim, digits of (radix, mesh dim that holds it or None); the partial mesh dims and their reduction."""
+class RawDigits(NamedTuple):
+    """The digits of every dim, major to minor; the partial mesh dims and their reduction."""
 
     dims: tuple[tuple[_Digit, ...], ...]
     partial: tuple[int, ...]
@@ -35,7 +43,7 @@ class Placed(NamedTuple):
 
 
 def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
-    """A mesh of this shape, its axes named d0, d1, ... unless it has names.
+    """Makes a mesh of this shape whose axes have these names, by default d0, d1, ...
 
     >>> str(mesh((2, 4)))
     '<d0=2, d1=4>'
@@ -46,8 +54,8 @@ def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
     return Mesh(list(zip(given, shape, strict=True)))
 
 
-def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[int]) -> Placed:
-    """The digits of every dim; raises `LayoutError` for what is no placement, or has no digits.
+def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[int]) -> RawDigits:
+    """Reads one placement per mesh dim; raises `LayoutError` for one that is unknown or that digits cannot express.
 
     >>> read(["_S(0, 4)", "S(0)"], (2, 4), (16, 3)).dims
     (((4, 1), (2, 0), (2, None)), ((3, None),))
@@ -65,10 +73,10 @@ def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[i
             partial.append(axis)
             reductions.add(split)
         elif kind == "shard":
-            dims[dim] = _held(dims[dim], shape[dim], int(split), mesh_shape[axis], axis, given)
+            dims[dim] = _sharded(dims[dim], shape[dim], int(split), mesh_shape[axis], axis, given)
     if len(reductions) > 1:
         raise LayoutError(f"placements {list(placements)} reduce by {sorted(reductions)}; a layout has one reduction")
-    return Placed(tuple(tuple(digits) for digits in dims), tuple(partial), next(iter(reductions), None))
+    return RawDigits(tuple(tuple(digits) for digits in dims), tuple(partial), next(iter(reductions), None))
 
 
 def _placement(given: Any, rank: int) -> tuple[str, int, str]:
@@ -78,7 +86,7 @@ def _placement(given: Any, rank: int) -> tuple[str, int, str]:
         return "replicate", 0, ""
     if name == "Partial":
         if op not in REDUCTIONS:
-            raise LayoutError(f"placement {given}: its reduction is {op!r}, of {', '.join(REDUCTIONS)}")
+            raise LayoutError(f"placement {given}: its reduction is {op!r}; use one of {', '.join(REDUCTIONS)}")
         return "partial", 0, REDUCTIONS[op]
     if not -rank <= dim < rank:
         raise LayoutError(f"placement {given}: the array has {rank} dims")
@@ -99,33 +107,42 @@ def _parts(given: Any) -> tuple[str, int, int, str]:
         return "Shard", int(shard or strided), int(split or 1), ""
     name = type(given).__name__.lstrip("_")
     if name not in ("Shard", "StridedShard", "Replicate", "Partial"):
-        raise LayoutError(f"{given!r} is no placement; give Shard, Replicate or Partial of torch, or their text")
+        raise LayoutError(f"{given!r} is not a placement; give torch's Shard, Replicate or Partial, or their text")
     split = getattr(given, "split_factor", 1)
     return name, int(getattr(given, "dim", 0)), int(split), str(getattr(given, "reduce_op", "sum"))
 
 
-def _held(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int, given: Any) -> list[_Digit]:
-    """The digits with `pieces` of the local part held, those that follow a local part of `skip`."""
+def _sharded(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int, given: Any) -> list[_Digit]:
+    """The digits of a dim once `axis` holds `pieces` of its local part, after a local factor of `skip`."""
     if pieces == 1:
         return digits
     if skip == 1 and digits == [(size, None)]:
-        # Nothing is held so far: any size splits, in ceil(n / pieces) elements each, as torch.chunk does.
+        # The first split may be uneven: ceil(n / pieces) elements each, as torch.chunk does.
         return [(pieces, axis), (-(-size // pieces), None)]
     if math.prod(radix for radix, _ in digits) != size:
         raise LayoutError(f"placement {given}: its dim of {size} is in unequal pieces, which split no further")
-    found: list[_Digit] = []
     wanted: list[_Digit] = [(skip, None), (pieces, axis)] if skip > 1 else [(pieces, axis)]
+    split: list[_Digit] = []
     for radix, holder in digits:
-        while holder is None and radix > 1 and wanted:
-            count, by = wanted.pop(0)
-            take = math.gcd(count, radix)
-            if take not in (count, radix):
-                raise LayoutError(f"placement {given}: a local part of {radix} is not {count} equal pieces")
-            found.append((take, by))
-            radix //= take
-            wanted = [(count // take, by), *wanted] if take < count else wanted
-        if holder is not None or radix > 1:
-            found.append((radix, holder))
+        if holder is None:
+            parts, wanted = _split(radix, wanted, given)
+            split += parts
+        else:
+            split.append((radix, holder))
     if wanted:
         raise LayoutError(f"placement {given}: no local part of its dim of {size} is left for {pieces} pieces")
-    return found
+    return split
+
+
+def _split(radix: int, wanted: list[_Digit], given: Any) -> tuple[list[_Digit], list[_Digit]]:
+    """Splits a local digit into the wanted ones and a local rest; returns these and what is still wanted."""
+    digits: list[_Digit] = []
+    while radix > 1 and wanted:
+        (count, holder), *rest = wanted
+        taken = math.gcd(count, radix)
+        if taken not in (count, radix):
+            raise LayoutError(f"placement {given}: a local part of {radix} is not {count} equal pieces")
+        digits.append((taken, holder))
+        radix //= taken
+        wanted = [(count // taken, holder), *rest] if taken < count else rest
+    return [*digits, (radix, None)] if radix > 1 else digits, wanted

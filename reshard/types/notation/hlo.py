@@ -7,24 +7,24 @@
     numbers  = id {"," id} | ["<="] "[" sizes "]" ["T(" permutation ")"]  the devices, tile by tile
     last     = "last_tile_dim_replicate" | "last_tile_dims={" kind {"," kind} "}"
     kind     = "replicated" | "manual" | "unreduced"                      of tile dims past the array's
-    named    = value, as in `shardy`, with single quotes and also "manual={...}"
+    named    = value, as in `reader`, with single quotes and also "manual={...}"
              | "replicated" | "unreduced" ["=" op] | "manual"
     note     = "metadata={...}" | "shard_as" id | "shard_like" id         read and dropped
 
-`[4,2]T(1,0)` is the list of ids that an iota has after a reshape to 4 x 2 and a transposition. Its
-dims become the axes d0, d1, ... of the mesh, so that devices keep their own order:
+`[4,2]T(1,0)` is the iota 0..7 reshaped to 4 x 2, then transposed: devices 0, 2, 4, 6, 1, 3, 5, 7. The
+dims before the transposition become the axes d0, d1, ... of the mesh, so that devices keep their order:
 
     devices=[2,1,4]<=[4,2]T(1,0)   -->   <d0=4, d1=2>, dims {d1} {} {d0}
 
-A tile dim takes factors of the transposed dims, major to minor; where it ends inside one, it takes a
-sub-axis, `d0:(1)2`. Tile dims that cut no such factors (2 x 3 of 3 x 2) become the axes themselves,
-with explicit device ids; so do ids that are no transposed iota.
+Tile dims take the transposed dims as factors, major to minor. A tile dim that ends inside a factor takes a
+sub-axis of it, `d0:(1)2`. If a tile dim cuts a factor unevenly (tiles 2 x 3 of an iota 3 x 2), or the ids
+are not a transposed iota, the tile dims themselves become the axes, with explicit device ids.
 
-Along a manual tile dim or axis each device has an array of its own, and the sharding says how each of
-these lies over the other axes: such axes are not used by the layout, like replicated ones. The kind of
-an unreduced tile dim is not in the text (XLA prints sums and maxima alike); it is read as a sum.
+Along a manual tile dim or axis each device has an array of its own, and the sharding describes each of these
+arrays over the remaining axes. So the layout does not use manual axes, just as it does not use replicated ones.
+The text does not give the kind of an unreduced tile dim (XLA prints sums and maxima alike); it is read as a sum.
 
-Ids are those of the program. JAX numbers devices by their position in the mesh, whatever their own ids.
+Device ids are those of the program: JAX numbers devices by their position in the mesh, whatever their own ids.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ import re
 from typing import NamedTuple, NoReturn
 
 from reshard.errors import LayoutError, MeshError, NotationError
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation.reader import Reader, axis_size, op, value
 from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, place
 
 KINDS = ("replicated", "manual", "unreduced")
-MOST_IDS = 1 << 22  # Devices that are worth a list; regular meshes of any size need none.
+MOST_IDS = 1 << 22  # The longest list of device ids that is built; regular meshes of any size need none.
 _KEYS = ("replicated", "unreduced", "manual", "metadata")
 _HEAD = re.compile(r"sharding\s*=")
 _TAIL = re.compile(r",\s*[a-z_]+\s*=.*", re.DOTALL)
@@ -52,34 +52,37 @@ _MANUAL = (
 _UNKNOWN = "the compiler has not chosen a sharding yet; take the one of the compiled program"
 
 
-class Factor(NamedTuple):
-    """A run of device ids: `size` of them, `stride` apart."""
+class IdRun(NamedTuple):
+    """`size` device ids, `stride` apart: one dim of an iota."""
 
     stride: int
     size: int
 
 
-class Tiles(NamedTuple):
-    """Tiles per dim, then per kind; `factors`, major to minor, or else `ids` number them row by row."""
+class Tiling(NamedTuple):
+    """The number of tiles along each dim of the array, then along each last tile dim (one for each of `kinds`).
+
+    Row by row, the tiles lie on the devices that `runs`, major to minor, enumerate, or else on those in `ids`.
+    """
 
     text: str
     sizes: tuple[int, ...]
     kinds: tuple[str, ...]
-    factors: tuple[Factor, ...] | None
+    runs: tuple[IdRun, ...] | None
     ids: tuple[int, ...] | None
 
 
-class Whole(NamedTuple):
-    """The same for all devices, however many: `replicated` or `unreduced`."""
+class Untiled(NamedTuple):
+    """The same on every device, whatever their number: `replicated` or `unreduced`."""
 
     kind: str
 
 
-def parse(text: str) -> Tiles | Whole | RawSharding:
+def parse(text: str) -> Tiling | Untiled | RawSharding:
     """Reads one sharding; raises `NotationError` with the place that does not parse.
 
-    >>> parse("{devices=[2,1,4]<=[4,2]T(1,0)}").factors
-    (Factor(stride=1, size=2), Factor(stride=2, size=4))
+    >>> parse("{devices=[2,1,4]<=[4,2]T(1,0)}").runs
+    (IdRun(stride=1, size=2), IdRun(stride=2, size=4))
     """
     reader = Reader("HLO sharding", text)
     reader.match(_HEAD)
@@ -94,21 +97,33 @@ def parse(text: str) -> Tiles | Whole | RawSharding:
     return raw
 
 
-def placed(raw: Tiles | Whole | RawSharding, rank: int, num_devices: int) -> Placed:
-    """The sharding of an array of that rank, on its own mesh; `num_devices` if it does not say how many."""
-    if isinstance(raw, Whole):
-        return _whole(raw, rank, num_devices)
-    # XLA writes [] for any rank if no dim is split.
-    found = _tiles(raw, rank) if isinstance(raw, Tiles) else place(raw if raw.dims else raw.padded(rank), None)
-    if num_devices not in (1, found.mesh.size):
+def placed(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) -> Placed:
+    """Places the sharding of an array of rank `rank` on its own mesh.
+
+    `num_devices` is 1 for unknown. It is needed where the text does not say how many devices there are, and
+    raises `MeshError` where it contradicts the text.
+
+    >>> mesh, dims, *_ = placed(parse("{devices=[2,1,4]<=[4,2]T(1,0)}"), 3, 1)
+    >>> print(mesh, [[axis.axis for axis in dim] for dim in dims])
+    <d0=4, d1=2> [['d1'], [], ['d0']]
+    """
+    if isinstance(raw, Untiled):
+        return _untiled(raw, rank, num_devices)
+    sharding = _tiled(raw, rank) if isinstance(raw, Tiling) else _with_mesh(raw, rank)
+    if num_devices not in (1, sharding.mesh.size):
         raise MeshError(
-            f"it is over {found.mesh.size} devices, but {num_devices} are given (as num_devices, or as the size of a "
-            f"mesh); leave that out or make it {found.mesh.size}"
+            f"it is over {sharding.mesh.size} devices, but {num_devices} are given (as num_devices, or as the size of "
+            f"a mesh); leave that out or make it {sharding.mesh.size}"
         )
-    return found
+    return sharding
 
 
-def _body(reader: Reader) -> Tiles | Whole | RawSharding:
+def _with_mesh(raw: RawSharding, rank: int) -> Placed:
+    # XLA writes [] for an array of any rank that has no split dim.
+    return place(raw if raw.dims else raw.padded(rank), None)
+
+
+def _body(reader: Reader) -> Tiling | Untiled | RawSharding:
     at, word = reader.at, reader.word()
     match word:
         case "devices":
@@ -116,10 +131,10 @@ def _body(reader: Reader) -> Tiles | Whole | RawSharding:
         case "mesh":
             return _named(reader)
         case "replicated" | "unreduced":
-            return Whole(word)
+            return Untiled(word)
         case "maximal" | "maximal_mesh" | "single_device":
-            found = reader.match(re.compile(r"[\[\s]*device(?:_id)?\s*=\s*([0-9]+)"))
-            return _refuse(reader, NO_TILE.format(device=found[1] if found else 0))
+            device = reader.match(re.compile(r"[\[\s]*device(?:_id)?\s*=\s*([0-9]+)"))
+            return _refuse(reader, NO_TILE.format(device=device[1] if device else 0))
         case "manual":
             return _refuse(reader, _MANUAL)
         case "unknown":
@@ -133,7 +148,7 @@ def _refuse(reader: Reader, why: str) -> NoReturn:
 
 
 def _notes(reader: Reader) -> None:
-    """Takes what says nothing about where elements are."""
+    """Skips metadata and sharing groups: they do not affect where elements are."""
     while not reader.sees("}"):
         reader.take(",")
         at, word = reader.at, reader.word()
@@ -146,12 +161,12 @@ def _notes(reader: Reader) -> None:
             reader.fail("close the sharding with }", at)
 
 
-def _assignment(reader: Reader) -> Tiles:
-    """Reads what follows `devices`."""
+def _assignment(reader: Reader) -> Tiling:
+    """Reads what follows `devices`: `=[2,4]<=[8]`, and the kinds of the last tile dims."""
     reader.need("=", "write devices=[2,4]<=[8]")
     reader.need("[", "write devices=[2,4]<=[8]")
     sizes = _sizes(reader)
-    factors, ids = _numbers(reader, math.prod(sizes))
+    runs, ids = _numbers(reader, math.prod(sizes))
     kinds: tuple[str, ...] = ()
     if reader.take("last_tile_dim_replicate"):
         kinds = ("replicated",)
@@ -159,7 +174,7 @@ def _assignment(reader: Reader) -> Tiles:
         reader.need("=", "write last_tile_dims={manual}")
         reader.need("{", "write last_tile_dims={manual}")
         kinds = reader.items(lambda: _kind(reader), "}")
-    return Tiles(reader.text, sizes, kinds, factors, ids)
+    return Tiling(reader.text, sizes, kinds, runs, ids)
 
 
 def _kind(reader: Reader) -> str:
@@ -175,8 +190,8 @@ def _sizes(reader: Reader) -> tuple[int, ...]:
     return sizes
 
 
-def _numbers(reader: Reader, count: int) -> tuple[tuple[Factor, ...] | None, tuple[int, ...] | None]:
-    """The devices in order: as factors if they are a transposed iota, else as ids."""
+def _numbers(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None, tuple[int, ...] | None]:
+    """Reads the devices in order: as runs if they are a transposed iota, else as a list of ids."""
     iota = reader.take("<=")
     if reader.take("["):
         at, dims = reader.at, _sizes(reader)
@@ -193,8 +208,8 @@ def _numbers(reader: Reader, count: int) -> tuple[tuple[Factor, ...] | None, tup
             f"{reader.what} {reader.text!r}: it lists {len(ids)} device ids, {len(set(ids))} of them different, "
             f"for {count} tiles or mesh positions; give one device each"
         )
-    factors = _found_iota(ids)
-    return factors, ids if factors is None else None
+    runs = _as_iota(ids)
+    return runs, ids if runs is None else None
 
 
 def _permutation(reader: Reader, rank: int) -> tuple[int, ...]:
@@ -208,26 +223,28 @@ def _permutation(reader: Reader, rank: int) -> tuple[int, ...]:
     return order
 
 
-def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> tuple[Factor, ...]:
-    """The factors of a transposed iota, major to minor; those that run on from one another are merged."""
-    found: list[Factor] = []
+def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> tuple[IdRun, ...]:
+    """The runs of a transposed iota, major to minor; neighbours that continue one another are merged."""
+    runs: list[IdRun] = []
     for at in order:
-        factor = Factor(math.prod(dims[at + 1 :]), dims[at])
-        if factor.size == 1:
+        run = IdRun(math.prod(dims[at + 1 :]), dims[at])
+        if run.size == 1:
             continue
-        if found and found[-1].stride == factor.stride * factor.size:
-            factor = Factor(factor.stride, factor.size * found.pop().size)
-        found.append(factor)
-    return tuple(found)
+        if runs and runs[-1].stride == run.stride * run.size:
+            run = IdRun(run.stride, run.size * runs.pop().size)
+        runs.append(run)
+    return tuple(runs)
 
 
-def _found_iota(ids: tuple[int, ...]) -> tuple[Factor, ...] | None:
-    """The factors of the transposed iota that these ids are, if they are one.
+def _as_iota(ids: tuple[int, ...]) -> tuple[IdRun, ...] | None:
+    """The runs of the transposed iota that lists exactly these ids, None if there is none.
 
-    Minor to major: the ids of one factor are those that are evenly spaced; the first of each such
-    run are the ids of the factors above it, fewer by the factor's size (at least 2).
+    0 2 4 6 1 3 5 7    the longest evenly spaced start, 0 2 4 6, is the minor run: 4 ids, 2 apart
+    0 1                the first id of each such run: the next run is 2 ids, 1 apart
+
+    Each round divides the number of ids by at least 2, so the loop ends.
     """
-    found: list[Factor] = []
+    runs: list[IdRun] = []
     left = ids
     while len(left) > 1:
         stride, size = left[1] - left[0], 2
@@ -235,49 +252,53 @@ def _found_iota(ids: tuple[int, ...]) -> tuple[Factor, ...] | None:
             size += 1
         if len(left) % size:
             return None
-        found.insert(0, Factor(stride, size))
+        runs.insert(0, IdRun(stride, size))
         left = left[::size]
-    ordered = sorted(found)
-    whole = [math.prod(f.size for f in ordered[:at]) for at in range(len(ordered))]
-    return tuple(found) if [f.stride for f in ordered] == whole and _listed(found) == ids else None
+    by_stride = sorted(runs)
+    strides = [math.prod(run.size for run in by_stride[:at]) for at in range(len(by_stride))]
+    return tuple(runs) if [run.stride for run in by_stride] == strides and _listed(runs) == ids else None
 
 
-def _listed(factors: list[Factor] | tuple[Factor, ...]) -> tuple[int, ...]:
-    """The ids that factors number."""
-    count = math.prod(f.size for f in factors)
+def _listed(runs: list[IdRun] | tuple[IdRun, ...]) -> tuple[int, ...]:
+    """The ids that the runs enumerate, the last run varying fastest."""
+    count = math.prod(run.size for run in runs)
     if count > MOST_IDS:
         raise MeshError(f"{count} devices in an order that no axes of a mesh have; at most {MOST_IDS} can be listed")
-    found = [0]
-    for stride, size in factors:
-        found = [start + step * stride for start in found for step in range(size)]
-    return tuple(found)
+    ids = [0]
+    for stride, size in runs:
+        ids = [start + step * stride for start in ids for step in range(size)]
+    return tuple(ids)
 
 
-def _named(reader: Reader) -> RawSharding | Whole:
-    """Reads what follows `mesh`."""
+def _named(reader: Reader) -> RawSharding | Untiled:
+    """Reads what follows `mesh`: its axes, its device ids, and the axes of each dim, or one word for all dims."""
     reader.need("[", "write the mesh as mesh['x'=4,'y'=2]")
     axes = reader.items(lambda: axis_size(reader), "]")
-    ids = None
-    if reader.match(_IDS):
-        factors, ids = _numbers(reader, math.prod(size for _, size in axes))
-        ids = _listed(factors or ()) if ids is None else ids
-        reader.need(")", "close the device ids with )")
+    mesh = RawMesh(axes, _device_ids(reader, math.prod(size for _, size in axes)))
     reader.need(",", "one {} per dim in [] follows the mesh, as in {mesh['x'=2], [{'x'}, {}]}")
     if reader.sees("["):
-        return value(reader, _KEYS)._replace(mesh=RawMesh(axes, ids))
+        return value(reader, _KEYS)._replace(mesh=mesh)
     at, word = reader.at, reader.word()
     if word not in KINDS:
         reader.fail("one {} per dim in [] follows the mesh, as in {mesh['x'=2], [{'x'}, {}]}", at)
     if word == "manual":
         return _refuse(reader, _MANUAL)
     if not axes:
-        return Whole(word)
+        return Untiled(word)
     unreduced = tuple(name for name, _ in axes) if word == "unreduced" else ()
     reduction = op(reader) if word == "unreduced" and reader.take("=") else "sum"
-    return RawSharding((), unreduced=unreduced, reduction=reduction, mesh=RawMesh(axes, ids))
+    return RawSharding((), unreduced=unreduced, reduction=reduction, mesh=mesh)
 
 
-def _whole(raw: Whole, rank: int, num_devices: int) -> Placed:
+def _device_ids(reader: Reader, count: int) -> tuple[int, ...] | None:
+    if not reader.match(_IDS):
+        return None
+    runs, ids = _numbers(reader, count)
+    reader.need(")", "close the device ids with )")
+    return _listed(runs or ()) if ids is None else ids
+
+
+def _untiled(raw: Untiled, rank: int, num_devices: int) -> Placed:
     mesh = Mesh() if num_devices == 1 else Mesh(d0=num_devices)
     axes = tuple(mesh.sub_axis(name) for name in mesh.axes)
     if raw.kind == "unreduced" and not axes:
@@ -285,45 +306,54 @@ def _whole(raw: Whole, rank: int, num_devices: int) -> Placed:
     return Placed(mesh, ((),) * rank, axes if raw.kind == "unreduced" else ())
 
 
-def _tiles(raw: Tiles, rank: int) -> Placed:
-    """Tile dims on the axes of the iota; on axes of their own where that cannot be."""
+def _tiled(raw: Tiling, rank: int) -> Placed:
+    """Places each tile dim on axes of the iota where these divide, else on an axis of its own."""
     if len(raw.sizes) - len(raw.kinds) != rank:
         raise LayoutError(
             f"it has {len(raw.sizes) - len(raw.kinds)} tile dims of an array ({len(raw.sizes)} less {len(raw.kinds)} "
             f"for last tile dims), but the array has {rank}; give one tile size per dim, 1 for a dim that is not split"
         )
-    parts = None if raw.factors is None else _split(raw.factors, raw.sizes)
-    if raw.factors is not None and parts is not None:
-        mesh = Mesh((f"d{at}", factor.size) for at, factor in enumerate(sorted(raw.factors, reverse=True)))
-        axes = [tuple(sub for part in dim for sub in mesh.sub_axes(*part)) for dim in parts]
-    else:
-        mesh = Mesh(
-            ((f"d{at}", size) for at, size in enumerate(s for s in raw.sizes if s > 1)),
-            device_ids=raw.ids or _listed(raw.factors or ()),
-        )
-        names = iter(mesh.axes)
-        axes = [(mesh.sub_axis(next(names)),) if size > 1 else () for size in raw.sizes]
+    mesh, axes = _iota_axes(raw) or _own_axes(raw)
     last = zip(raw.kinds, axes[rank:], strict=True)
     return Placed(mesh, tuple(axes[:rank]), tuple(sub for kind, dim in last if kind == "unreduced" for sub in dim))
 
 
-def _split(factors: tuple[Factor, ...], sizes: tuple[int, ...]) -> list[list[Factor]] | None:
-    """Deals the factors out to the tile dims, major to minor; None if a size cuts one unevenly.
+def _iota_axes(raw: Tiling) -> tuple[Mesh, list[tuple[SubAxis, ...]]] | None:
+    """The mesh of the iota's dims and the sub-axes of each tile dim; None if they do not divide."""
+    dims = None if raw.runs is None else _dealt(raw.runs, raw.sizes)
+    if raw.runs is None or dims is None:
+        return None
+    mesh = Mesh((f"d{at}", run.size) for at, run in enumerate(sorted(raw.runs, reverse=True)))
+    return mesh, [tuple(sub for run in dim for sub in mesh.sub_axes(*run)) for dim in dims]
 
-    The sizes still to be filled and the factors still there have the same product all along.
+
+def _own_axes(raw: Tiling) -> tuple[Mesh, list[tuple[SubAxis, ...]]]:
+    """A mesh with one axis for each tile dim, its devices listed."""
+    split = [size for size in raw.sizes if size > 1]
+    mesh = Mesh(((f"d{at}", size) for at, size in enumerate(split)), device_ids=raw.ids or _listed(raw.runs or ()))
+    names = iter(mesh.axes)
+    return mesh, [(mesh.sub_axis(next(names)),) if size > 1 else () for size in raw.sizes]
+
+
+def _dealt(runs: tuple[IdRun, ...], sizes: tuple[int, ...]) -> list[list[IdRun]] | None:
+    """Deals the runs out to the tile dims, major to minor; None if a size cuts a run unevenly.
+
+    sizes 2, 1, 4 of runs 4, 2    the first takes 2 of the run of 4, the last the other 2 and the run of 2
+
+    At every step the sizes still to be filled and the runs still to be dealt have the same product.
     """
-    left = list(reversed(factors))
-    found: list[list[Factor]] = []
+    left = list(reversed(runs))
+    dims: list[list[IdRun]] = []
     for size in sizes:
-        part: list[Factor] = []
+        dim: list[IdRun] = []
         while size > 1:
             stride, have = left.pop()
-            took = math.gcd(size, have)
-            if took not in (size, have):
+            taken = math.gcd(size, have)
+            if taken not in (size, have):
                 return None
-            part.append(Factor(stride * (have // took), took))
-            if took < have:
-                left.append(Factor(stride, have // took))
-            size //= took
-        found.append(part)
-    return found
+            dim.append(IdRun(stride * (have // taken), taken))
+            if taken < have:
+                left.append(IdRun(stride, have // taken))
+            size //= taken
+        dims.append(dim)
+    return dims

@@ -1,7 +1,9 @@
-"""JAX's `NamedSharding` to a layout's mesh and axes and back; jax itself is not imported.
+"""JAX's `NamedSharding`, read into plain data and made from a layout; this module does not import jax.
 
-A sharding is read by its attributes, and one is only made for a jax mesh that is given: whoever has
-one has loaded jax.
+    NamedSharding(<jax mesh x=4, y=2>, P('y', None, 'x'))   <->   f32[{y}8, 16, {x}4] on <x=4, y=2>
+
+Reading needs only the attributes of the sharding. Making one needs a jax mesh, and a caller that has a jax
+mesh has loaded jax, so `sys.modules` has it.
 """
 
 from __future__ import annotations
@@ -16,24 +18,27 @@ from reshard.types.notation.sharding import RawSharding
 
 
 def mesh_of(jax_mesh: Any) -> Mesh:
-    """The mesh of a `jax.sharding.Mesh` (its device ids) or `AbstractMesh` (numbered by position)."""
+    """Converts a `jax.sharding.Mesh`, with its device ids, or an `AbstractMesh`, numbered by position.
+
+    Raises `MeshError` for any other object.
+    """
     shape: Any = getattr(jax_mesh, "shape", None)
     if not hasattr(shape, "items"):
-        raise MeshError(f"{jax_mesh!r} is no jax mesh; give a jax.sharding.Mesh or AbstractMesh")
+        raise MeshError(f"{jax_mesh!r} is not a jax mesh; give a jax.sharding.Mesh or AbstractMesh")
     devices = getattr(jax_mesh, "devices", None) if type(jax_mesh).__name__ == "Mesh" else None
     ids = None if devices is None else [device.id for device in devices.flat]
     return Mesh({str(name): int(size) for name, size in shape.items()}, device_ids=ids)
 
 
 def read(sharding: Any, rank: int) -> RawSharding:
-    """A `NamedSharding`'s spec as plain data, padded to `rank` dims."""
+    """Reads the spec of a `NamedSharding` as plain data, padded to `rank` dims; raises `LayoutError` for others."""
     spec = getattr(sharding, "spec", None)
     if spec is None or not hasattr(sharding, "mesh"):
         raise LayoutError(
             f"{sharding!r} is a {type(sharding).__name__}, not a NamedSharding; give "
             f"jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(...))"
         )
-    entries = spec.partitions  # A spec with unreduced axes refuses to be iterated.
+    entries = spec.partitions  # Iterating over a spec with unreduced axes raises.
     if len(entries) > rank:
         raise LayoutError(f"{spec} has {len(entries)} entries for an array of rank {rank}; give at most one per dim")
     unreduced = tuple(sorted(str(axis) for axis in getattr(spec, "unreduced", ())))
@@ -55,7 +60,10 @@ def _entry(entry: Any, spec: Any) -> tuple[str, ...]:
 def write(
     mesh: Mesh, dims: Sequence[Sequence[SubAxis]], partial: Sequence[SubAxis], reduction: str | None, jax_mesh: Any
 ) -> Any:
-    """The `NamedSharding` on a jax mesh whose dims are held by these sub-axes of `mesh`."""
+    """Makes the `NamedSharding` on `jax_mesh` that splits each dim along these sub-axes of `mesh`.
+
+    Raises `MeshError` for a jax mesh of other devices, `LayoutError` for what a `NamedSharding` cannot express.
+    """
     other = mesh_of(jax_mesh)
     if mesh.size != other.size or (mesh.device_ids is not None and mesh.device_ids != other.device_ids):
         raise MeshError(
@@ -69,8 +77,8 @@ def write(
 def partition_spec(
     mesh: Mesh, dims: Sequence[Sequence[SubAxis]], partial: Sequence[SubAxis], reduction: str | None, axes: Mesh
 ) -> Any:
-    """The `PartitionSpec` on other axes with the same devices by position."""
-    jax = sys.modules["jax"]  # Whoever asks has a jax mesh, so there is jax.
+    """Makes the `PartitionSpec` that names the axes of the mesh `axes`, whose positions are those of `mesh`."""
+    jax = sys.modules["jax"]  # Loaded, since the caller has a jax mesh.
     names = [whole_axes(held, mesh, axes) for held in dims]
     entries = [tuple(dim) if len(dim) > 1 else (dim[0] if dim else None) for dim in names]
     extra: dict[str, Any] = {"unreduced": set(whole_axes(partial, mesh, axes))} if partial else {}
@@ -81,39 +89,43 @@ def partition_spec(
 
 def _kind(jax: Any, reduction: str | None) -> Any:
     kinds = getattr(jax.sharding, "UnreducedKind", None)
-    found = getattr(kinds, reduction or "sum", None)
-    if found is None:
+    kind = getattr(kinds, reduction or "sum", None)
+    if kind is None:
         raise LayoutError(
             f"jax {jax.__version__} has no unreduced arrays of kind {reduction}; finish the reduction first"
         )
-    return found
+    return kind
 
 
 def whole_axes(axes: Iterable[SubAxis], mesh: Mesh, target: Mesh) -> list[str]:
-    """The axes of `target` that a dim's sub-axes are, major to minor.
+    """The axes of `target` that together are these sub-axes of `mesh`, major to minor.
 
     Raises `LayoutError` where they are only parts of axes.
+
+    >>> flat, grid = Mesh(d=8), Mesh(x=4, y=2)
+    >>> whole_axes([flat.sub_axis("d")], flat, grid)
+    ['x', 'y']
     """
-    found: list[str] = []
+    names: list[str] = []
     for stride, size in _runs(axes, mesh):
         parts = target.sub_axes(stride, size)
         if any(part.size != target.axes[part.axis] for part in parts):
-            told = " ".join(mesh.spell(part) for part in mesh.sub_axes(stride, size))
+            spelling = " ".join(mesh.spell(part) for part in mesh.sub_axes(stride, size))
             raise LayoutError(
-                f"{told} of mesh {mesh} is only a part of an axis of mesh {target}; a NamedSharding names whole axes, "
-                f"so give a jax mesh over the same devices whose axes are cut there"
+                f"{spelling} of mesh {mesh} is only a part of an axis of mesh {target}; a NamedSharding names whole "
+                f"axes, so give a jax mesh over the same devices whose axes are cut there"
             )
-        found += [part.axis for part in parts if part.size > 1]
-    return found
+        names += [part.axis for part in parts if part.size > 1]
+    return names
 
 
 def _runs(axes: Iterable[SubAxis], mesh: Mesh) -> list[tuple[int, int]]:
-    """(stride, size) factors of the positions, those joined of which one goes on where the other ends."""
-    found: list[tuple[int, int]] = []
+    """The (stride, size) factors of the positions; a factor that continues the one before it is merged with it."""
+    runs: list[tuple[int, int]] = []
     for axis in axes:
         stride = mesh.stride(axis)
-        if found and found[-1][0] == stride * axis.size:
-            found[-1] = (stride, found[-1][1] * axis.size)
+        if runs and runs[-1][0] == stride * axis.size:
+            runs[-1] = (stride, runs[-1][1] * axis.size)
         else:
-            found.append((stride, axis.size))
-    return found
+            runs.append((stride, axis.size))
+    return runs

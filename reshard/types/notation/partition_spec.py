@@ -1,10 +1,10 @@
-"""JAX's partition specs as text, `P('x', None)`, read into plain data; nothing is evaluated.
+"""JAX's partition specs as text, `P('x', None)`, parsed into plain data and never evaluated.
 
     spec    = name "(" [entry {"," entry}] {"," keyword} ")"     name: P, PS, PartitionSpec
     entry   = None | axis | "(" axis {"," axis} ")"              axes major to minor
     keyword = "unreduced" "=" "{" axis {"," axis} "}" | "unreduced_kind" "=" ("sum" | "max" | "min")
 
-An axis is a string; beyond JAX, it may be a sub-axis, `'y:(1)2'`.
+An axis is a string. As an extension of JAX's notation it may be a sub-axis, `'y:(1)2'`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = ("P", "PS", "PartitionSpec")
 
 
 def parse(text: str) -> RawSharding:
-    """Reads one spec; raises `NotationError` that says what it cannot use.
+    """Reads one spec; raises `NotationError` that names the part it cannot read.
 
     >>> parse("P(('x', 'y'), None, unreduced={'z'})")[:3]
     ((('x', 'y'), ()), (), ('z',))
@@ -28,9 +28,9 @@ def parse(text: str) -> RawSharding:
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        _fail(text, "it is no Python expression; write P('x', None)")
+        _fail(text, "it is not a Python expression; write P('x', None)")
     if not isinstance(node, ast.Call) or _name(node.func) not in NAMES:
-        _fail(text, f"it calls none of {', '.join(NAMES)}; write P('x', None)")
+        _fail(text, f"it is not a call of {', '.join(NAMES)}; write P('x', None)")
     dims = tuple(_entry(entry, text) for entry in node.args)
     unreduced: tuple[str, ...] = ()
     kind = "sum"
@@ -41,7 +41,7 @@ def parse(text: str) -> RawSharding:
             case "unreduced_kind":
                 kind = _kind(keyword.value, text)
             case "reduced":
-                _fail(text, "reduced axes say how gradients are summed, not where elements are; leave them out")
+                _fail(text, "reduced axes describe how gradients are summed, not where elements are; leave them out")
             case other:
                 _fail(text, f"unknown argument {other or '**'!r}; use unreduced={{'x'}} or unreduced_kind=sum")
     return RawSharding(dims, unreduced=unreduced, reduction=kind)
@@ -63,7 +63,7 @@ def _entry(node: ast.expr, text: str) -> tuple[str, ...]:
 
 
 def _axes(node: ast.expr, text: str) -> tuple[str, ...]:
-    """The axes of a set, in any of the ways to write one."""
+    """The axes of a set: a set, tuple or list display, or a call of set() or frozenset()."""
     match node:
         case ast.Call(func=ast.Name(id="set" | "frozenset"), args=[], keywords=[]):
             return ()

@@ -4,7 +4,7 @@
 
     M = 1000, MB = 64, 2 process rows  ->  8{r}64/1000        8 rounds of blocks of 64, the last one padded
 
-`read` gives plain data; `Layout.from_scalapack` makes the layout.
+`read` returns plain data; `Layout.from_scalapack` makes the layout.
 """
 
 from __future__ import annotations
@@ -28,15 +28,26 @@ class BlockCyclic(NamedTuple):
 
 
 def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Mesh, tuple[BlockCyclic, BlockCyclic]]:
-    """The mesh of the grid, devices being process numbers, and how rows and columns are dealt.
+    """Reads a descriptor: the mesh of the grid, its devices being process numbers, and how rows and columns are dealt.
 
-    `order` is that in which BLACS numbers the grid: "R" row by row, "C" column by column. A source process
-    (RSRC, CSRC) other than (0, 0) turns the grid. Raises `LayoutError` for a descriptor of another kind.
+    `order` is how BLACS numbers the grid: "R" row by row, "C" column by column. A source process (RSRC, CSRC)
+    other than (0, 0) rotates the grid. Raises `LayoutError` for a descriptor that is not one of a dense matrix.
 
     >>> mesh, dims = read([1, 0, 1000, 800, 64, 32, 0, 0, 512], (2, 3), "C")
     >>> mesh.device_ids, dims[0]
     ((0, 2, 4, 1, 3, 5), BlockCyclic(size=1000, block=64, axis='r'))
     """
+    _check(desc, grid, order)
+    _, _, rows, columns, row_block, column_block, row_source, column_source, _ = desc
+    # The process that holds the first block comes first along its axis.
+    down = [(row_source + n) % grid[0] for n in range(grid[0])]
+    right = [(column_source + n) % grid[1] for n in range(grid[1])]
+    ids = [r * grid[1] + c if order == "R" else c * grid[0] + r for r in down for c in right]
+    mesh = Mesh(dict(zip(AXES, grid, strict=True)), device_ids=ids)
+    return mesh, (BlockCyclic(rows, row_block, AXES[0]), BlockCyclic(columns, column_block, AXES[1]))
+
+
+def _check(desc: Sequence[int], grid: Sequence[int], order: str) -> None:
     if len(desc) != 9 or desc[0] != 1:
         raise LayoutError(
             f"descriptor {list(desc)}: give the 9 numbers [1, context, M, N, MB, NB, RSRC, CSRC, LLD] of a dense matrix"
@@ -45,14 +56,8 @@ def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Me
         raise LayoutError(f"grid {tuple(grid)}: give (process rows, process columns), both at least 1")
     if order not in ("R", "C"):
         raise LayoutError(f"grid order {order!r}: give 'R' if BLACS numbers the grid row by row, 'C' column by column")
-    _, _, rows, columns, row_block, column_block, row_source, column_source, _ = desc
+    row_block, column_block, row_source, column_source = desc[4:8]
     if min(row_block, column_block) < 1 or not (0 <= row_source < grid[0] and 0 <= column_source < grid[1]):
         raise LayoutError(
             f"descriptor {list(desc)} on grid {tuple(grid)}: blocks are at least 1, source processes within the grid"
         )
-    # The process that holds the first block comes first along its axis.
-    down = [(row_source + n) % grid[0] for n in range(grid[0])]
-    right = [(column_source + n) % grid[1] for n in range(grid[1])]
-    ids = [r * grid[1] + c if order == "R" else c * grid[0] + r for r in down for c in right]
-    mesh = Mesh(dict(zip(AXES, grid, strict=True)), device_ids=ids)
-    return mesh, (BlockCyclic(rows, row_block, AXES[0]), BlockCyclic(columns, column_block, AXES[1]))

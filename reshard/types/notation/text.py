@@ -1,4 +1,4 @@
-"""The text of a layout, read into plain data and written back.
+"""The text of a layout in our own notation, parsed into plain data; `str(layout)` writes it.
 
     layout  = dtype "[" [dim {"," dim}] "]" ["+" op held {held}]
     dim     = {digit} ["/" size]             digits most significant first, true size if padded
@@ -7,7 +7,7 @@
     axis    = name [":(" pre ")" size]
     op      = "sum" | "max" | "min" | "product" | "mean"
 
-Nothing here knows a mesh: axes stay text until `layout` looks them up.
+Axes stay text here: `Layout.parse` looks them up on a mesh.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RawDim(NamedTuple):
 
 
 class RawLayout(NamedTuple):
-    """A layout as written, before any axis is looked up."""
+    """A layout as written, its axes as text."""
 
     dtype: str
     dims: tuple[RawDim, ...]

@@ -107,20 +107,20 @@ def test_a_mesh_with_names():
 
 
 @pytest.mark.parametrize(
-    ("placements", "shape", "said"),
+    ("placements", "shape", "message"),
     [
         (["S(0)"], (16,), "1 placements for a mesh"),
         (["S(1)", "R"], (16,), "the array has 1 dims"),
         (["X", "R"], (16,), "write S(dim)"),
-        ([3, "R"], (16,), "is no placement"),
+        ([3, "R"], (16,), "is not a placement"),
         (["P(xor)", "R"], (16,), "its reduction is"),
         (["P(sum)", "P(max)"], (16,), "one reduction"),
         (["S(0)", "S(0)"], (10,), "split no further"),
         (["_S(0, 3)", "R"], (16,), "equal pieces"),
     ],
 )
-def test_refusals(placements: list, shape: tuple[int, ...], said: str):
-    with pytest.raises(LayoutError, match=said.replace("(", r"\(").replace(")", r"\)")):
+def test_refusals(placements: list, shape: tuple[int, ...], message: str):
+    with pytest.raises(LayoutError, match=message.replace("(", r"\(").replace(")", r"\)")):
         Layout.from_dtensor(placements, (4, 4), shape, "float32")
 
 

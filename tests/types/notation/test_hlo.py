@@ -66,8 +66,8 @@ V2 = [
 
 @pytest.mark.parametrize(("text", "mesh", "layout"), V2)
 def test_iota_text(text, mesh, layout):
-    found = read(text)
-    assert (str(found.mesh), str(found), found.mesh.device_ids) == (mesh, layout, None)
+    made = read(text)
+    assert (str(made.mesh), str(made), made.mesh.device_ids) == (mesh, layout, None)
 
 
 @pytest.mark.parametrize(
@@ -107,12 +107,12 @@ def assignments(draw, lasts=2):
 
 
 def primes(number):
-    found = []
+    factors = []
     for prime in (2, 3, 5, 7):
         while number % prime == 0:
-            found.append(prime)
+            factors.append(prime)
             number //= prime
-    return found
+    return factors
 
 
 def spelled(numbers):
@@ -120,17 +120,17 @@ def spelled(numbers):
 
 
 @given(assignments(), st.lists(st.integers(1, 30), min_size=3, max_size=3), st.randoms(use_true_random=False))
-def test_iota_means_what_numpy_says(assignment, scale, random):
+def test_an_iota_assigns_the_devices_that_numpy_computes(assignment, scale, random):
     sizes, dims, order, last = assignment
     kinds = [random.choice(["replicated", "manual", "unreduced"]) for _ in range(last)]
     shape = tuple(scale[: len(sizes) - last])
     tail = f" last_tile_dims={{{', '.join(kinds)}}}" if kinds else ""
     owners = assigned(sizes, dims, order)
     unreduced = [len(shape) + at for at, kind in enumerate(kinds) if kind == "unreduced"]
-    found = read(f"{{devices=[{spelled(sizes)}]<=[{spelled(dims)}]T({spelled(order)}){tail}}}", shape)
-    assert_means(found, owners, shape, unreduced)
+    layout = read(f"{{devices=[{spelled(sizes)}]<=[{spelled(dims)}]T({spelled(order)}){tail}}}", shape)
+    assert_means(layout, owners, shape, unreduced)
     listed = read(f"{{devices=[{spelled(sizes)}]{spelled(owners.flat)}{tail}}}", shape)
-    assert listed == found, "the list of ids of an iota is that iota"
+    assert listed == layout, "the list of ids of an iota is that iota"
 
 
 def test_every_small_iota():
@@ -144,15 +144,15 @@ def test_every_small_iota():
 
 
 def test_tiles_that_cut_no_axes_keep_their_own_with_device_ids():
-    found = read("{devices=[2,3]<=[2,3]T(1,0)}", (8, 9))
-    assert (str(found.mesh), found.mesh.device_ids) == ("<d0=2, d1=3>", (0, 3, 1, 4, 2, 5))
-    assert_means(found, assigned((2, 3), (2, 3), (1, 0)), (8, 9))
+    layout = read("{devices=[2,3]<=[2,3]T(1,0)}", (8, 9))
+    assert (str(layout.mesh), layout.mesh.device_ids) == ("<d0=2, d1=3>", (0, 3, 1, 4, 2, 5))
+    assert_means(layout, assigned((2, 3), (2, 3), (1, 0)), (8, 9))
 
 
 def test_a_large_regular_mesh_lists_no_devices():
-    found = read("{devices=[1024,1,65536,1048576]<=[65536,1073741824]T(1,0) last_tile_dim_replicate}", (2**20,) * 3)
-    assert found.mesh.size == 2**46
-    assert found.tile_shape == (1024, 2**20, 16)
+    layout = read("{devices=[1024,1,65536,1048576]<=[65536,1073741824]T(1,0) last_tile_dim_replicate}", (2**20,) * 3)
+    assert layout.mesh.size == 2**46
+    assert layout.tile_shape == (1024, 2**20, 16)
 
 
 # Lists ("V1").
@@ -166,9 +166,9 @@ def test_any_list_of_devices(ids, sizes):
 
 @pytest.mark.parametrize("ids", [(3, 5), (5, 3), (0, 2), (1, 0), (7, 1), (0, 4)])
 def test_ids_need_not_be_dense(ids):
-    found = read(f"{{devices=[2,1,1]{spelled(ids)}}}")
-    assert found.mesh.devices == ids
-    assert_means(found, np.array(ids).reshape(2, 1, 1), GRID)
+    layout = read(f"{{devices=[2,1,1]{spelled(ids)}}}")
+    assert layout.mesh.devices == ids
+    assert_means(layout, np.array(ids).reshape(2, 1, 1), GRID)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_last_tile_dims(text, layout):
     assert str(read(text)) == layout
 
 
-def test_replicated_has_as_many_devices_as_said():
+def test_replicated_has_num_devices_devices():
     assert read("{replicated}") == Layout.from_spec(Mesh(), GRID, "float32", [])
     assert read("{replicated}", num_devices=8) == Layout.from_spec(Mesh(d0=8), GRID, "float32", [])
     assert read('{replicated metadata={op_name="a"}}', num_devices=8) == read("{mesh[], replicated}", num_devices=8)
@@ -258,8 +258,8 @@ def test_named_text(text, layout):
     ],
 )
 def test_named_device_ids(numbers, ids):
-    found = read(f"{{mesh['x'=4,'y'=2], device_ids=({numbers}), [{{'y'}}, {{}}, {{'x'}}]}}")
-    assert found == Layout.from_spec(Mesh(x=4, y=2, device_ids=ids), GRID, "float32", [["y"], [], ["x"]])
+    layout = read(f"{{mesh['x'=4,'y'=2], device_ids=({numbers}), [{{'y'}}, {{}}, {{'x'}}]}}")
+    assert layout == Layout.from_spec(Mesh(x=4, y=2, device_ids=ids), GRID, "float32", [["y"], [], ["x"]])
 
 
 @st.composite
@@ -281,11 +281,11 @@ def named(draw):
 
 def coordinates(place, axes, refs):
     """The number that a device at `place` has along so many sub-axes, major to minor."""
-    found = 0
+    number = 0
     for name, pre, size in refs:
         at = place[list(axes).index(name)]
-        found = found * size + at // (axes[name] // (pre * size)) % size
-    return found
+        number = number * size + at // (axes[name] // (pre * size)) % size
+    return number
 
 
 @given(named(), st.lists(st.integers(1, 40), min_size=3, max_size=3))
@@ -294,11 +294,11 @@ def test_named_means_what_its_axes_say(sharding, sizes):
     shape = sizes[: len(dims)]
     mesh = ",".join(f"'{name}'={size}" for name, size in axes.items())
     spec = ", ".join("{" + ", ".join(f"'{n}':({p}){s}" for n, p, s in dim) + "}" for dim in dims)
-    found = read(f"{{mesh[{mesh}], device_ids=({spelled(ids)}), [{spec}]}}", shape)
+    layout = read(f"{{mesh[{mesh}], device_ids=({spelled(ids)}), [{spec}]}}", shape)
     for place, device in np.ndenumerate(np.array(ids).reshape(*axes.values())):
         tiles = [-(-size // math.prod(s for _, _, s in dim)) for size, dim in zip(shape, dims, strict=True)]
         starts = [coordinates(place, axes, dim) * tile for dim, tile in zip(dims, tiles, strict=True)]
-        assert meaning(found, device) == tuple(
+        assert meaning(layout, device) == tuple(
             tuple(range(start, start + tile)) for start, tile in zip(starts, tiles, strict=True)
         )
 
@@ -366,14 +366,14 @@ REPORTED = [
 
 
 @pytest.mark.parametrize(("axes", "shape", "spec", "text"), REPORTED)
-def test_a_reported_sharding_is_that_of_its_axes(axes, shape, spec, text):
+def test_a_reported_sharding_matches_its_axes(axes, shape, spec, text):
     expected = Layout.from_spec(Mesh(axes), shape, "float32", spec)
-    found = read(text, shape)
-    assert found.mesh.devices == expected.mesh.devices
-    assert same_meaning(found, expected)
+    layout = read(text, shape)
+    assert layout.mesh.devices == expected.mesh.devices
+    assert same_meaning(layout, expected)
 
 
-# What is refused, and what is said.
+# Texts that are refused, and the message of each.
 
 REFUSED = [
     ("", NotationError, "it ends too early; write {replicated}"),
@@ -442,22 +442,22 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "error", "said"), REFUSED)
-def test_refused(text, error, said):
-    with pytest.raises(error, match=re.escape(said)):
+@pytest.mark.parametrize(("text", "error", "message"), REFUSED)
+def test_refused(text, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         read(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
+    ("text", "options", "message"),
     [
         ("{devices=[8,1,1]<=[8]}", {"num_devices": 4}, "it is over 8 devices, but 4 are given"),
         ("{replicated}", {"num_devices": 0}, "size 0"),
         ("{replicated}", {"num_devices": "8"}, "a size is a whole number"),
     ],
 )
-def test_refused_num_devices(text, options, said):
-    with pytest.raises(MeshError, match=re.escape(said)):
+def test_refused_num_devices(text, options, message):
+    with pytest.raises(MeshError, match=re.escape(message)):
         read(text, **options)
 
 
@@ -468,8 +468,8 @@ def test_errors_name_the_sharding_and_the_global_shape():
 
 
 def test_the_advice_for_one_device_works():
-    found = Layout.from_spec(Mesh(device_ids=[3]), GRID, "float32", [])
-    assert meaning(found, 3) == (tuple(range(16)),) * 3
+    layout = Layout.from_spec(Mesh(device_ids=[3]), GRID, "float32", [])
+    assert meaning(layout, 3) == (tuple(range(16)),) * 3
 
 
 @given(st.text(alphabet="{}[]()<=,'? :dxT0123mesh=devices replicated unreduced manual last_tile_dims", max_size=40))

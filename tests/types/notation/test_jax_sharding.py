@@ -26,10 +26,10 @@ ORDERS = (None, [5, 2, 7, 0, 3, 6, 1, 4])
 
 def where(sharding: NamedSharding, shape: tuple[int, ...]) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Device id -> indices per dim, by JAX."""
-    told = sharding.devices_indices_map(shape)
+    index_map = sharding.devices_indices_map(shape)
     return {
         device.id: tuple(tuple(range(*part.indices(size))) for part, size in zip(index, shape, strict=True))
-        for device, index in told.items()
+        for device, index in index_map.items()
     }
 
 
@@ -48,10 +48,10 @@ def test_a_layout_means_what_jax_says(sizes: dict[str, int], order: list[int] | 
     every = list(contiguous_layouts(axes, (24, 24, 24)))
     for layout in random.Random(0).sample(every, min(20, len(every))):
         sharding = NamedSharding(mesh, spec_of(layout))
-        found = Layout.from_jax(sharding, (24, 24, 24), "float32")
-        assert means(found) == where(sharding, (24, 24, 24)), sharding
-        assert found.tile_shape == sharding.shard_shape((24, 24, 24))
-        assert found.mesh.devices == tuple(device.id for device in mesh.devices.flat)
+        layout = Layout.from_jax(sharding, (24, 24, 24), "float32")
+        assert means(layout) == where(sharding, (24, 24, 24)), sharding
+        assert layout.tile_shape == sharding.shard_shape((24, 24, 24))
+        assert layout.mesh.devices == tuple(device.id for device in mesh.devices.flat)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_a_mesh_without_devices_is_numbered_by_position():
 
 def test_axes_of_one_device_hold_nothing():
     mesh = mesh_of({"x": 4, "one": 1, "y": 2})
-    found = Layout.from_jax(NamedSharding(mesh, P(("x", "one"))), (8, 8), "float32")
-    assert found == Layout.parse("f32[{x}2, 8]", Mesh(x=4, one=1, y=2))
+    layout = Layout.from_jax(NamedSharding(mesh, P(("x", "one"))), (8, 8), "float32")
+    assert layout == Layout.parse("f32[{x}2, 8]", Mesh(x=4, one=1, y=2))
 
 
 def test_unreduced_axes_are_partial():
@@ -123,15 +123,15 @@ def test_jax_puts_a_layout_where_it_means(order: list[int] | None):
 )
 def test_onto_other_axes_of_the_same_devices(one: dict[str, int], other: dict[str, int], count: int):
     """Axes of the other mesh may be products of the layout's, or parts of them."""
-    mesh, said = mesh_of(other), 0
+    mesh, expressed = mesh_of(other), 0
     for layout in contiguous_layouts(Mesh(one), (16, 24)):
         try:
             sharding = layout.to_jax(mesh)
         except LayoutError:
             continue
-        said += 1
+        expressed += 1
         assert where(sharding, (16, 24)) == means(layout)
-    assert said == count
+    assert expressed == count
 
 
 def test_to_a_mesh_without_devices():

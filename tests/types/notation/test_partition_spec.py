@@ -62,13 +62,13 @@ def test_a_spec_is_its_axes(axes, places):
 
 
 REFUSED = [
-    ("", NotationError, "it is no Python expression; write P('x', None)"),
-    ("P('x'", NotationError, "it is no Python expression"),
-    ("P('x') + P('y')", NotationError, "it calls none of P, PS, PartitionSpec"),
-    ("'x', None", NotationError, "it calls none of"),
-    ("('x', None)", NotationError, "it calls none of"),
-    ("NamedSharding(mesh, P('x'))", NotationError, "it calls none of"),
-    ("P", NotationError, "it calls none of"),
+    ("", NotationError, "it is not a Python expression; write P('x', None)"),
+    ("P('x'", NotationError, "it is not a Python expression"),
+    ("P('x') + P('y')", NotationError, "it is not a call of P, PS, PartitionSpec"),
+    ("'x', None", NotationError, "it is not a call of"),
+    ("('x', None)", NotationError, "it is not a call of"),
+    ("NamedSharding(mesh, P('x'))", NotationError, "it is not a call of"),
+    ("P", NotationError, "it is not a call of"),
     ("P(x)", NotationError, "cannot read 'x'; an entry is None, an axis 'x' or a tuple ('x', 'y')"),
     ("P(0)", NotationError, "cannot read '0'"),
     ("P(True)", NotationError, "cannot read 'True'"),
@@ -81,14 +81,14 @@ REFUSED = [
     ("P(f'x')", NotationError, "cannot read"),
     ("P(UNCONSTRAINED, 'x')", NotationError, "UNCONSTRAINED leaves the choice to the compiler; name the axes"),
     ("P(P.UNCONSTRAINED)", NotationError, "UNCONSTRAINED"),
-    ("P('x', reduced={'y'})", NotationError, "reduced axes say how gradients are summed"),
+    ("P('x', reduced={'y'})", NotationError, "reduced axes describe how gradients are summed"),
     ("P('x', unreduced='y')", NotationError, "write a set of axes, as in unreduced={'x'}"),
     ("P('x', unreduced={1})", NotationError, "cannot read '1'; an axis is a string"),
     ("P('x', unreduced={'y'}, unreduced_kind=mean)", NotationError, "use one of sum, max, min"),
     ("P('x', partial={'y'})", NotationError, "unknown argument 'partial'"),
     ("P('x', **more)", NotationError, "unknown argument '**'"),
-    ("P('x\0')", NotationError, "it is no Python expression"),
-    ("P(" + "(" * 5000 + ")" * 5000 + ")", NotationError, "it is no Python expression"),
+    ("P('x\0')", NotationError, "it is not a Python expression"),
+    ("P(" + "(" * 5000 + ")" * 5000 + ")", NotationError, "it is not a Python expression"),
     ("P(" + "-" * 900 + "1)", NotationError, "cannot read '------"),
     ("P('w')", MeshError, "unknown axis 'w': mesh <x=4, y=2, z=2> has axes x, y, z"),
     ("P('')", NotationError, "cannot read axis ''"),
@@ -99,9 +99,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "error", "said"), REFUSED)
-def test_refused(text, error, said):
-    with pytest.raises(error, match=re.escape(said)):
+@pytest.mark.parametrize(("text", "error", "message"), REFUSED)
+def test_refused(text, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         read(text)
 
 

@@ -37,7 +37,7 @@ def test_every_element_is_where_scalapack_has_it(seed: int):
 
 
 @pytest.mark.parametrize(
-    ("desc", "grid", "order", "said"),
+    ("desc", "grid", "order", "message"),
     [
         ([1, 0, 8, 8, 2, 2, 0, 0], (2, 2), "R", "9 numbers"),
         ([501, 0, 8, 8, 2, 2, 0, 0, 8], (2, 2), "R", "9 numbers"),
@@ -48,6 +48,6 @@ def test_every_element_is_where_scalapack_has_it(seed: int):
         ([1, 0, -1, 8, 2, 2, 0, 0, 8], (2, 2), "R", "size"),
     ],
 )
-def test_refusals(desc: list[int], grid: tuple[int, int], order: str, said: str):
-    with pytest.raises(LayoutError, match=said):
+def test_refusals(desc: list[int], grid: tuple[int, int], order: str, message: str):
+    with pytest.raises(LayoutError, match=message):
         Layout.from_scalapack(desc, grid, "float64", order=order)

@@ -109,11 +109,11 @@ def spelled(refs, is_open=False):
 def coordinate(device, refs):
     """The number of a device along so many sub-axes, major to minor, from the strides of a row-major mesh."""
     strides = {"x": 16, "y": 8, "z": 8, "u": 1}
-    found = 0
+    number = 0
     for name, pre, size in refs:
         at = device // strides[name] % MESH.axes[name]
-        found = found * size + at // (MESH.axes[name] // (pre * size)) % size
-    return found
+        number = number * size + at // (MESH.axes[name] // (pre * size)) % size
+    return number
 
 
 @given(shardings(), st.lists(st.integers(1, 70), min_size=3, max_size=3))
@@ -183,9 +183,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "error", "said"), REFUSED)
-def test_refused(text, error, said):
-    with pytest.raises(error, match=re.escape(said)):
+@pytest.mark.parametrize(("text", "error", "message"), REFUSED)
+def test_refused(text, error, message):
+    with pytest.raises(error, match=re.escape(message)):
         read(text)
 
 
