@@ -1,18 +1,25 @@
-"""The common refinement of two layouts: one numeral whose digits both are made of.
+"""The common refinement of two layouts: one numeral whose digits both of them are made of.
 
-    operand   {x}8        =  x1 x2 | 2 4          mesh <x=4, ...>: x1 = x:(1)2, x2 = x:(2)2
-    result    {y}4{x}     =  y 2 | 2 | x1 x2      each column one atom: (holder before, holder after)
+    mesh <x=4, y=2>, f32[{x}{y}2] -> f32[{y}{x}2]
 
-An atom is local (None) or held by a device stride on either side. Every typing rule, bound and
-schedule of an even move is a statement about these atoms. Two numerals that do not nest (2 then 3
-against 3 then 2, uneven pieces, sub-axes that overlap) have no common refinement: `refine`
-returns None and the move is an exchange of boxes (`messages`).
+    refined digit   1        2        3        4
+    radix           2        2        2        2
+    before          x:(1)2   x:(2)2   y        local
+    after           y        x:(1)2   x:(2)2   local
+
+Every rule, bound and schedule of an even step is a statement about these digits: which are local before and held
+after, which the reverse, which change holders. A holder is written as its stride, the number of positions between
+two neighbours along it, so that meshes with other axis names can be compared.
+
+Numerals that do not nest have no common refinement: 2 then 3 against 3 then 2, pieces of uneven sizes, overlapping
+sub-axes. Then `refine` returns None, and only an exchange of boxes (`pair.messages`) leads from one to the other.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -22,7 +29,7 @@ from reshard.types.mesh import Mesh, places
 
 
 class RefinedDigit(NamedTuple):
-    """A digit of the common refinement, with the device strides that hold it before and after."""
+    """A digit of the common refinement: its dim, its radix, and the strides that hold it (None: local)."""
 
     dim: int
     radix: int
@@ -31,23 +38,36 @@ class RefinedDigit(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """A (stride, size) factor of the device positions."""
+    """A factor of the device positions: `size` positions that are `stride` apart."""
 
     stride: int
     size: int
 
 
 class _Segment(NamedTuple):
-    """A digit of one numeral, at a place value of its dim."""
+    """A digit of one numeral at its place value; `stride` is its holder's, None for a local digit."""
 
     place: int
     radix: int
     stride: int | None
 
 
+class _HeldSegment(NamedTuple):
+    """A held digit of either numeral: it covers [place, place * radix) of a dim and as much of the positions."""
+
+    dim: int
+    place: int
+    radix: int
+    stride: int
+
+
 @dataclass(frozen=True)
 class Refinement:
-    """Atoms dim by dim, major to minor, over the padded shape that both layouts fit."""
+    """The refined digits dim by dim, major to minor, over the padded shape that both layouts fit.
+
+    `exact` says that nothing is padded. `kept` and `reduced` are the factors of the partial sub-axes that stay
+    partial and that are reduced.
+    """
 
     digits: tuple[RefinedDigit, ...]
     padded: tuple[int, ...]
@@ -58,48 +78,55 @@ class Refinement:
     @cached_property
     def sliced(self) -> tuple[RefinedDigit, ...]:
         """Local before, held after."""
-        return tuple(a for a in self.digits if a.src is None and a.dst is not None)
+        return tuple(d for d in self.digits if d.src is None and d.dst is not None)
 
     @cached_property
     def gathered(self) -> tuple[RefinedDigit, ...]:
         """Held before, local after."""
-        return tuple(a for a in self.digits if a.src is not None and a.dst is None)
+        return tuple(d for d in self.digits if d.src is not None and d.dst is None)
 
     @cached_property
     def swapped(self) -> tuple[RefinedDigit, ...]:
         """Held before and after, by different devices."""
-        return tuple(a for a in self.digits if a.src != a.dst and a.src is not None and a.dst is not None)
+        return tuple(d for d in self.digits if d.src != d.dst and d.src is not None and d.dst is not None)
 
     @cached_property
     def common(self) -> int:
         """Elements that are local on both sides: the size of one message of an exchange."""
-        return math.prod(a.radix for a in self.digits if a.src is None and a.dst is None)
+        return math.prod(d.radix for d in self.digits if d.src is None and d.dst is None)
 
     @cached_property
     def pieces(self) -> int:
-        """How many source tiles one target tile has a share in."""
-        return math.prod(a.radix for a in self.gathered)
+        """How many source tiles contribute to one target tile."""
+        return math.prod(d.radix for d in self.gathered)
 
     @cached_property
     def used_before(self) -> frozenset[int]:
-        """The strides that hold atoms before."""
-        return frozenset(a.src for a in self.digits if a.src is not None)
+        """The strides that hold digits before."""
+        return frozenset(d.src for d in self.digits if d.src is not None)
 
     @cached_property
     def used_after(self) -> frozenset[int]:
-        """The strides that hold atoms after."""
-        return frozenset(a.dst for a in self.digits if a.dst is not None)
+        """The strides that hold digits after."""
+        return frozenset(d.dst for d in self.digits if d.dst is not None)
 
 
 def prime_digits(refinement: Refinement) -> tuple[RefinedDigit, ...]:
-    """The atoms cut to prime radices, major first, the same way wherever a stride holds one."""
-    found: list[RefinedDigit] = []
+    """The refined digits with every held one cut to prime radices, major first.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=6)
+    >>> refinement = refine(Layout.parse("f32[{x}, 6]", mesh), Layout.parse("f32[6, {x}]", mesh))
+    >>> [(digit.dim, digit.radix, digit.src, digit.dst) for digit in prime_digits(refinement)]
+    [(0, 2, 3, None), (0, 3, 1, None), (1, 2, None, 3), (1, 3, None, 1)]
+    """
+    digits: list[RefinedDigit] = []
     for dim, radix, src, dst in refinement.digits:
         if src is None and dst is None:
-            found.append(RefinedDigit(dim, radix, src, dst))
-            continue
-        found += [RefinedDigit(dim, prime, src and src * at, dst and dst * at) for at, prime in places(1, radix)]
-    return tuple(found)
+            digits.append(RefinedDigit(dim, radix, src, dst))
+        else:
+            digits += [RefinedDigit(dim, prime, src and src * at, dst and dst * at) for at, prime in places(1, radix)]
+    return tuple(digits)
 
 
 def same_devices(a: Mesh, b: Mesh) -> bool:
@@ -109,35 +136,71 @@ def same_devices(a: Mesh, b: Mesh) -> bool:
 
 @lru_cache(maxsize=4096)
 def refine(operand: Layout, result: Layout) -> Refinement | None:
-    """The common refinement of two layouts of one array, or None where they have none."""
+    """The common refinement of two layouts of one array, or None if they have none.
+
+    For example f32[{x}{y}2] -> f32[{y}{x}2] on <x=4, y=2>. A digit of radix r at place p covers the places from p to
+    p * r; a sub-axis of stride s and size r covers the positions from s to s * r.
+
+        step                                            dim is cut at    positions are cut at
+        operand: {x} 4-16, {y} 2-4, 2 1-2               1 2 4 16
+        result: {y} 8-16, {x} 2-8, 2 1-2                1 2 4 8 16
+        holders: x 2-8, y 1-2                           1 2 4 8 16       1 2 8
+        the operand's {x} is cut at 8, in the middle,
+          so x itself is cut in the middle              1 2 4 8 16       1 2 4 8
+        the result's {x} is cut at 4, so is x already   1 2 4 8 16       1 2 4 8
+
+        refined digit   places   radix   src           dst
+        1               8-16     2       4 (x:(1)2)    1 (y)
+        2               4-8      2       2 (x:(2)2)    4 (x:(1)2)
+        3               2-4      2       1 (y)         2 (x:(2)2)
+        4               1-2      2       None          None
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=2)
+    >>> refinement = refine(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
+    >>> [(digit.radix, digit.src, digit.dst) for digit in refinement.digits]
+    [(2, 4, 1), (2, 2, 4), (2, 1, 2), (2, None, None)]
+    """
     if not same_devices(operand.mesh, result.mesh):
         return None
-    padded = tuple(_common_padded(a, b) for a, b in zip(operand.dims, result.dims, strict=True))
-    if None in padded:
+    padded = _common_shape(operand, result)
+    if padded is None:
         return None
-    sizes = tuple(p for p in padded if p is not None)
-    before = [_segments(d, operand.mesh, p) for d, p in zip(operand.dims, sizes, strict=True)]
-    after = [_segments(d, result.mesh, p) for d, p in zip(result.dims, sizes, strict=True)]
-    partial = [[Factor(lay.mesh.stride(s), s.size) for s in lay.partial] for lay in (operand, result)]
-    cuts = _cuts(before, after, partial[0] + partial[1])
+    before, after = _segments(operand, padded), _segments(result, padded)
+    were, are = _partial_factors(operand), _partial_factors(result)
+    cuts = _cuts(before, after, were + are)
     if cuts is None:
         return None
-    dims, devices = cuts
-    atoms: list[RefinedDigit] = []
-    for at, cut in enumerate(dims):
-        atoms += _atoms(at, cut, before[at], after[at]) if sizes[at] else [RefinedDigit(at, 0, None, None)]
-    were, are = (_split(factors, devices) for factors in partial)
+    dims, positions = cuts
+    digits: list[RefinedDigit] = []
+    for dim, size in enumerate(padded):
+        digits += _digits(dim, dims[dim], before[dim], after[dim]) if size else [RefinedDigit(dim, 0, None, None)]
+    were, are = _cut_factors(were, positions), _cut_factors(are, positions)
     return Refinement(
-        tuple(atoms),
-        sizes,
-        sizes == operand.shape,
+        tuple(digits),
+        padded,
+        padded == operand.shape,
         tuple(f for f in were if f in are),
         tuple(f for f in were if f not in are) if set(are) <= set(were) else (),
     )
 
 
+def _partial_factors(layout: Layout) -> list[Factor]:
+    return [Factor(layout.mesh.stride(axis), axis.size) for axis in layout.partial]
+
+
+def _common_shape(a: Layout, b: Layout) -> tuple[int, ...] | None:
+    """The padded shape that both layouts fit when rounds without elements are added in front."""
+    shape: list[int] = []
+    for dim, other in zip(a.dims, b.dims, strict=True):
+        padded = _common_padded(dim, other)
+        if padded is None:
+            return None
+        shape.append(padded)
+    return tuple(shape)
+
+
 def _common_padded(a: Dim, b: Dim) -> int | None:
-    """The padded size that both numerals reach when rounds that hold nothing are added in front."""
     p, q = a.padded, b.padded
     if p == q:
         return p
@@ -148,101 +211,115 @@ def _common_padded(a: Dim, b: Dim) -> int | None:
 
 
 def _round(dim: Dim) -> int:
-    """Elements in one value of the leading local digit; a numeral that has none is one round."""
+    """Elements in one value of the leading local digit; a numeral that starts with a held digit is one round."""
     if not dim.digits or dim.digits[0].axis is not None:
         return dim.padded
     return dim.padded // dim.digits[0].radix
 
 
-def _segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
+def _segments(layout: Layout, shape: Sequence[int]) -> list[list[_Segment]]:
+    return [_dim_segments(dim, layout.mesh, padded) for dim, padded in zip(layout.dims, shape, strict=True)]
+
+
+def _dim_segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
     """The digits with their place values, minor first, the leading local one stretched to `padded`."""
     if padded == 0:
         return []
-    found: list[_Segment] = []
+    segments: list[_Segment] = []
     place = 1
     for radix, axis in reversed(dim.digits):
-        found.append(_Segment(place, radix, None if axis is None else mesh.stride(axis)))
+        segments.append(_Segment(place, radix, None if axis is None else mesh.stride(axis)))
         place *= radix
     if place == padded:
-        return found
-    if found and found[-1].stride is None:
-        last = found.pop()
-        return [*found, _Segment(last.place, padded // last.place, None)]
-    return [*found, _Segment(place, padded // place, None)]
+        return segments
+    if segments and segments[-1].stride is None:
+        place = segments.pop().place
+    return [*segments, _Segment(place, padded // place, None)]
 
 
 def _cuts(
     before: list[list[_Segment]], after: list[list[_Segment]], partial: list[Factor]
 ) -> tuple[list[list[int]], list[int]] | None:
-    """The places at which dims and device positions must be cut, closed under held digits.
+    """Where each dim and the device positions must be cut; None if the cuts do not divide each other."""
+    dims = [_ends((s.place, s.radix) for s in (*b, *a)) for b, a in zip(before, after, strict=True)]
+    held = [
+        _HeldSegment(dim, s.place, s.radix, s.stride)
+        for side in (before, after)
+        for dim, segments in enumerate(side)
+        for s in segments
+        if s.stride is not None
+    ]
+    positions = _ends([*partial, *((s.stride, s.radix) for s in held)])
+    if not _close(dims, positions, held):
+        return None
+    chains, chain = [sorted(cuts) for cuts in dims], sorted(positions)
+    return (chains, chain) if all(map(_is_chain, (*chains, chain))) else None
 
-    A cut inside a held digit of a dim cuts its stride in the same proportion, and back. Cuts only
-    ever join a finite set of divisors, so the loop ends.
+
+def _ends(factors: Iterable[tuple[int, int]]) -> set[int]:
+    """Both ends of (low, size) factors."""
+    return {end for low, size in factors for end in (low, low * size)}
+
+
+def _close(dims: list[set[int]], positions: set[int], held: list[_HeldSegment]) -> bool:
+    """Adds the cuts that held digits carry over; False if a cut does not divide a held digit.
+
+    A cut inside a held digit cuts its sub-axis in the same proportion, and a cut inside the sub-axis cuts the digit.
+    All cuts divide the padded sizes or the number of devices, so only finitely many can be added and the loop ends.
     """
-    dims = [{s.place for s in b} | {s.place * s.radix for s in b} for b in before]
-    for cut, segments in zip(dims, after, strict=True):
-        cut.update(s.place for s in segments)
-        cut.update(s.place * s.radix for s in segments)
-    held = [(at, s) for side in (before, after) for at, segs in enumerate(side) for s in segs if s.stride is not None]
-    devices = {f.stride for f in partial} | {f.stride * f.size for f in partial}
-    for _, s in held:
-        devices.update((s.stride or 0, (s.stride or 0) * s.radix))
     changed = True
     while changed:
         changed = False
-        for at, (place, radix, stride) in held:
-            stride = stride or 0
-            inner = _inside(dims[at], place, radix)
-            outer = _inside(devices, stride, radix)
-            if inner is None or outer is None:
-                return None
-            if inner != outer:
-                dims[at].update(place * c for c in outer)
-                devices.update(stride * c for c in inner)
+        for dim, place, radix, stride in held:
+            in_digit = _inside(dims[dim], place, radix)
+            in_axis = _inside(positions, stride, radix)
+            if in_digit is None or in_axis is None:
+                return False
+            if in_digit != in_axis:
+                dims[dim].update(place * cut for cut in in_axis)
+                positions.update(stride * cut for cut in in_digit)
                 changed = True
-    chains = [sorted(places) for places in dims]
-    if not all(_is_chain(places) for places in (*chains, sorted(devices))):
-        return None
-    return chains, sorted(devices)
+    return True
 
 
 def _inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
     """The cuts strictly inside a digit, as ratios to its low end; None if one does not divide."""
-    found: set[int] = set()
+    inside: set[int] = set()
     for cut in cuts:
         if low < cut < low * radix:
             if cut % low:
                 return None
-            found.add(cut // low)
-    return found
+            inside.add(cut // low)
+    return inside
 
 
-def _is_chain(places: list[int]) -> bool:
-    return all(low > 0 and high % low == 0 for low, high in itertools.pairwise(places))
+def _is_chain(cuts: list[int]) -> bool:
+    """Whether each cut divides the next."""
+    return all(low > 0 and high % low == 0 for low, high in itertools.pairwise(cuts))
 
 
-def _atoms(at: int, places: list[int], before: list[_Segment], after: list[_Segment]) -> list[RefinedDigit]:
-    """The atoms of one dim, major first, read off both numerals at every cut."""
-    found: list[RefinedDigit] = []
+def _digits(dim: int, cuts: list[int], before: list[_Segment], after: list[_Segment]) -> list[RefinedDigit]:
+    """The refined digits of one dim, major first: between two cuts, each numeral has one holder."""
+    digits: list[RefinedDigit] = []
     b = a = 0
-    for low, high in itertools.pairwise(places):
+    for low, high in itertools.pairwise(cuts):
         while before[b].place * before[b].radix <= low:
             b += 1
         while after[a].place * after[a].radix <= low:
             a += 1
-        src, dst = _held_at(before[b], low), _held_at(after[a], low)
-        found.append(RefinedDigit(at, high // low, src, dst))
-    return found[::-1]
+        digits.append(RefinedDigit(dim, high // low, _holder(before[b], low), _holder(after[a], low)))
+    return digits[::-1]
 
 
-def _held_at(segment: _Segment, place: int) -> int | None:
+def _holder(segment: _Segment, place: int) -> int | None:
+    """The stride that holds the part of a segment that starts at a place."""
     return None if segment.stride is None else segment.stride * (place // segment.place)
 
 
-def _split(factors: list[Factor], devices: list[int]) -> list[Factor]:
-    """Factors cut at every device cut."""
-    found: list[Factor] = []
+def _cut_factors(factors: list[Factor], cuts: list[int]) -> list[Factor]:
+    """The factors, cut at every position cut inside them."""
+    parts: list[Factor] = []
     for stride, size in factors:
-        ends = [c for c in devices if stride <= c <= stride * size]
-        found += [Factor(low, high // low) for low, high in itertools.pairwise(ends)]
-    return found
+        ends = [cut for cut in cuts if stride <= cut <= stride * size]
+        parts += [Factor(low, high // low) for low, high in itertools.pairwise(ends)]
+    return parts
