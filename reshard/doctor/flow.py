@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from reshard.hlo import Array, Computation, Instruction, Module
-from reshard.hlo.text import Shape
+from reshard.hlo.shapes import Shape
 
 _OPENED = ("fusion", "call", "async-start", "call-start")
 _CONTINUES = ("async-update", "async-done", "call-update", "call-done")

@@ -21,7 +21,7 @@ from reshard.doctor.flow import Flow, Value
 from reshard.doctor.scalars import Numbers, Scalars
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
-from reshard.hlo.forms import pairs
+from reshard.hlo.forms import permute_pairs
 
 COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 _ALL_OPERANDS = (
@@ -276,7 +276,7 @@ def _all_to_all(moves: Movement, value: Value, points: Points) -> Iterator[Part]
 def _permute(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
     operand = moves.flow.operands(value)[value.path[0] if value.path else 0]
     sources = np.full(moves.scalars.devices, -1, np.int64)
-    for source, target in pairs(value.instruction):
+    for source, target in permute_pairs(value.instruction):
         sources[target] = source
     inside = sources[points.device] >= 0
     yield Part(inside, operand, Points(sources[points.device], points.indices).at(inside))

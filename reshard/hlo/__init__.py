@@ -1,27 +1,40 @@
 """XLA's HLO text: the collectives of a compiled module, what each device receives in them, and where they come from.
 
     module = parse(compiled.as_text())
-    for one in collectives(module):
-        print(one.kind, one.received_bytes, one.times, one.source)
+    for collective in collectives(module):
+        print(collective.kind, collective.received_bytes, collective.times, collective.source)
     traffic(module).received_bytes, largest(module).array.elements
 
-The grammar stands in `text`, `groups` and `frames`; the ways in which a collective is spelled stand in `forms`.
+Reading a module
+    `parse` reads the text; `Module`, `Computation`, `Instruction` and `Array` are what it returns.
+Collectives
+    `collectives` lists every `Collective` that a module executes; `KINDS` maps HLO's opcodes to our names.
+    `traffic` adds them up: a `Traffic`, with one `Total` per kind.
+    `parse_groups` reads `replica_groups` in any spelling and returns `Groups`.
+    `trip_count` is the number of iterations of a while loop.
+Arrays
+    `largest` is the largest array of a module; `large_arrays` lists the instructions that make large ones. Both
+    return an `ArrayDefinition`.
+Origins
+    `Source` is the user's line for an instruction, `Frame` one line of its stack.
+
+The grammars are in `module`, `replica_groups` and `frames`; the spellings of collectives are in `forms`.
 """
 
-from reshard.hlo.arrays import Held as Held
+from reshard.hlo.arrays import ArrayDefinition as ArrayDefinition
 from reshard.hlo.arrays import large_arrays as large_arrays
 from reshard.hlo.arrays import largest as largest
 from reshard.hlo.forms import KINDS as KINDS
 from reshard.hlo.frames import Frame as Frame
 from reshard.hlo.frames import Source as Source
-from reshard.hlo.groups import Groups as Groups
-from reshard.hlo.groups import parse_groups as parse_groups
 from reshard.hlo.loops import trip_count as trip_count
-from reshard.hlo.text import Array as Array
-from reshard.hlo.text import Computation as Computation
-from reshard.hlo.text import Instruction as Instruction
-from reshard.hlo.text import Module as Module
-from reshard.hlo.text import parse as parse
+from reshard.hlo.module import Computation as Computation
+from reshard.hlo.module import Instruction as Instruction
+from reshard.hlo.module import Module as Module
+from reshard.hlo.module import parse as parse
+from reshard.hlo.replica_groups import Groups as Groups
+from reshard.hlo.replica_groups import parse_groups as parse_groups
+from reshard.hlo.shapes import Array as Array
 from reshard.hlo.walk import Collective as Collective
 from reshard.hlo.walk import Total as Total
 from reshard.hlo.walk import Traffic as Traffic

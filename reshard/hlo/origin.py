@@ -1,7 +1,7 @@
-"""The user's line for an instruction that may have none of its own.
+"""Finds a line of the user's program for an instruction, even if it has none of its own.
 
-XLA's partitioner and its later passes insert collectives without metadata, or with the name of an argument. What
-such a collective moves was made for, or by, an instruction near to it that has a line.
+XLA's partitioner and its later passes insert collectives without metadata, or with the name of an argument alone.
+Such a collective serves a nearby instruction that has a line: one that uses its result, or made its operand.
 """
 
 from __future__ import annotations
@@ -11,37 +11,38 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.hlo.frames import Source
-from reshard.hlo.text import Computation, Instruction, Module
+from reshard.hlo.module import Computation, Instruction, Module
 
-_NEAR = 200  # Instructions looked at: in the programs tried, a line is within 10.
+_MOST_LOOKED_AT = 200  # instructions; in the programs tried, the nearest line is at most 10 away
 _THROUGH_NO_DATA = ("tuple", "parameter", "constant")
 _WRAPS = ("fusion", "call", "async")
 
 
-class Site(NamedTuple):
+class CallSite(NamedTuple):
     """An instruction in its computation."""
 
     computation: Computation
     instruction: Instruction
 
 
-def source_of(module: Module, sites: tuple[Site, ...]) -> Source:
-    """The origin of the first site's instruction; the others are the instructions that call it, innermost first.
+def source_of(module: Module, sites: tuple[CallSite, ...]) -> Source:
+    """The origin of the first site's instruction; the other sites are its callers, innermost first.
 
-    First what it says itself, then what those say that only wrap it (a fusion, an asynchronous call), then what the
-    nearest instructions say: users before operands, since a collective serves what uses it.
+    In this order: the instruction's own metadata; that of the callers that only wrap it (a fusion, an asynchronous
+    call); that of the nearest instructions, users before operands, since a collective serves its users.
     """
     wrapped = list(_wrapping(sites))
-    own = [found for site in wrapped if (found := _stated(module, site.instruction))]
-    if placed := next((found for found in own if found.file), None):
-        return replace(placed, op_name=own[0].op_name or placed.op_name)
+    own = [source for site in wrapped if (source := _stated(module, site.instruction))]
+    if with_line := next((source for source in own if source.file), None):
+        return replace(with_line, op_name=own[0].op_name or with_line.op_name)
     near = next(_near(module, wrapped), None)
     if near is None:
         return own[0] if own else Source("")
     return replace(near, op_name=own[0].op_name if own else near.op_name, exact=False)
 
 
-def _wrapping(sites: tuple[Site, ...]) -> Iterator[Site]:
+def _wrapping(sites: tuple[CallSite, ...]) -> Iterator[CallSite]:
+    """The first site, and the callers that do nothing but wrap it."""
     yield sites[0]
     for site in sites[1:]:
         if not site.instruction.opcode.startswith(_WRAPS):
@@ -50,32 +51,34 @@ def _wrapping(sites: tuple[Site, ...]) -> Iterator[Site]:
 
 
 def _stated(module: Module, instruction: Instruction) -> Source | None:
+    """The origin in the instruction's own metadata."""
     metadata = instruction.attributes.get("metadata") if "metadata=" in instruction.rest else None
     return module.frames.source(metadata) if metadata else None
 
 
-def _near(module: Module, sites: Iterable[Site]) -> Iterator[Source]:
-    """The origins with a line near to the sites, the nearest first."""
+def _near(module: Module, sites: Iterable[CallSite]) -> Iterator[Source]:
+    """The origins of nearby instructions that have a line, the nearest first."""
     for site in sites:
         seen, queue = {site.instruction.name}, [site.instruction]
-        for instruction in queue:  # it grows: breadth first
+        for instruction in queue:  # breadth first: the queue grows while it is walked
             fresh = [near for near in _neighbours(site.computation, instruction) if near.name not in seen]
             seen.update(near.name for near in fresh)
-            queue += fresh[: max(0, _NEAR - len(queue))]
-            yield from (found for near in fresh for found in _lines(module, near))
+            queue += fresh[: max(0, _MOST_LOOKED_AT - len(queue))]
+            yield from (source for near in fresh for source in _sources(module, near))
 
 
 def _neighbours(computation: Computation, instruction: Instruction) -> Iterator[Instruction]:
+    """The users of an instruction, then its operands."""
     operands = (computation.by_name.get(name) for name in instruction.operands)
     for near in (*computation.users.get(instruction.name, ()), *operands):
         if near is not None and near.opcode not in _THROUGH_NO_DATA:
             yield near
 
 
-def _lines(module: Module, instruction: Instruction) -> Iterator[Source]:
-    """The lines that an instruction names, itself or, if it is a fusion, inside."""
-    inside = [module.computation(name) for name in instruction.called] if instruction.opcode == "fusion" else []
-    for one in (instruction, *(inner for computation in inside for inner in computation.instructions)):
-        found = _stated(module, one)
-        if found and found.file:
-            yield found
+def _sources(module: Module, instruction: Instruction) -> Iterator[Source]:
+    """The origins with a line of an instruction and, if it is a fusion, of the instructions inside."""
+    fused = [module.computation(name) for name in instruction.called] if instruction.opcode == "fusion" else []
+    for one in (instruction, *(inner for computation in fused for inner in computation.instructions)):
+        source = _stated(module, one)
+        if source and source.file:
+            yield source

@@ -111,7 +111,7 @@ def test_nothing_moves(call, tmp_path):
         (b"", "is empty; give optimized HLO"),
         (b"print('hello')", "is no program: \"print('hello')\""),
         (b"\x0a\xff\x00\x80", "is binary, and no portable StableHLO artifact"),
-        (b"HloModule m\nHloModule n\n", "HloModule stands 2 times"),
+        (b"HloModule m\nHloModule n\n", "2 HloModule headers"),
         (b"module { func.func @main( }", "the program is no StableHLO"),
         (b"ML\xefR\x00\x00", "the program is no StableHLO"),
     ],

@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from reshard import hlo
-from reshard.hlo.forms import pairs
+from reshard.hlo.forms import permute_pairs
 
 _BIG = 1 << 40
 
@@ -186,6 +186,6 @@ class Machine:
 
     def do_collective_permute(self, one, a):
         moved = np.full_like(a, -1)
-        for source, target in pairs(one):
+        for source, target in permute_pairs(one):
             moved[target] = a[source]
         return moved

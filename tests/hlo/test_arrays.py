@@ -1,4 +1,4 @@
-"""The arrays that a module holds."""
+"""The large arrays that a module makes."""
 
 import pytest
 
@@ -36,19 +36,19 @@ def test_arguments_count_among_the_largest():
 
 
 @pytest.mark.parametrize(("elements", "names"), [(65, []), (64, ["g"]), (56, ["g", "m"]), (8, ["g", "s", "m", "x"])])
-def test_what_makes_large_arrays(read, elements, names):
-    found = hlo.large_arrays(read, elements)
-    assert [held.instruction.name for held in found] == names
-    assert all(held.computation.name == "main" for held in found)
+def test_the_instructions_that_make_large_arrays(read, elements, names):
+    definitions = hlo.large_arrays(read, elements)
+    assert [definition.instruction.name for definition in definitions] == names
+    assert all(definition.computation.name == "main" for definition in definitions)
 
 
 def test_the_array_of_a_tuple_is_its_largest(read):
-    (_, held) = hlo.large_arrays(read, 56)
-    assert (held.array.dtype, held.array.nbytes) == ("bf16", 112)
+    (_, definition) = hlo.large_arrays(read, 56)
+    assert (definition.array.dtype, definition.array.nbytes) == ("bf16", 112)
 
 
 @pytest.mark.parametrize("name", ["gather_cpu_0.10.2", "gather_v5p_0.12.0.1"])
 def test_a_recorded_gather_makes_the_whole_array(name):
     read = hlo.parse((record.DATA / f"{name}.hlo").read_text(encoding="utf-8"))
-    assert "all-gather" in [held.instruction.opcode for held in hlo.large_arrays(read, 256 * 256)]
+    assert "all-gather" in [definition.instruction.opcode for definition in hlo.large_arrays(read, 256 * 256)]
     assert hlo.largest(read).array.dims == (256, 256)

@@ -1,4 +1,4 @@
-"""How often a loop runs, where XLA does not say it; each condition of the inference is planted wrong once."""
+"""The trip counts of loops that XLA does not annotate; every condition of the inference is violated once."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_a_counted_loop():
 
 
 @pytest.mark.parametrize(
-    ("start", "bound", "step", "direction", "often"),
+    ("start", "bound", "step", "direction", "expected"),
     [
         (0, 12, 5, "LT", 3),
         (3, 12, 1, "LT", 9),
@@ -63,14 +63,14 @@ def test_a_counted_loop():
         (0, 12, 1, "NE", None),
     ],
 )
-def test_counters_of_all_kinds(start, bound, step, direction, often):
-    found = count(
+def test_counted_loops_of_all_kinds(start, bound, step, direction, expected):
+    trips = count(
         but(START, "constant(0)", f"constant({start})"),
         but(but(CONDITION, "constant(12)", f"constant({bound})"), "LT", direction),
         but(BODY, "constant(1)", f"constant({step})"),
     )
-    steps = range(start, bound + {"LE": 1, "GE": -1}.get(direction, 0), step) if often else range(0)
-    assert found == often == (often and len(steps))
+    steps = range(start, bound + {"LE": 1, "GE": -1}.get(direction, 0), step) if expected else range(0)
+    assert trips == expected == (expected and len(steps))
 
 
 def test_a_counter_that_is_subtracted_from():
@@ -80,7 +80,7 @@ def test_a_counter_that_is_subtracted_from():
     assert count(but(START, "constant(0)", "constant(20)"), but(CONDITION, "LT", "GT"), reverse) is None
 
 
-def test_the_step_may_stand_first():
+def test_the_step_may_be_the_first_operand():
     assert count(body=but(BODY, "add(%j, %one)", "add(%one, %j)")) == 12
 
 
@@ -113,7 +113,7 @@ def test_the_bound_may_be_carried_along():
         ("body", "tuple(%next, %w, %k)", "custom-call(%next, %w, %k)"),
     ],
 )
-def test_what_depends_on_data_is_not_guessed(part, old, new):
+def test_a_count_that_depends_on_data_is_unknown(part, old, new):
     lines = {"start": START, "condition": CONDITION, "body": BODY}
     lines[part] = but(lines[part], old, new)
     assert count(**lines) is None
@@ -126,5 +126,5 @@ def test_what_depends_on_data_is_not_guessed(part, old, new):
         ", backend_config={known_trip_count={n=7}}",
     ],
 )
-def test_what_xla_says_comes_first(config):
+def test_the_annotation_of_xla_comes_first(config):
     assert count(config=config) == 7

@@ -1,25 +1,21 @@
-"""XLA's HLO text, read as far as the traffic between devices needs it, and lazily.
+"""HLO modules: reads XLA's text as far as communication needs it, and lazily.
 
     module      = "HloModule" name {"," attribute} [tables] {computation}
     tables      = "FileNames" ... "FunctionNames" ... "FileLocations" ... "StackFrames" ...    see `frames`
     computation = ["ENTRY"] name ["(" parameters ")" "->" shape] "{" {instruction} "}" {"," attribute}
     instruction = ["ROOT"] name "=" shape opcode "(" operands ")" {"," attribute}              one line each
-    shape       = array | "(" [shape {"," shape}] ")"
-    array       = dtype "[" [size {"," size}] "]" ["{" layout "}"]         f32[8,4]{1,0:T(8,128)(2,1)S(1)}
-    size        = number | "<=" number                                     a bound counts as the size
-    operands    = [[shape] name {"," [shape] name}] | what a constant or a parameter holds
+    operands    = [[shape] name {"," [shape] name}] | the literal of a constant, the number of a parameter
     attribute   = key "=" value                                            brackets and quotes in it balance
 
-A name may be printed with or without its `%`; comments `/*index=5*/` are dropped. What XLA prints for CPU, GPU
-and TPU is one grammar: what differs is layouts, opcodes and the contents of `backend_config`.
+`shapes` has the grammar of a shape. A name may be printed with or without its `%`; comments `/*index=5*/` are dropped.
+XLA prints one grammar for CPU, GPU and TPU; layouts, opcodes and the contents of `backend_config` differ.
 
-A line is split at its opcode when the module is read, and the parts are read when they are asked for: a module
-is mostly instructions that nobody asks about, and a constant may be megabytes long.
+Most instructions of a module are never looked at, and a constant may be megabytes long. So `parse` only splits each
+line at its opcode, and an instruction parses its operands and attributes on first use.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,13 +25,12 @@ from typing import NoReturn
 
 from reshard.errors import NotationError
 from reshard.hlo.frames import Tables
+from reshard.hlo.shapes import ARRAY, Array, Shape, flatten, parse_arrays, parse_shape
 
 _MODULE = re.compile(r"^HloModule +([^\s,]+)(.*)$", re.MULTILINE)
 _COMPUTATION = re.compile(r"(ENTRY +)?%?([\w.\-]+).*\{\s*$")
 _NAMED = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"(.*?)\s([a-z][\w\-]*)\(")
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\](?:\{([^}]*)\})?")
-_SHAPE_PART = re.compile(rf"{_ARRAY.pattern}|([()])")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[{(\[]|[})\]]|,')
 _NAME = re.compile(r"%([\w.\-]+)")
@@ -44,38 +39,11 @@ _CALLED = re.compile(
     r"(?:%?([\w.\-]+)|\{([^}]*)\})"
 )
 _NO_OPERANDS = ("constant", "parameter")
-_NO_BYTES = ("token", "opaque")
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    """One array of a shape; `dtype` is HLO's name (`bf16`), `layout` the text in its braces."""
-
-    dtype: str
-    dims: tuple[int, ...]
-    layout: str = ""
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.dims)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes without the padding of tiles; types below a byte are packed; tokens have none.
-
-        >>> Array("bf16", (8, 4)).nbytes, Array("s4", (3,)).nbytes, Array("token", ()).nbytes
-        (64, 2, 0)
-        """
-        return -(-self.elements * _bits(self.dtype) // 8)
-
-
-Shape = Array | tuple["Shape", ...]
-"""What an instruction yields: an array or, nested, a tuple of them."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction: its name without `%`, its opcode, and the rest, read when asked for."""
+    """One instruction: its name without `%`, its opcode, and the rest of its line, which is parsed on first use."""
 
     name: str
     opcode: str
@@ -85,25 +53,30 @@ class Instruction:
 
     @cached_property
     def shape(self) -> Shape:
-        return _shape(self.shape_text)
+        """The shape of the result."""
+        return parse_shape(self.shape_text)
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """All arrays of the result, in order, out of their tuples."""
-        return tuple(_array(*found) for found in _ARRAY.findall(self.shape_text))
+        """All arrays of the result, in order, without their tuples."""
+        return parse_arrays(self.shape_text)
 
     @property
     def results(self) -> tuple[Array, ...]:
-        """The arrays that it makes: a -start yields its operands before them, and it and a recv contexts after."""
+        """The arrays that the instruction makes.
+
+        A `-start` also yields its operands, before the results; both a `-start` and a `recv` yield contexts, after
+        them. Neither counts.
+        """
         shape = self.shape
         if isinstance(shape, Array) or len(shape) < 2:
             return self.arrays
         if self.opcode == "recv":
-            return _flat(shape[0])
+            return flatten(shape[0])
         if not self.opcode.endswith("-start"):
             return self.arrays
         plain = self.opcode == "all-reduce-start" and all(isinstance(part, Array) for part in shape)
-        return self.arrays if plain else _flat(shape[1])
+        return self.arrays if plain else flatten(shape[1])
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
@@ -113,60 +86,62 @@ class Instruction:
         text = _COMMENT.sub("", self.rest[: _close(self.rest)])
         if "%" in text:
             return tuple(_NAME.findall(text))
-        return tuple(part.split()[-1] for part in _ARRAY.sub("", text).split(",") if part.strip(" ()"))
+        return tuple(part.split()[-1] for part in ARRAY.sub("", text).split(",") if part.strip(" ()"))
 
     @cached_property
     def attributes(self) -> Mapping[str, str]:
-        """What follows the operands: `{"channel_id": "1", "dimensions": "{0}", ...}`, values as text."""
-        parts = _pieces(self.rest[_close(self.rest) + 1 :])
+        """The attributes after the operands, values as text: `{"channel_id": "1", "dimensions": "{0}", ...}`."""
+        parts = _split(self.rest[_close(self.rest) + 1 :])
         pairs = (part.partition("=") for part in parts)
         return MappingProxyType({key.strip(): value.strip() for key, _, value in pairs if key.strip()})
 
     @property
     def sharding(self) -> str | None:
-        """The text of its `sharding=` attribute, which `Layout.from_hlo` reads."""
+        """The text of the `sharding=` attribute, which `Layout.from_hlo` reads."""
         return self.attributes.get("sharding")
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """The names of the computations that it runs, in their order."""
+        """The names of the computations that the instruction calls, in the order of its attributes."""
         if "%" not in self.rest and "=" not in self.rest:
             return ()
-        found = _CALLED.findall(self.rest)
-        names = (name for one, several in found for name in ([one] if one else several.split(",")))
+        attributes = _CALLED.findall(self.rest)
+        names = (name for one, several in attributes for name in ([one] if one else several.split(",")))
         return tuple(name.strip().lstrip("%") for name in names if name.strip())
 
 
 @dataclass(frozen=True)
 class Computation:
-    """A list of instructions in the order of the text, which is the schedule where the module has one."""
+    """A list of instructions in the order of the text, which is the schedule if the module is scheduled."""
 
     name: str
     instructions: tuple[Instruction, ...] = field(repr=False)
 
     @cached_property
     def by_name(self) -> Mapping[str, Instruction]:
+        """The instructions by their names."""
         return MappingProxyType({instruction.name: instruction for instruction in self.instructions})
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
         """For each name, the instructions of this computation that take it as an operand."""
-        found: dict[str, list[Instruction]] = {}
+        users: dict[str, list[Instruction]] = {}
         for instruction in self.instructions:
             for name in dict.fromkeys(instruction.operands):
-                found.setdefault(name, []).append(instruction)
-        return MappingProxyType({name: tuple(users) for name, users in found.items()})
+                users.setdefault(name, []).append(instruction)
+        return MappingProxyType({name: tuple(instructions) for name, instructions in users.items()})
 
     @cached_property
     def root(self) -> Instruction | None:
+        """The instruction that yields the result of the computation."""
         return next((instruction for instruction in reversed(self.instructions) if instruction.root), None)
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module; `num_partitions` and `replica_count` are None where its header does not say.
+    """A compiled program; `num_partitions` and `replica_count` are None if its header leaves them out.
 
-    On TPU with several slices, they are those of one slice.
+    On several TPU slices, both count the devices of one slice.
     """
 
     name: str
@@ -178,13 +153,13 @@ class Module:
 
     @property
     def devices(self) -> int | None:
-        """How many devices run it, or None where the header does not say."""
+        """How many devices run the module, None if its header does not say."""
         if self.num_partitions is None and self.replica_count is None:
             return None
         return (self.num_partitions or 1) * (self.replica_count or 1)
 
     def computation(self, name: str) -> Computation:
-        """The computation of that name; raises `NotationError` if the text has none."""
+        """Returns the computation of that name; raises `NotationError` if the text does not define it."""
         try:
             return self.computations[name]
         except KeyError:
@@ -195,9 +170,9 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Reads a module as `compiled.as_text()` and XLA's dumps print it.
+    """Reads an HLO module, as `compiled.as_text()` or a dump of XLA prints it.
 
-    Raises `NotationError`, with what to pass instead, for text that is no HLO module or only part of one.
+    Raises `NotationError`, which says what to pass instead, for text that is not one whole HLO module.
 
     >>> module = parse('''HloModule m, num_partitions=4
     ...
@@ -224,8 +199,8 @@ def parse(text: str) -> Module:
 
 
 def _computations(module: str, lines: list[str]) -> tuple[dict[str, Computation], str, list[str]]:
-    """The computations by name, the name of the entry, and the lines before the first."""
-    found: dict[str, Computation] = {}
+    """The computations by name, the name of the entry, and the lines before the first computation."""
+    computations: dict[str, Computation] = {}
     entry: str | None = None
     name: str | None = None
     preamble: list[str] = []
@@ -234,20 +209,20 @@ def _computations(module: str, lines: list[str]) -> tuple[dict[str, Computation]
         if line[:1] in (" ", "\t") and name is not None:
             body += _instruction(module, name, line)
         elif line[:1] == "}" and name is not None:
-            found[name], name, body = Computation(name, tuple(body)), None, []
+            computations[name], name, body = Computation(name, tuple(body)), None, []
         elif name is None and (head := _COMPUTATION.match(line)):
             name = head[2]
             entry = name if head[1] else entry
-        elif not found:
+        elif not computations:
             preamble.append(line)
     if name is not None or entry is None:
         where = f"inside computation {name}" if name else "before its ENTRY computation"
         raise NotationError(f"HLO module {module}: the text ends {where}; give the whole module")
-    return found, entry, preamble
+    return computations, entry, preamble
 
 
 def _instruction(module: str, computation: str, line: str) -> list[Instruction]:
-    """The instruction of a line; none for a line that continues a literal."""
+    """The instruction on a line; empty if the line only continues a literal."""
     named = _NAMED.match(line)
     if named is None:
         return []
@@ -260,43 +235,8 @@ def _instruction(module: str, computation: str, line: str) -> list[Instruction]:
     return [Instruction(named[2], opcode[2], bool(named[1]), opcode[1], line[opcode.end() :])]
 
 
-def _bits(dtype: str) -> int:
-    """The size of an element, which HLO's names state."""
-    if dtype in _NO_BYTES:
-        return 0
-    if dtype == "pred":
-        return 8
-    found = re.search(r"\d+", dtype)
-    if found is None:
-        raise NotationError(f"HLO dtype {dtype!r}: its size is not known; names like f32, bf16, s4 and pred state it")
-    return int(found[0])
-
-
-def _array(dtype: str, dims: str, layout: str) -> Array:
-    return Array(dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), layout)
-
-
-def _shape(text: str) -> Shape:
-    stack: list[list[Shape]] = [[]]
-    for part in _SHAPE_PART.finditer(text):
-        if part[4] == "(":
-            stack.append([])
-        elif part[4] == ")" and len(stack) > 1:
-            done = tuple(stack.pop())
-            stack[-1].append(done)
-        elif part[1]:
-            stack[-1].append(_array(part[1], part[2], part[3] or ""))
-    if len(stack) != 1 or len(stack[0]) != 1:
-        raise NotationError(f"HLO shape {text[:120]!r}: give one array, as in f32[8,4]{{1,0}}, or a tuple of shapes")
-    return stack[0][0]
-
-
-def _flat(shape: Shape) -> tuple[Array, ...]:
-    return (shape,) if isinstance(shape, Array) else tuple(array for part in shape for array in _flat(part))
-
-
 def _close(text: str) -> int:
-    """Where the parenthesis ends that opens just before the text."""
+    """The index of the parenthesis that closes the one just before the text."""
     depth = 0
     for mark in _MARK.finditer(text):
         depth += {"(": 1, ")": -1}.get(mark[0], 0)
@@ -305,40 +245,41 @@ def _close(text: str) -> int:
     return len(text)
 
 
-def _pieces(text: str) -> list[str]:
-    """The text cut at the commas outside of all brackets and quotes."""
-    found: list[str] = []
+def _split(text: str) -> list[str]:
+    """Splits at the commas that are outside of all brackets and quotes."""
+    parts: list[str] = []
     depth = start = 0
     for mark in _MARK.finditer(text):
         if mark[0] == "," and depth == 0:
-            found.append(text[start : mark.start()])
+            parts.append(text[start : mark.start()])
             start = mark.end()
         elif mark[0] in "{([":
             depth += 1
         elif mark[0] in "})]":
             depth -= 1
-    return [*found, text[start:]]
+    return [*parts, text[start:]]
 
 
 def _count(header: str, key: str) -> int | None:
-    found = re.search(rf"\b{key}=(\d+)", header)
-    return int(found[1]) if found else None
+    count = re.search(rf"\b{key}=(\d+)", header)
+    return int(count[1]) if count else None
 
 
 def _refuse(text: object, headers: int) -> NoReturn:
     if headers:
-        raise NotationError(f"HLO text: HloModule stands {headers} times; give one module at a time")
-    raise NotationError(f"HLO text: {_instead(text)}")
+        raise NotationError(f"HLO text: it has {headers} HloModule headers; give one module at a time")
+    raise NotationError(f"HLO text: {_diagnosis(text)}")
 
 
-def _instead(text: object) -> str:
-    wanted = "give the text of an optimized module: compiled.as_text(), or a .txt file of --xla_dump_to"
+def _diagnosis(text: object) -> str:
+    """What the text seems to be, and what to give instead."""
+    advice = "give the text of an optimized module: compiled.as_text(), or a .txt file of --xla_dump_to"
     if not isinstance(text, str):
-        return f"it is {type(text).__name__}, not text; {wanted}"
+        return f"it is {type(text).__name__}, not text; {advice}"
     if not text.strip():
-        return f"it is empty; {wanted}"
+        return f"it is empty; {advice}"
     if re.search(r"\bmodule @|\bstablehlo\.|\bfunc\.func\b|\bsdy\.", text):
-        return f"this is StableHLO, before XLA has compiled it; compile it and {wanted}"
+        return f"this is StableHLO, before XLA has compiled it; compile it and {advice}"
     if re.search(r"[\x00-\x08\x0e-\x1f\ufffd]", text[:4096]):
-        return f"this is binary, a serialized proto perhaps; {wanted}, or set --xla_dump_hlo_as_text"
-    return f"no line of it starts with HloModule: {text.strip()[:60]!r}; {wanted}"
+        return f"this is binary, perhaps a serialized proto; {advice}, or set --xla_dump_hlo_as_text"
+    return f"no line of it starts with HloModule: {text.strip()[:60]!r}; {advice}"

@@ -1,14 +1,15 @@
-"""Which devices a collective joins, in each of XLA's spellings.
+"""Replica groups: the devices that exchange data in a collective, in each of XLA's spellings.
 
-    groups = "{{" id {"," id} "}" {"," "{" ... "}"} "}"                    listed
-           | "{}"                                                          one group of all
-           | "[" count "," size "]" ids                                    an iota, cut into rows
+    groups = "{{" id {"," id} "}" {"," "{" ... "}"} "}"                    an explicit list
+           | "{}"                                                          one group of all devices
+           | "[" count "," size "]" ids                                    the rows of an iota
            | "mesh[" 'axis' "=" size {...} "]" [", device_ids=(" ids ")"] "{" used {"," used} "}"
     ids    = ["<="] "[" sizes "]" ["T(" permutation ")"] | id {"," id}
     used   = 'axis' [":(" before ")" size]
 
 `{'y','x'}` joins the devices that differ along y or x, y major; `'x':(2)4` is the factor of 4 of axis x that
-follows a prefix of 2. Groups are kept as digits (sizes and strides) and listed only when asked for.
+follows a prefix of 2. A pod has thousands of devices, so groups are kept as digits (sizes and strides) and are listed
+on first use.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ _USED = re.compile(r"['\"]?([^'\"=,:\s]+)['\"]?(?::\((\d+)\)(\d+))?(?:,\s*|$)")
 _IOTA_IDS = re.compile(r"(?:<=)?\[([\d,\s]+)\](?:T\(([\d,\s]+)\))?$")
 
 
-class Digit(NamedTuple):
-    """`size` numbers, `stride` apart."""
+class StridedDigit(NamedTuple):
+    """The `size` numbers 0, `stride`, 2 `stride`, ..."""
 
     size: int
     stride: int
@@ -41,7 +42,7 @@ class Digit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """`count` groups, the largest of `size` devices; `lists` are the ids of each, made when first asked for."""
+    """`count` groups, the largest of `size` devices; `lists` has the device ids of each, made on first use."""
 
     count: int
     size: int
@@ -49,13 +50,15 @@ class Groups:
 
     @cached_property
     def lists(self) -> tuple[tuple[int, ...], ...]:
+        """The device ids of each group."""
         return self.expand()
 
 
 def parse_groups(text: str, devices: int | None) -> Groups:
-    """Reads the value of `replica_groups`; `devices` is how many `{}` stands for, None where that is not known.
+    """Reads the value of a `replica_groups` attribute.
 
-    Raises `NotationError` for text in none of the spellings, and for `{}` among unknown devices.
+    `devices` is the number of devices that `{}` stands for, None if it is unknown. Raises `NotationError` for text in
+    none of the spellings, and for `{}` if `devices` is None.
 
     >>> parse_groups("[2,4]<=[4,2]T(1,0)", None).lists
     ((0, 2, 4, 6), (1, 3, 5, 7))
@@ -66,7 +69,7 @@ def parse_groups(text: str, devices: int | None) -> Groups:
         return _listed(text, devices)
     if iota := _IOTA.fullmatch(text):
         count, size = int(iota[1]), int(iota[2])
-        return _regular(text, _ids(text, iota[3]), [Digit(count, size)], [Digit(size, 1)])
+        return _regular(text, _ids(text, iota[3]), [StridedDigit(count, size)], [StridedDigit(size, 1)])
     if mesh := _MESH.fullmatch(text):
         return _mesh(text, mesh[1], mesh[2], mesh[3])
     raise _unreadable(text)
@@ -84,53 +87,55 @@ def _listed(text: str, devices: int | None) -> Groups:
     return Groups(1, devices, lambda: (tuple(range(devices)),))
 
 
-def _mesh(text: str, axes: str, order: str | None, named: str) -> Groups:
+def _mesh(text: str, axes: str, order: str | None, used: str) -> Groups:
+    """Groups along factors of mesh axes: the used factors number the members, all others the groups."""
     sizes = {name: int(size) for name, size in _AXIS.findall(axes)}
     strides = _strides(tuple(sizes.values()))
-    factors = {
-        name: _Axis(size, stride, {1, size}) for (name, size), stride in zip(sizes.items(), strides, strict=True)
+    factored = {
+        name: _FactoredAxis(size, stride, {1, size})
+        for (name, size), stride in zip(sizes.items(), strides, strict=True)
     }
-    inner: list[Digit] = []
+    inner: list[StridedDigit] = []
     taken: set[tuple[str, int]] = set()
-    for name, before, size in _USED.findall(named):
+    for name, before, size in _USED.findall(used):
         low = int(before or 1)
         high = low * int(size or sizes.get(name, 0))
         if not high or sizes.get(name, 0) % high:
             raise _unreadable(text)
-        factors[name].cuts.update((low, high))
+        factored[name].cuts.update((low, high))
         taken.add((name, low))
-        inner.append(factors[name].digit(low, high))
+        inner.append(factored[name].digit(low, high))
     outer = [
         axis.digit(low, high)
-        for name, axis in factors.items()
+        for name, axis in factored.items()
         for low, high in pairwise(sorted(axis.cuts))
         if (name, low) not in taken
     ]
     total = math.prod(sizes.values())
-    return _regular(text, _ids(text, order) if order else Ids(total, lambda: range(total)), outer, inner)
+    return _regular(text, _ids(text, order) if order else _Ids(total, lambda: range(total)), outer, inner)
 
 
-class _Axis(NamedTuple):
+class _FactoredAxis(NamedTuple):
     """A mesh axis, the stride of its coordinate, and the prefixes at which its used factors begin and end."""
 
     size: int
     stride: int
     cuts: set[int]
 
-    def digit(self, low: int, high: int) -> Digit:
-        """The factor between two prefixes."""
-        return Digit(high // low, self.stride * (self.size // high))
+    def digit(self, low: int, high: int) -> StridedDigit:
+        """The factor of the axis between two prefixes."""
+        return StridedDigit(high // low, self.stride * (self.size // high))
 
 
-class Ids(NamedTuple):
-    """So many device ids in an order, listed when asked for."""
+class _Ids(NamedTuple):
+    """`size` device ids in a given order, listed on demand."""
 
     size: int
     expand: Callable[[], Sequence[int]]
 
 
-def _regular(text: str, ids: Ids, outer: Sequence[Digit], inner: Sequence[Digit]) -> Groups:
-    """Groups of a regular form: places in `ids`, over the digits of the groups and of their members."""
+def _regular(text: str, ids: _Ids, outer: Sequence[StridedDigit], inner: Sequence[StridedDigit]) -> Groups:
+    """Groups of positions in `ids`: the `outer` digits number the groups, the `inner` ones the members of each."""
     count, size = (math.prod(digit.size for digit in digits) for digits in (outer, inner))
     if ids.size != count * size:
         raise _unreadable(text)
@@ -142,19 +147,19 @@ def _regular(text: str, ids: Ids, outer: Sequence[Digit], inner: Sequence[Digit]
     return Groups(count, size, expand)
 
 
-def _ids(text: str, order: str) -> Ids:
-    """Device ids as a list, or as an iota that is transposed."""
+def _ids(text: str, order: str) -> _Ids:
+    """Reads device ids: a list, or a transposed iota."""
     if iota := _IOTA_IDS.fullmatch(order):
         sizes = _ints(iota[1])
         permutation = _ints(iota[2]) if iota[2] else tuple(range(len(sizes)))
         if sorted(permutation) != list(range(len(sizes))):
             raise _unreadable(text)
         strides = _strides(sizes)
-        digits = [Digit(sizes[at], strides[at]) for at in permutation]
-        return Ids(math.prod(sizes), lambda: _numbers(digits))
+        digits = [StridedDigit(sizes[at], strides[at]) for at in permutation]
+        return _Ids(math.prod(sizes), lambda: _numbers(digits))
     if re.fullmatch(r"[\d,\s]+", order):
         listed = _ints(order)
-        return Ids(len(listed), lambda: listed)
+        return _Ids(len(listed), lambda: listed)
     raise _unreadable(text)
 
 
@@ -163,12 +168,12 @@ def _strides(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
 
 
-def _numbers(digits: Sequence[Digit]) -> list[int]:
+def _numbers(digits: Sequence[StridedDigit]) -> list[int]:
     """All numbers with these digits, major to minor."""
-    found = [0]
+    numbers = [0]
     for size, stride in digits:
-        found = [number + step * stride for number in found for step in range(size)]
-    return found
+        numbers = [number + step * stride for number in numbers for step in range(size)]
+    return numbers
 
 
 def _ints(text: str) -> tuple[int, ...]:

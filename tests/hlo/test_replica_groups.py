@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import NotationError
-from reshard.hlo import collectives, parse_groups
-from tests.hlo.fragments import module, only
+from reshard.hlo import parse_groups
 
 
 def rows(array):
@@ -40,9 +39,9 @@ def rows(array):
     ],
 )
 def test_every_spelling(text, lists):
-    found = parse_groups(text, 8)
-    assert found.lists == lists
-    assert (found.count, found.size) == (len(lists), max(map(len, lists)))
+    groups = parse_groups(text, 8)
+    assert groups.lists == lists
+    assert (groups.count, groups.size) == (len(lists), max(map(len, lists)))
 
 
 @st.composite
@@ -68,9 +67,9 @@ def test_sub_axes_of_any_mesh_in_any_order(drawn):
     iota = ",".join(map(str, sizes))
     text = f"mesh[{axes}], device_ids=([{iota}]T({','.join(map(str, order))})) {{{named}}}"
     devices = np.arange(math.prod(sizes)).reshape(sizes).transpose(order).reshape(sizes)
-    found = parse_groups(text, None)
-    assert sorted(sorted(group) for group in found.lists) == sorted(by_hand(devices, used))
-    for group in found.lists:
+    groups = parse_groups(text, None)
+    assert sorted(sorted(group) for group in groups.lists) == sorted(by_hand(devices, used))
+    for group in groups.lists:
         assert list(group) == sorted(group, key=lambda device: digits(devices, used, device))
 
 
@@ -107,34 +106,17 @@ def digits(devices, used, device):
         "mesh['x'=4], device_ids=(a) {'x'}",
     ],
 )
-def test_what_cannot_be_read_is_refused(text):
+def test_unreadable_groups_are_refused(text):
     with pytest.raises(NotationError, match="over each device once"):
         parse_groups(text, 8)
 
 
-def test_all_devices_need_to_be_known():
+def test_groups_of_all_devices_need_their_number():
     with pytest.raises(NotationError, match="keep num_partitions=8"):
         parse_groups("{}", None)
 
 
-@pytest.mark.parametrize(
-    ("attributes", "lists"),
-    [
-        ("channel_id=1, replica_groups={}, use_global_device_ids=true", ((0, 1, 2, 3, 4, 5),)),
-        ("channel_id=1, replica_groups={{0},{1}}", ((0, 1, 2), (3, 4, 5))),
-        ("channel_id=1, replica_groups={{1,0}}", ((3, 4, 5, 0, 1, 2),)),
-        ("replica_groups={}", ((0, 1),)),
-        ("channel_id=1, replica_groups={{0,5},{1,4},{2,3}}", ((0, 5), (1, 4), (2, 3))),
-    ],
-)
-def test_replicas_and_partitions(attributes, lists):
-    """2 replicas of 3 partitions: without global ids the groups are of replicas, as far as they can be."""
-    line = f"ROOT %r = f32[6] all-reduce(%p), {attributes}"
-    read = module(line, header=", replica_count=2, num_partitions=3")
-    assert only(collectives(read)).groups.lists == lists
-
-
 def test_groups_of_many_devices_cost_nothing_until_they_are_listed():
-    found = [parse_groups(f"[{2**18},{2**4}]<=[{2**11},{2**11}]T(1,0)", None) for _ in range(1000)]
-    assert {(groups.count, groups.size) for groups in found} == {(2**18, 2**4)}
+    parsed = [parse_groups(f"[{2**18},{2**4}]<=[{2**11},{2**11}]T(1,0)", None) for _ in range(1000)]
+    assert {(groups.count, groups.size) for groups in parsed} == {(2**18, 2**4)}
     assert parse_groups("mesh['x'=64,'y'=16] {'x'}", None).lists[3][:3] == (3, 19, 35)
