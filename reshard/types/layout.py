@@ -1,8 +1,7 @@
-"""Layouts: each dimension a numeral whose digits are local or held by a mesh sub-axis.
+"""Layouts: where each element of an array is. Each dim is a numeral whose digits are local or held by a sub-axis.
 
-The invariants, by the names they have in `docs/language.md`: *exact cover*, *single use*,
-*radix match*, *canonical form*, *one reduction*. A `Layout` that exists keeps them all, and two
-layouts of equal meaning are equal objects.
+A layout is checked and brought to its canonical form when it is built (`types.canonical`), so that two layouts of
+equal meaning are equal objects.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from reshard.errors import LayoutError, about_sharding
-from reshard.types import dtypes, reductions
+from reshard.types import dtypes
+from reshard.types.canonical import canonical_dim, canonical_partial, check_one_reduction, check_single_use
 from reshard.types.dims import Digit as Digit
 from reshard.types.dims import Dim as Dim
 from reshard.types.dims import checked_size
@@ -29,14 +28,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """An array's element type, its dims, and the sub-axes over which it is still partial.
+    """An array's element type, its dims, and the sub-axes over which it is partial.
 
-    Raises `LayoutError` when an invariant is broken. Sizes are elements, `tile_bytes` is bytes.
+    For example f32[2{x}3, {y}5] on <x=4, y=2>, an array of 24 x 10. On device 5, which is at x=2, y=1:
 
-    >>> mesh = Mesh(x=4, y=2)
-    >>> a = Layout.parse("f32[{y}8, 16, {x}4]", mesh)
-    >>> a.shape, a.tile_shape, a.tile_bytes, str(a)
-    ((16, 16, 16), (8, 16, 4), 2048, 'f32[{y}8, 16, {x}4]')
+        dim   digit   radix   holder   place   value on device 5
+         0    2         2     local     12     0, 1
+         0    {x}       4     x          3     2
+         0    3         3     local      1     0, 1, 2
+         1    {y}       2     y          5     1
+         1    5         5     local      1     0, 1, 2, 3, 4
+
+    A digit's place is the product of the radices after it. The sums of value times place are the indices that the
+    device holds: a tile of 6 x 5.
+
+    >>> from reshard.types.meaning import meaning
+    >>> layout = Layout.parse("f32[2{x}3, {y}5]", Mesh(x=4, y=2))
+    >>> layout.shape, layout.tile_shape, layout.tile_bytes
+    ((24, 10), (6, 5), 120)
+    >>> meaning(layout, 5)
+    ((6, 7, 8, 18, 19, 20), (5, 6, 7, 8, 9))
+
+    Sizes are in elements, `tile_bytes` is in bytes. Raises `LayoutError` for a broken invariant of docs/language.md.
     """
 
     mesh: Mesh
@@ -48,12 +61,13 @@ class Layout:
     def __post_init__(self) -> None:
         put = object.__setattr__
         put(self, "dtype", dtypes.canonical(self.dtype))
-        put(self, "dims", tuple(_canonical_dim(dim, self.mesh, at) for at, dim in enumerate(self.dims)))
-        put(self, "partial", _canonical_partial(self.partial, self.mesh))
-        if not self.partial:
+        put(self, "dims", tuple(canonical_dim(dim, self.mesh, at) for at, dim in enumerate(self.dims)))
+        put(self, "partial", canonical_partial(self.partial, self.mesh))
+        check_single_use(self.mesh, (*self.held, *self.partial))
+        if self.partial:
+            check_one_reduction(self.dtype, self.reduction)
+        else:
             put(self, "reduction", None)
-        _check_single_use(self.mesh, (*self.held, *self.partial))
-        _check_reduction(self)
 
     @classmethod
     def parse(cls, source: str, mesh: Mesh) -> Layout:
@@ -245,7 +259,7 @@ class Layout:
 
     @classmethod
     def _placed(cls, placed: Placed, shape: Sequence[int], dtype: object) -> Layout:
-        _check_single_use(placed.mesh, [*(axis for dim in placed.dims for axis in dim), *placed.partial, *placed.idle])
+        check_single_use(placed.mesh, [*(axis for dim in placed.dims for axis in dim), *placed.partial, *placed.idle])
         return cls.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
 
     @cached_property
@@ -304,116 +318,6 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout.parse({str(self)!r}, {self.mesh!r})"
-
-
-def _canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
-    """Merges and drops digits, and checks *exact cover* and *radix match*."""
-    size = dim.size
-    if size == 0:  # An empty dim has one meaning, whoever holds its nothing.
-        for digit in dim.digits:
-            _check_radix(digit, mesh)
-        return Dim((Digit(0, None),), 0)
-    digits: list[Digit] = []
-    for digit in dim.digits:
-        radix, axis = digit
-        if axis is not None:
-            _check_radix(digit, mesh)
-        if radix == 1:
-            continue
-        last = digits[-1] if digits else None
-        if last is None or (last.axis is None) != (axis is None):
-            digits.append(digit)
-        elif axis is None or last.axis is None:
-            digits[-1] = Digit(last.radix * radix, None)
-        elif last.axis.axis == axis.axis and last.axis.pre * last.axis.size == axis.pre:
-            digits[-1] = Digit(last.radix * radix, SubAxis(axis.axis, last.axis.pre, radix * last.radix))
-        else:
-            digits.append(digit)
-    if any(d.radix == 1 and d.axis is not None for d in dim.digits) and digits and digits[0].axis is None:
-        # Block-cyclic over an axis of one device: rounds and blocks merge, and none is padded.
-        unit = math.prod(d.radix for d in digits[1:])
-        rounds = min(digits.pop(0).radix, -(-size // unit))
-        digits[:0] = [Digit(rounds, None)] if rounds > 1 else []
-        _check_cover(digits, size, rounds == 1, at)
-        return Dim(tuple(digits), size)
-    _check_cover(digits, size, dim.digits[:1] == ((1, None),), at)
-    return Dim(tuple(digits), size)
-
-
-def _check_cover(digits: list[Digit], size: int, one_round: bool, at: int) -> None:
-    """*Exact cover*: the padded size is the smallest multiple, of all but the first local digit,
-    that fits. One round of a block-cyclic deal says so with a leading 1, kept only if it is needed.
-    """
-    padded = math.prod(d.radix for d in digits)
-    if padded == size:
-        return
-    rounds = next((d.radix for d in digits if d.axis is None), 1)
-    if rounds > 0 and size <= padded and padded - size < padded // rounds:
-        return
-    if one_round and size <= padded and digits[0].axis is not None:
-        digits.insert(0, Digit(1, None))
-        return
-    unit = math.prod(d.radix for d in digits if d.axis is not None) if rounds == 0 else padded // rounds
-    best = -(-size // unit) * unit
-    raise LayoutError(
-        f"dim {at}: the radices multiply to {padded}, but the true size is {size}, whose smallest fitting "
-        f"multiple of {unit} is {best}; change the local digit so that the product is {best} (exact cover)"
-    )
-
-
-def _check_radix(digit: Digit, mesh: Mesh) -> None:
-    """*Radix match*: a held digit's radix is its sub-axis's size."""
-    if digit.axis is None:
-        return
-    mesh.checked(digit.axis)
-    if digit.radix != digit.axis.size:
-        raise LayoutError(
-            f"a digit of radix {digit.radix} is held by {mesh.spell(digit.axis)} of size {digit.axis.size} in mesh "
-            f"{mesh}; a held digit's radix is its sub-axis's size (radix match)"
-        )
-
-
-def _canonical_partial(partial: Iterable[SubAxis], mesh: Mesh) -> tuple[SubAxis, ...]:
-    """Sorted major to minor and merged: the order of a reduction has no meaning."""
-    merged: list[SubAxis] = []
-    for sub in sorted((s for s in partial if mesh.checked(s).size > 1), key=mesh.stride, reverse=True):
-        last = merged[-1] if merged else None
-        if last is not None and last.axis == sub.axis and last.pre * last.size == sub.pre:
-            merged[-1] = SubAxis(sub.axis, last.pre, last.size * sub.size)
-        else:
-            merged.append(sub)
-    return tuple(merged)
-
-
-def _check_single_use(mesh: Mesh, used: Iterable[SubAxis]) -> None:
-    """*Single use*: sub-axes neither repeat nor overlap, and split each axis into whole factors."""
-    by_axis: dict[str, list[SubAxis]] = {}
-    for sub in used:
-        if sub.size > 1:
-            by_axis.setdefault(sub.axis, []).append(sub)
-    for axis, subs in by_axis.items():
-        if len(subs) == 1:
-            continue
-        subs.sort(key=lambda s: s.pre)
-        for major, minor in pairwise(subs):
-            if minor.pre % (major.pre * major.size):
-                raise LayoutError(
-                    f"axis {axis!r} of mesh {mesh} is used as {mesh.spell(major)} and as {mesh.spell(minor)}, which "
-                    f"overlap; use every part of an axis once, partial axes included (single use)"
-                )
-
-
-def _check_reduction(layout: Layout) -> None:
-    """*One reduction*: partial axes come with one operation that the dtype has."""
-    if not layout.partial:
-        return
-    if layout.reduction not in reductions.REDUCTIONS:
-        raise LayoutError(f"reduction {layout.reduction!r} is unknown; use one of {', '.join(reductions.REDUCTIONS)}")
-    if not reductions.supports(layout.dtype, layout.reduction):
-        raise LayoutError(
-            f"{layout.dtype} has no {layout.reduction} reduction; for bool use max (any) or min (all), "
-            f"for complex sum, mean or product, and mean only for inexact types"
-        )
 
 
 def _dim_text(dim: Dim, mesh: Mesh) -> str:
