@@ -88,10 +88,10 @@ class Compared:
 
 @dataclass(frozen=True)
 class Data:
-    """The comparison of many pairs of one mesh; `asked` counts those that Shardy cannot do as well."""
+    """The comparison of many pairs of one mesh; `total` also counts the pairs that Shardy cannot plan."""
 
     mesh: Mesh
-    asked: int
+    total: int
     pairs: tuple[Compared, ...]
 
     @property
@@ -126,14 +126,14 @@ def summed(pairs: Iterable[Pair], seed: int = 0) -> list[Pair]:
     Pairs whose source holds all axes are left out.
     """
     choose = random.Random(seed)
-    found: list[Pair] = []
+    pairs_to_sum: list[Pair] = []
     for source, target in pairs:
         held = {sub.axis for sub in source.held}
         free = [SubAxis(name, 1, size) for name, size in source.mesh.axes.items() if name not in held and size > 1]
         if free:
             axes = choose.sample(free, choose.randint(1, len(free)))
-            found.append((Layout(source.mesh, source.dims, source.dtype, "sum", tuple(axes)), target))
-    return found
+            pairs_to_sum.append((Layout(source.mesh, source.dims, source.dtype, "sum", tuple(axes)), target))
+    return pairs_to_sum
 
 
 def compared(mesh: Mesh, pairs: Sequence[Pair], networks: Iterable[str] = PRESETS) -> Data:
@@ -143,7 +143,7 @@ def compared(mesh: Mesh, pairs: Sequence[Pair], networks: Iterable[str] = PRESET
     alike: dict[tuple[cost.Link, ...], list[str]] = {}
     for name, links in wanted.items():
         alike.setdefault(tuple(links.values()), []).append(name)
-    found: list[Compared] = []
+    pairs_compared: list[Compared] = []
     for (source, target), steps in zip(pairs, shardy_many(pairs), strict=True):
         if steps is None:
             continue
@@ -154,13 +154,13 @@ def compared(mesh: Mesh, pairs: Sequence[Pair], networks: Iterable[str] = PRESET
             for names in alike.values():
                 both = plan(source, target, network=PRESETS[names[0]]), priced(theirs, wanted[names[0]])
                 timed.update(dict.fromkeys(names, both))
-        found.append(Compared(source, target, ours, theirs, refusal, timed))
-    return Data(mesh, len(pairs), tuple(found))
+        pairs_compared.append(Compared(source, target, ours, theirs, refusal, timed))
+    return Data(mesh, len(pairs), tuple(pairs_compared))
 
 
-def priced(found: Plan, links: cost.Links) -> float:
+def priced(plan: Plan, links: cost.Links) -> float:
     """Predicted seconds of a plan's steps, whoever made them."""
-    return sum(cost.seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in found.steps)
+    return sum(cost.seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps)
 
 
 def _links(mesh: Mesh, network: Network) -> cost.Links | None:
@@ -197,9 +197,9 @@ class Sum:
     @classmethod
     def of(cls, plans: Iterable[Plan]) -> Sum:
         """Ratios leave out plans whose bound is 0: slices, and moves to where the data is."""
-        found = list(plans)
-        ratios = [p.received_bytes / p.lower_bound_bytes for p in found if p.lower_bound_bytes]
-        return cls(ratios, [p.launches for p in found])
+        listed = list(plans)
+        ratios = [p.received_bytes / p.lower_bound_bytes for p in listed if p.lower_bound_bytes]
+        return cls(ratios, [p.launches for p in listed])
 
     def cells(self) -> list[str]:
         """Geomean and maximum of bytes over bound, mean launches."""
@@ -226,7 +226,7 @@ def table(title: str, rows: Sequence[tuple[str, Data]]) -> Table:
             label,
             str(len(data.pairs)),
             str(sum(not c.bound for c in data.pairs)),
-            str(data.asked - len(data.pairs)),
+            str(data.total - len(data.pairs)),
             str(len(data.pairs) - len(both)),
             *theirs.cells(),
             *ours.cells(),
@@ -268,14 +268,14 @@ def explained(measure: str, preset: str, c: Compared) -> str:
         ours, theirs = c.timed[preset]
         seconds = [f", {ours.seconds or 0:.6e} s", f", {theirs:.6e} s on {preset}"]
     lines = [f"{measure}: {c.source.mesh} {c.source} -> {c.target} (bound {c.bound} B)"]
-    for who, found, took in (("ours  ", ours, seconds[0]), ("theirs", c.theirs, seconds[1])):
-        steps = "; ".join(f"{s.kind} {s.result}" for s in found.steps)
-        lines.append(f"    {who} {found.received_bytes} B, {found.launches} launches{took}: {steps}")
+    for who, planned, took in (("ours  ", ours, seconds[0]), ("theirs", c.theirs, seconds[1])):
+        steps = "; ".join(f"{s.kind} {s.result}" for s in planned.steps)
+        lines.append(f"    {who} {planned.received_bytes} B, {planned.launches} launches{took}: {steps}")
     return "\n".join(lines)
 
 
-def _kinds(found: Plan | None) -> str:
-    return "?" if found is None else " ".join(s.kind for s in found.steps)
+def _kinds(plan: Plan | None) -> str:
+    return "?" if plan is None else " ".join(s.kind for s in plan.steps)
 
 
 def _report(console: Console, rows: Sequence[tuple[str, Data]], show: int) -> int:
@@ -289,15 +289,15 @@ def _report(console: Console, rows: Sequence[tuple[str, Data]], show: int) -> in
             ratio = (c.timed[name][0].seconds or 0.0) / (c.timed[name][1] or 1e-30) if name else 1.0
             classes.setdefault(key, []).append((ratio, name, c))
             presets_of.setdefault(key, Counter())[name] += 1
-    for key, found in sorted(classes.items(), key=lambda item: -len(item[1])):
+    for key, worse in sorted(classes.items(), key=lambda item: -len(item[1])):
         measure, ours, theirs = key
-        worst = max(ratio for ratio, _, _ in found)
+        worst = max(ratio for ratio, _, _ in worse)
         console.print(
-            f"\n{len(found)} x {measure}, up to {worst:.4f}: ours \\[{ours}], theirs \\[{theirs}]", style="bold"
+            f"\n{len(worse)} x {measure}, up to {worst:.4f}: ours \\[{ours}], theirs \\[{theirs}]", style="bold"
         )
         console.print("    " + ", ".join(f"{n or 'no network'}: {k}" for n, k in presets_of[key].most_common()))
-        small = sorted(found, key=lambda item: (item[2].source.mesh.size, len(item[2].source.shape), -item[0]))
-        for _, name, c in [*small[:show], max(found, key=lambda item: item[0])]:
+        small = sorted(worse, key=lambda item: (item[2].source.mesh.size, len(item[2].source.shape), -item[0]))
+        for _, name, c in [*small[:show], max(worse, key=lambda item: item[0])]:
             console.print(explained(measure, name, c), highlight=False, soft_wrap=True, markup=False)
     return sum(map(len, classes.values()))
 
@@ -347,7 +347,7 @@ def _plain(sizes: str, label: str, scale: int, data: Data) -> dict[str, object]:
         who: dict(zip(("geomean", "max", "launches"), Sum.of(plans).cells(), strict=True))
         for who, plans in (("theirs", [c.theirs for c in both if c.theirs]), ("ours", [c.ours for c in both]))
     }
-    return {"mesh": sizes, "rank": label, "scale": scale, "asked": data.asked, "pairs": len(data.pairs),
+    return {"mesh": sizes, "rank": label, "scale": scale, "total": data.total, "pairs": len(data.pairs),
             **figures, "worse": dict(worse)}  # fmt: skip
 
 

@@ -47,7 +47,7 @@ from rich.table import Table
 from benchmarks.against_shardy import named
 from reshard import hlo
 from reshard.jax import redistribute
-from reshard.jax.request import Request, plan_of
+from reshard.jax.request import ReshardRequest, plan_of
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -89,12 +89,12 @@ class Memory:
     @classmethod
     def of(cls, compiled: Any) -> Memory:
         """The memory analysis of a `jax.stages.Compiled`."""
-        found = compiled.memory_analysis()
+        analysis = compiled.memory_analysis()
         return cls(
-            found.argument_size_in_bytes,
-            found.output_size_in_bytes,
-            found.temp_size_in_bytes,
-            found.peak_memory_in_bytes,
+            analysis.argument_size_in_bytes,
+            analysis.output_size_in_bytes,
+            analysis.temp_size_in_bytes,
+            analysis.peak_memory_in_bytes,
         )
 
 
@@ -153,8 +153,8 @@ def devices(topology: str, gpu: bool = False) -> tuple[Any, ...]:
     if not gpu:
         return tuple(topologies.get_topology_desc(topology, platform="tpu").devices)
     target = (HERE / "h100.txtpb").read_text("utf-8")
-    found = topologies.get_topology_desc("h100", platform="cuda", target_config=target, topology=topology)
-    return tuple(found.devices)
+    description = topologies.get_topology_desc("h100", platform="cuda", target_config=target, topology=topology)
+    return tuple(description.devices)
 
 
 def jax_mesh(mesh: Mesh, on: Sequence[Any]) -> jax.sharding.Mesh:
@@ -166,12 +166,12 @@ def pairs(meshes: Sequence[str], count: int, seed: int, array: Array) -> list[Pa
     """Random pairs of different contiguous layouts, evenly over the meshes as far as they have so many."""
     choose = random.Random(seed)
     every = sorted((list(contiguous_layouts(named(name), *array)) for name in meshes), key=len)
-    found: list[Pair] = []
+    chosen: list[Pair] = []
     for left, layouts in zip(range(len(every), 0, -1), every, strict=True):
         total = len(layouts) * (len(layouts) - 1)
-        picked = choose.sample(range(total), min(total, (count - len(found)) // left))
-        found += [(layouts[n // (len(layouts) - 1)], _other(layouts, n)) for n in picked]
-    return found
+        picked = choose.sample(range(total), min(total, (count - len(chosen)) // left))
+        chosen += [(layouts[n // (len(layouts) - 1)], _other(layouts, n)) for n in picked]
+    return chosen
 
 
 def _other(layouts: Sequence[Layout], number: int) -> Layout:
@@ -183,8 +183,8 @@ def _other(layouts: Sequence[Layout], number: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A move that a compiler is asked for."""
+class Compilation:
+    """A move to compile, by XLA and by us."""
 
     before: NamedSharding
     after: NamedSharding
@@ -192,7 +192,7 @@ class Asked:
     budget: int | None = None
 
     @classmethod
-    def of(cls, pair: Pair, on: Sequence[Any], budget: float | None = None) -> Asked:
+    def of(cls, pair: Pair, on: Sequence[Any], budget: float | None = None) -> Compilation:
         """The move of a pair of layouts on these devices, with a budget of so many times source and target."""
         source, target = pair
         mesh = jax_mesh(source.mesh, on)
@@ -202,7 +202,7 @@ class Asked:
     @property
     def plan(self) -> Plan:
         """What `redistribute` does for it."""
-        return plan_of(Request(self.after, self.before, self.budget), *self.array)
+        return plan_of(ReshardRequest(self.after, self.before, self.budget), *self.array)
 
     def ours(self) -> Any:
         """The compiled `redistribute`."""
@@ -218,10 +218,10 @@ class Asked:
         return jax.jit(f, out_shardings=self.after).lower(argument).compile()
 
 
-def row(asked: Asked, name: str = "", xla: bool = True) -> Row:
+def row(compilation: Compilation, name: str = "", xla: bool = True) -> Row:
     """What the compilers make of a move; with `xla` of the identity too."""
-    plan, compiled = asked.plan, asked.ours()
-    found = hlo.traffic(hlo.parse(compiled.as_text()))
+    plan, compiled = compilation.plan, compilation.ours()
+    traffic = hlo.traffic(hlo.parse(compiled.as_text()))
     return Row(
         name,
         str(plan.source.mesh),
@@ -232,27 +232,27 @@ def row(asked: Asked, name: str = "", xla: bool = True) -> Row:
         max(plan.source.tile_bytes, plan.target.tile_bytes),
         on_jax.peak_bytes(plan),
         promised(plan),
-        {kind: (total.launches, total.received_bytes) for kind, total in sorted(found.by_kind.items())},
+        {kind: (total.launches, total.received_bytes) for kind, total in sorted(traffic.by_kind.items())},
         Memory.of(compiled),
-        Memory.of(asked.xla()) if xla else None,
+        Memory.of(compilation.xla()) if xla else None,
     )
 
 
 def promised(plan: Plan) -> Collectives:
     """The collectives of a plan; an exchange is so many permutes."""
-    found: Collectives = {}
+    by_kind: Collectives = {}
     for step in plan.steps:
         if step.launches:
             kind = "permute" if step.kind == "exchange" else step.kind
-            launches, received = found.get(kind, (0, 0))
-            found[kind] = (launches + step.launches, received + step.received_bytes)
-    return dict(sorted(found.items()))
+            launches, received = by_kind.get(kind, (0, 0))
+            by_kind[kind] = (launches + step.launches, received + step.received_bytes)
+    return dict(sorted(by_kind.items()))
 
 
-def rows(on: Sequence[Any], found: Sequence[Pair], budget: float | None = None, xla: bool = True) -> Iterator[Row]:
+def rows(on: Sequence[Any], moves: Sequence[Pair], budget: float | None = None, xla: bool = True) -> Iterator[Row]:
     """The rows of pairs of layouts, one by one."""
-    for pair in found:
-        yield row(Asked.of(pair, on, budget), xla=xla)
+    for pair in moves:
+        yield row(Compilation.of(pair, on, budget), xla=xla)
 
 
 # ---- what users reported ---------------------------------------------------------------------------
@@ -262,11 +262,11 @@ def cases(gpu: bool, least: float = 2.0) -> Iterator[Row]:
     """The reported moves for which XLA needed more than `least` times the larger tile beside the tiles."""
     for case in json.loads(CASES.read_text("utf-8")):
         if (case.get("xla_temp_over_largest_tile") or 0) > least:
-            name, asked = _case(case, gpu)
-            yield row(asked, name)
+            name, compilation = _case(case, gpu)
+            yield row(compilation, name)
 
 
-def _case(case: dict[str, Any], gpu: bool) -> tuple[str, Asked]:
+def _case(case: dict[str, Any], gpu: bool) -> tuple[str, Compilation]:
     """A reported move, with its name.
 
     TPUs have no complex128: the same bytes in float32, the last dim four times as long. A small array is doubled in
@@ -283,35 +283,35 @@ def _case(case: dict[str, Any], gpu: bool) -> tuple[str, Asked]:
             break
         scale *= 2
     on = devices(f"1x{-(-mesh.size // 8)}x{min(mesh.size, 8)}" if gpu else TPU_OF[mesh.size], gpu)
-    return f"{case['id']}{f', dims x {scale}' if scale > 1 else ''}", Asked.of((source, target), on)
+    return f"{case['id']}{f', dims x {scale}' if scale > 1 else ''}", Compilation.of((source, target), on)
 
 
 # ---- on the screen ---------------------------------------------------------------------------------
 
 
-def summary(found: Sequence[Row]) -> dict[str, float]:
+def summary(rows: Sequence[Row]) -> dict[str, float]:
     """The figures that have targets: peaks over source and target, over the promise, and collectives that differ."""
-    theirs = [row.xla.peak / row.tiles for row in found if row.xla]
+    theirs = [row.xla.peak / row.tiles for row in rows if row.xla]
     return {
-        "moves": len(found),
-        "peak geomean": geometric_mean(row.peak for row in found),
-        "peak most": max(row.peak for row in found),
-        "over promise": max(row.over_promise for row in found),
-        "temp over larger tile": max(row.temp for row in found),
+        "moves": len(rows),
+        "peak geomean": geometric_mean(row.peak for row in rows),
+        "peak most": max(row.peak for row in rows),
+        "over promise": max(row.over_promise for row in rows),
+        "temp over larger tile": max(row.temp for row in rows),
         "XLA geomean": geometric_mean(theirs) if theirs else math.nan,
         "XLA most": max(theirs, default=math.nan),
-        "collectives differ": sum(not row.agrees for row in found),
+        "collectives differ": sum(not row.agrees for row in rows),
     }
 
 
-def table(found: Sequence[Row]) -> Table:
+def table(rows: Sequence[Row]) -> Table:
     """A line for each move, the largest peak first."""
     shown = Table(title="peak over source and target, peak over the promise, temporaries over the larger tile")
     shown.add_column("from, to")
     for column in ("peak", "/ promise", "temp", "XLA peak", "XLA temp"):
         shown.add_column(column, justify="right")
     shown.add_column("plan, /parts")
-    for row in sorted(found, key=lambda row: -row.peak):
+    for row in sorted(rows, key=lambda row: -row.peak):
         head = f"{row.name}\n" if row.name else ""
         theirs = (f"{row.xla.peak / row.tiles:.2f}", f"{row.xla.temp / row.larger:.2f}") if row.xla else ("", "")
         wrong = "" if row.agrees else f"\n[bold red]compiled {row.compiled}, promised {row.promised}[/]"
@@ -324,20 +324,21 @@ def table(found: Sequence[Row]) -> Table:
     return shown
 
 
-def missed(found: dict[str, float], of_cases: bool) -> list[str]:
+def missed(figures: dict[str, float], of_cases: bool) -> list[str]:
     """The targets that are missed, in words."""
     slack = CASE_SLACK if of_cases else SLACK
+    differ = figures["collectives differ"]
     wrong = {
-        f"{found['collectives differ']} modules have other collectives than planned": found["collectives differ"] > 0,
-        f"a peak is {found['over promise']:.2f} of the promise": found["over promise"] > slack,
+        f"{differ} modules have other collectives than planned": differ > 0,
+        f"a peak is {figures['over promise']:.2f} of the promise": figures["over promise"] > slack,
     }
     if of_cases:
-        wrong[f"temporaries of {found['temp over larger tile']:.2f} tiles"] = (
-            found["temp over larger tile"] > TARGETS["case"]
+        wrong[f"temporaries of {figures['temp over larger tile']:.2f} tiles"] = (
+            figures["temp over larger tile"] > TARGETS["case"]
         )
     else:
-        wrong[f"the mean peak is {found['peak geomean']:.2f}"] = found["peak geomean"] > TARGETS["geomean"]
-        wrong[f"the largest peak is {found['peak most']:.2f}"] = found["peak most"] > TARGETS["most"]
+        wrong[f"the mean peak is {figures['peak geomean']:.2f}"] = figures["peak geomean"] > TARGETS["geomean"]
+        wrong[f"the largest peak is {figures['peak most']:.2f}"] = figures["peak most"] > TARGETS["most"]
     return [text for text, is_so in wrong.items() if is_so]
 
 
@@ -356,20 +357,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
     gpu = options.gpu is not None
-    asked = cases(gpu) if options.cases else _random(options, gpu)
+    measured = cases(gpu) if options.cases else _random(options, gpu)
     error = Console(stderr=True, highlight=False)
-    found: list[Row] = []
-    for one in asked:
-        found.append(one)
-        error.print(f"{len(found)}: {one.peak:.2f}{'' if one.agrees else ' DIFFERS'}", end=" ")
-    total = summary(found)
+    rows: list[Row] = []
+    for one in measured:
+        rows.append(one)
+        error.print(f"{len(rows)}: {one.peak:.2f}{'' if one.agrees else ' DIFFERS'}", end=" ")
+    total = summary(rows)
     problems = missed(total, options.cases)
     if options.json:
-        listed = [asdict(one) for one in found]
+        listed = [asdict(one) for one in rows]
         print(json.dumps({"jax": jax.__version__, "summary": total, "missed": problems, "rows": listed}, indent=2))
     else:
         console = Console(highlight=False)
-        console.print(table(found))
+        console.print(table(rows))
         for name, figure in total.items():
             console.print(f"{name:24}{figure:10.4g}")
         console.print(*problems or ["All targets are met."], sep="\n")
@@ -380,8 +381,8 @@ def _random(options: argparse.Namespace, gpu: bool) -> Iterator[Row]:
     """The rows of random pairs."""
     on = devices(options.gpu or options.topology, gpu)
     array = ((options.size,) * 3, options.dtype)
-    found = pairs(MESHES[len(on)], options.pairs, options.seed, array)
-    return rows(on, found, options.budget, not options.no_xla)
+    moves = pairs(MESHES[len(on)], options.pairs, options.seed, array)
+    return rows(on, moves, options.budget, not options.no_xla)
 
 
 if __name__ == "__main__":

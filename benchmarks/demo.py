@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, and one of the same move under a tight budget; its run, if it was run; what XLA does, if asked."""
+    """A plan, the plan of the same move under a tight budget, the first one's run, and what XLA compiles for the move."""
 
     plan: rs.Plan
     tight: rs.Plan
@@ -60,8 +60,8 @@ def execute(plan: rs.Plan) -> Run:
     """Runs the plan on the embedded runtime, on an array that numbers its elements."""
     whole = np.arange(np.prod(plan.source.shape), dtype=plan.source.dtype).reshape(plan.source.shape)
     memory = Account(plan.source.dtype)
-    found = rs.simulate(plan, dict(tiles(whole, plan.source)), memory)
-    pairs = [(found[device], tile) for device, tile in tiles(whole, plan.target)]
+    moved = rs.simulate(plan, dict(tiles(whole, plan.source)), memory)
+    pairs = [(moved[device], tile) for device, tile in tiles(whole, plan.target)]
     return Run(
         memory.received_bytes,
         memory.launches,
@@ -80,25 +80,25 @@ def tiles(whole: np.ndarray, layout: rs.Layout) -> Iterator[tuple[int, np.ndarra
 def disagreements(case: Case) -> list[str]:
     """Everything in a case that does not fit together."""
     plan, run, xla = case.plan, case.run, case.xla
-    found: list[str] = []
+    problems: list[str] = []
     if plan.received_bytes != plan.lower_bound_bytes:
-        found.append(f"the plan receives {plan.received_bytes} B, the bound is {plan.lower_bound_bytes} B")
+        problems.append(f"the plan receives {plan.received_bytes} B, the bound is {plan.lower_bound_bytes} B")
     if case.tight.peak_bytes > case.budget:
-        found.append(f"{case.tight.peak_bytes} B live under a budget of {case.budget} B")
+        problems.append(f"{case.tight.peak_bytes} B live under a budget of {case.budget} B")
     if case.tight.received_bytes != plan.received_bytes:
-        found.append(f"under a budget {case.tight.received_bytes} B are received, without {plan.received_bytes} B")
+        problems.append(f"under a budget {case.tight.received_bytes} B are received, without {plan.received_bytes} B")
     if run is not None:
         if run.right != run.elements:
-            found.append(f"{run.elements - run.right} of {run.elements} elements are wrong")
+            problems.append(f"{run.elements - run.right} of {run.elements} elements are wrong")
         if run.received != plan.received_bytes:
-            found.append(f"{run.received} B were received, {plan.received_bytes} B were promised")
+            problems.append(f"{run.received} B were received, {plan.received_bytes} B were promised")
         if run.launches != plan.launches:
-            found.append(f"{run.launches} collectives ran, {plan.launches} were promised")
+            problems.append(f"{run.launches} collectives ran, {plan.launches} were promised")
         if run.peak > plan.peak_bytes:
-            found.append(f"{run.peak} B were live, at most {plan.peak_bytes} B were promised")
+            problems.append(f"{run.peak} B were live, at most {plan.peak_bytes} B were promised")
     if xla is not None and xla.received < plan.lower_bound_bytes:
-        found.append(f"XLA receives {xla.received} B, less than the bound of {plan.lower_bound_bytes} B")
-    return found
+        problems.append(f"XLA receives {xla.received} B, less than the bound of {plan.lower_bound_bytes} B")
+    return problems
 
 
 def cases() -> tuple[list[Case], str | None]:
@@ -127,17 +127,17 @@ def _xla(plans: list[rs.Plan]) -> tuple[list[Identity | None], str | None]:
 def table(case: Case) -> Table:
     """The figures of one case."""
     run, xla = case.run, case.xla
-    found = Table()
-    found.add_column("on the worst device")
-    found.add_column("reshard\npromises", justify="right")
+    shown = Table()
+    shown.add_column("on the worst device")
+    shown.add_column("reshard\npromises", justify="right")
     if run is not None:
-        found.add_column("reshard\nmeasured", justify="right")
+        shown.add_column("reshard\nmeasured", justify="right")
     if xla is not None:
-        found.add_column(f"XLA\n(jax {xla.jax})", justify="right")
+        shown.add_column(f"XLA\n(jax {xla.jax})", justify="right")
     for label, promised, measured, compiled in _rows(case):
         cells = [promised, *([measured] if run is not None else []), *([compiled] if xla is not None else [])]
-        found.add_row(label, *cells)
-    return found
+        shown.add_row(label, *cells)
+    return shown
 
 
 def _rows(case: Case) -> list[tuple[str, str, str, str]]:
@@ -178,9 +178,9 @@ def _head(case: Case) -> str:
     return f"{plan.source} -> {plan.target}\n{_bytes(plan.source.nbytes(int(np.prod(plan.source.shape))))} in all"
 
 
-def show(console: Console, found: list[Case], missing: str | None, seconds: float) -> None:
+def show(console: Console, both: list[Case], missing: str | None, seconds: float) -> None:
     """Both tables, with what they say in words."""
-    small, large = found
+    small, large = both
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False)
@@ -197,7 +197,7 @@ def show(console: Console, found: list[Case], missing: str | None, seconds: floa
     if large.xla is not None:
         more, peak = large.xla.received / large.plan.received_bytes, large.xla.peak / large.plan.peak_bytes
         say(f"XLA receives {more:.1f} times the bytes and needs {peak:.1f} times the memory.")
-    if any(case.xla is not None and case.xla.warned for case in found):
+    if any(case.xla is not None and case.xla.warned for case in both):
         say('It warned of an "Involuntary full rematerialization".')
     tight = large.tight
     say(
@@ -207,12 +207,12 @@ def show(console: Console, found: list[Case], missing: str | None, seconds: floa
     )
     if missing:
         say(missing, "yellow")
-    for problem in (problem for case in found for problem in disagreements(case)):
+    for problem in (problem for case in both for problem in disagreements(case)):
         say(f"DISAGREES: {problem}", "bold red")
     say(f"\n{seconds:.1f} s")
 
 
-def as_json(found: list[Case], missing: str | None) -> str:
+def as_json(both: list[Case], missing: str | None) -> str:
     """All figures as one JSON object."""
     listed = [
         {
@@ -223,24 +223,24 @@ def as_json(found: list[Case], missing: str | None) -> str:
             "xla": None if case.xla is None else asdict(case.xla),
             "disagreements": disagreements(case),
         }
-        for case in found
+        for case in both
     ]
     return json.dumps({"cases": listed, "missing": missing}, indent=2)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the comparison; 1 if anything disagrees, or if jax is installed but cannot be asked."""
+    """Prints the comparison; 1 if anything disagrees, or if jax is installed but fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
     start = time.perf_counter()
-    found, missing = cases()
+    both, missing = cases()
     if options.json:
-        print(as_json(found, missing))
+        print(as_json(both, missing))
     else:
-        show(Console(highlight=False), found, missing, time.perf_counter() - start)
+        show(Console(highlight=False), both, missing, time.perf_counter() - start)
     broken = missing is not None and importlib.util.find_spec("jax") is not None
-    return int(broken or any(disagreements(case) for case in found))
+    return int(broken or any(disagreements(case) for case in both))
 
 
 if __name__ == "__main__":

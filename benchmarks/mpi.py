@@ -10,7 +10,7 @@ In one run, ways take turns, buffers are warm, and a figure is the median of the
     Alltoallw          datatypes committed beforehand, from tile to tile: what mpi4py-fft does, for any layouts
     mpi4py-fft         its own Transfer, where it is installed (slabs and pencils)
     heat               its resplit, where it is installed (slabs)
-    pdgemr2d           ScaLAPACK's, where a shared library of it for this MPI is found (matrices)
+    pdgemr2d           ScaLAPACK's, where this MPI has a shared library of it (matrices)
 
 Packing alone, of what a rank sends to each of the others, is set against numpy's own strided copy and one that goes
 block by block through a core's cache, in times of the best of the two.
@@ -126,8 +126,8 @@ class Bench:
 
     def blocks(self, receiver: int) -> dict[int, tuple[Block, ...]]:
         """What a rank needs, by the rank that has it."""
-        found = fetches(self.source, self.target, receiver, lambda one, other: True)
-        return {fetch.rank: fetch.blocks for fetch in found}
+        fetched = fetches(self.source, self.target, receiver, lambda one, other: True)
+        return {fetch.rank: fetch.blocks for fetch in fetched}
 
     def views(self, tile: np.ndarray, blocks: tuple[Block, ...], end: str) -> list[np.ndarray]:
         return [strided(tile, block, end) for block in blocks]
@@ -190,8 +190,8 @@ class Bench:
         if len(self.source.shape) != 2:
             raise NotImplementedError("matrices only")
         vendor = "openmpi" if "Open MPI" in _library() else "mpich"
-        found = ctypes.util.find_library(f"scalapack-{vendor}") or f"libscalapack-{vendor}.so.2.2"
-        return _pdgemr2d(ctypes.CDLL(found), self)
+        library = ctypes.util.find_library(f"scalapack-{vendor}") or f"libscalapack-{vendor}.so.2.2"
+        return _pdgemr2d(ctypes.CDLL(library), self)
 
 
 def _library() -> str:
@@ -236,11 +236,11 @@ def filled(layout: Layout, rank: int) -> np.ndarray:
     """The tile of the array of its own global indices."""
     from reshard.runtime.on_mpi.indices import indices
 
-    found = np.zeros(layout.tile_shape, layout.dtype)
+    tile = np.zeros(layout.tile_shape, layout.dtype)
     for dim, size in enumerate(layout.shape):
-        along = indices(layout, dim, rank).reshape([-1 if at == dim else 1 for at in range(found.ndim)])
-        found = found * size % 16381 + along
-    return found.astype(layout.dtype)
+        along = indices(layout, dim, rank).reshape([-1 if at == dim else 1 for at in range(tile.ndim)])
+        tile = tile * size % 16381 + along
+    return tile.astype(layout.dtype)
 
 
 def strided(tile: np.ndarray, block: Block, end: str) -> np.ndarray:
@@ -285,12 +285,12 @@ def in_blocks(into: np.ndarray, given: np.ndarray) -> None:
 
 def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     """Median processor seconds of packing all that leaves a tile of this order, of the slowest rank."""
-    from reshard.runtime.on_mpi.direct import gives, pack
+    from reshard.runtime.on_mpi.direct import node_packing, pack
     from reshard.runtime.on_mpi.strided_copy import raw
 
     comm, tile = bench.comm, np.asarray(bench.tile, order=order)
-    give = gives(bench.source, bench.target, comm.rank, (0,) * comm.size, tile.itemsize)
-    views = [place.of(tile) for place in give.places]
+    plan = node_packing(bench.source, bench.target, comm.rank, (0,) * comm.size, tile.itemsize)
+    views = [region.of(tile) for region in plan.regions]
     packed = np.zeros(sum(view.size for view in views), tile.dtype)
     starts = np.cumsum([0, *(view.size for view in views)])
     into = [packed[at : at + view.size].reshape(view.shape) for at, view in zip(starts, views, strict=False)]
@@ -302,7 +302,7 @@ def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     ways = {
         "numpy": lambda: each(np.copyto),
         "blocks": lambda: each(in_blocks),
-        "reshard": lambda: pack(give, raw(tile), raw(packed)),
+        "reshard": lambda: pack(plan, raw(tile), raw(packed)),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
@@ -336,31 +336,31 @@ def rank_main(options: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    found = {}
+    results = {}
     for problem in problems(comm.size, options.scale):
         if options.problem in (None, problem.name):
             bench = Bench(problem, comm)
             times = measure(bench, options.repeats)
-            found[problem.name] = {
+            results[problem.name] = {
                 "seconds": {name: median(of) for name, of in times.items()},
                 "missing": bench.missing,
                 "packing": {order: packing(bench, order, options.repeats) for order in "CF"},
             }
     if comm.rank == 0:
-        show(_library(), comm.size, found, options.json)
+        show(_library(), comm.size, results, options.json)
 
 
-def show(library: str, ranks: int, found: dict[str, Any], as_json: bool) -> None:
+def show(library: str, ranks: int, results: dict[str, Any], as_json: bool) -> None:
     name = " ".join(library.split()[:3]).rstrip(",")
     if as_json:
-        print(json.dumps({"mpi": name, "ranks": ranks, "problems": found}), flush=True)
+        print(json.dumps({"mpi": name, "ranks": ranks, "problems": results}), flush=True)
         return
     print(f"{name}, {ranks} ranks")
-    for problem, of in found.items():
+    for problem, of in results.items():
         seconds = of["seconds"]
         copy = seconds.pop("memcpy")
-        said = ", ".join(f"{way} {took / copy:.2f}" for way, took in seconds.items())
-        print(f"  {problem}: memcpy {copy * 1e3:.1f} ms; {said}")
+        ratios = ", ".join(f"{way} {took / copy:.2f}" for way, took in seconds.items())
+        print(f"  {problem}: memcpy {copy * 1e3:.1f} ms; {ratios}")
         for order, took in of["packing"].items():
             best = min(took["numpy"], took["blocks"])
             packed = ", ".join(f"{way} {seconds / best:.2f}" for way, seconds in took.items())

@@ -34,8 +34,8 @@ def resident() -> int:
 
 def shared() -> int:
     """Bytes in use in the memory file system."""
-    found = os.statvfs("/dev/shm")
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    file_system = os.statvfs("/dev/shm")
+    return (file_system.f_blocks - file_system.f_bfree) * file_system.f_frsize
 
 
 def main(moves: int) -> None:
@@ -60,8 +60,8 @@ def main(moves: int) -> None:
         if comm.rank == 0:
             done = (number + 1) * (moves // (ROUNDS * len(kinds)))
             seconds = time.perf_counter() - start
-            said = f"{most / 2**20:.1f} MiB a rank at most, {windows / 2**20:.1f} MiB shared"
-            print(f"{nodes} nodes, {done} moves, {bad} wrong, {said}, {seconds:.0f} s", flush=True)
+            memory = f"{most / 2**20:.1f} MiB a rank at most, {windows / 2**20:.1f} MiB shared"
+            print(f"{nodes} nodes, {done} moves, {bad} wrong, {memory}, {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

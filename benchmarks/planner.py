@@ -83,7 +83,7 @@ class _Late(Exception):
 
 def clear_caches() -> int:
     """Empties every `functools` cache of the package, of its modules and classes; returns how many."""
-    found: dict[int, Callable[[], None]] = {}
+    caches: dict[int, Callable[[], None]] = {}
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] != "reshard":
             continue
@@ -92,10 +92,10 @@ def clear_caches() -> int:
             for owner in owners:
                 owner = getattr(owner, "__func__", owner)
                 if hasattr(owner, "cache_clear") and hasattr(owner, "cache_info"):
-                    found[id(owner)] = owner.cache_clear
-    for clear in found.values():
+                    caches[id(owner)] = owner.cache_clear
+    for clear in caches.values():
         clear()
-    return len(found)
+    return len(caches)
 
 
 def fresh(pair: Pair) -> Pair:
@@ -179,11 +179,11 @@ def repeated(pairs: Sequence[Pair], network: Network | None, calls: int = 2000) 
 def uneven(pairs: Sequence[Pair], seed: int) -> list[Pair]:
     """The same shardings of arrays whose sizes they do not divide."""
     choose = random.Random(seed)
-    found: list[Pair] = []
+    reshaped: list[Pair] = []
     for source, target in pairs:
         shape = [choose.randint(size, 4 * size) | 1 for size in source.shape]
-        found.append((_reshaped(source, shape), _reshaped(target, shape)))
-    return found
+        reshaped.append((_reshaped(source, shape), _reshaped(target, shape)))
+    return reshaped
 
 
 def _reshaped(layout: Layout, shape: Sequence[int]) -> Layout:
@@ -222,13 +222,13 @@ def rows(count: int, seed: int, runs: int, limit: float) -> Iterator[Row]:
         yield from repeated([p for sizes in MESHES for p in sample_pairs(named(sizes), 3, few, seed)], net)
 
 
-def table(found: Sequence[Row]) -> Table:
+def table(rows: Sequence[Row]) -> Table:
     """The rows, with those that miss their target in red."""
     shown = Table(title="planning time", title_justify="left")
     for column in ("kind", "pairs of", "pairs", "median", "p90", "max", "late", "target"):
         shown.add_column(column, justify="left" if column in ("kind", "pairs of") else "right")
     before = ""
-    for row in found:
+    for row in rows:
         target = TARGETS.get(row.kind)
         missed = target is not None and row.judged >= target
         cells = [_seconds(row.median), _seconds(row.p90), _seconds(row.most)]
@@ -279,11 +279,11 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="the hottest functions as well")
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 130)
-    found = list(rows(given.pairs, given.seed, given.runs, given.limit))
+    measurements = list(rows(given.pairs, given.seed, given.runs, given.limit))
     if given.json:
-        print(json.dumps([asdict(row) for row in found], indent=2))
+        print(json.dumps([asdict(row) for row in measurements], indent=2))
     else:
-        console.print(table(found))
+        console.print(table(measurements))
     if given.profile:
         every = [pair for sizes in MESHES for pair in sampled(named(sizes), 10, given.seed)]
         for title, pairs, network in (

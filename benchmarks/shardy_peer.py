@@ -51,17 +51,17 @@ def shardy_steps(source: Layout, target: Layout) -> Steps | None:
 
 def shardy_many(pairs: Iterable[Pair]) -> list[Steps | None]:
     """`shardy_steps` of each pair, in order; a pair that fails does not affect the others."""
-    asked = list(pairs)
-    plans: list[Steps | None] = [None] * len(asked)
+    moves = list(pairs)
+    plans: list[Steps | None] = [None] * len(moves)
     groups: dict[Mesh, list[int]] = {}
-    for at, (source, target) in enumerate(asked):
+    for at, (source, target) in enumerate(moves):
         _check_pair(source, target)
         if _expressible(source, target):
             groups.setdefault(source.mesh, []).append(at)
     for group in groups.values():
         for start in range(0, len(group), _CHUNK):
             chunk = group[start : start + _CHUNK]
-            for at, plan in zip(chunk, _run([asked[i] for i in chunk]), strict=True):
+            for at, plan in zip(chunk, _run([moves[i] for i in chunk]), strict=True):
                 plans[at] = plan
     return plans
 

@@ -42,7 +42,7 @@ from rich.table import Table
 import reshard.jax as rj
 from benchmarks.against_shardy import named
 from reshard import hlo
-from reshard.jax.request import Request, plan_of
+from reshard.jax.request import ReshardRequest, plan_of
 from reshard.synth.network import Network
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -87,12 +87,12 @@ class Row:
 def pairs(mesh: Mesh, count: int, seed: int, tiles: tuple[int, int] = TILES) -> list[Pair]:
     """Random pairs of different contiguous layouts whose tiles both have so many bytes; the same for the same seed."""
     choose = random.Random(seed)
-    found: dict[Pair, None] = {}
-    while len(found) < count:
+    chosen: dict[Pair, None] = {}
+    while len(chosen) < count:
         pair = _pair(choose, mesh, tiles)
         if pair is not None:
-            found[pair] = None
-    return list(found)
+            chosen[pair] = None
+    return list(chosen)
 
 
 def _pair(choose: random.Random, mesh: Mesh, tiles: tuple[int, int]) -> Pair | None:
@@ -139,15 +139,15 @@ def measured(pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None
         if min(_ratios(times).values()) < AGAIN:
             more = in_turns(ways, array, repeat)
             times = {way: times[way] + more[way] for way in ways}
-    found = plan_of(Request(after, before, network=network), source.shape, source.dtype)
+    plan = plan_of(ReshardRequest(after, before, network=network), source.shape, source.dtype)
     done = hlo.collectives(hlo.parse(xla.as_text()))
     return Row(
         str(source.mesh),
         str(source),
         str(target),
         {way: median(times[way]) for way in ways},
-        tuple(step.kind for step in found.steps),
-        found.launches,
+        tuple(step.kind for step in plan.steps),
+        plan.launches,
         tuple(one.kind for one in done),
         rebuilds(done, pair),
     )
@@ -188,11 +188,11 @@ def rebuilds(done: Sequence[hlo.Collective], pair: Pair) -> bool:
 
 def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """Per way: geometric means of the ratios over all pairs and over those that XLA rebuilds, and the least."""
-    found: dict[str, dict[str, float]] = {}
+    by_way: dict[str, dict[str, float]] = {}
     for way in rows[0].ways if rows else ():
         ratios = [row.ratio(way) for row in rows]
         rebuilt = [row.ratio(way) for row in rows if row.rebuilt]
-        found[way] = {
+        by_way[way] = {
             "pairs": len(ratios),
             "geomean": geometric_mean(ratios),
             "rebuilt pairs": len(rebuilt),
@@ -200,7 +200,7 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
             "least": min(ratios),
             f"below {TARGETS['least']}": sum(ratio < TARGETS["least"] for ratio in ratios),
         }
-    return found
+    return by_way
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -221,13 +221,13 @@ def table(rows: Sequence[Row]) -> Table:
     return shown
 
 
-def summary_table(found: dict[str, dict[str, float]]) -> Table:
+def summary_table(by_way: dict[str, dict[str, float]]) -> Table:
     """A line for each way."""
     shown = Table(title="XLA's time over ours")
     shown.add_column("way")
-    for name in next(iter(found.values()), {}):
+    for name in next(iter(by_way.values()), {}):
         shown.add_column(name, justify="right")
-    for way, figures in found.items():
+    for way, figures in by_way.items():
         shown.add_row(way, *(f"{f:.2f}" if isinstance(f, float) else str(f) for f in figures.values()))
     return shown
 
@@ -260,13 +260,13 @@ def main(arguments: list[str] | None = None) -> int:
     for row in run(options.mesh or ["4x2"], options.pairs, options.seed, options.network, options.repeat):
         rows.append(row)
         error.print(f"{len(rows)}: {row.ratio('default'):.2f}", end=" ")
-    found = summary(rows)
+    by_way = summary(rows)
     if options.json:
-        print(json.dumps({"jax": jax.__version__, "summary": found, "rows": [asdict(row) for row in rows]}, indent=2))
+        print(json.dumps({"jax": jax.__version__, "summary": by_way, "rows": [asdict(row) for row in rows]}, indent=2))
     else:
         console = Console(highlight=False)
-        console.print(table(rows), summary_table(found))
-    ours = found["default"]
+        console.print(table(rows), summary_table(by_way))
+    ours = by_way["default"]
     return int(ours["least"] < TARGETS["least"] or ours["rebuilt geomean"] < TARGETS["rebuilt"])
 
 

@@ -30,7 +30,7 @@ WARNING = "Involuntary full rematerialization"
 
 
 class XlaError(ReshardError):
-    """XLA could not be asked: jax is missing, or its process failed."""
+    """XLA did not compile: jax is missing, or its process failed."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ def xla_identities(pairs: Iterable[tuple[Layout, Layout]], timeout: float = 300)
     Raises `LayoutError` for layouts that no `NamedSharding` says (local digits before held ones, uneven or
     partial arrays, two meshes), and `XlaError` if jax is missing or fails.
     """
-    asked = [_question(source, target) for source, target in pairs]
-    if not asked:
+    questions = [_question(source, target) for source, target in pairs]
+    if not questions:
         return []
     try:
         run = subprocess.run(
             [sys.executable, os.path.abspath(__file__)],
-            input=json.dumps(asked),
-            env=_environment(max(math.prod(question["sizes"]) for question in asked)),
+            input=json.dumps(questions),
+            env=_environment(max(math.prod(question["sizes"]) for question in questions)),
             capture_output=True,
             encoding="utf-8",
             timeout=timeout,
@@ -75,7 +75,7 @@ def xla_identities(pairs: Iterable[tuple[Layout, Layout]], timeout: float = 300)
         )
     except subprocess.TimeoutExpired:
         raise XlaError(
-            f"XLA had not compiled {len(asked)} pairs after {timeout:.0f} s; ask for fewer at once"
+            f"XLA had not compiled {len(questions)} pairs after {timeout:.0f} s; ask for fewer at once"
         ) from None
     if run.returncode:
         raise XlaError(f"the process that asks XLA failed, with status {run.returncode}:\n{run.stderr[-2000:]}")
@@ -116,14 +116,14 @@ Cuts = dict[str, list[tuple[int, int]]]
 
 
 def _cuts(mesh: Mesh, held: Sequence[SubAxis]) -> Cuts:
-    found: Cuts = {}
+    cuts: Cuts = {}
     for axis, size in mesh.axes.items():
         ends = {1, size, *(end for s in held if s.axis == axis for end in (s.pre, s.pre * s.size))}
         places = sorted(ends)
         if any(high % low for low, high in pairwise(places)):
             raise LayoutError(f"the sub-axes of {axis} of mesh {mesh} that the layouts use cannot be axes of one mesh")
-        found[axis] = list(pairwise(places)) or [(1, 1)]
-    return found
+        cuts[axis] = list(pairwise(places)) or [(1, 1)]
+    return cuts
 
 
 def _spec(layout: Layout, cuts: Cuts) -> list[list[str]]:
@@ -150,10 +150,10 @@ def collectives(text: str) -> list[tuple[str, int]]:
     """
     whole = text if "HloModule" in text else _FRAGMENT.format("\n".join(f"  {line}" for line in text.splitlines()))
     try:
-        found = hlo.collectives(hlo.parse(whole))
+        listed = hlo.collectives(hlo.parse(whole))
     except NotationError as error:
         raise XlaError(str(error)) from error
-    return [(one.opcode.removesuffix("-start"), one.received_bytes) for one in found]
+    return [(one.opcode.removesuffix("-start"), one.received_bytes) for one in listed]
 
 
 def _largest(text: str) -> int:

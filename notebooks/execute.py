@@ -123,15 +123,15 @@ def cleaned(notebook: NotebookNode) -> NotebookNode:
 
 def differences(stored: NotebookNode, fresh: NotebookNode) -> list[str]:
     """The code cells whose fresh outputs are not the stored ones, each with what has changed."""
-    found: list[str] = []
+    differences: list[str] = []
     for at, (before, after) in enumerate(zip(_code(stored), _code(fresh), strict=True), 1):
         exact = VARIES not in before.metadata.get("tags", ())
         texts = [list(shown(cell, exact)) for cell in (before, after)]
         if texts[0] != texts[1]:
             first_line, _, _ = before.source.partition("\n")
             changed = difflib.unified_diff(*texts, "stored", "fresh", lineterm="")
-            found.append("\n".join([f"cell [{at}] {first_line}", *changed]))
-    return found
+            differences.append("\n".join([f"cell [{at}] {first_line}", *changed]))
+    return differences
 
 
 def shown(cell: NotebookNode, exact: bool = True) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`make demo` runs, fits a terminal, and its figures are consistent; what is inconsistent is found."""
+"""`make demo` runs, fits a terminal, and its figures are consistent; an inconsistent figure is reported."""
 
 import importlib.util
 import json
@@ -92,7 +92,7 @@ XLA = Identity("0", {"all-gather": 1}, 14336, 24580, 28676, True, True)
 
 
 @pytest.mark.parametrize(
-    ("planted", "said"),
+    ("planted", "message"),
     [
         ({"right": 4095}, "1 of 4096 elements are wrong"),
         ({"received": 1791}, "1791 B were received, 1792 B were promised"),
@@ -100,18 +100,18 @@ XLA = Identity("0", {"all-gather": 1}, 14336, 24580, 28676, True, True)
         ({"peak": 6145}, "6145 B were live, at most 6144 B were promised"),
     ],
 )
-def test_a_planted_disagreement_is_found(small: demo.Case, planted: dict[str, int], said: str):
+def test_a_planted_disagreement_is_found(small: demo.Case, planted: dict[str, int], message: str):
     assert demo.disagreements(small) == []
     assert small.run is not None
-    assert demo.disagreements(replace(small, run=replace(small.run, **planted))) == [said]
+    assert demo.disagreements(replace(small, run=replace(small.run, **planted))) == [message]
 
 
 def test_a_broken_budget_or_bound_is_found(small: demo.Case):
     assert demo.disagreements(replace(small, xla=XLA)) == []
-    (said,) = demo.disagreements(replace(small, budget=6143))
-    assert said == "6144 B live under a budget of 6143 B"
-    (said,) = demo.disagreements(replace(small, xla=replace(XLA, received=1791)))
-    assert "less than the bound" in said
+    (message,) = demo.disagreements(replace(small, budget=6143))
+    assert message == "6144 B live under a budget of 6143 B"
+    (message,) = demo.disagreements(replace(small, xla=replace(XLA, received=1791)))
+    assert "less than the bound" in message
 
 
 def test_a_disagreement_fails_the_command(
@@ -133,25 +133,25 @@ def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytes
 @needs_jax
 def test_collectives_of_the_compiled_identity():
     mesh = rs.Mesh(x=4, y=2)
-    asked = [
+    expected = [
         ("f32[16, 16]", "f32[{x}4, 16]", {}, 0),
         ("f32[{x}4, 16]", "f32[16, 16]", {"all-gather": 1}, 768),
         ("f32[{x}4, 16]", "f32[16, {x}4]", {"all-to-all": 1}, 192),
         ("f32[{x}{y}2, 16]", "f32[{y}{x}2, 16]", {"collective-permute": 1}, 128),
         ("f32[{x:(1)2}8, 16]", "f32[16, {x:(1)2}8]", {"all-to-all": 1}, 256),
     ]
-    pairs = [(rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh)) for source, target, _, _ in asked]
-    found = xla_identities(pairs)
-    assert [(identity.collectives, identity.received) for identity in found] == [(c, r) for _, _, c, r in asked]
-    assert [identity.warned for identity in found] == [False] * len(asked)
+    pairs = [(rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh)) for source, target, _, _ in expected]
+    identities = xla_identities(pairs)
+    assert [(identity.collectives, identity.received) for identity in identities] == [(c, r) for _, _, c, r in expected]
+    assert [identity.warned for identity in identities] == [False] * len(expected)
     assert xla_identities([]) == []
 
 
 @needs_jax
 def test_device_order_is_that_of_the_mesh():
     mesh = rs.Mesh({"x": 4}, device_ids=[7, 5, 3, 1])
-    (found,) = xla_identities([(rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("f32[16, {x}4]", mesh))])
-    assert found.collectives == {"all-to-all": 1}
+    (identities,) = xla_identities([(rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("f32[16, {x}4]", mesh))])
+    assert identities.collectives == {"all-to-all": 1}
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,13 @@ def anchors(path: Path) -> set[str]:
 
 def broken_links(path: Path) -> list[str]:
     """The links of a page to files or headings that are not there; addresses are not looked up."""
-    found: list[str] = []
+    broken: list[str] = []
     for link in _LINK.findall(_FENCED.sub("", path.read_text(encoding="utf-8"))):
         name, _, anchor = link.partition("#")
         other = path if not name else path.parent / name
         if "://" not in link and (not other.exists() or (anchor and anchor not in anchors(other))):
-            found.append(link)
-    return found
+            broken.append(link)
+    return broken
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names(PAGES))

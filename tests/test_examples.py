@@ -41,23 +41,23 @@ class Command(NamedTuple):
 
 def blocks(text: str, language: str) -> list[Block]:
     """The fenced blocks in that language."""
-    found = [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
-    return [block for block in found if block.language == language]
+    fenced = [Block(m[1], m[2], text.count("\n", 0, m.start(2)) + 1) for m in FENCE.finditer(text)]
+    return [block for block in fenced if block.language == language]
 
 
 def commands(block: Block) -> list[Command]:
     """The commands of a console block."""
-    found: list[Command] = []
+    listed: list[Command] = []
     continued = False
     for number, line in enumerate(block.text.splitlines(), block.line):
         if continued:
-            found[-1] = found[-1]._replace(command=f"{found[-1].command}\n{line}")
+            listed[-1] = listed[-1]._replace(command=f"{listed[-1].command}\n{line}")
         elif line.startswith("$ "):
-            found.append(Command(line[2:], "", number))
-        elif found:
-            found[-1] = found[-1]._replace(output=f"{found[-1].output}{line}\n")
+            listed.append(Command(line[2:], "", number))
+        elif listed:
+            listed[-1] = listed[-1]._replace(output=f"{listed[-1].output}{line}\n")
         continued = line.endswith("\\") and (continued or line.startswith("$ "))
-    return found
+    return listed
 
 
 def python_problems(text: str) -> list[str]:
@@ -74,11 +74,11 @@ def python_problems(text: str) -> list[str]:
             continue
         example = doctest.DocTestParser().get_doctest(block.text, names, where, "README.md", block.line - 1)
         runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.REPORT_NDIFF)
-        said: list[str] = []
-        runner.run(example, out=said.append, clear_globs=False)
+        reports: list[str] = []
+        runner.run(example, out=reports.append, clear_globs=False)
         names = example.globs
         if runner.failures:
-            problems.append("".join(said))
+            problems.append("".join(reports))
     return problems
 
 
@@ -151,7 +151,7 @@ def _fenced(language: str, text: str) -> str:
 
 @pytest.fixture
 def echo(tmp_path: Path) -> Path:
-    """A `reshard` that prints its arguments and the width, or fails when told to."""
+    """A `reshard` that prints its arguments and the width, or fails if its first argument is `fail`."""
     script = tmp_path / "reshard"
     script.write_text('#!/bin/sh\necho "$@ $COLUMNS  "\n[ "$1" != fail ] || { echo wrong >&2; exit 2; }\n')
     script.chmod(0o755)

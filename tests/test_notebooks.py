@@ -30,19 +30,19 @@ REGISTRY = re.compile(r"pypi|index-url|files\.pythonhosted|artifactory|proxy", r
 
 def problems(notebook: NotebookNode) -> list[str]:
     """What must not be stored."""
-    found: list[str] = []
+    faults: list[str] = []
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if (counts := [cell.execution_count for cell in code]) != list(range(1, len(code) + 1)):
-        found.append(f"the cells were not run once from top to bottom: {counts}")
+        faults.append(f"the cells were not run once from top to bottom: {counts}")
     for at, cell in enumerate(code, 1):
         text = "\n".join(execute.shown(cell))
         kinds = [output.get("name", output.output_type) for output in cell.outputs]
-        found += [f"cell [{at}] has {kind} output" for kind in kinds if kind in ("error", "stderr")]
-        found += [f"cell [{at}] shows a path or host: {m[0]}" for p in (MACHINE, REGISTRY) for m in p.finditer(text)]
-        found += [f"cell [{at}] has {what}" for what, mark in MARKS.items() if mark in text]
+        faults += [f"cell [{at}] has {kind} output" for kind in kinds if kind in ("error", "stderr")]
+        faults += [f"cell [{at}] shows a path or host: {m[0]}" for p in (MACHINE, REGISTRY) for m in p.finditer(text)]
+        faults += [f"cell [{at}] has {what}" for what, mark in MARKS.items() if mark in text]
     if execute.cleaned(nbformat.from_dict(notebook)) != notebook:
-        found.append("it was not written by notebooks/execute.py; run make notebooks")
-    return found
+        faults.append("it was not written by notebooks/execute.py; run make notebooks")
+    return faults
 
 
 def test_they_are_all_here():
@@ -137,7 +137,7 @@ def test_only_what_changed_is_said_and_what_varies_may():
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "message"),
     [
         (new_output("stream", name="stdout", text="in /tmp/x.py"), "cell [1] shows a path or host: /tmp"),
         (new_output("stream", name="stdout", text="at /home/me"), "cell [1] shows a path or host: /home"),
@@ -148,12 +148,12 @@ def test_only_what_changed_is_said_and_what_varies_may():
         (new_output("error", ename="E", evalue="wrong"), "cell [1] has error output"),
     ],
 )
-def test_what_must_not_be_stored_is_found(output: NotebookNode, said: str):
+def test_what_must_not_be_stored_is_found(output: NotebookNode, message: str):
     given = notebook("x")
     given.cells[0].execution_count = 1
     assert problems(given) == []
     given.cells[0].outputs = [output]
-    assert problems(given) == [said]
+    assert problems(given) == [message]
 
 
 def test_a_notebook_from_an_editor_is_found():

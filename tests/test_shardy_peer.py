@@ -22,8 +22,8 @@ REFUSED = ("f32[{x:(1)3}2, 6]", "f32[{x:(2)3}{x:(1)2}, 6]")
 
 
 def steps(source: str, target: str, mesh: Mesh = MESH) -> list[tuple[str, str]] | None:
-    found = shardy_steps(Layout.parse(source, mesh), Layout.parse(target, mesh))
-    return None if found is None else [(kind, str(layout)) for kind, layout in found]
+    plan = shardy_steps(Layout.parse(source, mesh), Layout.parse(target, mesh))
+    return None if plan is None else [(kind, str(layout)) for kind, layout in plan]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_partial_targets_and_sums_on_the_way() -> None:
 
 def test_permutes_to_the_same_layout_are_dropped() -> None:
     mesh = Mesh(x=3, y=5)
-    found = steps("f32[{y}3, {x}5]", "f32[15, {y}{x}]", mesh)
-    assert found == [("all_to_all", "f32[15, {x}{y}]"), ("permute", "f32[15, {y}{x}]")]
+    plan = steps("f32[{y}3, {x}5]", "f32[15, {y}{x}]", mesh)
+    assert plan == [("all_to_all", "f32[15, {x}{y}]"), ("permute", "f32[15, {y}{x}]")]
 
 
 def test_uneven_and_sub_axes_in_the_question() -> None:
@@ -122,15 +122,15 @@ def test_a_refused_pair_does_not_lose_its_neighbours() -> None:
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_steps_lead_to_the_target_by_tiles_that_fit(sizes: tuple[int, ...], rank: int) -> None:
     pairs = sample_pairs(Mesh(zip("xyz", sizes, strict=False)), rank, 60, seed=rank)
-    for (source, target), found in zip(pairs, shardy_many(pairs), strict=True):
-        assert found is not None, f"{source} -> {target}: Shardy plans every pair of these meshes"
-        assert found[-1][1] == target
-        assert_tiles_fit(source, found)
+    for (source, target), plan in zip(pairs, shardy_many(pairs), strict=True):
+        assert plan is not None, f"{source} -> {target}: Shardy plans every pair of these meshes"
+        assert plan[-1][1] == target
+        assert_tiles_fit(source, plan)
 
 
-def assert_tiles_fit(source: Layout, found: Steps) -> None:
+def assert_tiles_fit(source: Layout, plan: Steps) -> None:
     before = math.prod(source.tile_shape)
-    for kind, layout in found:
+    for kind, layout in plan:
         after = math.prod(layout.tile_shape)
         assert (after > before) - (after < before) == {"slice": -1, "all_gather": 1}.get(kind, 0), (kind, str(layout))
         before = after
@@ -143,9 +143,9 @@ def test_many_is_as_one_by_one() -> None:
 
 def test_contiguous_layouts_are_all_and_different() -> None:
     mesh = Mesh(x=2, one=1, y=2)
-    found = [str(layout) for layout in contiguous_layouts(mesh, divisible_shape(mesh, 2))]
-    assert len(found) == len(set(found)) == 11
-    assert {"f32[4, 4]", "f32[4, {x}{y}]", "f32[{y}{x}, 4]", "f32[{y}2, {x}2]"} <= set(found)
+    plan = [str(layout) for layout in contiguous_layouts(mesh, divisible_shape(mesh, 2))]
+    assert len(plan) == len(set(plan)) == 11
+    assert {"f32[4, 4]", "f32[4, {x}{y}]", "f32[{y}{x}, 4]", "f32[{y}2, {x}2]"} <= set(plan)
 
 
 def test_sampled_pairs_are_the_same_again_and_different() -> None:
