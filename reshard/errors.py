@@ -1,4 +1,4 @@
-"""Every error that reshard raises; each says what was given, what is wrong, and what to do."""
+"""All errors that reshard raises. Each message names what was given, what is wrong with it, and what to do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from contextlib import contextmanager
 
 
 class ReshardError(ValueError):
-    """The root of all errors of this package."""
+    """The base class of all errors of this package.
+
+    >>> import reshard as rs
+    >>> try:
+    ...     rs.Mesh(x=0)
+    ... except rs.errors.ReshardError as error:
+    ...     print(error)
+    axis 'x' has size 0: a size is a whole number of at least 1
+    """
 
 
 class MeshError(ReshardError):
-    """A mesh, an axis or a sub-axis that cannot be, or two meshes that do not fit together."""
+    """An invalid mesh, axis or sub-axis, or two meshes that do not fit together."""
 
 
 class LayoutError(ReshardError):
@@ -23,39 +31,39 @@ class NotationError(ReshardError):
 
 
 class StepError(ReshardError):
-    """A step that its typing rule refuses."""
+    """A step that the typing rule of its kind refuses."""
 
 
 class PlanError(ReshardError):
-    """A request or a chain of steps that is no redistribution."""
+    """A request that is not a redistribution, or steps that do not lead from the source to the target."""
 
 
 class NetworkError(ReshardError):
-    """A network description that is incomplete or out of range."""
+    """An incomplete network description, or one with values out of range."""
 
 
 class ProgramError(ReshardError):
-    """A StableHLO program that does not parse, or that the compiler pass cannot work on."""
+    """A StableHLO program that does not parse or that the compiler pass cannot transform."""
 
 
 class StrictError(ReshardError):
-    """A compiled module that still rebuilds an array, or exceeds its budget, under strict mode."""
+    """In strict mode: a compiled module that still rebuilds an array or exceeds its budget."""
 
 
 class TileError(ReshardError):
-    """Tiles given to a runtime that are not the source layout's."""
+    """Tiles given to a runtime that do not fit the source layout."""
 
 
 class AgreementError(ReshardError):
-    """Ranks that call one collective operation with different requests; raised on all of them."""
+    """Ranks called one collective operation with different requests; raised on all of them."""
 
 
 class RankError(ReshardError):
-    """A rank that failed, or did not answer in time, while data were moving; raised on all that are left."""
+    """A rank failed or did not answer in time while data were moving; raised on all other ranks."""
 
 
 class ProofError(ReshardError):
-    """A plan's program that is wrong; `counterexample` says where, and the numpy runtime confirmed it."""
+    """A plan's program is wrong. The numpy runtime confirmed `counterexample`, which says where."""
 
     def __init__(self, message: str, counterexample: object) -> None:
         super().__init__(message)
@@ -63,11 +71,11 @@ class ProofError(ReshardError):
 
 
 class UndecidedError(ReshardError):
-    """A claim of a proof that was neither proved nor refuted; the message says which, and why."""
+    """A claim of a proof could be neither proved nor refuted; the message says which, and why."""
 
 
 class BudgetError(ReshardError):
-    """A memory budget that no plan meets; `smallest` is the least one that can be met, in bytes."""
+    """No plan meets the memory budget; `smallest` is the smallest budget that one meets, in bytes."""
 
     def __init__(self, message: str, smallest: int) -> None:
         super().__init__(message)
@@ -76,7 +84,7 @@ class BudgetError(ReshardError):
 
 @contextmanager
 def about_sharding(source: str, shape: Sequence[int]) -> Generator[None]:
-    """Adds a sharding's text and the global shape to an error."""
+    """A context that adds a sharding's text and the global shape to errors raised inside it."""
     try:
         yield
     except ReshardError as error:

@@ -1,19 +1,20 @@
-"""Exchanges as rounds of transfers.
+"""Exchanges as rounds of transfers: in a round each device sends at most one message and receives at most one.
 
-Even ones in closed form: one bijection of the devices a round (`groups.Chains`). Uneven ones by
-colouring the edges of the bipartite graph sender -> receiver with as many colours as its largest
-degree (König), so that no device sends or receives twice in a round.
+Even exchanges follow a closed form, one bijection of the devices a round (`even_rounds`). Uneven ones are an edge
+colouring: messages are the edges of a bipartite graph of senders and receivers, rounds its colours. As many colours
+as the largest degree suffice (König).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from reshard.lower.groups import Chains
+from reshard.lower.even_rounds import EvenRounds
+from reshard.lower.groups import coordinate
 from reshard.types.layout import Layout
 from reshard.types.pair import messages
 from reshard.types.pair.pieces import cut
@@ -57,93 +58,111 @@ Rounds = tuple[tuple[Transfer, ...], ...]
 def rounds(
     operand: Layout, result: Layout, chunk: int | None
 ) -> tuple[TileView, TileView, tuple[Transfer, ...], Rounds]:
-    """Both tiles' views, the local copies, and the rounds of messages of at most `chunk` elements.
+    """Views of both tiles, the local copies, and the rounds of messages of at most `chunk` elements.
 
-    An even exchange's rounds are bijections; where one has a device keep its share, that is a transfer
-    to itself, which crosses no wire.
+    In an even exchange a device may keep its share while others send: that is a transfer to itself, which crosses
+    no wire.
     """
     r = refine(operand, result)
     if r is not None and r.exact:
-        send = _runs(r, operand, tile_view.before(operand, r), [at for at, a in enumerate(r.digits) if a.src is None])
-        receive = _runs(r, result, tile_view.after(result, r), [at for at, a in enumerate(r.digits) if a.dst is None])
+        send = _merged(r, operand, tile_view.before(operand, r), [at for at, d in enumerate(r.digits) if d.src is None])
+        receive = _merged(r, result, tile_view.after(result, r), [at for at, d in enumerate(r.digits) if d.dst is None])
         turns = _even(operand, r, chunk, send, receive)
         ends = send.view, receive.view
     else:
         turns = _coloured(operand, result, chunk)
-        ends = _plain(operand), _plain(result)
-    kept = [t for turn in turns for t in turn if all(t.sender == t.receiver for t in turn)]
-    sent = tuple(tuple(turn) for turn in turns if any(t.sender != t.receiver for t in turn))
-    return *ends, tuple(kept), sent
+        ends = _whole_tile(operand), _whole_tile(result)
+    kept = [t for turn in turns if not _crosses(turn) for t in turn]
+    return *ends, tuple(kept), tuple(tuple(turn) for turn in turns if _crosses(turn))
 
 
-class _Runs(NamedTuple):
-    """A tile's axes: each the atoms of one dim that every box takes as one run, by their numbers."""
+def _crosses(turn: Sequence[Transfer]) -> bool:
+    return any(t.sender != t.receiver for t in turn)
+
+
+class _MergedAxes(NamedTuple):
+    """A tile whose digits are merged into as few axes as every box of an exchange allows.
+
+    `members` lists the refined digits, by number, that each axis of `view` is made of.
+    """
 
     view: TileView
-    atoms: tuple[tuple[int, ...], ...]
+    members: tuple[tuple[int, ...], ...]
     radices: tuple[int, ...]
 
-    def spans(self, atom_spans: dict[int, Span]) -> tuple[Span, ...]:
-        """A box in these axes, from the spans of its atoms."""
-        return tuple(self._span([(self.radices[at], *atom_spans[at]) for at in run]) for run in self.atoms)
+    def spans(self, of_digits: Mapping[int, Span]) -> tuple[Span, ...]:
+        """A box on the merged axes, from its span on every digit."""
+        return tuple(self._span([(self.radices[at], *of_digits[at]) for at in axis]) for axis in self.members)
 
     @staticmethod
-    def _span(parts: Sequence[tuple[int, int, int]]) -> Span:
+    def _span(digits: Sequence[tuple[int, int, int]]) -> Span:
         start, extent = 0, 1
-        for radix, low, size in parts:
+        for radix, low, size in digits:
             start, extent = start * radix + low, extent * size
         return start, extent
 
 
-def _runs(r: Refinement, layout: Layout, view: TileView, local: Sequence[int]) -> _Runs:
-    """A box has one value of an atom that moves and a run of those that stay."""
+def _merged(r: Refinement, layout: Layout, view: TileView, local: Sequence[int]) -> _MergedAxes:
+    """A box takes one value of a digit that moves, and a run of the digits that stay: runs become one axis."""
     moving = tuple(axis for axis, at in enumerate(local) if (r.digits[at].src, r.digits[at].dst) != (None, None))
     runs = replace(view, blocks=moving).runs
     digits = tuple(math.prod(view.digits[axis] for axis in run) for run in runs)
     merged = TileView(layout.tile_shape, view.padded, digits, tuple(view.dims[run[0]] for run in runs), ())
-    return _Runs(merged, tuple(tuple(local[axis] for axis in run) for run in runs), tuple(a.radix for a in r.digits))
+    members = tuple(tuple(local[axis] for axis in run) for run in runs)
+    return _MergedAxes(merged, members, tuple(d.radix for d in r.digits))
 
 
-def _plain(layout: Layout) -> TileView:
+def _whole_tile(layout: Layout) -> TileView:
     return TileView(layout.tile_shape, layout.tile_shape, layout.tile_shape, tuple(range(len(layout.shape))), ())
 
 
-def _even(operand: Layout, r: Refinement, chunk: int | None, send: _Runs, receive: _Runs) -> list[list[Transfer]]:
-    chains = Chains(r)
+def _even(
+    operand: Layout, r: Refinement, chunk: int | None, send: _MergedAxes, receive: _MergedAxes
+) -> list[list[Transfer]]:
+    """One round a turn and piece of a share; all devices take part."""
+    even = EvenRounds(r)
     ids = operand.mesh.devices
-    extents = [a.radix for a in r.digits if a.src is None and a.dst is None]
-    pieces = list(cut(extents, max(1, min(chunk or r.common, r.common)))) if r.common else []
+    pieces = _share_pieces(r, chunk)
     turns: list[list[Transfer]] = []
-    for turn in itertools.product(*(range(a.radix) for a, _ in chains.shares)):
+    for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
         for piece in pieces:
             turns.append([])
             for at, receiver in enumerate(ids):
-                share = dict(zip((a.src for a, _ in chains.shares), chains.share(at, turn), strict=True))
+                share = {digit.src: n for (digit, _), n in zip(even.shares, even.share(at, turn), strict=True)}
                 box = Box(send.spans(sent_spans(r, at, piece)), receive.spans(received_spans(r, share, piece)))
-                turns[-1].append(Transfer(ids[chains.sender(at, turn)], receiver, (box,)))
+                turns[-1].append(Transfer(ids[even.sender(at, turn)], receiver, (box,)))
     return turns
 
 
+def _share_pieces(r: Refinement, chunk: int | None) -> list[tuple[Span, ...]]:
+    """A share, cut into pieces of at most `chunk` elements: spans of the digits that are local on both sides."""
+    if not r.common:
+        return []
+    extents = [digit.radix for digit in r.digits if digit.src is None and digit.dst is None]
+    return list(cut(extents, max(1, min(chunk or r.common, r.common))))
+
+
 def sent_spans(r: Refinement, receiver: int, piece: Sequence[Span]) -> dict[int, Span]:
-    """Per atom that is local in the operand, what the receiver's coordinates choose of it."""
+    """What the device at position `receiver` gets of each digit that is local in the operand, by number."""
     spans = iter(piece)
-    local = [(at, a) for at, a in enumerate(r.digits) if a.src is None]
-    return {at: next(spans) if a.dst is None else (receiver // a.dst % a.radix, 1) for at, a in local}
+    local = [(at, d) for at, d in enumerate(r.digits) if d.src is None]
+    return {at: next(spans) if d.dst is None else (coordinate(receiver, d.dst, d.radix), 1) for at, d in local}
 
 
-def received_spans(r: Refinement, share: dict[int | None, int], piece: Sequence[Span]) -> dict[int, Span]:
-    """Per atom that is local in the result, where the share goes."""
+def received_spans(r: Refinement, share: Mapping[int | None, int], piece: Sequence[Span]) -> dict[int, Span]:
+    """Where a share goes on each digit that is local in the result, by number."""
     spans = iter(piece)
-    local = [(at, a) for at, a in enumerate(r.digits) if a.dst is None]
-    return {at: next(spans) if a.src is None else (share[a.src], 1) for at, a in local}
+    local = [(at, d) for at, d in enumerate(r.digits) if d.dst is None]
+    return {at: next(spans) if d.src is None else (share[d.src], 1) for at, d in local}
 
 
 def _coloured(operand: Layout, result: Layout, chunk: int | None) -> list[list[Transfer]]:
+    """The local copies as one turn, then the messages, or their pieces, coloured."""
     size = exchange_size(operand, result)
     cap = None if chunk is None or chunk >= size.message else chunk
     local: list[Transfer] = []
     edges: list[Transfer] = []
-    for message in messages.messages(operand, result):
+    for message in messages.all_messages(operand, result):
         if message.sender == message.receiver:
             local.append(Transfer(message.sender, message.receiver, tuple(_boxes(message, None))))
         elif cap is None:
@@ -166,9 +185,13 @@ def _boxes(message: messages.Message, cap: int | None) -> Iterator[Box]:
 def colour(edges: Sequence[Transfer]) -> list[list[Transfer]]:
     """Rounds in which no device sends or receives twice, as few as the busiest device allows.
 
-    Each edge takes a colour free at its sender; if that is taken at its receiver, the path that
-    alternates between the two ends' free colours is flipped. The graph is bipartite, so the path
-    never comes back to the sender, and every edge is coloured once.
+    Each edge takes the lowest colour that is free at its sender. If that colour is taken at the receiver, the path
+    from there that alternates between the two ends' free colours swaps them first. The graph is bipartite, so the
+    path never comes back to the sender. Every edge is coloured once.
+
+    >>> edges = [Transfer(a, b, ()) for a, b in [(0, 1), (0, 2), (1, 2)]]
+    >>> [[(t.sender, t.receiver) for t in turn] for turn in colour(edges)]
+    [[(0, 1), (1, 2)], [(0, 2)]]
     """
     senders: dict[int, dict[int, int]] = {}
     receivers: dict[int, dict[int, int]] = {}

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.proofs.symbolic import Form
-from reshard.proofs.symbolic.form import Atom, atoms_of
+from reshard.proofs.symbolic.form import FormDigit, step_digits
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis, joined
+from reshard.types.mesh import Mesh, SubAxis, merged_spans
 
 Ints = NDArray[np.int64]
 
@@ -24,7 +24,7 @@ class Floor(NamedTuple):
     argument: str
 
 
-class _Runs(NamedTuple):
+class _IndexRuns(NamedTuple):
     """Runs of neighbouring indices, all of one length, in order."""
 
     starts: Ints
@@ -41,13 +41,13 @@ def floor(source: Layout, target: Layout, form: Form) -> Floor:
     """The bound in elements at these sizes; for others it grows with the sizes that vary."""
     if source.partial != target.partial:
         return _reduction(source, target)
-    atoms = atoms_of(source, target, form)
+    atoms = step_digits(source, target, form)
     if atoms is not None and source.even and target.even:
         return _even(atoms)
     return _counted(source, target)
 
 
-def _even(atoms: tuple[Atom, ...]) -> Floor:
+def _even(atoms: tuple[FormDigit, ...]) -> Floor:
     """Digit by digit: which part of its target tile a device holds already."""
     tile = math.prod(a.radix for a in atoms if a.dst is None)
     pieces = math.prod(a.radix for a in atoms if a.src is not None and a.dst is None)
@@ -88,7 +88,7 @@ def _counted(source: Layout, target: Layout) -> Floor:
     )
 
 
-def _shared(before: _Runs, p: int, after: _Runs, q: int, size: int) -> tuple[int, int]:
+def _shared(before: _IndexRuns, p: int, after: _IndexRuns, q: int, size: int) -> tuple[int, int]:
     """Elements that a piece of the target has, and those of them that a piece of the source has."""
     low = np.minimum(after.starts + q, size)
     high = np.minimum(after.starts + q + after.length, size)
@@ -108,7 +108,7 @@ def _held(dim: Dim, layout: Layout, devices: Ints) -> Ints:
     return found
 
 
-def _local(dim: Dim) -> _Runs:
+def _local(dim: Dim) -> _IndexRuns:
     """What the local indices add to a dim's index, as runs."""
     starts, length, low = np.zeros(1, np.int64), 1, 1
     for radix, axis in reversed(dim.digits):
@@ -117,7 +117,7 @@ def _local(dim: Dim) -> _Runs:
         elif axis is None:
             starts = (np.arange(radix)[:, None] * low + starts[None]).reshape(-1)
         low *= radix
-    return _Runs(starts, length)
+    return _IndexRuns(starts, length)
 
 
 def _reduction(source: Layout, target: Layout) -> Floor:
@@ -149,11 +149,11 @@ def _reduction(source: Layout, target: Layout) -> Floor:
 def _along(mesh: Mesh, axes: Sequence[SubAxis], at: Ints) -> Ints:
     """Positions with every coordinate set to 0 but those along some sub-axes, and what lies between."""
     found = np.zeros_like(at)
-    for low, high in joined([(mesh.stride(axis), mesh.stride(axis) * axis.size) for axis in axes]):
+    for low, high in merged_spans([(mesh.stride(axis), mesh.stride(axis) * axis.size) for axis in axes]):
         found += at // low % (high // low) * low
     return found
 
 
-def _true(runs: _Runs, size: int) -> int:
+def _true(runs: _IndexRuns, size: int) -> int:
     """Elements of the piece at coordinates zero, which has the most."""
     return int((np.minimum(runs.starts + runs.length, size) - np.minimum(runs.starts, size)).sum())

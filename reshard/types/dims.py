@@ -1,4 +1,4 @@
-"""Digits and dims: what the numerals of a layout are made of."""
+"""Digits and dims: the numerals of a layout."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from reshard.types.mesh import SubAxis
 
 
 class Digit(NamedTuple):
-    """One digit of a numeral: its radix, and the sub-axis that holds it (None: local)."""
+    """One digit of a numeral: its radix and the sub-axis that holds it, None for a local digit."""
 
     radix: int
     axis: SubAxis | None
 
 
 class Dim(NamedTuple):
-    """One dimension: digits, most significant first, and the true size they cover."""
+    """One dimension: its digits, most significant first, and its true size.
+
+    >>> dim = Dim((Digit(4, SubAxis("x", 1, 4)), Digit(3, None)), 10)    # {x}3/10: pieces 0-2, 3-5, 6-8, 9
+    >>> dim.padded, dim.tile
+    (12, 3)
+    """
 
     digits: tuple[Digit, ...]
     size: int
 
     @property
     def padded(self) -> int:
-        """The product of the radices: the true size, rounded up to whole pieces."""
+        """The product of the radices: the true size rounded up to whole pieces."""
         return math.prod(d.radix for d in self.digits)
 
     @property
@@ -36,10 +41,14 @@ class Dim(NamedTuple):
 
 
 def fitted(digits: Iterable[Digit], size: int) -> Dim:
-    """The dim whose digits, perhaps more than enough rounds of them, cover `size`.
+    """The dim that covers `size` in as many rounds of these digits as it takes.
 
-    A leading local digit shrinks to the rounds that hold elements; a numeral that starts with a
-    held digit keeps its padding, as one round.
+    Leading local digits count rounds, and are replaced by the number needed. Digits that start with a held one are
+    one round, which gets a leading digit in front.
+
+    >>> axis = SubAxis("x", 1, 4)
+    >>> fitted([Digit(9, None), Digit(4, axis), Digit(2, None)], 20).digits[0]
+    Digit(radix=3, axis=None)
     """
     kept = tuple(itertools.dropwhile(lambda d: d.axis is None, digits))
     unit = math.prod(d.radix for d in kept)
@@ -47,7 +56,7 @@ def fitted(digits: Iterable[Digit], size: int) -> Dim:
 
 
 def checked_size(size: object) -> int:
-    """A size, if it is one."""
+    """Returns a dim's size; raises `LayoutError` unless it is a whole number of at least 0."""
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:  # pyright: ignore
         raise LayoutError(f"dim size {size!r}: a size is a whole number of at least 0")
     return int(size)  # pyright: ignore

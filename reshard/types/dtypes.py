@@ -1,7 +1,7 @@
 """Element types: their names in every notation, and their sizes in bits.
 
-The canonical name is numpy's (`float32`, and ml_dtypes' `bfloat16`, `float8_e4m3fn`, `int4`), so
-that `numpy.dtype(layout.dtype)` works; the short name is HLO's (`f32`), used in text.
+The canonical name is numpy's or ml_dtypes' (`float32`, `bfloat16`, `float8_e4m3fn`, `int4`), so that
+`numpy.dtype(layout.dtype)` works. The short name is HLO's (`f32`), which text uses.
 """
 
 from __future__ import annotations
@@ -71,17 +71,25 @@ def canonical(dtype: object) -> str:
 
 
 def short(name: str) -> str:
-    """HLO's name of a canonical dtype: `f32` for `float32`."""
+    """HLO's name of a canonical dtype.
+
+    >>> short("float32"), short("bool"), short("float8_e4m3fn")
+    ('f32', 'pred', 'f8e4m3fn')
+    """
     return _SHORT[name]
 
 
 def bits(name: str) -> int:
-    """Bits of one element."""
+    """Bits of one element of a canonical dtype.
+
+    >>> bits("float32"), bits("int4")
+    (32, 4)
+    """
     return _BITS[name]
 
 
 def nbytes(elements: int, name: str) -> int:
-    """Bytes of so many packed elements; sub-byte types round up to a whole byte.
+    """Bytes of a number of packed elements, rounded up to a whole byte.
 
     >>> nbytes(3, "int4")
     2

@@ -1,7 +1,7 @@
-"""What a layout means: device coordinate x local index -> global index.
+"""What a layout means: the map from a device's coordinates and a local index to a global index.
 
-This is the only definition of correctness in the project, computed straight from the digits.
-Nothing in `synth` or `lower` is used to compute it.
+This is the project's only definition of correctness. It is computed directly from the digits, without anything from
+`synth` or `lower`, so that it can judge them.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from reshard.types.mesh import Mesh
 
 
 def meaning(layout: Layout, device: int) -> tuple[tuple[int, ...], ...]:
-    """For each dim, the global index of each local index on a device (an id of the mesh).
+    """For each dim, the global indices of the local indices 0, 1, ... on a device, given by its id.
 
-    The element at local index (i, j) is the global one at (m[0][i], m[1][j]). An index at or
-    past the dim's true size is padding.
+    With m = meaning(layout, device), the element at local index (i, j) has the global index (m[0][i], m[1][j]). An
+    index at or past the true size of its dim is padding.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> meaning(Layout.parse("f32[2{x}2, {y}2]", mesh), 3)
@@ -25,9 +25,9 @@ def meaning(layout: Layout, device: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _indices(dim: Dim, mesh: Mesh, position: int) -> tuple[int, ...]:
-    """Appends one digit after another: digit k is the device's coordinate, or runs over the tile."""
-    found = [0]
+    """Appends digit by digit: a held digit is the device's coordinate, a local one takes all its values."""
+    indices = [0]
     for radix, axis in dim.digits:
         values = range(radix) if axis is None else (mesh.coordinate(position, axis),)
-        found = [index * radix + value for index in found for value in values]
-    return tuple(found)
+        indices = [index * radix + value for index in indices for value in values]
+    return tuple(indices)

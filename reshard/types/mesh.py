@@ -1,9 +1,11 @@
 """Meshes: named axes, their sub-axes, and the devices at their coordinates.
 
-A device's *position* is its row-major number in the mesh, first axis major. A sub-axis
-`y:(2)4` is the factor of size 4 of axis `y` that follows a prefix of size 2; along it, the device
-at position `i` has coordinate `i // stride % size`, where `stride` counts positions. Everything
-below the text works on such (stride, size) pairs, so a mesh of 2^20 devices costs what one of 8 does.
+A device's *position* is its row-major number in the mesh, first axis major. On <x=4, y=2>, position 5 is x=2, y=1.
+A sub-axis `x:(2)2` is the factor of size 2 of axis `x` that follows a prefix of size 2. Two devices that are
+neighbours along it are `stride` positions apart, here 2, and the device at position i has coordinate
+i // stride % size along it: 0 for position 5.
+
+Rules, bounds and routes work on such (stride, size) pairs, so a mesh of 2^20 devices costs as little as one of 8.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError
@@ -22,7 +25,7 @@ _SUB_AXIS = re.compile(rf"\s*({AXIS_NAME})\s*(?::\s*\((\d+)\)\s*(\d+)\s*)?")
 
 
 class SubAxis(NamedTuple):
-    """The factor `size` of a mesh axis that follows a prefix of `pre`; a whole axis has pre 1."""
+    """The factor of size `size` of a mesh axis that follows a prefix of size `pre`; a whole axis has `pre` 1."""
 
     axis: str
     pre: int
@@ -32,8 +35,8 @@ class SubAxis(NamedTuple):
 class Mesh:
     """Devices on named axes.
 
-    `device_ids[i]` is the device at position `i`; without it, devices are numbered by position.
-    Raises `MeshError` for a bad name or size, or ids that are not distinct.
+    `device_ids[i]` is the device at position `i`. By default, devices are numbered by position.
+    Raises `MeshError` for a bad name or size, and for ids that are not distinct.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> mesh.size, str(mesh), mesh.sub_axis("x:(2)2")
@@ -64,9 +67,9 @@ class Mesh:
             raise MeshError(f"mesh {pairs}: an axis name occurs twice; give every axis its own name")
         ids = None if device_ids is None else _ids(device_ids)
         _check_ids(ids, self.size, str(self))
-        # The identity order is no order: equal meshes are equal objects.
-        ordered = ids is not None and ids == tuple(range(self.size))
-        object.__setattr__(self, "device_ids", None if ordered else ids)
+        # The identity order is stored as None, so that equal meshes compare equal.
+        identity = ids is not None and ids == tuple(range(self.size))
+        object.__setattr__(self, "device_ids", None if identity else ids)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Mesh is immutable; build a new one instead of setting {name!r}")
@@ -110,21 +113,29 @@ class Mesh:
         return self.device_ids or tuple(range(self.size))
 
     def position(self, device: int) -> int:
-        """The position of a device id; raises `MeshError` for a device that is not there."""
+        """The position of a device id; raises `MeshError` if the mesh does not have the device.
+
+        >>> Mesh({"x": 2}, device_ids=[7, 3]).position(3)
+        1
+        """
         if self.device_ids is None:
-            found = device if 0 <= device < self.size else None
+            position = device if 0 <= device < self.size else None
         else:
-            found = self._positions.get(device)
-        if found is None:
+            position = self._positions.get(device)
+        if position is None:
             raise MeshError(f"device {device} is not in mesh {self} of {self.size} devices")
-        return found
+        return position
 
     @cached_property
     def _positions(self) -> dict[int, int]:
         return {device: at for at, device in enumerate(self.devices)}
 
     def sub_axis(self, text: str) -> SubAxis:
-        """Reads `x` or `x:(2)2`; raises `MeshError` for an axis or a factor that is not there."""
+        """Reads `x` or `x:(2)2`; raises `MeshError` if the mesh does not have the axis or the factor.
+
+        >>> Mesh(x=4, y=2).sub_axis("x:(2)2")
+        SubAxis(axis='x', pre=2, size=2)
+        """
         match = _SUB_AXIS.fullmatch(text)
         if match is None:
             raise NotationError(f"cannot read axis {text!r}; write x, or x:(pre)size for a sub-axis of x")
@@ -135,7 +146,7 @@ class Mesh:
         return self.checked(SubAxis(axis, int(match[2]), int(match[3])))
 
     def checked(self, sub: SubAxis) -> SubAxis:
-        """The sub-axis itself, if this mesh has it."""
+        """Returns the sub-axis; raises `MeshError` if the mesh does not have it."""
         self._require(sub.axis)
         size = self.axes[sub.axis]
         if sub.pre < 1 or sub.size < 1 or size % (sub.pre * sub.size):
@@ -156,11 +167,26 @@ class Mesh:
         return f"{sub.axis}:({sub.pre}){sub.size}"
 
     def stride(self, sub: SubAxis) -> int:
-        """How many positions apart two devices are that are neighbours along a sub-axis."""
+        """How many positions apart neighbours along a sub-axis are.
+
+        >>> mesh = Mesh(x=4, y=2)
+        >>> mesh.stride(mesh.sub_axis("x")), mesh.stride(mesh.sub_axis("x:(1)2"))
+        (2, 4)
+        """
         return self._strides[sub.axis] * (self.axes[sub.axis] // (sub.pre * sub.size))
 
+    def span(self, sub: SubAxis) -> tuple[int, int]:
+        """The range of positions that a sub-axis covers: its stride, and its stride times its size.
+
+        >>> mesh = Mesh(x=4, y=2)
+        >>> mesh.span(mesh.sub_axis("x")), mesh.span(mesh.sub_axis("x:(2)2")), mesh.span(mesh.sub_axis("y"))
+        ((2, 8), (2, 4), (1, 2))
+        """
+        stride = self.stride(sub)
+        return stride, stride * sub.size
+
     def coordinate(self, position: int, axis: SubAxis) -> int:
-        """Which value along a sub-axis the device at a position keeps.
+        """The coordinate along a sub-axis of the device at a position: which value of its digit the device holds.
 
         >>> mesh = Mesh(x=4, y=2)
         >>> mesh.coordinate(5, mesh.sub_axis("x")), mesh.coordinate(5, mesh.sub_axis("x:(2)2"))
@@ -178,24 +204,24 @@ class Mesh:
         return tuple(self.coordinate(position, axis) for axis in axes)
 
     def sub_axes(self, stride: int, size: int) -> list[SubAxis]:
-        """The sub-axes, major first, that a (stride, size) factor of the positions is made of.
+        """The sub-axes, major first, whose product is the factor (stride, size) of the positions.
 
         >>> Mesh(x=4, y=2).sub_axes(1, 4)
         [SubAxis(axis='x', pre=2, size=2), SubAxis(axis='y', pre=1, size=2)]
         """
-        found: list[SubAxis] = []
+        factors: list[SubAxis] = []
         for name, axis_size in self.axes.items():
             below = self._strides[name]
             low, high = max(stride, below), min(stride * size, below * axis_size)
             if low >= high:
                 continue
             if high % low or low % below or (below * axis_size) % high:
-                raise MeshError(f"positions {stride} x {size} are no product of sub-axes of mesh {self}")
-            found.append(SubAxis(name, below * axis_size // high, high // low))
-        return found
+                raise MeshError(f"positions {stride} x {size} are not a product of sub-axes of mesh {self}")
+            factors.append(SubAxis(name, below * axis_size // high, high // low))
+        return factors
 
     def axis_at(self, stride: int) -> str:
-        """The axis along which devices that are `stride` positions apart are neighbours.
+        """The axis that has a sub-axis of this stride.
 
         >>> Mesh(x=4, y=2).axis_at(4)
         'x'
@@ -226,19 +252,28 @@ class Mesh:
         return f"Mesh({dict(self.axes)}{ids})"
 
 
-def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(stride, stride * size) spans of positions, minor first; those that overlap or do not nest are made one.
+def merged_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans of positions, minor first, with those merged that overlap or do not divide each other.
 
-    >>> joined([(4, 8), (1, 2), (2, 8)]), joined([(2, 12), (3, 6)])
+    >>> merged_spans([(4, 8), (1, 2), (2, 8)]), merged_spans([(2, 12), (3, 6)])
     ([(1, 2), (2, 8)], [(1, 12)])
     """
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for low, high in sorted(spans):
-        while found and low % found[-1][1]:
-            below, above = found.pop()
+        while merged and low % merged[-1][1]:
+            below, above = merged.pop()
             low, high = math.gcd(low, below), math.lcm(high, above)
-        found.append((low, high))
-    return found
+        merged.append((low, high))
+    return merged
+
+
+def is_chain(cuts: Sequence[int]) -> bool:
+    """Whether ascending cuts are the place values of one numeral: each divides the next.
+
+    >>> is_chain([1, 2, 8]), is_chain([1, 2, 3])
+    (True, False)
+    """
+    return all(low > 0 and high % low == 0 for low, high in pairwise(cuts))
 
 
 def primes(size: int) -> list[int]:
@@ -247,18 +282,18 @@ def primes(size: int) -> list[int]:
     >>> primes(12)
     [2, 2, 3]
     """
-    found: list[int] = []
+    factors: list[int] = []
     prime = 2
     while prime * prime <= size:
         while size % prime == 0:
-            found.append(prime)
+            factors.append(prime)
             size //= prime
         prime += 1
-    return [*found, size] if size > 1 else found
+    return [*factors, size] if size > 1 else factors
 
 
 def places(stride: int, size: int) -> Iterator[tuple[int, int]]:
-    """A factor of the device positions as (stride, prime) factors, major first.
+    """Splits a (stride, size) factor of the positions into (stride, prime) factors, major first.
 
     >>> list(places(2, 6))
     [(6, 2), (2, 3)]
@@ -269,7 +304,7 @@ def places(stride: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def prime_places(mesh: Mesh, axis: SubAxis) -> Iterator[tuple[int, int]]:
-    """The (stride, prime) factors of the device positions that a sub-axis is made of, major first."""
+    """The (stride, prime) factors of the positions whose product is a sub-axis, major first."""
     return places(mesh.stride(axis), axis.size)
 
 

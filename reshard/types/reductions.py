@@ -1,4 +1,4 @@
-"""Reductions: how the summands of a partial array combine, and for which dtypes.
+"""Reductions: the operations that combine the summands of a partial array, and the dtypes that have them.
 
 A mean is a sum that is divided by the number of summands at the end.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 REDUCTIONS = ("sum", "max", "min", "product", "mean")
 
 UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "product": "multiply"}
-"""The numpy ufunc that combines two summands, by name: this package does not need numpy."""
+"""The name of the numpy ufunc that combines two summands; a name, since `types` does not import numpy."""
 
 
 def supports(dtype: str, reduction: str) -> bool:
-    """Whether the elements of a dtype can be combined by a reduction.
+    """Whether a dtype has a reduction; booleans have no sum and integers no mean.
 
     >>> supports("float32", "mean"), supports("int32", "mean"), supports("bool", "sum")
     (True, False, False)
@@ -27,7 +27,8 @@ def supports(dtype: str, reduction: str) -> bool:
 def all_reduce_elements(elements: int, members: int) -> int:
     """Elements that each of `members` devices receives in an all-reduce, rounded up.
 
-    An all-reduce is a reduce-scatter and an all-gather, and each brings a device (f - 1) / f of its tile.
+    An all-reduce is a reduce-scatter followed by an all-gather. In each of them, every one of f devices receives
+    (f - 1) / f of its tile.
 
     >>> all_reduce_elements(16, 4), all_reduce_elements(5, 3)
     (24, 7)

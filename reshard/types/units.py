@@ -1,4 +1,4 @@
-"""Numbers as people write and read them: sizes, times, shapes."""
+"""Sizes, times and shapes as people write and read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZE = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """A size in bytes: `4096`, `64MiB`, `0.5GiB`, `10 GB`; fractions of a byte are dropped.
+    """Reads a size in bytes: `4096`, `64MiB`, `0.5GiB`, `10 GB`. Fractions of a byte are dropped.
 
     >>> parse_bytes("64MiB"), parse_bytes("0.5 GiB"), parse_bytes("2kB")
     (67108864, 536870912, 2000)
@@ -34,7 +34,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """A global shape: `16,16,16`, `16x16x16` or `(16, 16, 16)`; nothing is a scalar.
+    """Reads a global shape: `16,16,16`, `16x16x16` or `(16, 16, 16)`. Empty text is a scalar's shape.
 
     >>> parse_shape("16,16,16"), parse_shape("(8, )"), parse_shape("")
     ((16, 16, 16), (8,), ())
@@ -51,7 +51,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def bytes_text(count: int) -> str:
-    """Bytes as a person reads them, exact where they are few.
+    """Bytes with a binary unit, such as `64.0 MiB`; exact below 10 KiB.
 
     >>> bytes_text(96), bytes_text(6144), bytes_text(64 << 20)
     ('96 B', '6144 B', '64.0 MiB')
@@ -67,7 +67,7 @@ def bytes_text(count: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time as a person reads it.
+    """A time with a unit, to three digits.
 
     >>> seconds_text(0), seconds_text(1.25e-5), seconds_text(0.5), seconds_text(72)
     ('0 s', '12.5 us', '500 ms', '72.0 s')
@@ -81,7 +81,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape in words.
+    """A shape such as `16 x 4`.
 
     >>> shape_text((16, 4)), shape_text(())
     ('16 x 4', 'a scalar')
@@ -90,7 +90,7 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A count and its noun.
+    """A count and its noun, in the plural where needed.
 
     >>> counted(1, "device"), counted(8, "device"), counted(2, "launch")
     ('1 device', '8 devices', '2 launches')
@@ -101,7 +101,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words in a row.
+    """Words joined by commas and a final `and`.
 
     >>> listed(["x"]), listed(["x", "y", "z"])
     ('x', 'x, y and z')

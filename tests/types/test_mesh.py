@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reshard.errors import MeshError, NotationError
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, SubAxis, joined
+from reshard.types.mesh import Mesh, SubAxis, merged_spans
 
 MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).map(
     lambda sizes: Mesh({f"a{at}": size for at, size in enumerate(sizes)})
@@ -170,7 +170,7 @@ def test_sub_axes_of_a_factor():
     assert mesh.sub_axes(12, 2) == [SubAxis("x", 2, 2)]
     assert [mesh.axis_at(stride) for stride in (1, 2, 3, 6, 12, 24)] == ["z", "z", "z", "y", "x", "x"]
     assert mesh.sub_axes(6, 1) == []
-    with pytest.raises(MeshError, match="no product of sub-axes"):
+    with pytest.raises(MeshError, match="not a product of sub-axes"):
         mesh.sub_axes(4, 3)
 
 
@@ -183,10 +183,10 @@ def test_sub_axes_undo_strides(mesh: Mesh):
 
 
 def test_joined_spans():
-    assert joined([]) == []
-    assert joined([(4, 8), (1, 4)]) == [(1, 4), (4, 8)]
-    assert joined([(2, 8), (1, 4), (16, 32)]) == [(1, 8), (16, 32)]
-    assert joined([(1, 16), (2, 4)]) == [(1, 16)]
+    assert merged_spans([]) == []
+    assert merged_spans([(4, 8), (1, 4)]) == [(1, 4), (4, 8)]
+    assert merged_spans([(2, 8), (1, 4), (16, 32)]) == [(1, 8), (16, 32)]
+    assert merged_spans([(1, 16), (2, 4)]) == [(1, 16)]
 
 
 @pytest.mark.parametrize("mesh", [Mesh(x=4, y=2), Mesh({"x": 3}, device_ids=[2, 0, 1])], ids=repr)

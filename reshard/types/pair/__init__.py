@@ -1,1 +1,11 @@
-"""."""
+"""What two layouts of one array have in common: the facts that rules, bounds, routes and lowering are built on.
+
+    refine.py           the numeral whose digits both layouts are made of, if there is one
+    remesh.py           the same placement, written on another mesh of the same devices
+    overlap.py          the elements of a dim that two pieces share, as runs
+    messages.py         who sends what to whom in an exchange of boxes
+    exchange_stats.py   the figures of such an exchange, without listing its messages
+    pieces.py           a box cut into pieces of bounded size
+
+Nothing here knows what a step is; that is for the rules.
+"""

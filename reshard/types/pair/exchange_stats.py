@@ -1,9 +1,10 @@
-"""An exchange of boxes in figures, part by part, without listing its messages.
+"""The figures of an exchange of boxes, computed without listing its messages.
 
-Dims that share no device coordinates are independent: a device's share of an array is the product
-of its shares of such parts. So each part is tallied over its own coordinates only, and the figures
-of the whole come from the few distinct values that the parts take. 1,024 x 1,024 devices that split
-two dims each 1,024 ways cost 2,048 steps.
+Two dims are independent if they use different device coordinates: then every combination of their pieces occurs, and
+a device's share of the array is the product of its shares of the dims. For example f32[{x}3/10, {y}5] -> f32[10, 10]
+on <x=4, y=2>: the two groups are dim 0 with the 4 coordinates along x, and dim 1 with the 2 along y. Counting goes
+over the 4 + 2 coordinates of the groups, not over the 4 x 2 devices, and the figures of the whole follow from the few
+distinct values in each group.
 """
 
 from __future__ import annotations
@@ -11,35 +12,41 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.mesh import Mesh, SubAxis, is_chain
 from reshard.types.pair.overlap import fullest, piece, shares
 
+Span = tuple[int, int]
+"""The positions from a stride to stride times size, which a sub-axis covers; see `Mesh.span`."""
 
-class Part(NamedTuple):
-    """Some dims of both layouts, and the device coordinates that they use.
+Pieces = tuple[int, ...]
+"""The number of a piece of every dim of a group, then the device's coordinates along the partial sub-axes."""
 
-    `factors` are the (stride, size) factors of those coordinates, major first; None stands for
-    every device by itself, where the coordinates do not nest or the meshes differ.
+
+class DimGroup(NamedTuple):
+    """Dims of both layouts, with the device coordinates that they and no other dims use.
+
+    `factors` are the (stride, size) factors of these coordinates, major first. None stands for the coordinates of
+    all devices, where sub-axes do not nest or the two meshes differ.
     """
 
     before: tuple[Dim, ...]
     after: tuple[Dim, ...]
     meshes: tuple[Mesh, Mesh]
-    plane: tuple[SubAxis, ...]
+    partial: tuple[SubAxis, ...]
     factors: tuple[tuple[int, int], ...] | None
 
     @property
-    def numbers(self) -> int:
-        """How many devices differ in these coordinates."""
+    def size(self) -> int:
+        """How many different coordinates devices have."""
         return self.meshes[0].size if self.factors is None else math.prod(size for _, size in self.factors)
 
     def device(self, number: int) -> int:
-        """One device for each coordinate."""
+        """A device with the coordinates of this number."""
         if self.factors is None:
             return self.meshes[0].devices[number]
         position = 0
@@ -49,89 +56,124 @@ class Part(NamedTuple):
         return position
 
 
-class ExchangeStats(NamedTuple):
-    """The distinct values that a part takes.
+class TileKind(NamedTuple):
+    """What devices may need in a group: elements, those of them that are held, source pieces, those that are held."""
 
-    `tiles` has one (elements needed, of them held, source pieces needed, of them held) per kind of
-    device, `pieces` one (requests, of them by holders, holders) per kind of source piece.
+    needed: int
+    held: int
+    pieces: int
+    pieces_held: int
+
+
+class PieceKind(NamedTuple):
+    """How source pieces may be requested in a group: by how many devices, by how many holders; the holders."""
+
+    requests: int
+    own_requests: int
+    holders: int
+
+
+class ExchangeStats(NamedTuple):
+    """The distinct kinds of tiles and pieces in a group, and its largest share in elements: of any two tiles, and
+    of two tiles on different devices.
     """
 
-    tiles: frozenset[tuple[int, int, int, int]]
-    pieces: frozenset[tuple[int, int, int]]
+    tiles: frozenset[TileKind]
+    pieces: frozenset[PieceKind]
     largest: int
     largest_sent: int
 
 
 @lru_cache(maxsize=1024)
 def fewest_received(source: Layout, target: Layout) -> int:
-    """max over devices of |T_d minus S_d|, in true elements: what the worst device must receive."""
-    found = parts(source, target)
-    if any(_misses_all(part) for part in found):
+    """The true elements that the busiest device must receive: the maximum over devices of |T_d minus S_d|.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> fewest_received(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))
+    9
+    """
+    groups = dim_groups(source, target)
+    if any(_misses_all(group) for group in groups):
         return math.prod(fullest(dim) for dim in target.dims)
-    kinds = itertools.product(*(_stats(part).tiles for part in found))
-    return max(math.prod(k[0] for k in kind) - math.prod(k[1] for k in kind) for kind in kinds)
+    kinds = itertools.product(*(_stats(group).tiles for group in groups))
+    return max(math.prod(k.needed for k in kind) - math.prod(k.held for k in kind) for kind in kinds)
 
 
 @lru_cache(maxsize=1024)
 def rounds(operand: Layout, result: Layout) -> int:
-    """The largest number of messages that a device sends or receives, one per piece that it lacks."""
-    stats = [_stats(part) for part in parts(operand, result)]
-    lacks = (
-        math.prod(k[2] for k in kind) - math.prod(k[3] for k in kind)
-        for kind in itertools.product(*(t.tiles for t in stats))
+    """The largest number of messages that a device sends or receives.
+
+    A device receives one message for each piece that it lacks; the requests for a piece are dealt evenly among its
+    holders.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> rounds(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))
+    3
+    """
+    stats = [_stats(group) for group in dim_groups(operand, result)]
+    received = (
+        math.prod(k.pieces for k in kind) - math.prod(k.pieces_held for k in kind)
+        for kind in itertools.product(*(s.tiles for s in stats))
     )
-    sends = (
-        -(-(math.prod(k[0] for k in kind) - math.prod(k[1] for k in kind)) // math.prod(k[2] for k in kind))
-        for kind in itertools.product(*(t.pieces for t in stats))
-    )
-    return max(*lacks, *sends, 0)
+    sent = (_sent_by_holder(kind) for kind in itertools.product(*(s.pieces for s in stats)))
+    return max(*received, *sent, 0)
+
+
+def _sent_by_holder(kind: Sequence[PieceKind]) -> int:
+    """The most messages that one holder of such a piece sends."""
+    requests = math.prod(k.requests for k in kind) - math.prod(k.own_requests for k in kind)
+    return -(-requests // math.prod(k.holders for k in kind))
 
 
 @lru_cache(maxsize=1024)
 def largest_message(operand: Layout, result: Layout) -> int:
-    """Elements of the largest message: the largest share in every part, not all of them a device's own."""
-    stats = [_stats(part) for part in parts(operand, result)]
-    every = [t.largest for t in stats]
+    """Elements of the largest message: the largest share in every group, in one of them with another device."""
+    stats = [_stats(group) for group in dim_groups(operand, result)]
+    largest = [s.largest for s in stats]
     return max(
-        (t.largest_sent * math.prod(every[:at] + every[at + 1 :]) for at, t in enumerate(stats)),
+        (s.largest_sent * math.prod(largest[:at] + largest[at + 1 :]) for at, s in enumerate(stats)),
         default=0,
     )
 
 
 def shortest_run(operand: Layout, result: Layout) -> int:
-    """The fewest neighbouring elements that a message takes from one tile to the other."""
+    """The fewest elements that a message takes from one tile to the other as neighbours in both."""
     if not operand.dims:
         return 1
     last = shares(operand.dims[-1], result.dims[-1])
     return min((run.length for by in last for runs in by.values() for run in runs), default=1)
 
 
-def parts(operand: Layout, result: Layout) -> list[Part]:
-    """The independent parts of a move; one of everything where coordinates do not nest."""
+def dim_groups(operand: Layout, result: Layout) -> list[DimGroup]:
+    """The independent groups of dims between two layouts; a single one where coordinates do not nest."""
     meshes = (operand.mesh, result.mesh)
-    whole = Part(operand.dims, result.dims, meshes, operand.partial, None)
-    dims = list(zip(operand.dims, result.dims, strict=True))
+    everything = DimGroup(operand.dims, result.dims, meshes, operand.partial, None)
     if operand.mesh != result.mesh or operand.mesh.device_ids is not None:
-        return [whole]
-    found: list[Part] = []
+        return [everything]
+    dims = list(zip(operand.dims, result.dims, strict=True))
+    groups: list[DimGroup] = []
     for spans, members in _independent([_spans(operand.mesh, pair) for pair in dims]):
         ends = sorted({end for span in spans for end in span})
-        if any(high % low for low, high in itertools.pairwise(ends)):
-            return [whole]
+        if not is_chain(ends):
+            return [everything]
         factors = tuple((low, high // low) for low, high in itertools.pairwise(ends) if _overlap([(low, high)], spans))
         before, after = zip(*(dims[at] for at in members), strict=True)
-        found.append(Part(before, after, meshes, (), factors[::-1]))
-    return found
+        groups.append(DimGroup(before, after, meshes, (), factors[::-1]))
+    return groups
 
 
-def _spans(mesh: Mesh, dims: Sequence[Dim]) -> list[tuple[int, int]]:
-    """The (stride, stride * size) spans of the sub-axes that hold digits of these dims."""
-    held = (d.axis for dim in dims for d in dim.digits if d.axis is not None)
-    return [(mesh.stride(axis), mesh.stride(axis) * axis.size) for axis in held]
+def _spans(mesh: Mesh, dims: Sequence[Dim]) -> list[Span]:
+    """The spans of the sub-axes that hold digits of these dims."""
+    return [mesh.span(digit.axis) for dim in dims for digit in dim.digits if digit.axis is not None]
 
 
-def _independent(spans: list[list[tuple[int, int]]]) -> list[tuple[list[tuple[int, int]], list[int]]]:
-    """Dims grouped until no two groups' spans overlap; every join leaves one group less."""
+def _independent(spans: list[list[Span]]) -> list[tuple[list[Span], list[int]]]:
+    """Dims, each with its spans, joined into groups until no two groups overlap.
+
+    Every join leaves one group less, so the loop ends.
+    """
     groups = [(own, [at]) for at, own in enumerate(spans)]
     at = 0
     while at < len(groups):
@@ -145,77 +187,88 @@ def _independent(spans: list[list[tuple[int, int]]]) -> list[tuple[list[tuple[in
     return groups
 
 
-def _overlap(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> bool:
+def _overlap(a: list[Span], b: list[Span]) -> bool:
     return any(low < end and start < high for low, high in a for start, end in b)
 
 
-def _misses_all(part: Part) -> bool:
-    """Whether some device's target tile is full and shares nothing with its source tile.
+def _misses_all(group: DimGroup) -> bool:
+    """Whether some device's target tile is full and has no element in common with its source tile.
 
-    Devices are visited far apart, so that one is met early where there are many.
+    Devices are visited in steps of about 0.618 of their number. If many are like this, one is met early.
     """
-    most = math.prod(fullest(dim) for dim in part.after)
-    step = next(s for s in itertools.count(int(part.numbers * 0.618) | 1) if math.gcd(s, part.numbers) == 1)
-    for number in range(part.numbers):
-        home, wants = _pieces(part, part.device(number * step % part.numbers))
-        wanted = [shares(s, t)[q] for s, t, q in zip(part.before, part.after, wants, strict=False)]
-        if math.prod(sum(r.length for runs in by.values() for r in runs) for by in wanted) < most or not most:
-            continue
-        if any(p not in by for p, by in zip(home, wanted, strict=False)):
-            return True
-    return False
+    most = math.prod(fullest(dim) for dim in group.after)
+    step = next(s for s in itertools.count(int(group.size * 0.618) | 1) if math.gcd(s, group.size) == 1)
+    return any(_shares_nothing(group, group.device(at * step % group.size), most) for at in range(group.size))
+
+
+def _shares_nothing(group: DimGroup, device: int, most: int) -> bool:
+    """Whether a device needs `most` elements and holds none of them."""
+    home, wanted = _pieces(group, device)
+    sources = [shares(s, t)[q] for s, t, q in zip(group.before, group.after, wanted, strict=False)]
+    if not most or math.prod(sum(r.length for runs in by.values() for r in runs) for by in sources) < most:
+        return False
+    return any(p not in by for p, by in zip(home, sources, strict=False))
 
 
 @lru_cache(maxsize=1024)
-def _stats(part: Part) -> ExchangeStats:
-    kinds = Counter(_pieces(part, part.device(number)) for number in range(part.numbers))
-    wants: Counter[Pieces] = Counter()
+def _stats(group: DimGroup) -> ExchangeStats:
+    devices = Counter(_pieces(group, group.device(number)) for number in range(group.size))
+    overlaps = {wanted: _overlaps(group, wanted) for wanted in {wanted for _, wanted in devices}}
+    largest = {wanted: max(sources.values(), default=0) for wanted, sources in overlaps.items()}
+    sent = 0
+    for home, wanted in devices:
+        if largest[wanted] > sent:
+            sent = max(sent, *(size for source, size in overlaps[wanted].items() if source != home), 0)
+    return ExchangeStats(
+        _tile_kinds(devices, overlaps), _piece_kinds(devices, overlaps), max(largest.values(), default=0), sent
+    )
+
+
+def _tile_kinds(
+    devices: Mapping[tuple[Pieces, Pieces], int], overlaps: Mapping[Pieces, Mapping[Pieces, int]]
+) -> frozenset[TileKind]:
+    needed = {wanted: sum(sources.values()) for wanted, sources in overlaps.items()}
+    return frozenset(
+        TileKind(needed[wanted], sources.get(home, 0), len(sources), int(home in sources))
+        for home, wanted, sources in ((home, wanted, overlaps[wanted]) for home, wanted in devices)
+    )
+
+
+def _piece_kinds(
+    devices: Mapping[tuple[Pieces, Pieces], int], overlaps: Mapping[Pieces, Mapping[Pieces, int]]
+) -> frozenset[PieceKind]:
     holders: Counter[Pieces] = Counter()
-    for (home, wanted), count in kinds.items():
+    wants: Counter[Pieces] = Counter()
+    own: Counter[Pieces] = Counter()
+    for (home, wanted), count in devices.items():
         holders[home] += count
         wants[wanted] += count
-    sizes = {wanted: _sizes(part, wanted) for wanted in wants}
+        if home in overlaps[wanted]:
+            own[home] += count
     requests: Counter[Pieces] = Counter()
     for wanted, count in wants.items():
-        for source in sizes[wanted]:
+        for source in overlaps[wanted]:
             requests[source] += count
-    kept: Counter[Pieces] = Counter()
-    tiles: set[tuple[int, int, int, int]] = set()
-    sent = 0
-    totals = {wanted: (sum(by.values()), max(by.values(), default=0)) for wanted, by in sizes.items()}
-    for (home, wanted), count in kinds.items():
-        by = sizes[wanted]
-        own = by.get(home)
-        kept[home] += count if own is not None else 0
-        tiles.add((totals[wanted][0], own or 0, len(by), int(own is not None)))
-        if totals[wanted][1] > sent:
-            sent = max(sent, *(size for source, size in by.items() if source != home), 0)
-    pieces = {(count, kept[source], holders[source]) for source, count in requests.items()}
-    largest = max((most for _, most in totals.values()), default=0)
-    return ExchangeStats(frozenset(tiles), frozenset(pieces), largest, sent)
+    return frozenset(PieceKind(count, own[source], holders[source]) for source, count in requests.items())
 
 
-Pieces = tuple[int, ...]
-"""One piece of every dim of a part, and which summand of a partial array."""
-
-
-def _pieces(part: Part, device: int) -> tuple[Pieces, Pieces]:
+def _pieces(group: DimGroup, device: int) -> tuple[Pieces, Pieces]:
     """The pieces that a device holds before, and after."""
-    old, new = part.meshes
+    old, new = group.meshes
     p, q = old.position(device), new.position(device)
-    plane = old.coordinates(p, part.plane)
-    home = (*(piece(dim, old, p) for dim in part.before), *plane)
-    return home, (*(piece(dim, new, q) for dim in part.after), *plane)
+    summand = old.coordinates(p, group.partial)
+    home = (*(piece(dim, old, p) for dim in group.before), *summand)
+    return home, (*(piece(dim, new, q) for dim in group.after), *summand)
 
 
-def _sizes(part: Part, wanted: Pieces) -> dict[Pieces, int]:
-    """The source pieces that a target tile overlaps, with the elements that they share."""
+def _overlaps(group: DimGroup, wanted: Pieces) -> dict[Pieces, int]:
+    """The source pieces that a target tile overlaps, with the elements in common."""
     by_dim = [
         [(p, sum(run.length for run in runs)) for p, runs in shares(s, t)[q].items()]
-        for s, t, q in zip(part.before, part.after, wanted, strict=False)
+        for s, t, q in zip(group.before, group.after, wanted, strict=False)
     ]
-    plane = wanted[len(part.after) :]
+    summand = wanted[len(group.after) :]
     return {
-        (*(p for p, _ in owners), *plane): math.prod(size for _, size in owners)
+        (*(p for p, _ in owners), *summand): math.prod(size for _, size in owners)
         for owners in itertools.product(*by_dim)
     }

@@ -1,10 +1,15 @@
-"""Who sends what to whom in an exchange of boxes, for layouts with no common refinement.
+"""Who sends what to whom in an exchange of boxes, between layouts without a common refinement.
 
-Each device fetches from every source piece that its target tile overlaps and that it does not
-hold. A piece is held by one or several devices, its *replicas*, and its requests are dealt evenly
-among them; two pieces are never on one device, so no request can be merged with another. The
-rounds needed are therefore the largest number of messages that a device sends or receives
-(König: a bipartite graph of maximum degree r is the union of r matchings).
+    mesh <x=4, y=2>, f32[{x}3/10] -> f32[{y}5]
+
+    pieces of the source   0-2   3-5   6-8   9        the devices x=0 hold 0-2, and so on; y does not matter
+    the devices y=0 need   0-2   3-4                  from the devices x=0 and x=1
+    the devices y=1 need         5     6-8   9        from the devices x=1, x=2 and x=3
+
+Each device fetches from every source piece that its target tile overlaps and that it does not hold. The devices that
+hold a piece deal its requests evenly among themselves. A device holds only one piece, so no two of its messages to
+the same receiver can be merged. The exchange therefore takes as many rounds as some device sends or receives messages
+(König: the edges of a bipartite graph of maximum degree r are r matchings).
 """
 
 from __future__ import annotations
@@ -12,27 +17,40 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, SubAxis, joined
+from reshard.types.mesh import is_chain, merged_spans
 from reshard.types.pair.overlap import Run, piece, shares
 
 Box = tuple[Run, ...]
+"""One run of each dim."""
+
+Runs = tuple[tuple[Run, ...], ...]
+"""For each dim, the runs that two tiles have in common."""
+
+Shape = tuple[tuple[int, ...], ...]
+"""The extents of the boxes that make up one message."""
+
+Load = tuple[tuple[int, Shape], ...]
+"""The messages that one device sends, or receives: how many of each shape."""
+
+_Tile = tuple[int, ...]
+"""A tile of the source: the number of its piece in each dim, then the coordinates along the partial sub-axes."""
 
 
 class Message(NamedTuple):
-    """Device ids, and per dim the runs that go from one tile to the other (equal ids: a local copy)."""
+    """What one device sends to another, as the runs of each dim; a sender that is the receiver copies."""
 
     sender: int
     receiver: int
-    runs: tuple[tuple[Run, ...], ...]
+    runs: Runs
 
     @property
     def elements(self) -> int:
-        """True elements in the message, no padding."""
+        """True elements in the message, without padding."""
         return math.prod(sum(run.length for run in dim) for dim in self.runs)
 
     @property
@@ -41,30 +59,23 @@ class Message(NamedTuple):
         return itertools.product(*self.runs)
 
 
-Shape = tuple[tuple[int, ...], ...]
-"""The extents of the boxes that make up one message."""
-
-Load = tuple[tuple[int, Shape], ...]
-"""The messages that one device sends, or receives: how many of each shape."""
-
-
-def messages(operand: Layout, result: Layout) -> list[Message]:
+def all_messages(operand: Layout, result: Layout) -> list[Message]:
     """Every message of the exchange, local copies included, for all devices."""
     first = _involved(operand, result)
-    taken = set(first)
-    found = list(_messages(operand, result, first))
-    # Devices that differ in other coordinates move alike, and among themselves.
+    listed = set(first)
+    messages = list(_messages(operand, result, first))
+    # Devices that differ only in coordinates that no changed dim uses exchange alike, among themselves.
     for device in operand.mesh.devices:
-        if device not in taken:
+        if device not in listed:
             copy = [device + offset for offset in first]
-            taken.update(copy)
-            found += _messages(operand, result, copy)
-    return found
+            listed.update(copy)
+            messages += _messages(operand, result, copy)
+    return messages
 
 
 @lru_cache(maxsize=256)
 def loads(operand: Layout, result: Layout) -> frozenset[Load]:
-    """The distinct loads of devices, from one device for every coordinate that the move involves."""
+    """The distinct loads of devices, from one device for every coordinate that the exchange involves."""
     sent: dict[int, Counter[Shape]] = {}
     received: dict[int, Counter[Shape]] = {}
     for message in _messages(operand, result, _involved(operand, result)):
@@ -76,59 +87,60 @@ def loads(operand: Layout, result: Layout) -> frozenset[Load]:
     return frozenset(tuple(sorted((n, s) for s, n in load.items())) for load in every)
 
 
-def _messages(operand: Layout, result: Layout, devices: Iterable[int]) -> Iterator[Message]:
-    devices = list(devices)
-    holders: dict[tuple[int, ...], list[int]] = {}
-    home: dict[int, tuple[int, ...]] = {}
-    for device in devices:
-        home[device] = _tile(operand, operand.mesh.position(device))
-        holders.setdefault(home[device], []).append(device)
-    requests: dict[tuple[int, ...], list[tuple[int, tuple[tuple[Run, ...], ...]]]] = {}
-    for device in devices:
+def _messages(operand: Layout, result: Layout, devices: Sequence[int]) -> Iterator[Message]:
+    """The messages among some devices that need nothing from others."""
+    home = {device: _tile(operand, device) for device in devices}
+    holders: dict[_Tile, list[int]] = {}
+    for device, tile in home.items():
+        holders.setdefault(tile, []).append(device)
+    for tile, requests in _requests(operand, result, home).items():
+        yield from _dealt(holders[tile], [(device, runs) for device, runs in requests if home[device] != tile])
+        yield from (Message(device, device, runs) for device, runs in requests if home[device] == tile)
+
+
+def _requests(operand: Layout, result: Layout, home: Mapping[int, _Tile]) -> dict[_Tile, list[tuple[int, Runs]]]:
+    """For each source tile, the devices that need part of it, with the runs that they need."""
+    requests: dict[_Tile, list[tuple[int, Runs]]] = {}
+    rank = len(operand.dims)
+    for device, tile in home.items():
         position = result.mesh.position(device)
         wanted = [shares(s, t)[piece(t, result.mesh, position)] for s, t in zip(operand.dims, result.dims, strict=True)]
-        plane = _plane(operand.partial, operand.mesh, operand.mesh.position(device))
         for owners in itertools.product(*(by.items() for by in wanted)):
-            source = (*(p for p, _ in owners), *plane)
+            source = (*(p for p, _ in owners), *tile[rank:])
             requests.setdefault(source, []).append((device, tuple(runs for _, runs in owners)))
-    for source, wants in requests.items():
-        yield from _deal(holders[source], [w for w in wants if home[w[0]] != source])
-        yield from (Message(device, device, runs) for device, runs in wants if home[device] == source)
+    return requests
 
 
-def _deal(holders: list[int], wants: list[tuple[int, tuple[tuple[Run, ...], ...]]]) -> Iterator[Message]:
-    """Requests for one piece, dealt evenly among the devices that hold it."""
-    for at, (device, runs) in enumerate(wants):
-        yield Message(holders[at * len(holders) // len(wants)], device, runs)
+def _dealt(holders: list[int], requests: list[tuple[int, Runs]]) -> Iterator[Message]:
+    """The requests for one tile, dealt evenly among the devices that hold it."""
+    for at, (device, runs) in enumerate(requests):
+        yield Message(holders[at * len(holders) // len(requests)], device, runs)
 
 
-def _tile(layout: Layout, position: int) -> tuple[int, ...]:
-    pieces = tuple(piece(dim, layout.mesh, position) for dim in layout.dims)
-    return (*pieces, *_plane(layout.partial, layout.mesh, position))
-
-
-def _plane(partial: tuple[SubAxis, ...], mesh: Mesh, position: int) -> tuple[int, ...]:
-    """Which summand of a partial array a device holds: another one is no replica."""
-    return mesh.coordinates(position, partial)
+def _tile(layout: Layout, device: int) -> _Tile:
+    position = layout.mesh.position(device)
+    pieces = (piece(dim, layout.mesh, position) for dim in layout.dims)
+    return (*pieces, *layout.mesh.coordinates(position, layout.partial))
 
 
 def _involved(operand: Layout, result: Layout) -> list[int]:
-    """Devices for every coordinate that a changed or a padded dim uses; the others move alike."""
+    """One device for every coordinate that a changed or padded dim uses; the other devices exchange alike."""
     mesh = operand.mesh
     if operand.mesh != result.mesh or mesh.device_ids is not None:
         return list(mesh.devices)
-    spans: list[tuple[int, int]] = []
-    for s, t in zip(operand.dims, result.dims, strict=True):
-        if s != t or s.padded != s.size:
-            spans += [_span(mesh, d.axis) for dim in (s, t) for d in dim.digits if d.axis is not None]
-    ends = sorted({end for span in spans for end in span})
-    if any(high % low for low, high in itertools.pairwise(ends)):
+    spans = list(_involved_spans(operand, result))
+    if not is_chain(sorted({end for span in spans for end in span})):
         return list(mesh.devices)
     positions = [0]
-    for low, high in joined(spans):
+    for low, high in merged_spans(spans):
         positions = [at + low * k for at in positions for k in range(high // low)]
     return sorted(positions)
 
 
-def _span(mesh: Mesh, axis: SubAxis) -> tuple[int, int]:
-    return mesh.stride(axis), mesh.stride(axis) * axis.size
+def _involved_spans(operand: Layout, result: Layout) -> Iterable[tuple[int, int]]:
+    """The spans of the sub-axes that hold digits of changed or padded dims."""
+    for s, t in zip(operand.dims, result.dims, strict=True):
+        if s != t or s.padded != s.size:
+            for digit in (*s.digits, *t.digits):
+                if digit.axis is not None:
+                    yield operand.mesh.span(digit.axis)

@@ -1,7 +1,7 @@
-"""Cutting a box into pieces of bounded size: the chunks of an exchange under a budget.
+"""Boxes cut into pieces of bounded size, such as the chunks of an exchange that must fit a budget.
 
-A box is cut along its major axes first, so that a piece is whole in its minor ones; `cut` lists
-the pieces, `count` counts them without listing, `largest` is the biggest of them.
+A box is cut along its major axes first, so that each piece is one run of a row-major copy of the box. For example
+4 x 6 in pieces of at most 13 elements: two pieces of 2 x 6; of at most 4: eight of 1 x 3.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 
 def count(extents: Sequence[int], cap: int) -> int:
-    """How many pieces of at most `cap` elements a box of these extents is cut into.
+    """The number of pieces of at most `cap` elements that a box is cut into, without listing them.
 
     >>> count((4, 6), 12), count((4, 6), 4), count((4, 6), 100)
     (2, 8, 1)
@@ -23,7 +23,7 @@ def count(extents: Sequence[int], cap: int) -> int:
 
 
 def largest(extents: Sequence[int], cap: int) -> int:
-    """Elements of the biggest piece.
+    """Elements of the largest piece.
 
     >>> largest((4, 6), 13), largest((4, 6), 4)
     (12, 3)
@@ -35,7 +35,7 @@ def largest(extents: Sequence[int], cap: int) -> int:
 
 
 def cut(extents: Sequence[int], cap: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The pieces, each as (start, extent) per axis.
+    """Lists the pieces, each as (start, extent) per axis.
 
     >>> list(cut((3, 2), 4))
     [((0, 2), (0, 2)), ((2, 1), (0, 2))]
@@ -54,11 +54,11 @@ def cut(extents: Sequence[int], cap: int) -> Iterator[tuple[tuple[int, int], ...
 
 
 def _rows(extents: Sequence[int], cap: int) -> tuple[int, Sequence[int]]:
-    """How many whole rows fit into a piece, and the extents of one row."""
+    """How many whole rows fit into one piece, and the extents of a row."""
     row = extents[1:]
     return cap // max(1, math.prod(row)), row
 
 
 def _even(extent: int, rows: int) -> int:
-    """Rows per piece when the same number of pieces is made as equal as can be."""
+    """Rows per piece once the pieces, no more of them than needed, are made as equal as possible."""
     return -(-extent // -(-extent // rows))

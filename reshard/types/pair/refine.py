@@ -25,7 +25,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh, places
+from reshard.types.mesh import Mesh, is_chain, places
 
 
 class RefinedDigit(NamedTuple):
@@ -253,7 +253,7 @@ def _cuts(
     if not _close(dims, positions, held):
         return None
     chains, chain = [sorted(cuts) for cuts in dims], sorted(positions)
-    return (chains, chain) if all(map(_is_chain, (*chains, chain))) else None
+    return (chains, chain) if all(map(is_chain, (*chains, chain))) else None
 
 
 def _ends(factors: Iterable[tuple[int, int]]) -> set[int]:
@@ -291,11 +291,6 @@ def _inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
                 return None
             inside.add(cut // low)
     return inside
-
-
-def _is_chain(cuts: list[int]) -> bool:
-    """Whether each cut divides the next."""
-    return all(low > 0 and high % low == 0 for low, high in itertools.pairwise(cuts))
 
 
 def _digits(dim: int, cuts: list[int], before: list[_Segment], after: list[_Segment]) -> list[RefinedDigit]:

@@ -1,8 +1,10 @@
-"""The same placement on another mesh of the same devices.
+"""The same placement written on another mesh of the same devices.
 
-Two layouts from different programs name their axes differently, split them differently, or list
-the devices in another order. If the positions of one mesh are a digit permutation of the other's,
-every sub-axis of the one is a product of sub-axes of the other, and the layout has a spelling there.
+    f32[{d}2] on <d=8>   is   f32[{x}{y}2] on <x=4, y=2>
+
+Programs name axes differently, split them differently, and list devices in different orders. If the positions in one
+mesh are those in the other with their digits permuted, every sub-axis of the one is a product of sub-axes of the
+other, and a layout of the one can be written on the other.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from collections.abc import Iterator
 
 from reshard.errors import MeshError, ReshardError
 from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis, primes
+from reshard.types.mesh import Mesh, SubAxis, is_chain, primes
 
 
 def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
-    """`layout` spelled on `mesh`, or None where that mesh has no sub-axes for it.
+    """`layout` written on `mesh`, or None if that mesh lacks the devices or the sub-axes.
 
     >>> flat, grid = Mesh(d=8), Mesh(x=4, y=2)
     >>> str(remesh(Layout.parse("f32[{d}2]", flat), grid))
@@ -36,11 +38,15 @@ def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
 
 
 def common_mesh(a: Mesh, b: Mesh) -> Mesh | None:
-    """A mesh whose axes both meshes' axes are products of, None if the two do not nest."""
+    """A mesh of which every axis of both meshes is a product of axes, or None if the two do not nest.
+
+    >>> print(common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)))
+    <d0=2, d1=2, d2=2>
+    """
     if a.device_ids != b.device_ids or a.size != b.size:
         return None
     cuts = sorted({1, *_ends(a), *_ends(b)})
-    if any(high % low for low, high in itertools.pairwise(cuts)):
+    if not is_chain(cuts):
         return None
     sizes = [high // low for low, high in itertools.pairwise(cuts)][::-1]
     return Mesh({f"d{at}": size for at, size in enumerate(sizes)}, device_ids=a.device_ids)
@@ -59,7 +65,7 @@ def _digits(dim: Dim, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator
 
 
 def _sub_axes(axis: SubAxis, old: Mesh, new: Mesh, weights: dict[int, int]) -> Iterator[SubAxis]:
-    """The new mesh's sub-axes for an old one, prime by prime, major first."""
+    """The new mesh's sub-axes for one of the old mesh, prime by prime, major first."""
     stride, size = old.stride(axis), axis.size
     if not weights:
         yield from new.sub_axes(stride, size)
@@ -70,16 +76,18 @@ def _sub_axes(axis: SubAxis, old: Mesh, new: Mesh, weights: dict[int, int]) -> I
 
 
 def _weight(weights: dict[int, int], place: int) -> int:
-    """The new stride of an old one; without any reordering they are equal."""
-    if not weights:
-        return place
+    """The new mesh's place value for an old one."""
     if place not in weights:
         raise MeshError(f"no digit of the device positions has place {place}")
     return weights[place]
 
 
 def _weights(old: Mesh, new: Mesh) -> dict[int, int] | None:
-    """Old place value -> new place value, if positions are a digit permutation; {} for the identity."""
+    """Old place value -> new place value, if positions are a digit permutation; {} for equal positions.
+
+    The positions of the devices at the old place values determine the permutation; `sums` are the positions that all
+    devices have under it.
+    """
     if old.size != new.size:
         return None
     if old.device_ids == new.device_ids:

@@ -12,7 +12,7 @@ import math
 from functools import lru_cache
 
 from reshard.types.layout import Layout
-from reshard.types.mesh import joined
+from reshard.types.mesh import merged_spans
 from reshard.types.pair import exchange_stats
 from reshard.types.pair.overlap import fullest
 from reshard.types.pair.refine import Refinement, refine
@@ -54,7 +54,7 @@ def _reduction(source: Layout, target: Layout) -> int:
     """
     mesh = source.mesh
     axes = [*source.held, *source.partial, *target.held, *target.partial]
-    used = math.prod(high // low for low, high in joined((mesh.stride(a), mesh.stride(a) * a.size) for a in axes))
+    used = math.prod(high // low for low, high in merged_spans((mesh.stride(a), mesh.stride(a) * a.size) for a in axes))
     partial, kept = (math.prod(s.size for s in lay.partial) for lay in (source, target))
     devices = used // kept
     holders = devices // math.prod(s.size for s in target.held)
