@@ -1,4 +1,8 @@
-"""Which of two compiled programs is better, by their own collectives, memory and arithmetic."""
+"""Compares two compiled programs by their collectives, their memory and their arithmetic.
+
+`jit` compiles a function twice, as XLA does it and with our collectives. `figures` reads both programs, and `why_worse`
+says why ours should be dropped, if it should.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,21 @@ from typing import Any
 from reshard import hlo
 from reshard.synth import Network
 
-LAUNCH = 128 << 10
-"""Bytes that take as long as starting one collective, where no network says so: about 1 us at 100 GB/s."""
-SLACK = 16 << 10
-"""Bytes of memory, besides 1%, by which two programs may differ in alignment alone."""
-
-
-FLOPS = 100
-"""Operations that are worth it to receive a byte less: accelerators do thousands in that time."""
+LAUNCH_BYTES = 128 << 10
+"""The cost of starting one collective, in received bytes, without a network: about 1 us at 100 GB/s."""
+SLACK_BYTES = 16 << 10
+"""Two programs may differ by this much memory, and by 1%, because of alignment alone."""
+FLOPS_PER_BYTE = 100
+"""Operations worth spending to receive one byte less: an accelerator does thousands in that time."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one device does in one run of a compiled program, by the program's own text and the compiler's analysis.
+    """What one device does in one run of a compiled program, from its HLO text and the compiler's own analysis.
 
-    `loop_bytes` are those received in one turn of loops whose length depends on data; they are also in
-    `received_bytes`, once.
-    `peak_bytes` is arguments + outputs + temporaries - what is aliased; `by_line` has bytes and launches for each of
-    the user's lines.
+    `peak_bytes` is arguments + outputs + temporaries - aliased buffers. `received_bytes` counts a loop whose trip count
+    depends on data as one turn, and `loop_bytes` is the part of it that such loops receive. `by_line` has the bytes and
+    launches of each line of user code.
     """
 
     received_bytes: int
@@ -38,21 +39,21 @@ class Figures:
     by_line: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]], repr=False)
 
     def cost(self, launch: int) -> int:
-        """Bytes received, and those that starting the collectives is worth."""
+        """Received bytes, plus `launch` bytes for every collective that is started."""
         return self.received_bytes + self.launches * launch
 
     def cost_of(self, line: str, launch: int) -> int:
-        """The same of a line's collectives alone."""
+        """The cost of the collectives of one line."""
         received, launches = self.by_line.get(line, (0, 0))
         return received + launches * launch
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Which program was kept, "reshard" or "plain", and why.
+    """Which program is kept, "reshard" or "plain", and why.
 
-    The figures are None where there was nothing to compare: no reshard to take, or, if `failed`, because the pass
-    could not do the program.
+    The figures are None if only the plain program was compiled: the program has no reshard to take over, or, with
+    `failed`, the pass could not handle it.
     """
 
     chosen: str
@@ -70,46 +71,49 @@ class Decision:
 
 
 def figures(compiled: Any) -> Figures:
-    """The figures of a `jax.stages.Compiled`; raises `NotationError` for a text that is not understood."""
-    found = hlo.collectives(hlo.parse(compiled.as_text()))
-    traffic = hlo.traffic(found)
+    """The figures of a `jax.stages.Compiled`. Raises `NotationError` if its HLO text cannot be parsed."""
+    collectives = hlo.collectives(hlo.parse(compiled.as_text()))
+    traffic = hlo.traffic(collectives)
     memory: Any = compiled.memory_analysis()
     temp = int(memory.temp_size_in_bytes)
     live = int(memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
-    loops = sum(one.received_bytes for one in found if one.times is None)
+    loops = sum(one.received_bytes for one in collectives if one.times is None)
     flops = _flops(compiled)
-    return Figures(traffic.received_bytes, traffic.launches, temp, live + temp, flops, loops, _by_line(found))
+    return Figures(traffic.received_bytes, traffic.launches, temp, live + temp, flops, loops, _by_line(collectives))
 
 
-def idle(plain: Figures, ours: Figures, taken: Iterable[str], launch: int) -> tuple[frozenset[str], frozenset[str]]:
-    """The lines that it may be better to leave: those whose reshards lose, and all that do not gain.
+def unprofitable_lines(
+    plain: Figures, ours: Figures, taken: Iterable[str], launch: int
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The lines whose reshards cost more after the pass, and those whose reshards do not cost less.
 
-    What a line's collectives cost is their bytes, and those that starting them is worth. Not of every collective
-    XLA says the line: a line of which it has none is held to have had those that are of no line with a reshard.
+    XLA does not name a line for every collective. A line without any in the plain program is credited with all the
+    collectives there that belong to none of the lines.
     """
     lines = frozenset(taken)
     others = plain.cost(launch) - ours.cost(launch)
     others -= sum(plain.cost_of(line, launch) - ours.cost_of(line, launch) for line in lines)
     gains = {line: (plain.cost_of(line, launch) or others) - ours.cost_of(line, launch) for line in lines}
-    lose = frozenset(line for line, gain in gains.items() if gain < 0)
-    same = frozenset(line for line, gain in gains.items() if gain <= 0)
-    return lose, same
+    losing = frozenset(line for line, gain in gains.items() if gain < 0)
+    not_gaining = frozenset(line for line, gain in gains.items() if gain <= 0)
+    return losing, not_gaining
 
 
-def worse(plain: Figures, ours: Figures, launch: int = LAUNCH) -> str:
-    """Why our program is not better than the plain one; empty if it is.
+def why_worse(plain: Figures, ours: Figures, launch: int = LAUNCH_BYTES) -> str:
+    """The reason why our program is not better than the plain one; empty if it is better.
 
-    Better is: no more bytes received, no more memory beyond rounding, no more arithmetic than that is worth, and
-    sooner done with its collectives, or at least with less memory; starting a collective costs `launch` bytes.
+    Better means: it receives no more bytes, needs no more memory (up to rounding), computes no more than the saved
+    bytes are worth, and either its collectives finish sooner or it needs less memory. `launch` is the cost of starting
+    a collective, in bytes.
     """
-    slack = SLACK + plain.peak_bytes // 100
+    slack = SLACK_BYTES + plain.peak_bytes // 100
     if ours.received_bytes > plain.received_bytes:
         return f"it would receive {ours.received_bytes} B instead of {plain.received_bytes} B"
     if ours.loop_bytes > plain.loop_bytes:
         return f"it would receive {ours.loop_bytes} B instead of {plain.loop_bytes} B in each turn of a loop"
     if ours.temp_bytes > plain.temp_bytes + slack:
         return f"it would need {ours.temp_bytes} B of temporary memory instead of {plain.temp_bytes} B"
-    if ours.flops > plain.flops * 1.01 + FLOPS * (plain.received_bytes - ours.received_bytes + launch):
+    if ours.flops > plain.flops * 1.01 + FLOPS_PER_BYTE * (plain.received_bytes - ours.received_bytes + launch):
         return f"it would compute {ours.flops:.3g} operations instead of {plain.flops:.3g}"
     before, after = plain.cost(launch), ours.cost(launch)
     if after > before:
@@ -119,8 +123,8 @@ def worse(plain: Figures, ours: Figures, launch: int = LAUNCH) -> str:
     return ""
 
 
-def saved(plain: Figures, ours: Figures) -> str:
-    """What our program saves."""
+def savings(plain: Figures, ours: Figures) -> str:
+    """One line that compares bytes, collectives and temporary memory of both programs."""
     return (
         f"{ours.received_bytes} B received instead of {plain.received_bytes} B, in {ours.launches} collectives instead "
         f"of {plain.launches}; {ours.temp_bytes} B of temporary memory instead of {plain.temp_bytes} B"
@@ -128,25 +132,25 @@ def saved(plain: Figures, ours: Figures) -> str:
 
 
 def launch_bytes(network: Network | None) -> int:
-    """What starting a collective costs on a network's slowest link, in bytes."""
+    """The cost of starting a collective, in bytes: what the network's links carry during their latency, at most."""
     if network is None:
-        return LAUNCH
+        return LAUNCH_BYTES
     links = [link for link in (network.inner, network.outer, *(link for _, link in network.axes)) if link is not None]
     return int(max(link.latency * link.bandwidth for link in links))
 
 
 def _flops(compiled: Any) -> float:
-    """0 where the backend has no cost analysis."""
+    """0 if the backend has no cost analysis."""
     try:
-        found: dict[str, float] = compiled.cost_analysis() or {}
+        analysis: dict[str, float] = compiled.cost_analysis() or {}
     except (NotImplementedError, RuntimeError):
         return 0.0
-    return found.get("flops", 0.0)
+    return analysis.get("flops", 0.0)
 
 
-def _by_line(found: Iterable[hlo.Collective]) -> dict[str, tuple[int, int]]:
+def _by_line(collectives: Iterable[hlo.Collective]) -> dict[str, tuple[int, int]]:
     lines: dict[str, tuple[int, int]] = {}
-    for one in found:
+    for one in collectives:
         line = f"{one.source.file}:{one.source.line}" if one.source.file else ""
         times = 1 if one.times is None else one.times
         received, launches = lines.get(line, (0, 0))

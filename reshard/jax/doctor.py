@@ -1,6 +1,6 @@
-"""The doctor for JAX programs: compiles one as it is, and reports what XLA does to move its data.
+"""The doctor for JAX programs: compiles a program unchanged, and reports how XLA moves its data.
 
-The report itself, which needs no jax, is `reshard.doctor`.
+The report itself is made by `reshard.doctor`, which does not need jax.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from jax.extend import mlir
 from jax.interpreters.mlir import make_ir_context as _make_ir_context
 from jaxlib import xla_client as _xla_client
 
-from reshard.doctor import Compiled, Known, Report, examine
+from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError
 from reshard.hlo import Frame
 from reshard.jax import explicit_reshards
-from reshard.jax.explicit_reshards import Move
+from reshard.jax.explicit_reshards import ReshardOp
 from reshard.lower.to_stablehlo import Module, Operation, ir
 from reshard.synth import Network
 
@@ -36,11 +36,11 @@ _FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
 
 
 def report(f: Callable[..., Any], *, network: Network | str | None = None, **options: Any) -> Callable[..., Report]:
-    """What XLA does with a function's program to move data between devices: `report(f)(*args)`.
+    """Reports how XLA moves data between devices in a function's program: `report(f)(*args)`.
 
-    `f` is a function, to be compiled with `options`, those of `jax.jit`; or already a `jax.jit`, or anything else
-    with `lower`. The arguments are arrays, or `jax.ShapeDtypeStruct`s with shardings. Nothing is run. `network` is
-    that of `reshard.plan`.
+    `f` is a function, compiled with the `options` of `jax.jit`; or a jitted function, or any other object with
+    `lower`. The arguments are arrays, or `jax.ShapeDtypeStruct`s with shardings. The program is compiled but not run.
+    `network` is that of `reshard.plan`.
 
     >>> print(report(lambda x: 2 * x)(1.0))
     jit__lambda on 1 device: no data moves between devices
@@ -63,17 +63,22 @@ def report_program(
     platform: str = "cpu",
     topology: str | None = None,
 ) -> Report:
-    """What XLA does with a StableHLO program: MLIR text, or a portable artifact.
+    """Reports how XLA moves data in a StableHLO program, which is MLIR text or a portable artifact.
 
-    It is compiled for `platform`: for `cpu`, with as many virtual devices as it has partitions, which needs a process
-    that has not used jax yet, or one with as many; or ahead of time for a `topology`, `v5p:2x2x2` with `tpu`.
+    The program is compiled for the devices of `platform`, or ahead of time for a `topology`, such as `v5p:2x2x2` with
+    platform `tpu`. For `cpu` there are as many virtual devices as the program has partitions, unless this process has
+    used jax before with fewer.
 
-    Raises `ProgramError` for a program that is none, or that does not compile.
+    Raises `ProgramError` if `program` cannot be parsed or compiled.
+
+    >>> print(report_program("module @same { func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> "
+    ...                      "{ return %a : tensor<4xf32> } }"))
+    same on 1 device: no data moves between devices
     """
     try:
         module = _parsed(program)
     except (ir.MLIRError, ValueError, RuntimeError) as error:
-        raise ProgramError(f"the program is no StableHLO: {error}") from None
+        raise ProgramError(f"the program is not StableHLO: {error}") from None
     if not _has_main(module):  # Shardy's propagation would abort the process.
         raise ProgramError("the program has no function @main with a body; give the whole module")
     partitions = _partitions(module)
@@ -84,7 +89,7 @@ def report_program(
     try:
         compile_it = client.compile_and_load if topology is None else client.compile
         executable = compile_it(module, *_compile_options(devices, shardy))
-    except Exception as error:  # XLA's errors are no class of their own.
+    except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
     return examine(
         _printed(executable) or executable.hlo_modules()[0].to_string(),
@@ -95,27 +100,28 @@ def report_program(
 
 
 def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
-    """As many devices of a platform; of a topology, they need not be there."""
+    """One device of the platform for each partition; those of a topology need not exist on this machine."""
     if topology is not None:
         try:
-            found = list(_topologies.get_topology_desc(topology, platform=platform).devices)
-        except Exception as error:  # The plugin's errors are no class of their own.
-            raise ProgramError(f"topology {topology!r} of platform {platform!r} is not to be had: {error}") from None
+            devices = list(_topologies.get_topology_desc(topology, platform=platform).devices)
+        except Exception as error:  # The plugin's errors have no class of their own.
+            raise ProgramError(f"topology {topology!r} of platform {platform!r} is not available: {error}") from None
     else:
         if platform == "cpu":
-            with suppress(RuntimeError, ValueError):  # The devices are there already: then they are counted below.
+            with suppress(RuntimeError, ValueError):  # jax was used before: its devices are counted below.
                 _jax.config.update("jax_num_cpu_devices", partitions)
-        found = list(_jax.devices(platform))
-    if len(found) < partitions:
+        devices = list(_jax.devices(platform))
+    if len(devices) < partitions:
         raise ProgramError(
-            f"the program has {partitions} partitions, and this process {len(found)} {platform} devices; use a process "
-            f"of its own (`reshard doctor FILE`), or set XLA_FLAGS=--xla_force_host_platform_device_count={partitions}"
+            f"the program has {partitions} partitions, and this process {len(devices)} {platform} devices; use a "
+            f"process of its own (`reshard doctor FILE`), or set "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={partitions}"
         )
-    return found[:partitions]
+    return devices[:partitions]
 
 
 def _compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
-    """The devices and the options that `jax.jit` compiles a program with."""
+    """The arguments with which `jax.jit` would compile the program: device list and compile options."""
     options = _xla.CompileOptions()
     options.num_replicas, options.num_partitions = 1, len(devices)
     build = options.executable_build_options
@@ -149,53 +155,52 @@ def _copy(module: Module) -> Module:
 
 
 def _known(module: Module) -> list[Known]:
-    """The moves that a program needs by Shardy's propagation, which changes the module; none where that fails."""
+    """The moves that a program needs according to Shardy's propagation, which changes the module; none if it fails."""
     try:
-        explicit_reshards.spell_out(module)
-        return [known for move in explicit_reshards.moves(module) if (known := _named(move)) is not None]
+        explicit_reshards.make_explicit(module)
+        return [known for op in explicit_reshards.reshard_ops(module) if (known := _known_move(op)) is not None]
     except (ReshardError, ir.MLIRError):
         return []
 
 
-def _named(move: Move) -> Known | None:
-    if move.source is None or move.target is None:
+def _known_move(reshard: ReshardOp) -> Known | None:
+    if reshard.source is None or reshard.target is None:
         return None
-    around = [move.op, *move.users, *([move.maker] if move.maker is not None else [])]
-    lines = [line for op in around for line in _lines(op)]
-    return Known(next(iter(lines), ""), move.source, move.target, frozenset(lines))
+    lines = [line for op in (reshard.op, *reshard.around) for line in _lines(op)]
+    return Known(next(iter(lines), ""), reshard.source, reshard.target, frozenset(lines))
 
 
 def _lines(op: Operation) -> Iterator[str]:
-    """The user's lines in an operation's location, the innermost first."""
+    """The user's lines in an operation's location, innermost first."""
     for file, line in _FRAME.findall(str(op.location)):
-        if file != "-" and Frame(file, int(line)).users:  # "-" is the text that the module was parsed from.
+        if file != "-" and Frame(file, int(line)).users:  # "-" stands for a module parsed from text.
             yield f"{file}:{line}"
 
 
 def _text(compiled: Any) -> str:
-    """The optimized HLO of a `jax.stages.Compiled`, with its long constants if jaxlib prints them."""
-    executable = getattr(compiled, "executable", compiled)  # That of reshard.jax.jit has JAX's own inside.
+    """The optimized HLO of a `jax.stages.Compiled`, with its long constants if jaxlib can print them."""
+    executable = getattr(compiled, "executable", compiled)  # Our `Compiled` has JAX's own inside.
     return _printed(executable.runtime_executable()) or compiled.as_text()
 
 
 def _printed(executable: Any) -> str | None:
-    """The text with the tables of offsets, which it has in constants of more than 10 elements."""
+    """The HLO text with long constants, because tables of offsets are in constants of more than 10 elements."""
     try:
-        made: Any = import_module("jaxlib._hlo")
+        printer: Any = import_module("jaxlib._hlo")
     except ImportError:
         return None
-    options = made.HloPrintOptions()
+    options = printer.HloPrintOptions()
     options.print_large_constants = True
     return executable.hlo_modules()[0].to_string(options)
 
 
-def _memory(found: Any) -> Compiled | None:
-    """The compiler's account of its memory, if the backend has one."""
-    if found is None:
+def _memory(stats: Any) -> CompiledMemory | None:
+    """The compiler's own figures for its memory, if the backend has them."""
+    if stats is None:
         return None
-    return Compiled(
-        int(found.argument_size_in_bytes),
-        int(found.output_size_in_bytes),
-        int(found.temp_size_in_bytes),
-        int(found.alias_size_in_bytes),
+    return CompiledMemory(
+        int(stats.argument_size_in_bytes),
+        int(stats.output_size_in_bytes),
+        int(stats.temp_size_in_bytes),
+        int(stats.alias_size_in_bytes),
     )

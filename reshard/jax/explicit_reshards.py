@@ -1,8 +1,16 @@
-"""Where a program's data is resharded: Shardy's propagation, then every reshard spelled out.
+"""Makes every reshard of a program an operation: Shardy's propagation, then its pass that inserts explicit reshards.
 
-After `spell_out`, each operation that Shardy knows computes where its operands are, and `sdy.reshard` moves
-what is elsewhere. Two marks stay on operations until `unmark`: what sharding they had before reshards were
-spelled out, and which reshards the user asked for (`with_sharding_constraint`).
+Shardings alone do not say where data moves. For example, here `%a` moves before the addition, implicitly:
+
+    %r = stablehlo.add %a, %b        %a on [{"x"}, {}], %b and %r on [{}, {"x"}]
+
+After `make_explicit` every operation known to Shardy finds its operands where it computes:
+
+    %c = sdy.reshard %a <@mesh, [{}, {"x"}]>
+    %r = stablehlo.add %c, %b
+
+Two marks stay on operations until `unmark`: the sharding that an operation had before reshards were inserted, and
+whether the user wrote the reshard (`with_sharding_constraint`).
 """
 
 from __future__ import annotations
@@ -19,73 +27,81 @@ from reshard.types.mesh import Mesh
 
 RESHARD = "sdy.reshard"
 BEFORE = "reshard.before"
-ASKED = "reshard.asked"
+BY_USER = "reshard.by_user"
 PROPAGATE = "canonicalize,sdy-propagation-pipeline"
 INSERT = "func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
-_STRANGE = ("sdy.sharded_to_unreduced", "sdy.replicated_to_unreduced", "sdy.named_computation")
+_UNSUPPORTED = ("sdy.sharded_to_unreduced", "sdy.replicated_to_unreduced", "sdy.named_computation")
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
-    """One `sdy.reshard`, and whether the user asked for it; without layouts, and `why`, where it has none."""
+class ReshardOp:
+    """One `sdy.reshard` with the layouts it is between; they are None if they cannot be expressed, for reason `why`.
+
+    `by_user` says that the user wrote it, as a sharding constraint.
+    """
 
     op: Operation
-    asked: bool
+    by_user: bool
     source: Layout | None
     target: Layout | None
     why: str = ""
 
     @property
     def maker(self) -> Operation | None:
-        """The operation whose result is moved, None for an argument."""
+        """The operation whose result is moved; None for an argument."""
         owner = self.op.operands[0].owner
         return None if isinstance(owner, ir.Block) else owner.operation
 
     @property
     def users(self) -> list[Operation]:
-        """The operations that take what was moved."""
+        """The operations that use the moved value."""
         return users(self.op.results[0])
 
+    @property
+    def around(self) -> list[Operation]:
+        """The operations that use the moved value, then the one that makes it, if there is one."""
+        return [*self.users, *([self.maker] if self.maker is not None else [])]
 
-def spell_out(module: Module) -> None:
+
+def make_explicit(module: Module) -> None:
     """Propagates shardings through a module and makes every reshard an operation, in place.
 
-    Raises `ProgramError` if what comes out has operations that cannot be handed to XLA.
+    Raises `ProgramError` if the result has operations that XLA does not accept.
     """
     run_passes(module, PROPAGATE)
     unit = ir.UnitAttr.get(module.context)
     for op in walk(module.operation):
         if op.name == RESHARD:
-            op.attributes[ASKED] = unit
+            op.attributes[BY_USER] = unit
         elif len(op.results):
             op.attributes[BEFORE] = op.attributes.get(SHARDING, unit)
     run_passes(module, INSERT)
     for op in walk(module.operation):
-        if op.name in _STRANGE:
+        if op.name in _UNSUPPORTED:
             raise ProgramError(
                 f"the program has an operation {op.name} at {op.location}, which cannot be handed to XLA"
             )
-        if op.name == "sdy.all_reduce":  # XLA makes its own of the operation before it.
+        if op.name == "sdy.all_reduce":  # XLA derives its own from the operation before it.
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
         elif op.name == RESHARD:
-            _join(op)
-    _share(module)
+            _join_chain(op)
+    _share_equal(module)
 
 
-def moves(module: Module) -> list[Move]:
-    """The reshards of a module after `spell_out`, in order."""
-    known = shardings.meshes(module)
-    return [_move(op, known) for op in walk(module.operation) if op.name == RESHARD]
+def reshard_ops(module: Module) -> list[ReshardOp]:
+    """The reshards of a module after `make_explicit`, in order."""
+    meshes = shardings.meshes(module)
+    return [_reshard_op(op, meshes) for op in walk(module.operation) if op.name == RESHARD]
 
 
 def changed(op: Operation) -> bool:
-    """Whether an operation got another sharding when reshards were spelled out."""
+    """Whether inserting the reshards changed the sharding of an operation's results."""
     return BEFORE in op.attributes and op.attributes[BEFORE] != _sharding(op)
 
 
 def restore(op: Operation) -> None:
-    """Gives an operation the sharding back that it had."""
+    """Gives an operation back the sharding that it had before reshards were inserted."""
     before = op.attributes[BEFORE]
     if isinstance(before, ir.UnitAttr):
         del op.attributes[SHARDING]
@@ -94,9 +110,9 @@ def restore(op: Operation) -> None:
 
 
 def unmark(module: Module) -> None:
-    """Takes the marks off again."""
+    """Removes the marks from all operations."""
     for op in walk(module.operation):
-        for mark in (BEFORE, ASKED):
+        for mark in (BEFORE, BY_USER):
             if mark in op.attributes:
                 del op.attributes[mark]
 
@@ -110,22 +126,25 @@ def _sharding(op: Operation) -> Attribute:
     return op.attributes.get(SHARDING, ir.UnitAttr.get(op.context))
 
 
-def _join(op: Operation) -> None:
-    """A reshard of nothing but a reshard: one move, unless the user asked for the stop in between."""
+def _join_chain(op: Operation) -> None:
+    """Merges a reshard with the reshard before it if nothing else uses that one's result.
+
+    For example, A -> B -> C becomes A -> C, unless the user wrote the stop at B and B differs from C.
+    """
     maker = op.operands[0].owner
     if isinstance(maker, ir.Block) or maker.operation.name != RESHARD or len(users(op.operands[0])) > 1:
         return
     first = maker.operation
-    if ASKED in first.attributes:
+    if BY_USER in first.attributes:
         if first.attributes["sharding"] != op.attributes["sharding"]:
             return
-        op.attributes[ASKED] = first.attributes[ASKED]
+        op.attributes[BY_USER] = first.attributes[BY_USER]
     op.operands[0] = first.operands[0]
     first.erase()
 
 
-def _share(module: Module) -> None:
-    """Of reshards of one value to one sharding in a block, all use what the first made, as XLA's partitioner does."""
+def _share_equal(module: Module) -> None:
+    """Keeps only the first of several reshards of one value to one sharding in a block, as XLA's partitioner does."""
     firsts: dict[tuple[Value, Attribute], list[Operation]] = {}
     for op in walk(module.operation):
         if op.name != RESHARD:
@@ -136,24 +155,24 @@ def _share(module: Module) -> None:
             same.append(op)
             continue
         op.results[0].replace_all_uses_with(first.results[0])
-        if ASKED in op.attributes:
-            first.attributes[ASKED] = op.attributes[ASKED]
+        if BY_USER in op.attributes:
+            first.attributes[BY_USER] = op.attributes[BY_USER]
         op.erase()
 
 
-def _move(op: Operation, known: Mapping[str, Mesh]) -> Move:
-    asked = ASKED in op.attributes
+def _reshard_op(op: Operation, meshes: Mapping[str, Mesh]) -> ReshardOp:
+    by_user = BY_USER in op.attributes
     try:
-        return Move(op, asked, *_layouts(op, known))
+        return ReshardOp(op, by_user, *_layouts(op, meshes))
     except ReshardError as error:
-        return Move(op, asked, None, None, str(error))
+        return ReshardOp(op, by_user, None, None, str(error))
 
 
-def _layouts(op: Operation, known: Mapping[str, Mesh]) -> tuple[Layout, Layout]:
-    """The layouts that a reshard is between."""
+def _layouts(op: Operation, meshes: Mapping[str, Mesh]) -> tuple[Layout, Layout]:
+    """The source and the target layout of a reshard."""
     value, before, after = op.operands[0], shardings.of_value(op.operands[0]), op.attributes["sharding"]
     symbols = [shardings.mesh_of(after), shardings.mesh_of(before)]
-    mesh = next((known[symbol] for symbol in symbols if symbol in known), None)
+    mesh = next((meshes[symbol] for symbol in symbols if symbol in meshes), None)
     if mesh is None:
         raise ProgramError(f"no mesh of the module is that of {after}")
-    return shardings.layout(value, before, known, mesh), shardings.layout(value, after, known, mesh)
+    return shardings.layout(value, before, meshes, mesh), shardings.layout(value, after, meshes, mesh)

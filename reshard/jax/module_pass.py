@@ -1,6 +1,10 @@
-"""The compiler pass over a whole program: Shardy's propagation, then our collectives for its reshards.
+"""The compiler pass over a whole program: Shardy's propagation, then our collectives in place of its reshards.
 
-`transform` is the pass on a module in a file or in memory; `reshard.jax.jit` runs it on a traced function.
+    explicit_reshards   makes every reshard of the module an operation
+    _planned            plans each, or says why it is left to XLA
+    rewrite             replaces the operations, so that XLA can import the module
+
+`transform` applies the pass to a module from a file or from memory; `reshard.jax.jit` applies it to a traced function.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ from jax.interpreters.mlir import make_ir_context as _make_ir_context
 from reshard.errors import NetworkError, ProgramError, ReshardError
 from reshard.hlo import Frame
 from reshard.jax import explicit_reshards, rewrite
-from reshard.jax.explicit_reshards import Move
-from reshard.jax.pass_report import Report, Reshard
+from reshard.jax.explicit_reshards import ReshardOp
+from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.rewrite import Fate
 from reshard.lower.to_stablehlo import Module, Operation, ir
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
+from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
 make_ir_context: Any = _make_ir_context
@@ -35,7 +40,7 @@ _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
 
 
-class Options(NamedTuple):
+class PassOptions(NamedTuple):
     """How the pass plans, and the lines (`file:line`) whose reshards it leaves to XLA."""
 
     network: Network | None = None
@@ -45,13 +50,13 @@ class Options(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Transformed:
-    """A program after the pass: its module, and what became of its reshards.
+    """A program after the pass: its module, and a report of its reshards.
 
-    `exported` is the program again as `jax.export` has it, if it was given so.
+    `exported` is the transformed program as a `jax.export.Exported`, if the original was one.
     """
 
     module: Module
-    report: Report
+    report: PassReport
     exported: jax.export.Exported | None = None
 
     @property
@@ -70,16 +75,16 @@ def transform(
     network: Network | str | None = None,
     budget: int | None = None,
 ) -> Transformed:
-    """The pass on a StableHLO program with Shardy shardings; the program itself is not changed.
+    """Applies the pass to a StableHLO program with Shardy shardings, and leaves the original unchanged.
 
     `program` is MLIR text, a portable StableHLO artifact, an MLIR module such as
-    `jax.jit(f).lower(...).compiler_ir("stablehlo")`, or what `jax.export.export` returns. `network` and `budget`
-    (bytes a device) are those of `reshard.plan`. Every reshard that takes more than gathers and slices is taken;
-    whether that makes the program better only a compiler sees: `reshard.jax.jit` compares.
+    `jax.jit(f).lower(...).compiler_ir("stablehlo")`, or the result of `jax.export.export`. `network` and `budget`
+    (bytes per device, for each reshard) are those of `reshard.plan`. The pass takes over every reshard that needs more
+    than gathers or slices. Only a compiler can tell whether that makes the program better: `reshard.jax.jit` compares.
 
-    Raises `ProgramError` for what is no such program.
+    Raises `ProgramError` if `program` is none of these, or cannot be transformed.
 
-    >>> found = transform('''
+    >>> result = transform('''
     ...   sdy.mesh @mesh = <["x"=4, "y"=2]>
     ...   func.func public @main(%a: tensor<16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {"x"}]>})
     ...       -> tensor<16x16xf32> {
@@ -87,11 +92,11 @@ def transform(
     ...     return %b : tensor<16x16xf32>
     ...   }
     ... ''')
-    >>> print(found.report)
+    >>> print(result.report)
     reshards taken: 1 of 1
       line 5: f32[{y}8, {x}4] -> f32[16, {x}{y}2]: all_to_all
     """
-    options = Options(Network.load(network) if isinstance(network, str) else network, budget)
+    options = PassOptions(Network.load(network) if isinstance(network, str) else network, budget)
     exported = program if isinstance(program, jax.export.Exported) else None
     module = _parsed(program if exported is None else exported.mlir_module_serialized)
     report = run(module, options)
@@ -100,42 +105,37 @@ def transform(
     return Transformed(module, report, exported)
 
 
-def run(module: Module, options: Options) -> Report:
-    """The pass on a module, in place.
+def run(module: Module, options: PassOptions) -> PassReport:
+    """Applies the pass to a module, in place.
 
-    Raises `ProgramError` for a module that it cannot work on, which is then of no use.
+    Raises `ProgramError` for a module that it cannot handle; the module is then left in an unusable state.
     """
     try:
-        explicit_reshards.spell_out(module)
-        found = explicit_reshards.moves(module)
-        places = [(_where(move), _name(move.op)) for move in found]  # The operations are gone after it.
-        planned = [_planned(move, where, options) for move, (where, _) in zip(found, places, strict=True)]
-        plans = {move: plan for move, (plan, why) in zip(found, planned, strict=True) if plan is not None and not why}
-        fates = rewrite.operate(module, found, plans)
+        explicit_reshards.make_explicit(module)
+        ops = explicit_reshards.reshard_ops(module)
+        places = [(_line(op), _name(op.op)) for op in ops]  # Read now: rewriting erases the operations.
+        planned = [_planned(op, line, options) for op, (line, _) in zip(ops, places, strict=True)]
+        plans = {op: plan for op, (plan, why) in zip(ops, planned, strict=True) if plan is not None and not why}
+        fates = rewrite.replace_reshards(module, ops, plans)
     except ir.MLIRError as error:
         raise ProgramError(f"MLIR's passes or its verifier fail on the program: {error}") from None
-    rows = zip(found, planned, places, strict=True)
-    return Report(
+    rows = zip(ops, planned, places, strict=True)
+    return PassReport(
         tuple(
-            Reshard(*names, move.asked, move.source, move.target, plan, fates[move] is Fate.TAKEN, why)
-            for move, (plan, why), names in rows
+            Reshard(*place, op.by_user, op.source, op.target, plan, fates[op] is Fate.TAKEN, why)
+            for op, (plan, why), place in rows
         )
     )
 
 
-def _planned(move: Move, where: str, options: Options) -> tuple[Plan | None, str]:
-    """The plan of a move if there is one, and why it is left to XLA, if it is."""
-    source, target = move.source, move.target
+def _planned(op: ReshardOp, line: str, options: PassOptions) -> tuple[Plan | None, str]:
+    """The plan of a reshard, None if it has none; and why the reshard is left to XLA, empty if it is taken."""
+    source, target = op.source, op.target
     if source is None or target is None:
-        return None, move.why
-    if source == target:
-        return None, "nothing moves"
-    if source.partial or target.partial:
-        return None, "it is still to be summed"
-    if rewrite.inside_manual(move.op):
-        return None, "it is inside of a shard_map"
-    if source.mesh.device_ids is not None:
-        return None, "its mesh lists the devices in an order of its own"
+        return None, op.why
+    obstacle = _obstacle(op, source, target)
+    if obstacle:
+        return None, obstacle
     try:
         plan = best_plan(source, target, options.budget, options.network)
     except NetworkError:
@@ -144,15 +144,28 @@ def _planned(move: Move, where: str, options: Options) -> tuple[Plan | None, str
         return None, str(error)
     if {step.kind for step in plan.steps} in ({"slice"}, {"all_gather"}):
         return plan, "XLA does it as well"
-    if where in options.leave:
-        return plan, "taken, this line would gain nothing"
+    if line in options.leave:
+        return plan, "this line would gain nothing from it"
     return in_parts(plan), ""
 
 
-def _where(move: Move) -> str:
-    """The user's line of a move: its own, else that of what takes it or of what makes it."""
-    around = [move.op, *move.users, *([move.maker] if move.maker is not None else [])]
-    frames = [Frame(file, int(line)) for op in around for file, line in _PLACE.findall(str(op.location))]
+def _obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:
+    """Why a reshard between two layouts is not even planned; empty if it is."""
+    if source == target:
+        return "nothing moves"
+    if source.partial or target.partial:
+        return "it is still to be summed"
+    if rewrite.inside_manual(op.op):
+        return "it is inside a shard_map"
+    if source.mesh.device_ids is not None:
+        return "its mesh lists the devices in an order of its own"
+    return ""
+
+
+def _line(op: ReshardOp) -> str:
+    """The user's line of a reshard: its own, else that of an operation that uses or makes the value."""
+    locations = (str(each.location) for each in (op.op, *op.around))
+    frames = [Frame(file, int(line)) for location in locations for file, line in _PLACE.findall(location)]
     frame = next((frame for frame in frames if frame.users), None)
     if frame is None:
         return ""
@@ -160,12 +173,12 @@ def _where(move: Move) -> str:
 
 
 def _name(op: Operation) -> str:
-    found = _NAME.search(str(op.location))
-    return found[1] if found else ""
+    match = _NAME.search(str(op.location))
+    return match[1] if match else ""
 
 
 def _parsed(program: Any) -> Module:
-    """A module of our own, to be changed."""
+    """The program as a new module, which may be changed."""
     if isinstance(program, ir.Module):
         with program.context:
             return ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
@@ -179,7 +192,7 @@ def _parsed(program: Any) -> Module:
         else:
             module = ir.Module.parse(program, context)
     except (ir.MLIRError, ValueError, RuntimeError) as error:
-        raise ProgramError(f"the program is no StableHLO: {error}") from None
+        raise ProgramError(f"the program is not StableHLO: {error}") from None
     if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
         raise ProgramError(
             "the program has its shardings as attributes for XLA, not as operations of Shardy; give the module that "
@@ -189,6 +202,6 @@ def _parsed(program: Any) -> Module:
 
 
 def _artifact(module: Module) -> bytes:
-    """As `jax.export` writes it: for readers up to four weeks older, and with Shardy's operations as they are."""
+    """The module as `jax.export` writes it: for readers up to four weeks older, with Shardy's operations intact."""
     version = _stablehlo.get_version_from_compatibility_requirement(_stablehlo.StablehloCompatibilityRequirement.WEEK_4)
     return _mlir.serialize_portable_artifact(module, version, True)

@@ -1,8 +1,7 @@
-"""Moves whose source is not known when they are traced: planned while XLA's partitioner compiles.
+"""Moves whose source is unknown while they are traced: planned when XLA's partitioner compiles the program.
 
-`custom_partitioning` calls back with the sharding that propagation found. It is there on CPU and GPU; on
-TPU it is not (jax-ml/jax#38196), and in a whole program under `reshard.jax.jit` it is not needed, since
-there the pass sees every move.
+`custom_partitioning` calls back with the sharding that propagation gave the array. XLA has this hook on CPU and GPU,
+but not on TPU (jax-ml/jax#38196). A whole program under `reshard.jax.jit` does not need it: the pass sees every move.
 """
 
 # jax annotates its functions only in part.
@@ -22,7 +21,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 
 from reshard.errors import LayoutError
-from reshard.jax.request import Request, plan_of
+from reshard.jax.request import ReshardRequest, plan_of
 from reshard.lower import lower
 from reshard.lower.to_shard_map import tile_function
 from reshard.runtime import on_jax
@@ -32,7 +31,7 @@ _AS_CONSTRAINTS = ContextVar("as_constraints", default=False)
 
 @contextmanager
 def as_constraints() -> Generator[None]:
-    """Moves of unknown source that are lowered in here become sharding constraints, for a pass to plan."""
+    """A context in which moves of unknown source lower to sharding constraints, for the compiler pass to plan."""
     token = _AS_CONSTRAINTS.set(True)
     try:
         yield
@@ -40,13 +39,13 @@ def as_constraints() -> Generator[None]:
         _AS_CONSTRAINTS.reset(token)
 
 
-def left_to_a_pass() -> bool:
-    """Whether moves of unknown source are now lowered as sharding constraints."""
+def lowers_as_constraints() -> bool:
+    """Whether moves of unknown source currently lower to sharding constraints."""
     return _AS_CONSTRAINTS.get()
 
 
-def check_platforms(platforms: Sequence[str], request: Request, shape: tuple[int, ...]) -> None:
-    """Raises `LayoutError` on a platform whose partitioner cannot be asked."""
+def check_platforms(platforms: Sequence[str], request: ReshardRequest, shape: tuple[int, ...]) -> None:
+    """Raises `LayoutError` on a platform whose partitioner has no hook."""
     if "tpu" in platforms:
         raise LayoutError(
             f"redistribute to {request.target.spec} on mesh {dict(request.target.mesh.shape)}, array of shape {shape}: "
@@ -55,14 +54,14 @@ def check_platforms(platforms: Sequence[str], request: Request, shape: tuple[int
         )
 
 
-def moved_late(x: jax.Array, request: Request) -> jax.Array:
-    """The move, to be traced; planned when the partitioner says where the array is."""
+def moved_by_partitioner(x: jax.Array, request: ReshardRequest) -> jax.Array:
+    """The move, to be traced; it is planned when the partitioner knows the array's sharding."""
     return _hook(request, x.ndim)(x)
 
 
 @lru_cache(maxsize=1024)
-def _hook(request: Request, rank: int) -> Any:
-    """The identity, whose partitioning is the move; per rank, since the rule that XLA reads spells it out."""
+def _hook(request: ReshardRequest, rank: int) -> Any:
+    """An identity function whose partitioning is the move; one per rank, because its sharding rule names each dim."""
 
     @custom_partitioning
     def move(x: Any) -> Any:
@@ -78,15 +77,15 @@ def _hook(request: Request, rank: int) -> Any:
 
     before = " ".join(f"i{at}" for at in range(rank))
     after = " ".join(f"o{at}" for at in range(rank))
-    # Factors of their own on either side: whatever the operand's sharding is, it says nothing of the result's.
+    # "i0 i1 -> o0 o1": different factors on both sides, so that the operand's sharding never becomes the result's.
     move.def_partition(partition=partition, infer_sharding_from_operands=infer, sharding_rule=f"{before} -> {after}")
     return move
 
 
-def _tile_move(request: Request, operand: Any, target: NamedSharding) -> tuple[Any, NamedSharding]:
-    """What each device runs on its tile, and the source that it is for.
+def _tile_move(request: ReshardRequest, operand: Any, target: NamedSharding) -> tuple[Any, NamedSharding]:
+    """The function that each device runs on its tile, and the source sharding that it requires.
 
-    Uneven arrays are left to XLA: its hook hands over tiles that it cannot cut evenly.
+    Uneven arrays are left to XLA, because its hook hands over tiles that it cannot cut evenly.
     """
     source = operand.sharding
     if isinstance(source, NamedSharding) and source.mesh.shape == target.mesh.shape:
@@ -94,8 +93,8 @@ def _tile_move(request: Request, operand: Any, target: NamedSharding) -> tuple[A
         plan = plan_of(replace(request, source=source, target=target), operand.shape, operand.dtype.name)
         if plan.source.even and plan.target.even:
             return tile_function(lower(plan), on_jax.free_axes(target.mesh).axes), source
-    return _as_it_is, target
+    return _unchanged, target
 
 
-def _as_it_is(tile: jax.Array) -> jax.Array:
+def _unchanged(tile: jax.Array) -> jax.Array:
     return tile

@@ -1,4 +1,4 @@
-"""What a program's reshards are, and what became of them: plain data for people and tools."""
+"""`PassReport`: the reshards of a program, and what the pass did with each; plain data for people and tools."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from reshard.types.plan import Plan
 
 @dataclass(frozen=True)
 class Reshard:
-    """One place where a program's data changes layout.
+    """One place where an array of a program changes its layout.
 
-    `where` is the user's `file:line`, empty where the module does not say, and `operation` JAX's name stack there.
-    `asked`: the user wrote the constraint; else the shardings around it demand the move. Layouts and plan are None
-    where the move cannot be planned. `why` says why it was left to XLA, if it was.
+    `where` is the user's `file:line`, empty if the module does not name one, and `operation` is JAX's name stack there.
+    `asked` is True if the user wrote the constraint, False if the shardings of the operations around it require the
+    move. Layouts and plan are None if the move cannot be planned. `why` is the reason why it was left to XLA, empty if
+    it was `taken`.
     """
 
     where: str
@@ -28,7 +29,7 @@ class Reshard:
     why: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: texts, bytes a device, and the plan's own figures."""
+        """Plain data for JSON: layouts as text, sizes in bytes per device, and the plan's own figures."""
         named = {"where": self.where, "operation": self.operation, "asked": self.asked}
         layouts = {"source": str(self.source or ""), "target": str(self.target or "")}
         plan = None if self.plan is None else self.plan.to_dict()
@@ -41,29 +42,30 @@ class Reshard:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Every reshard of a program, in order, and whether the pass took it."""
+class PassReport:
+    """Every reshard of a program, in program order, and whether the pass took it over."""
 
     reshards: tuple[Reshard, ...] = ()
 
     @property
     def taken(self) -> tuple[Reshard, ...]:
-        """Those that run our collectives."""
-        return tuple(found for found in self.reshards if found.taken)
+        """The reshards that run our collectives."""
+        return tuple(reshard for reshard in self.reshards if reshard.taken)
 
     @property
     def left(self) -> tuple[Reshard, ...]:
-        """Those that are XLA's, where data moves."""
+        """The reshards that XLA carries out and that move data."""
         return tuple(r for r in self.reshards if not r.taken and (r.source is None or r.source != r.target))
 
-    def given_up(self, why: str) -> Report:
-        """The report of a program that is compiled as it was, for a reason."""
-        return Report(tuple(replace(r, taken=False, why=why) if r.taken else r for r in self.reshards))
+    def given_up(self, why: str) -> PassReport:
+        """The same report with every reshard left to XLA, because of `why`."""
+        return PassReport(tuple(replace(r, taken=False, why=why) if r.taken else r for r in self.reshards))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {"reshards": [found.to_dict() for found in self.reshards]}
+        return {"reshards": [reshard.to_dict() for reshard in self.reshards]}
 
     def __str__(self) -> str:
         moved = (*self.taken, *self.left)
-        return "\n".join([f"reshards taken: {len(self.taken)} of {len(moved)}", *(f"  {found}" for found in moved)])
+        rows = (f"  {reshard}" for reshard in moved)
+        return "\n".join([f"reshards taken: {len(self.taken)} of {len(moved)}", *rows])

@@ -1,4 +1,4 @@
-"""What a caller means by a target: shardings, specs and layouts, made one `NamedSharding` on one mesh."""
+"""Resolves what callers give as a target or source (shardings, specs, layouts) to one `NamedSharding` on one mesh."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -18,7 +18,6 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.errors import LayoutError, MeshError, about_sharding
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
 from reshard.types.notation import jax_sharding
 from reshard.types.notation.sharding import place
 
@@ -27,20 +26,20 @@ Target = NamedSharding | PartitionSpec | Layout
 NO_MESH = AbstractMesh((), ())
 
 
-def resolved(given: object, x: Any, what: str) -> NamedSharding:
-    """The `NamedSharding` that is meant for an array.
+def resolve(given: object, x: Any, what: str) -> NamedSharding:
+    """The `NamedSharding` for an array that the caller gave as `what`, "target" or "source".
 
-    Raises `LayoutError` for what is no sharding or does not fit the array, and `MeshError` for a spec without a mesh
-    or of axes that it does not have.
+    Raises `LayoutError` if it is not a sharding or does not fit the array, and `MeshError` for a spec without a mesh
+    or with axes that the mesh does not have.
     """
-    sharding = _on_a_mesh(given, mesh_of(x), what)
+    sharding = _named_sharding(given, mesh_of(x), what)
     if isinstance(given, Layout):
         _check_array(given, x, what)
-    layout(sharding, x.shape, "uint32" if is_keys(x) else x.dtype.name)
+    layout_of(sharding, x.shape, "uint32" if is_key_array(x) else x.dtype.name)
     return sharding
 
 
-def _on_a_mesh(given: object, mesh: AnyMesh | None, what: str) -> NamedSharding:
+def _named_sharding(given: object, mesh: AnyMesh | None, what: str) -> NamedSharding:
     if isinstance(given, NamedSharding):
         return given
     if not isinstance(given, PartitionSpec | Layout):
@@ -50,7 +49,7 @@ def _on_a_mesh(given: object, mesh: AnyMesh | None, what: str) -> NamedSharding:
         )
     if mesh is None or mesh.empty:
         raise MeshError(
-            f"the {what} {given} says no mesh, and none is set; give NamedSharding(mesh, spec), or call inside "
+            f"the {what} {given} names no mesh, and none is set; give NamedSharding(mesh, spec), or call inside "
             f"jax.set_mesh"
         )
     if isinstance(given, Layout):
@@ -64,23 +63,23 @@ def _on_a_mesh(given: object, mesh: AnyMesh | None, what: str) -> NamedSharding:
 def _check_array(given: Layout, x: Any, what: str) -> None:
     if given.shape != x.shape or given.dtype != x.dtype.name:
         raise LayoutError(
-            f"the {what} {given} is of an array of shape {given.shape} and dtype {given.dtype}, and this one has "
+            f"the {what} {given} is for an array of shape {given.shape} and dtype {given.dtype}, but this array has "
             f"{x.shape} and {x.dtype.name}; give a layout of this array"
         )
 
 
 def mesh_of(x: Any) -> AnyMesh | None:
-    """The mesh that a spec for this array is about: the one that is set, else the array's own."""
+    """The mesh on which to read a spec for this array: the one of `jax.set_mesh`, else the array's own."""
     context = jax.sharding.get_abstract_mesh()
     if not context.empty:
-        return context if isinstance(x, Tracer) or tracing() else jax.sharding.get_mesh()
+        return context if isinstance(x, Tracer) or is_tracing() else jax.sharding.get_mesh()
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     mesh = getattr(sharding, "mesh", None)
     return None if mesh is None or mesh.empty else mesh
 
 
-def tracing() -> bool:
-    """Whether this is inside of a transformation, where constants are not put anywhere yet."""
+def is_tracing() -> bool:
+    """Whether a transformation is being traced, so that constants are not placed on devices yet."""
     try:
         jax.sharding.get_mesh()
     except ValueError:
@@ -88,21 +87,21 @@ def tracing() -> bool:
     return False
 
 
-def region() -> AbstractMesh | None:
-    """The mesh inside a `shard_map` that is manual over some of its axes; None outside."""
+def manual_mesh() -> AbstractMesh | None:
+    """The context mesh inside a `shard_map` that is manual over some of its axes; None outside."""
     context = jax.sharding.get_abstract_mesh()
     if context.empty or not any(kind == AxisType.Manual for kind in context.axis_types):
         return None
     return context
 
 
-def on_own_mesh() -> AbstractContextManager[None]:
-    """For a move, which is on its own meshes, whichever mesh is set: to JAX, no other is allowed beside that one."""
-    return nullcontext() if region() is not None else jax.sharding.use_abstract_mesh(NO_MESH)
+def without_context_mesh() -> AbstractContextManager[None]:
+    """A context for tracing a move on its own meshes, because JAX allows no other mesh beside the one that is set."""
+    return nullcontext() if manual_mesh() is not None else jax.sharding.use_abstract_mesh(NO_MESH)
 
 
-def known_source(x: Any) -> NamedSharding | None:
-    """The sharding that an array has: always known of a concrete one, of a traced one if its axes are explicit."""
+def sharding_of(x: Any) -> NamedSharding | None:
+    """The sharding of an array; None for a traced array whose mesh axes are not all explicit: it is unknown then."""
     if not isinstance(x, Tracer):
         sharding = getattr(x, "sharding", None)
         return sharding if isinstance(sharding, NamedSharding) else None
@@ -112,62 +111,61 @@ def known_source(x: Any) -> NamedSharding | None:
     return sharding
 
 
-def of_context(sharding: NamedSharding) -> bool:
-    """Whether a sharding is on the mesh that is set, or on one that is only abstract, which waits to be."""
+def on_context_mesh(sharding: NamedSharding) -> bool:
+    """Whether a sharding is on the mesh that is set, or on an abstract mesh, which `jax.set_mesh` may still set."""
     return not isinstance(sharding.mesh, JaxMesh) or sharding.mesh.abstract_mesh == jax.sharding.get_abstract_mesh()
 
 
 def has_explicit(mesh: AnyMesh) -> bool:
-    """Whether types say how arrays are sharded over some axes of a mesh."""
+    """Whether some axes of a mesh are explicit: the types of arrays include their sharding over these."""
     return any(kind == AxisType.Explicit for kind in mesh.axis_types)
 
 
-def over(kind: AxisType, sharding: NamedSharding, rank: int) -> NamedSharding:
-    """A sharding as far as it is over axes of one kind, an entry per dim; over explicit axes, what a type says."""
+def restrict(sharding: NamedSharding, kind: AxisType, rank: int) -> NamedSharding:
+    """A sharding restricted to axes of one kind, with an entry per dim.
+
+    For example, P(("x", "y")) with explicit x and auto y is P("x") over explicit axes: the part that a type has.
+    """
     axes = {name for name, its in zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True) if its == kind}
     spec = sharding.spec
-    given = (entry if isinstance(entry, tuple) else (entry,) for entry in spec.partitions)
-    entries = [tuple(name for name in names if name in axes) or None for names in given]
+    named = (entry if isinstance(entry, tuple) else (entry,) for entry in spec.partitions)
+    entries = [tuple(name for name in names if name in axes) or None for names in named]
     entries += [None] * (rank - len(entries))
     sums = {"unreduced": spec.unreduced & axes, "reduced": spec.reduced & axes}
     return NamedSharding(sharding.mesh, PartitionSpec(*entries, **sums), memory_kind=sharding.memory_kind)
 
 
-def is_keys(x: Any) -> bool:
-    """Whether these are random keys."""
+def is_key_array(x: Any) -> bool:
+    """Whether an array's elements are random keys."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def on_one_device(x: Any) -> bool:
-    """Whether this is not sharded yet: an array of one device, or of the host."""
+def is_unsharded(x: Any) -> bool:
+    """Whether an array is on the host or on one device."""
     return not isinstance(x, jax.Array) or isinstance(x.sharding, SingleDeviceSharding)
 
 
 @lru_cache(maxsize=4096)
-def layout(sharding: NamedSharding, shape: tuple[int, ...], dtype: str, *, ids: bool = False) -> Layout:
-    """The layout of an array so sharded, devices by position, or with `ids` by their ids.
+def layout_of(sharding: NamedSharding, shape: tuple[int, ...], dtype: str, *, ids: bool = False) -> Layout:
+    """The layout of an array with this sharding; devices are numbered by position, with `ids` by their ids.
 
-    Inside a `shard_map` that is manual over some axes, over the others.
+    Inside a `shard_map` that is manual over some axes, the layout is over the other axes.
     """
     if ids:
         return Layout.from_jax(sharding, shape, dtype)
-    return layout_on(on_jax.free_axes(sharding.mesh), sharding, shape, dtype)
-
-
-def layout_on(mesh: Mesh, sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Layout:
-    """The layout on a mesh of this package with the sharding's axes."""
+    mesh = on_jax.free_axes(sharding.mesh)
     with about_sharding(f"{sharding.spec} on {mesh}", shape):
         placed = place(jax_sharding.read(sharding, len(shape)), mesh)
         return Layout.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
 
 
 def device_order(mesh: AnyMesh) -> tuple[int, ...] | None:
-    """The ids of a mesh's devices by position, None for one without devices."""
+    """The ids of a mesh's devices by position; None for an abstract mesh."""
     return tuple(device.id for device in mesh.devices.flat) if isinstance(mesh, JaxMesh) else None
 
 
-def platform(mesh: AnyMesh) -> str | None:
-    """What the devices of a mesh are: `cpu`, `gpu`, `tpu`; None where it is not known."""
+def platform_of(mesh: AnyMesh) -> str | None:
+    """The platform of a mesh's devices, `cpu`, `gpu` or `tpu`; None if it is unknown."""
     if isinstance(mesh, JaxMesh):
         return str(mesh.devices.flat[0].platform)
     kind = getattr(getattr(mesh, "abstract_device", None), "platform", None)

@@ -1,4 +1,4 @@
-"""A move as its caller asks for it, and the plan that answers."""
+"""`ReshardRequest`, a move as its caller asks for it, and the plan for it."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -18,8 +18,11 @@ from reshard.types.plan import Plan
 
 
 @dataclass(frozen=True)
-class Request:
-    """Everything about a move but the array: hashable, the parameter of the primitive."""
+class ReshardRequest:
+    """All of a move except the array; hashable, because it is the parameter of a JAX primitive.
+
+    `source` is None while it is unknown; `budget` is in bytes per device.
+    """
 
     target: NamedSharding
     source: NamedSharding | None = None
@@ -28,36 +31,40 @@ class Request:
     donate: bool = False
 
 
-def plan_of(request: Request, shape: tuple[int, ...], dtype: str) -> Plan:
-    """The plan of a move whose source is known, devices by position; on an accelerator in parts, if they fit."""
+def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan:
+    """The plan of a move with a known source, with devices numbered by their position in the mesh.
+
+    On accelerators large steps are split into parts, in as few parts as keep within the budget.
+    """
     if request.source is None:
         raise PlanError(f"the source of the move to {request.target} is not known")
     ids = orders_differ(request.source, request.target)
-    before = placement.layout(request.source, shape, dtype, ids=ids)
-    after = placement.layout(request.target, shape, dtype, ids=ids)
-    if placement.platform(request.target.mesh) == "cpu":
+    before = placement.layout_of(request.source, shape, dtype, ids=ids)
+    after = placement.layout_of(request.target, shape, dtype, ids=ids)
+    if placement.platform_of(request.target.mesh) == "cpu":
         return _plan(request, before, after)
-    found = _plan(replace(request, budget=None), before, after)
+    unbounded = _plan(replace(request, budget=None), before, after)
     if request.budget is None:
-        return on_jax.in_parts(found)
-    parted = _within(request.budget, found)
+        return on_jax.in_parts(unbounded)
+    parted = _within(request.budget, unbounded)
     if parted is not None:
         return parted
-    found = _plan(request, before, after)
-    return _within(request.budget, found) or found
+    bounded = _plan(request, before, after)
+    return _within(request.budget, bounded) or bounded
 
 
-def _within(budget: int, found: Plan) -> Plan | None:
-    """The plan in as few parts as fit, for a collective in one piece takes more memory on an accelerator."""
-    parted = (on_jax.in_parts(found, count=times * on_jax.PARTS) for times in (1, 2, 4))
-    return next((one for one in parted if on_jax.peak_bytes(one) <= budget), None)
+def _within(budget: int, whole: Plan) -> Plan | None:
+    """The plan in as few parts as fit the budget: an accelerator needs more memory for a collective in one piece."""
+    parted = (on_jax.in_parts(whole, count=times * on_jax.PARTS) for times in (1, 2, 4))
+    return next((candidate for candidate in parted if on_jax.peak_bytes(candidate) <= budget), None)
 
 
-def _plan(request: Request, before: Layout, after: Layout) -> Plan:
-    found = plan(before, after, request.budget, request.network, request.donate)
-    if not on_jax.overwrites(found):  # XLA would copy the source first, so it is kept in the account.
-        found = plan(before, after, request.budget, request.network, donate=False)
-    return found
+def _plan(request: ReshardRequest, before: Layout, after: Layout) -> Plan:
+    best = plan(before, after, request.budget, request.network, request.donate)
+    if on_jax.overwrites(best):
+        return best
+    # XLA would copy the source before it overwrites it: plan with the source counted as live throughout.
+    return plan(before, after, request.budget, request.network, donate=False)
 
 
 def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:

@@ -1,8 +1,12 @@
-"""Our collectives in the place of reshards, and a module that XLA takes.
+"""Replaces the reshards of a module: by our collectives, by constraints, or by nothing, so that XLA can import it.
 
-Of the reshards that a module spells out, some are taken: a manual computation runs their plan. The others are
-left to XLA: as the constraint that they are where what we do depends on them or the user asked for them, else
-not at all, and the operations around them are put back as they were before.
+Each reshard that `explicit_reshards` inserted meets one of three fates:
+
+    TAKEN      a manual computation runs the plan's collectives
+    PINNED     a sharding constraint: the user wrote it, or a neighbouring TAKEN reshard depends on it
+    DROPPED    removed: XLA decides what to move
+
+Operations whose sharding changed only because of PINNED or DROPPED reshards get their old sharding back.
 """
 
 from __future__ import annotations
@@ -13,16 +17,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-from reshard.jax.explicit_reshards import Move, changed, restore, unmark, users
+from reshard.jax.explicit_reshards import ReshardOp, changed, restore, unmark, users
 from reshard.jax.shardings import MANUAL, SHARDING, meshes
 from reshard.lower.to_stablehlo import CHANNEL, Attribute, Module, Operation, Value, framed, insert, ir, walk
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
 
-# Without a sharding, whatever the propagation found: XLA's import hoists the invariants of a loop, and would keep
-# their shardings; and it expands the collectives of a shard_map into parts of other ranks, with the same sharding.
-_BARE = (
+# Operations that must not keep the sharding that propagation gave them. XLA's import hoists the invariants of a loop
+# and would keep their shardings; and it expands the collectives of a shard_map into parts of other ranks, which would
+# get the same sharding.
+_WITHOUT_SHARDING = (
     "stablehlo.while",
     *(f"stablehlo.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")),
     *(f"stablehlo.collective_{name}" for name in ("broadcast", "permute")),
@@ -31,59 +36,57 @@ _HANDLE = re.compile(r"handle = (\d+)")
 
 
 class Fate(Enum):
-    """What becomes of a reshard."""
+    """What becomes of a reshard, see the module."""
 
     TAKEN = "taken"
-    PINNED = "pinned"  # a sharding constraint: XLA moves the data, to where we say
-    DROPPED = "dropped"  # XLA finds itself what to move
+    PINNED = "pinned"
+    DROPPED = "dropped"
 
 
-def fates(moves: Iterable[Move], plans: Mapping[Move, Plan]) -> dict[Move, Fate]:
-    """What becomes of each reshard, if those with a plan are taken.
+def fates(reshards: Iterable[ReshardOp], plans: Mapping[ReshardOp, Plan]) -> dict[ReshardOp, Fate]:
+    """The fate of each reshard if those with a plan are taken.
 
-    The operations around a taken one keep the shardings that make it one, and their other reshards are pinned.
+    The operations around a taken reshard keep the shardings that require it, so their other reshards are pinned.
     """
     kept = _kept(plans)
-    found: dict[Move, Fate] = {}
-    for move in moves:
-        idle = move.source is not None and move.source == move.target
-        needed = any(op in kept or _ends_branch(op) for op in _around(move))
-        pinned = move.asked or (needed and not idle)
-        found[move] = Fate.TAKEN if move in plans else Fate.PINNED if pinned else Fate.DROPPED
-    return found
+    result: dict[ReshardOp, Fate] = {}
+    for reshard in reshards:
+        idle = reshard.source is not None and reshard.source == reshard.target
+        needed = any(op in kept or _ends_branch(op) for op in reshard.around)
+        pinned = reshard.by_user or (needed and not idle)
+        result[reshard] = Fate.TAKEN if reshard in plans else Fate.PINNED if pinned else Fate.DROPPED
+    return result
 
 
-def operate(module: Module, moves: Iterable[Move], plans: Mapping[Move, Plan]) -> dict[Move, Fate]:
-    """Replaces every reshard, and whatever else XLA does not take, in place; says what became of each."""
-    decided = fates(moves, plans)
+def replace_reshards(
+    module: Module, reshards: Iterable[ReshardOp], plans: Mapping[ReshardOp, Plan]
+) -> dict[ReshardOp, Fate]:
+    """Replaces every reshard, and whatever else XLA does not accept, in place. Returns the fate of each reshard."""
+    decided = fates(reshards, plans)
     kept = _kept(plans)
     channels = itertools.count(1 + _last_channel(module))
-    symbols = {mesh: symbol for symbol, mesh in meshes(module).items()}  # A plan is on the mesh of one of its ends.
+    symbols = {mesh: symbol for symbol, mesh in meshes(module).items()}  # A plan's mesh is that of one of its ends.
     with module.context:
-        for move, fate in decided.items():
-            with move.op.location, ir.InsertionPoint(move.op):
-                value = _replacement(move, fate, plans.get(move), symbols, channels)
-            move.op.results[0].replace_all_uses_with(value)
-            move.op.erase()
+        for reshard, fate in decided.items():
+            with reshard.op.location, ir.InsertionPoint(reshard.op):
+                value = _replacement(reshard, fate, plans.get(reshard), symbols, channels)
+            reshard.op.results[0].replace_all_uses_with(value)
+            reshard.op.erase()
         for op in walk(module.operation):
             if changed(op) and op not in kept and not any(map(_ends_branch, _users(op))):
                 restore(op)
-            _suit_xla(op)
+            _make_importable(op)
     unmark(module)
     module.operation.verify()
     return decided
 
 
 def inside_manual(op: Operation) -> bool:
-    """Whether an operation is inside of a manual computation (a user's `shard_map`)."""
+    """Whether an operation is inside a manual computation (a user's `shard_map`)."""
     parent = op.parent
     while parent is not None and parent.operation.name != MANUAL:
         parent = parent.operation.parent
     return parent is not None
-
-
-def _around(move: Move) -> list[Operation]:
-    return [*([move.maker] if move.maker is not None else []), *move.users]
 
 
 def _users(op: Operation) -> list[Operation]:
@@ -91,23 +94,23 @@ def _users(op: Operation) -> list[Operation]:
 
 
 def _ends_branch(op: Operation) -> bool:
-    """Whether an operation ends a branch of a conditional: XLA wants all its branches to return one sharding."""
+    """Whether an operation ends a branch of a conditional; XLA requires one sharding of all branches' results."""
     return op.name == "stablehlo.return" and op.parent.operation.name in ("stablehlo.case", "stablehlo.if")
 
 
-def _kept(plans: Mapping[Move, Plan]) -> set[Operation]:
-    """The operations whose new shardings make the taken reshards what they are."""
-    return {op for move in plans for op in _around(move) if changed(op)}
+def _kept(plans: Mapping[ReshardOp, Plan]) -> set[Operation]:
+    """The operations that keep their new shardings, because a taken reshard is between them."""
+    return {op for reshard in plans for op in reshard.around if changed(op)}
 
 
 def _replacement(
-    move: Move, fate: Fate, plan: Plan | None, symbols: Mapping[Mesh, str], channels: Iterator[int]
+    reshard: ReshardOp, fate: Fate, plan: Plan | None, symbols: Mapping[Mesh, str], channels: Iterator[int]
 ) -> Value:
-    value = move.op.operands[0]
+    value = reshard.op.operands[0]
     if fate is Fate.DROPPED:
         return value
     if plan is None:
-        attributes = {"sharding": move.op.attributes["sharding"]}
+        attributes = {"sharding": reshard.op.attributes["sharding"]}
         return ir.Operation.create("sdy.sharding_constraint", [value.type], [value], attributes).results[0]
     mesh = symbols[plan.source.mesh]
     padded = _resized(value, plan.source.padded_shape, plan.source, mesh)
@@ -115,7 +118,10 @@ def _replacement(
 
 
 def _resized(value: Value, shape: tuple[int, ...], layout: Layout, mesh: str) -> Value:
-    """Padded or cut at the high end of each dim: a manual computation takes even tiles only."""
+    """The value padded or cut at the high end of each dim, as manual computations take even tiles only.
+
+    For example, 10 x 16 in 4 pieces of 3 is padded to 12 x 16, and the result of the move is cut to 10 x 16 again.
+    """
     tensor = ir.RankedTensorType(value.type)
     now, rank = tuple(tensor.shape), len(shape)
     if now == shape:
@@ -143,7 +149,7 @@ def _zero(element: Any) -> Value:
 
 
 def _parsed(text: str) -> Value:
-    """The result of an operation, made from text: complex constants are no attributes that Python can have."""
+    """The result of an operation created from text, because Python has no attributes for complex constants."""
     made = ir.Operation.parse(text)
     ir.InsertionPoint.current.insert(made)
     return made.results[0]
@@ -151,12 +157,12 @@ def _parsed(text: str) -> Value:
 
 def _last_channel(module: Module) -> int:
     used = (str(op.attributes[CHANNEL]) for op in walk(module.operation) if CHANNEL in op.attributes)
-    return max((int(found[1]) for text in used if (found := _HANDLE.search(text))), default=0)
+    return max((int(match[1]) for text in used if (match := _HANDLE.search(text))), default=0)
 
 
-def _suit_xla(op: Operation) -> None:
-    """What XLA's import of Shardy modules refuses, or crashes on."""
-    sharding = op.attributes.get(SHARDING) if op.name in ("sdy.constant", *_BARE) else None
+def _make_importable(op: Operation) -> None:
+    """Removes shardings and replaces constants that XLA's import of Shardy modules refuses, or crashes on."""
+    sharding = op.attributes.get(SHARDING) if op.name in ("sdy.constant", *_WITHOUT_SHARDING) else None
     if sharding is not None:
         del op.attributes[SHARDING]
     if op.name == "sdy.constant":

@@ -1,4 +1,4 @@
-"""What a module in the Shardy dialect says about its values: their meshes, shardings and layouts."""
+"""Reads the meshes, shardings and layouts of values in a module of the Shardy dialect."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _DTYPES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
 
 
 def meshes(module: Module) -> dict[str, Mesh]:
-    """The meshes of a module by symbol; one without axes, which splits nothing, is not among them.
+    """The meshes of a module by symbol, without those that have no axes and so split nothing.
 
-    Raises `MeshError` for axis names that the notation does not have.
+    Raises `MeshError` for axis names that our notation does not allow.
     """
-    found: dict[str, Mesh] = {}
+    result: dict[str, Mesh] = {}
     for op in module.body.operations:
         if op.operation.name == "sdy.mesh":
             mesh = sdy.MeshAttr(op.attributes["mesh"])
             axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
             if axes:
                 ids = list(mesh.device_ids) or None
-                found[op.attributes["sym_name"].value] = Mesh([(a.name, a.size) for a in axes], device_ids=ids)
-    return found
+                result[op.attributes["sym_name"].value] = Mesh([(a.name, a.size) for a in axes], device_ids=ids)
+    return result
 
 
 def of_result(op: Operation, number: int) -> Attribute | None:
-    """The sharding of an operation's result, None if it has none: then it is not split."""
+    """The sharding of an operation's result; None, which means that it is not split, if it has no such attribute."""
     if op.name in ("sdy.reshard", "sdy.sharding_constraint"):
         return op.attributes["sharding"]
     name = "out_shardings" if op.name == MANUAL else SHARDING
@@ -42,27 +42,27 @@ def of_result(op: Operation, number: int) -> Attribute | None:
 
 
 def of_value(value: Value) -> Attribute | None:
-    """The sharding of a value, None if it has none: then it is not split."""
+    """The sharding of a value; None, which means that it is not split, if it has no such attribute."""
     if not isinstance(value.owner, ir.Block):
         return of_result(value.owner.operation, value.result_number)
     op = value.owner.owner.operation
     if op.name == "func.func":
-        given = op.attributes.get("arg_attrs")
-        named = () if given is None else ir.DictAttr(given[value.arg_number])
+        attributes = op.attributes.get("arg_attrs")
+        named = () if attributes is None else ir.DictAttr(attributes[value.arg_number])
         return next((pair.attr for pair in named if pair.name == SHARDING), None)
     return of_result(op, value.arg_number) if op.name == "stablehlo.while" else None
 
 
 def mesh_of(sharding: Attribute | None) -> str:
-    """The symbol of a sharding's mesh; empty for none, or a mesh that is written in place."""
+    """The symbol of a sharding's mesh; empty without a sharding, or if the mesh is written inline."""
     named: Any = None if sharding is None else sdy.TensorShardingAttr(sharding).mesh_or_ref
     return named.value if isinstance(named, ir.FlatSymbolRefAttr) else ""
 
 
 def layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
-    """The layout of a value under a sharding; under none, or one on a mesh without axes, it is whole on `mesh`.
+    """The layout of a value with this sharding; without one, or on a mesh without axes, replicated on `mesh`.
 
-    Raises `ReshardError` where the notation has no such layout, as of a quantized dtype.
+    Raises `ReshardError` if our notation cannot express the layout, for example of a quantized dtype.
     """
     tensor = ir.RankedTensorType(value.type)
     own = known.get(mesh_of(sharding))

@@ -1,4 +1,4 @@
-"""A function's program on its way: lowered twice, as it is and after the pass, and compiled to the better one."""
+"""The stages of a program under `jit`, as in `jax.stages`: `Lowered` (plain and after the pass) and `Compiled`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ import jax
 from jax.experimental import serialize_executable as _serialize_executable
 
 from reshard.errors import StrictError
-from reshard.jax.compare import Decision, Figures, figures, idle, saved, worse
-from reshard.jax.pass_report import Report
-from reshard.jax.strict import Limits, check, limits
+from reshard.jax.compare import Decision, Figures, figures, savings, unprofitable_lines, why_worse
+from reshard.jax.pass_report import PassReport
+from reshard.jax.strict import Limits, check, effective_limits
 
 _serialize: Any = _serialize_executable
 
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A compiled program; call it with the arguments that it was lowered for, static ones left out.
+    """A compiled program; call it with the arguments that it was lowered for, without the static ones.
 
-    `executable` is JAX's own `jax.stages.Compiled`, `decision` says whether it has our collectives and why, and
-    `report` what became of the program's reshards.
+    `executable` is JAX's own `jax.stages.Compiled`, `decision` says whether it runs our collectives and why, and
+    `report` what was done with each of the program's reshards.
+
+    >>> from reshard.jax import jit
+    >>> compiled = jit(lambda x: 2 * x).lower(4.0).compile()
+    >>> float(compiled(5.0)), str(compiled.decision)
+    (10.0, 'plain: it runs on one device')
     """
 
     executable: Any
     decision: Decision
-    report: Report
+    report: PassReport
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.executable(*args, **kwargs)
@@ -39,25 +44,25 @@ class Compiled:
         return self.executable.as_text()
 
     def memory_analysis(self) -> Any:
-        """The compiler's own account of its memory, in bytes a device."""
+        """The compiler's own figures for its memory, in bytes per device."""
         return self.executable.memory_analysis()
 
     def cost_analysis(self) -> Any:
-        """The compiler's own account of its arithmetic."""
+        """The compiler's own figures for its arithmetic."""
         return self.executable.cost_analysis()
 
     @property
     def input_shardings(self) -> Any:
-        """The shardings of the arguments, positional ones and those by name."""
+        """The shardings of the arguments: a tuple for the positional ones and a dict for those by name."""
         return self.executable.input_shardings
 
     @property
     def output_shardings(self) -> Any:
-        """The shardings of what it returns."""
+        """The shardings of the results."""
         return self.executable.output_shardings
 
     def check(self, limits: Limits) -> None:
-        """Raises `StrictError` if the program is not within strict mode's limits."""
+        """Raises `StrictError` if the program exceeds the limits of strict mode."""
         if limits == Limits():
             return
         temp = int(self.memory_analysis().temp_size_in_bytes)
@@ -69,59 +74,65 @@ class Compiled:
 
 
 def deserialize(data: bytes) -> Compiled:
-    """A compiled program from the bytes of `Compiled.serialize`. They are a pickle: read only what you trust."""
+    """The compiled program from the bytes of `Compiled.serialize`; they are a pickle, so load only what you trust.
+
+    >>> from reshard.jax import jit
+    >>> data = jit(lambda x: 2 * x).lower(4.0).compile().serialize()
+    >>> float(deserialize(data)(5.0))
+    10.0
+    """
     *parts, decision, report = pickle.loads(data)
     return Compiled(_serialize.deserialize_and_load(*parts), decision, report)
 
 
 class Attempt(NamedTuple):
-    """A program after the pass, as JAX's own `jax.stages.Lowered`, and what became of its reshards."""
+    """A program after the pass, as JAX's own `jax.stages.Lowered`, and the report of its reshards."""
 
     lowered: Any
-    report: Report
+    report: PassReport
 
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A program as modules: `plain`, JAX's own `jax.stages.Lowered`, and `ours` after the pass.
+    """A lowered program: `plain` as JAX's own `jax.stages.Lowered`, and `ours` after the pass.
 
-    `ours` is None where there is nothing to try; `why` says why, `failed` that the pass could not do it. `again`
-    makes another attempt, with the reshards of some lines left to XLA. `launch` is what starting a collective costs,
-    in bytes.
+    `ours` is None if there is nothing to try, for reason `why`; `failed` if the pass could not handle the program.
+    `retry` makes another attempt that leaves the reshards of some lines to XLA. `launch` is the cost of starting a
+    collective, in bytes.
     """
 
     plain: Any
     ours: Attempt | None
     why: str
     failed: bool
-    again: Callable[[frozenset[str]], Attempt]
-    report: Report
+    retry: Callable[[frozenset[str]], Attempt]
+    report: PassReport
     launch: int
     limits: Limits
 
     def as_text(self, *args: Any, **kwargs: Any) -> str:
-        """The StableHLO, after the pass if it changed anything."""
+        """The StableHLO text, after the pass if there is anything to try."""
         return (self.plain if self.ours is None else self.ours.lowered).as_text(*args, **kwargs)
 
     def compiler_ir(self, *args: Any, **kwargs: Any) -> Any:
-        """The StableHLO as an MLIR module, after the pass if it changed anything."""
+        """The StableHLO as an MLIR module, after the pass if there is anything to try."""
         return (self.plain if self.ours is None else self.ours.lowered).compiler_ir(*args, **kwargs)
 
     def compile(self) -> Compiled:
-        """Compiles the program as it is and after the pass, and keeps the best that strict mode lets pass.
+        """Compiles the program before and after the pass, and keeps the best one that strict mode accepts.
 
-        Raises `StrictError` if it refuses all.
+        Raises `StrictError`, the one of the best program, if strict mode refuses all.
         """
-        within = limits(self.limits)
+        limits = effective_limits(self.limits)
         best, *others = self.candidates()
         try:
-            best.check(within)
+            best.check(limits)
             return best
         except StrictError:
-            for found in others:
+            for other in others:
                 with suppress(StrictError):
-                    found.check(within)
-                    return found
+                    other.check(limits)
+                    return other
             raise
 
     def candidates(self) -> list[Compiled]:
@@ -131,55 +142,55 @@ class Lowered:
             return [Compiled(plain, Decision("plain", self.why, self.failed), self.report)]
         try:
             before = figures(plain)
-            tried = sorted(self._tried(plain, before, self.ours), key=lambda trial: trial.rank(self.launch))
-        except Exception as error:  # Whatever it is, the plain program works.
+            trials = sorted(self._trials(plain, before, self.ours), key=lambda trial: trial.rank(self.launch))
+        except Exception as error:  # Whatever failed, the plain program works.
             why = f"the program does not compile after the pass: {type(error).__name__}: {error}"
             return [Compiled(plain, Decision("plain", why, True), self.report.given_up(why))]
-        ours = [trial.kept(before) for trial in tried]
-        best = tried[0]
+        ours = [trial.kept(before) for trial in trials]
+        best = trials[0]
         why = best.reason or "strict mode refuses it after the pass"
         kept = Decision("plain", why, False, before, best.figures)
-        as_it_was = Compiled(plain, kept, self.report.given_up(f"taken, the program would not be better: {why}"))
-        return [as_it_was, *ours] if best.reason else [*ours, as_it_was]
+        unchanged = Compiled(plain, kept, self.report.given_up(f"the program would not be better with it: {why}"))
+        return [unchanged, *ours] if best.reason else [*ours, unchanged]
 
-    def _tried(self, plain: Any, before: Figures, first: Attempt) -> list[_Trial]:
-        """The program after the pass, and where that is not better, or not in all lines, with lines left to XLA."""
-        found = [self._trial(plain, before, first)]
+    def _trials(self, plain: Any, before: Figures, first: Attempt) -> list[_Trial]:
+        """The program after the pass; and, if that does not gain in every line, with lines left to XLA."""
+        trials = [self._trial(plain, before, first)]
         lines = {reshard.where for reshard in first.report.taken}
-        lose, same = idle(before, found[0].figures, lines, self.launch)
-        if 0 < len(lose) < len(lines):
-            found.append(self._trial(plain, before, self.again(lose)))
-        if len(lose) < len(same) < len(lines) and all(trial.reason for trial in found):
-            found.append(self._trial(plain, before, self.again(same)))
-        return found
+        losing, not_gaining = unprofitable_lines(before, trials[0].figures, lines, self.launch)
+        if 0 < len(losing) < len(lines):
+            trials.append(self._trial(plain, before, self.retry(losing)))
+        if len(losing) < len(not_gaining) < len(lines) and all(trial.reason for trial in trials):
+            trials.append(self._trial(plain, before, self.retry(not_gaining)))
+        return trials
 
     def _trial(self, plain: Any, before: Figures, attempt: Attempt) -> _Trial:
         executable = attempt.lowered.compile()
-        found = figures(executable)
-        elsewhere = not _same_places(plain, executable)
-        reason = "its results would be sharded in another way" if elsewhere else worse(before, found, self.launch)
-        return _Trial(executable, attempt.report, found, reason)
+        after = figures(executable)
+        same = _same_shardings(plain, executable)
+        reason = why_worse(before, after, self.launch) if same else "its results would be sharded in another way"
+        return _Trial(executable, attempt.report, after, reason)
 
 
 class _Trial(NamedTuple):
-    """A compiled attempt, and why it is not better than the plain program, empty if it is."""
+    """A compiled attempt, and the reason why it is not better than the plain program; empty if it is better."""
 
     executable: Any
-    report: Report
+    report: PassReport
     figures: Figures
     reason: str
 
     def rank(self, launch: int) -> tuple[bool, int, int]:
-        """Less is better."""
+        """A sort key: the best trial has the least."""
         return bool(self.reason), self.figures.cost(launch), self.figures.temp_bytes
 
     def kept(self, plain: Figures) -> Compiled:
-        why = self.reason or saved(plain, self.figures)
+        why = self.reason or savings(plain, self.figures)
         return Compiled(self.executable, Decision("reshard", why, False, plain, self.figures), self.report)
 
 
-def _same_places(plain: Any, ours: Any) -> bool:
-    """Whether two compiled programs return the same shardings."""
-    places: Any = zip(*(jax.tree.leaves(compiled.output_shardings) for compiled in (plain, ours)), strict=True)
+def _same_shardings(plain: Any, ours: Any) -> bool:
+    """Whether the results of two compiled programs are sharded alike."""
+    shardings: Any = zip(*(jax.tree.leaves(compiled.output_shardings) for compiled in (plain, ours)), strict=True)
     ranks = [len(out.shape) for out in jax.tree.leaves(plain.out_info)]
-    return all(a.is_equivalent_to(b, rank) for (a, b), rank in zip(places, ranks, strict=True))
+    return all(a.is_equivalent_to(b, rank) for (a, b), rank in zip(shardings, ranks, strict=True))

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.errors import StrictError
 from reshard.jax.jit import jit
-from reshard.jax.strict import Limits, check, limits, strict
+from reshard.jax.strict import Limits, check, effective_limits, strict
 
 SIZE = 16
 NOTHING_FITS = 10
@@ -77,12 +77,12 @@ def test_the_context() -> None:
 
 
 def test_the_tighter_limit_holds() -> None:
-    assert limits(Limits()) == Limits(True, None)
+    assert effective_limits(Limits()) == Limits(True, None)
     with strict(max_bytes=5):
-        assert limits(Limits()) == Limits(False, 5)
-        assert limits(Limits(max_bytes=3)) == Limits(False, 3)
+        assert effective_limits(Limits()) == Limits(False, 5)
+        assert effective_limits(Limits(max_bytes=3)) == Limits(False, 3)
         with strict(max_bytes=9):
-            assert limits(Limits()).max_bytes == 5
+            assert effective_limits(Limits()).max_bytes == 5
 
 
 def test_strict_mode_takes_what_would_be_slower() -> None:

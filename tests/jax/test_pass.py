@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import NetworkError, ProgramError
 from reshard.jax.module_pass import transform
-from reshard.jax.pass_report import Report, Reshard
+from reshard.jax.pass_report import PassReport, Reshard
 
 MESH = 'sdy.mesh @mesh = <["x"=4, "y"=2]>'
 TYPE = "tensor<16x16xf32>"
@@ -36,7 +36,7 @@ def constraint(target: str, value: str = "%a", result: str = "%r") -> str:
     return f"{result} = sdy.sharding_constraint {value} <@mesh, {target}> : {TYPE}"
 
 
-def moves(report: Report) -> list[tuple[str, str, bool]]:
+def moves(report: PassReport) -> list[tuple[str, str, bool]]:
     return [(str(r.source), str(r.target), r.taken) for r in report.reshards]
 
 
@@ -254,4 +254,4 @@ def test_reports_are_plain_data() -> None:
     assert [(r.taken, r.why) for r in left.reshards] == [(False, "no")]
     assert left.left == left.reshards and report.left == ()
     assert str(left.reshards[0]).endswith("left, no")
-    assert Report((Reshard("", "", False, None, None, None, False, "why"),)).left  # what cannot be planned is left
+    assert PassReport((Reshard("", "", False, None, None, None, False, "why"),)).left  # what cannot be planned is left

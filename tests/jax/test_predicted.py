@@ -22,7 +22,7 @@ import reshard as rs
 from reshard import hlo
 from reshard.errors import ReshardError
 from reshard.jax import placement, redistribute
-from reshard.jax.request import Request, plan_of
+from reshard.jax.request import ReshardRequest, plan_of
 from reshard.lower import lower
 from reshard.lower.program import AllGather, AllToAll, InParts, Permute, Program, Slice
 from reshard.runtime import on_jax
@@ -142,13 +142,13 @@ def test_small_moves_are_not_in_parts():
 @pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
 def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
     """With a budget too, in as few as fit, and as the plan for the budget says where none do."""
-    monkeypatch.setattr(placement, "platform", lambda mesh: platform)
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
     mesh = mesh_of({"x": 4, "y": 2})
     source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
     whole, tiles = 1 << 12, 2 * (4 << 24) // 8
 
     def parts(budget: int | None, rows: int = whole) -> list[int]:
-        plan = plan_of(Request(target, source, budget), (rows, 1 << 12), "float32")
+        plan = plan_of(ReshardRequest(target, source, budget), (rows, 1 << 12), "float32")
         assert budget is None or plan.peak_bytes <= budget
         return [step.mode.parts for step in plan.steps]
 

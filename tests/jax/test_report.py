@@ -195,8 +195,8 @@ def test_a_portable_artifact():
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("module {", "no StableHLO"),
-        (b"ML\xefR\x00nonsense", "no StableHLO"),
+        ("module {", "not StableHLO"),
+        (b"ML\xefR\x00nonsense", "not StableHLO"),
         ("module { func.func private @main() }", "no function @main"),
         ("module { func.func @f() { return } }", "no function @main"),
         (

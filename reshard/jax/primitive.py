@@ -1,0 +1,162 @@
+"""The JAX primitive of a move, and its rules: evaluation, derivatives, batching and lowering.
+
+    moved      = redistribute_p.bind(x, request, body)
+    tangent    moves like the primal; the cotangent moves back, target -> source
+    batch      one dim in front, which stays where it is
+    lowering   the plan's collectives, in a `shard_map`; without a source, XLA's partitioner hook, or a constraint
+
+`body` is the move in JAX's own primitives, see `bind`.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from reshard.errors import ReshardError
+from reshard.jax import placement
+from reshard.jax.eager import move_now, put
+from reshard.jax.partitioner_hook import check_platforms, lowers_as_constraints, moved_by_partitioner
+from reshard.jax.request import ReshardRequest, plan_of
+from reshard.runtime import on_jax
+
+redistribute_p = Primitive("redistribute")
+
+
+def bind(x: jax.Array, request: ReshardRequest) -> jax.Array:
+    """Binds the primitive, with the move in JAX's own primitives as `body`.
+
+    JAX searches programs for their devices and meshes and must see those of the move; XLA's hook needs the devices.
+    """
+    try:
+        body = jax.make_jaxpr(partial(_moved, request))(x)
+    except ReshardError:
+        raise
+    except ValueError:
+        if not isinstance(x, Tracer) or request.source is None or not placement.has_explicit(request.source.mesh):
+            raise
+        body = None  # Under vmap the batch's explicit axis is hidden here; batching binds again with it.
+    return redistribute_p.bind(x, request=request, body=body)
+
+
+def _moved(request: ReshardRequest, x: jax.Array) -> jax.Array:
+    """The move in JAX's own primitives, to be traced."""
+    with placement.without_context_mesh():
+        if request.source is None:
+            return pinned(moved_by_partitioner(x, request), request.target)
+        plan = plan_of(request, x.shape, x.dtype.name)
+        mesh, spec = placement.manual_mesh() or request.source.mesh, request.source.spec
+        if spec.reduced:
+            x = jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec.partitions)))
+        return pinned(on_jax.apply(plan, mesh, x), request.target)
+
+
+@redistribute_p.def_impl
+def _impl(x: jax.Array, *, request: ReshardRequest, body: ClosedJaxpr | None) -> jax.Array:
+    """Runs the move eagerly, also at the end of an eager transformation: the array and its sharding are known now."""
+    if placement.is_unsharded(x):
+        return put(x, request.target, donate=False)
+    return move_now(x, replace(request, source=None))
+
+
+@redistribute_p.def_abstract_eval
+def _abstract(x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> Any:
+    mesh = x.sharding.mesh
+    return x.update(sharding=NamedSharding(mesh, request.target.spec)) if placement.has_explicit(mesh) else x
+
+
+def _jvp(primals: Any, tangents: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> tuple[Any, Any]:
+    """Moves the tangent like the primal; outside jit, the sharding of a concrete primal is the source of both."""
+    (x,), (tangent,) = primals, tangents
+    if request.source is None and not isinstance(x, Tracer):
+        request = replace(request, source=placement.sharding_of(x))
+    moved = bind(x, request)
+    return moved, tangent if isinstance(tangent, ad.Zero) else bind(tangent, replace(request, donate=False))
+
+
+def _transpose(ct: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> list[Any]:
+    """Moves the cotangent back. Each summand of a partial source gets the whole cotangent, see `_dual`."""
+    if isinstance(ct, ad.Zero):
+        return [ad.Zero(x.aval)]
+    if request.source is None:  # Pin it, as a sharding constraint does, and let the partitioner choose the rest.
+        return [pinned(ct, request.target)]
+    back = replace(request, target=_dual(request.source), source=_dual(request.target), donate=False)
+    return [bind(ct, back)]
+
+
+def _dual(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of a cotangent: "unreduced" axes (one summand each) become "reduced" ones (all of it on each)."""
+    spec = sharding.spec
+    if not spec.unreduced and not spec.reduced:
+        return sharding
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec.partitions, unreduced=spec.reduced, reduced=spec.unreduced))
+
+
+ad.primitive_jvps[redistribute_p] = _jvp
+ad.primitive_transposes[redistribute_p] = _transpose
+
+
+def _batched(
+    axis: Any, args: Any, dims: Any, *, request: ReshardRequest, body: ClosedJaxpr | None
+) -> tuple[Any, int | None]:
+    """Puts the batch dim first and leaves it in place: on its explicit axes, on `spmd_axis_name`, or unsplit."""
+    if dims[0] is None:
+        return bind(args[0], request), None
+    x = jax.numpy.moveaxis(args[0], dims[0], 0)
+    held = axis.spmd_name or axis.explicit_mesh_axis
+    source = None if request.source is None else _lifted(request.source, held)
+    return bind(x, replace(request, target=_lifted(request.target, held), source=source)), 0
+
+
+def _lifted(sharding: NamedSharding, held: Any) -> NamedSharding:
+    """The sharding of an array with a batch dim in front, split over the axes `held`."""
+    spec = sharding.spec
+    sums = {name: axes for name in ("unreduced", "reduced") if (axes := getattr(spec, name))}
+    return NamedSharding(sharding.mesh, PartitionSpec(held, *spec.partitions, **sums))
+
+
+batching.fancy_primitive_batchers[redistribute_p] = _batched
+
+
+def _lowered(ctx: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> Any:
+    run = jaxpr_as_fun(body) if body is not None else partial(_moved_alone, request)
+    if request.source is None:
+        if lowers_as_constraints():
+            run = partial(_constrained, request.target)
+        else:
+            check_platforms(ctx.module_context.platforms, request, ctx.avals_in[0].shape)
+    return mlir.lower_fun(run, multiple_results=True)(ctx, x)
+
+
+def _moved_alone(request: ReshardRequest, x: jax.Array) -> list[jax.Array]:
+    return [_moved(request, x)]
+
+
+def _constrained(target: NamedSharding, x: jax.Array) -> list[jax.Array]:
+    return [pinned(x, target)]
+
+
+def pinned(x: jax.Array, target: NamedSharding) -> jax.Array:
+    """Pins the current sharding for the partitioner; unnecessary for explicitly sharded types."""
+    explicit, auto = (placement.restrict(target, kind, x.ndim) for kind in (AxisType.Explicit, AxisType.Auto))
+    if placement.has_explicit(target.mesh):
+        if jax.typeof(x).sharding == NamedSharding(target.mesh.abstract_mesh, explicit.spec):
+            return x
+        x = jax.sharding.reshard(x, explicit)
+    if AxisType.Auto not in target.mesh.axis_types:
+        return x
+    with placement.without_context_mesh():
+        return jax.lax.with_sharding_constraint(x, auto)
+
+
+mlir.register_lowering(redistribute_p, _lowered)
