@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, the plan of the same move under a tight budget, the first one's run, and what XLA compiles for the move."""
+    """A plan, the plan of the same move under a tight budget, the first one's run, and what XLA compiles."""
 
     plan: rs.Plan
     tight: rs.Plan

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from reshard.synth.network import PRESETS
+from reshard.types import Layout, Mesh
+from reshard.types.notation.detect import read
 from tests.test_examples import bin_folder as bin_folder
 from tests.test_examples import console_problems, python_problems
 
@@ -70,6 +72,29 @@ def test_every_invariant_has_its_bullet_and_a_refused_example():
     for part in examples:
         assert "\n>>> print(" in part
         assert "\n>>> refused(" in part
+
+
+def cheat_sheet() -> list[list[str]]:
+    """Per row the texts in JAX's, Shardy's and HLO's notation, DTensor's placements, and ours; "" where there is none."""
+    text = (ROOT / "docs" / "language.md").read_text(encoding="utf-8").partition("## Cheat sheet\n")[2]
+    rows = [line.strip("|").split("|")[1:] for line in text.splitlines() if line.startswith("|")]
+    return [[(re.findall(r"`(.*?)`", cell) or [""])[0] for cell in row] for row in rows[2:]]
+
+
+@pytest.mark.parametrize("row", cheat_sheet(), ids=lambda row: row[-1])
+def test_a_row_of_the_cheat_sheet_is_one_layout(row: list[str]):
+    *others, placements, ours = row
+    mesh = Mesh(x=4, y=2)
+    layout = Layout.parse(ours, mesh)
+    assert [read(text, mesh, layout.shape, "f32") for text in others if text] == [layout for text in others if text]
+    if placements:
+        each = re.split(r", (?![^(]*\))", placements)
+        assert Layout.from_dtensor(each, mesh, layout.shape, "f32") == layout
+
+
+def test_the_cheat_sheet_has_every_notation():
+    columns = list(zip(*cheat_sheet(), strict=True))
+    assert [sum(map(bool, column)) for column in columns] == [8, 8, 8, 6, 9]
 
 
 def test_every_preset_is_in_the_table():
