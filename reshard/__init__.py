@@ -28,8 +28,6 @@ from reshard import errors as errors
 from reshard.errors import ProofError as ProofError
 from reshard.types import Layout as Layout
 from reshard.types import Mesh as Mesh
-from reshard.types.plan import Plan as Plan
-from reshard.types.plan import Step as Step
 
 if TYPE_CHECKING:
     from reshard import draw as draw
@@ -41,15 +39,19 @@ if TYPE_CHECKING:
     from reshard.synth import Link as Link
     from reshard.synth import Network as Network
     from reshard.synth import plan as plan
+    from reshard.types.plan import Plan as Plan
+    from reshard.types.plan import Step as Step
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Link": "reshard.synth",
     "Network": "reshard.synth",
+    "Plan": "reshard.types.plan",
     "Proof": "reshard.proofs",
     "plan": "reshard.synth",
     "prove": "reshard.proofs",
+    "Step": "reshard.types.plan",
     "simulate": "reshard.runtime",
 }
 _PACKAGES = {"draw": "matplotlib", "jax": "jax", "mpi": "mpi4py"}

@@ -156,7 +156,7 @@ TABLE = [
     Bad("step of no kind", lambda: Step("send", HERE, THERE), "'send'", "the steps are slice"),
     Bad("step of the wrong kind", lambda: Step("slice", HERE, THERE), "slice: f32[{x}4, 8]", "only local digits"),
     Bad("plan that ends early", lambda: Plan(HERE, THERE, ()), "not in the target", "fix the chain"),
-    Bad("JSON that is none", lambda: Plan.from_json("{"), "no plan in JSON", "to_json()"),
+    Bad("JSON that is none", lambda: Plan.from_json("{"), "not a plan in JSON", "to_json()"),
     Bad("lowering what is no plan", lambda: lower("plan"), "str", "reshard.plan()"),  # type: ignore[arg-type]
     # ---- tiles
     Bad("a tile missing", simulate({d: t for d, t in TILES.items() if d != 5}), "missing [5]", "one tile per device"),

@@ -71,10 +71,13 @@ class Layout:
 
     @classmethod
     def parse(cls, source: str, mesh: Mesh) -> Layout:
-        """Reads the text form, `f32[{y}8, 16, {x}4] + sum{z}`; `str()` writes it back.
+        """Reads text such as `f32[{y}8, 16, {x}4] + sum{z}`; `str()` writes it.
 
-        Raises `NotationError` for text that does not parse, `MeshError` for unknown axes,
-        `LayoutError` for a broken invariant.
+        Raises `NotationError` for text that does not parse, `MeshError` for unknown axes, and `LayoutError` for a
+        broken invariant.
+
+        >>> print(Layout.parse("f32[{x:(1)2}{x:(2)2}4, 16]", Mesh(x=4, y=2)))
+        f32[{x}4, 16]
         """
         raw = text.parse(source)
         dims: list[Dim] = []
@@ -97,7 +100,12 @@ class Layout:
         partial: Iterable[SubAxis] = (),
         reduction: str | None = None,
     ) -> Layout:
-        """Contiguous tiles: each dim in ceil(size / pieces) elements a piece, axes major to minor."""
+        """Contiguous tiles: each dim in pieces of ceil(size / pieces) elements, its axes major to minor.
+
+        >>> mesh = Mesh(x=4, y=2)
+        >>> print(Layout.tiled(mesh, (10, 16), "float32", [[mesh.sub_axis("x")], []]))
+        f32[{x}3/10, 16]
+        """
         if len(axes) != len(shape):
             raise LayoutError(
                 f"{len(axes)} dims of axes for global shape {tuple(shape)} of rank {len(shape)}; "
@@ -123,9 +131,9 @@ class Layout:
         unreduced: Sequence[str] = (),
         reduction: str = "sum",
     ) -> Layout:
-        """From axes per dim, major to minor, as in `PartitionSpec`; sub-axes as `"y:(1)2"`.
+        """From the axes of each dim, major to minor, as in `PartitionSpec`; a sub-axis is written `"y:(1)2"`.
 
-        Dims past the end of the spec are not split. Uneven sizes pad as in GSPMD.
+        Dims past the end of the spec are not split. Uneven sizes are padded as in GSPMD.
 
         >>> str(Layout.from_spec(Mesh(x=4, y=2), (10, 16), "float32", [["x"], []]))
         'f32[{x}3/10, 16]'
@@ -142,7 +150,7 @@ class Layout:
 
     @classmethod
     def from_shardy(cls, source: str, mesh: Mesh | None, shape: Sequence[int], dtype: object) -> Layout:
-        """From a Shardy sharding; its mesh may be None where the text writes one itself.
+        """From a Shardy sharding; `mesh` may be None if the text contains one.
 
         >>> str(Layout.from_shardy('[{"y"}, {"x":(1)2}]', Mesh(x=4, y=2), (16, 16), "float32"))
         'f32[{y}8, {x:(1)2}8]'
@@ -156,9 +164,9 @@ class Layout:
 
     @classmethod
     def from_hlo(cls, source: str, shape: Sequence[int], dtype: object, *, num_devices: int = 1) -> Layout:
-        """From an HLO sharding, on a mesh made for it: axes d0, d1, ..., unless the text names its own.
+        """From an HLO sharding, on a mesh made for it, with axes d0, d1, ... unless the text names them.
 
-        `num_devices` is needed only where the text does not say how many, as in `{replicated}`.
+        `num_devices` is needed only if the text does not give their number, as in `{replicated}`.
 
         >>> a = Layout.from_hlo("{devices=[2,1,4]<=[4,2]T(1,0)}", (16, 16, 16), "float32")
         >>> str(a.mesh), str(a)
@@ -186,7 +194,7 @@ class Layout:
 
     @classmethod
     def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
-        """From a `jax.sharding.NamedSharding`, on its mesh's devices; uneven sizes pad as in XLA."""
+        """From a `jax.sharding.NamedSharding`, on the devices of its mesh; uneven sizes are padded as in XLA."""
         from reshard.types.notation import jax_sharding
         from reshard.types.notation.sharding import place
 
@@ -204,30 +212,30 @@ class Layout:
         *,
         names: Sequence[str] | None = None,
     ) -> Layout:
-        """From PyTorch's DTensor placements, one per mesh dim; torch itself is not needed.
+        """From PyTorch's DTensor placements, one for each mesh dim; torch itself is not needed.
 
-        The mesh is one of ours or its shape, whose axes are then `names`, or d0, d1, ...
+        `mesh` is a `Mesh`, or a shape whose axes are called `names`, by default d0, d1, ...
 
         >>> str(Layout.from_dtensor(["S(0)", "R"], (2, 4), (16, 8), "float32"))
         'f32[{d0}8, 8]'
         """
         from reshard.types.notation import dtensor
 
-        found = mesh if isinstance(mesh, Mesh) else dtensor.mesh(mesh, names)
-        raw = dtensor.read(placements, tuple(found.axes.values()), shape)
-        axes = [SubAxis(name, 1, size) for name, size in found.axes.items()]
+        grid = mesh if isinstance(mesh, Mesh) else dtensor.mesh(mesh, names)
+        raw = dtensor.read(placements, tuple(grid.axes.values()), shape)
+        axes = [SubAxis(name, 1, size) for name, size in grid.axes.items()]
 
         def dim(digits: Sequence[tuple[int, int | None]], size: int) -> Dim:
             return Dim(tuple(Digit(radix, None if at is None else axes[at]) for radix, at in digits), size)
 
         dims = tuple(dim(digits, size) for digits, size in zip(raw.dims, shape, strict=True))
-        return cls(found, dims, dtypes.canonical(dtype), raw.reduction, tuple(axes[at] for at in raw.partial))
+        return cls(grid, dims, dtypes.canonical(dtype), raw.reduction, tuple(axes[at] for at in raw.partial))
 
     @classmethod
     def from_scalapack(
         cls, desc: Sequence[int], grid: Sequence[int], dtype: object = "float64", *, order: str = "R"
     ) -> Layout:
-        """From a ScaLAPACK descriptor on a grid of processes, numbered by rows ("R") or columns ("C"); its devices.
+        """From a ScaLAPACK descriptor on a grid of processes, numbered by rows ("R") or columns ("C").
 
         >>> str(Layout.from_scalapack([1, 0, 1000, 800, 64, 32, 0, 0, 512], (2, 3)))
         'f64[8{r}64/1000, 9{c}32/800]'
@@ -243,17 +251,17 @@ class Layout:
         return cls(mesh, tuple(dim(*each) for each in dims), dtypes.canonical(dtype))
 
     def to_jax(self, jax_mesh: Any) -> Any:
-        """The `NamedSharding` of contiguous tiles on whole axes of a jax mesh of the same devices.
+        """The `NamedSharding` of this layout on a jax mesh of the same devices.
 
-        Raises `LayoutError` for what a `NamedSharding` cannot say, `MeshError` for other devices.
+        Raises `LayoutError` for a layout that no `NamedSharding` describes, `MeshError` for other devices.
         """
         from reshard.types.notation import jax_sharding
 
         held = [[d.axis for d in dim.digits if d.axis is not None] for dim in self.dims]
         if Layout.tiled(self.mesh, self.shape, self.dtype, held, self.partial, self.reduction) != self:
             raise LayoutError(
-                f"{self}: a NamedSharding says contiguous tiles only; reshape so that each local digit before a held "
-                f"one is a dim of its own, and shard that array"
+                f"{self}: a NamedSharding describes contiguous tiles only; reshape so that each local digit before a "
+                f"held one is a dim of its own, and shard that array"
             )
         return jax_sharding.write(self.mesh, held, self.partial, self.reduction, jax_mesh)
 
@@ -269,17 +277,17 @@ class Layout:
 
     @cached_property
     def padded_shape(self) -> tuple[int, ...]:
-        """The global shape rounded up to whole pieces."""
+        """The global shape, rounded up to whole pieces."""
         return tuple(dim.padded for dim in self.dims)
 
     @cached_property
     def tile_shape(self) -> tuple[int, ...]:
-        """The shape of the tile that every device holds, padding included."""
+        """The shape of a device's tile, padding included; it is the same on all devices."""
         return tuple(dim.tile for dim in self.dims)
 
     @cached_property
     def tile_bytes(self) -> int:
-        """Bytes of one tile, padding included."""
+        """Bytes of a tile, padding included."""
         return self.nbytes(math.prod(self.tile_shape))
 
     @cached_property
@@ -293,14 +301,14 @@ class Layout:
         return tuple(d.axis for dim in self.dims for d in dim.digits if d.axis is not None)
 
     def nbytes(self, elements: int) -> int:
-        """Bytes of so many elements of this layout's dtype."""
+        """Bytes of a number of elements of this layout's dtype."""
         return dtypes.nbytes(elements, self.dtype)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Layout], tuple[object, ...]]:
-        # Built anew: hashes of text differ from process to process, so the cached one must stay behind.
+        # Hashes of text differ from process to process, so the cached hash must not be pickled.
         return Layout, (self.mesh, self.dims, self.dtype, self.reduction, self.partial)
 
     @cached_property

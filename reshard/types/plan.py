@@ -1,8 +1,12 @@
 """Plans: chains of steps from a source layout to a target, checked as they are built.
 
-A `Step` that exists is well typed, and a `Plan` that exists is a chain of such steps from its
-source to its target with honest live bytes: both constructors call the typing rules. Whatever
-makes plans, the planner or a JSON file, is therefore untrusted, and lowering takes plans only.
+The constructor of `Step` calls the typing rule of its kind, and the constructor of `Plan` checks that its steps lead
+from source to target and count all live bytes. An unchecked step or plan therefore cannot exist, and what makes plans
+(the planner, a JSON file) need not be trusted. Lowering takes nothing but plans.
+
+A `StepSpec` is a step before it is checked; `chain` makes a plan of several. A later kind of step, such as a view or a
+cast between source and target, needs a rule in `types.rules`, a field of `StepMode` for its options, and their lines of
+JSON in `_step_data` and `_step_spec`.
 """
 
 from __future__ import annotations
@@ -27,8 +31,14 @@ from reshard.types.units import bytes_text
 class Step:
     """One collective from `operand` to `result`, derived by the rule of its `kind`.
 
-    `mode` does it in parts, cuts an exchange into pieces or runs it in place. `retained_bytes` are the bytes of the
-    source that live on beside the operand. Raises `StepError` when the rule refuses.
+    `mode` splits the step into parts, cuts the messages of an exchange, or runs it in place. `retained_bytes` are those
+    of a source that is kept beside the operand. Raises `StepError` if the rule refuses.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> step = Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
+    >>> step.received_bytes, step.launches, step.live_bytes
+    (48, 1, 80)
     """
 
     kind: str
@@ -43,17 +53,17 @@ class Step:
 
     @cached_property
     def cost(self) -> Cost:
-        """What the typing rule says that the step costs."""
+        """The cost of the step, by its typing rule."""
         return check_step(self.kind, self.operand, self.result, self.mode)
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that the worst device receives in this step."""
+        """Bytes that the busiest device receives in this step."""
         return self.cost.received
 
     @property
     def launches(self) -> int:
-        """Collective calls: one, or an exchange's rounds."""
+        """Collective calls: one, or the rounds of an exchange."""
         return self.cost.launches
 
     @property
@@ -68,8 +78,14 @@ class Step:
 class Plan:
     """A checked redistribution: `steps` lead from `source` to `target`.
 
-    Bytes are per device; `seconds` is the prediction of the network that it was planned for, None
-    without one. Raises `PlanError` for a broken chain.
+    Bytes are per device. `seconds` is the time predicted for the network that the plan was made for, None without one.
+    Raises `PlanError` for a broken chain.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=4)
+    >>> plan = rs.plan(rs.Layout.parse("f32[{x}4, 8]", mesh), rs.Layout.parse("f32[16, {x}2]", mesh))
+    >>> [step.kind for step in plan.steps], plan.received_bytes, plan.lower_bound_bytes, plan.launches
+    (['all_to_all'], 96, 96, 1)
     """
 
     source: Layout
@@ -101,17 +117,17 @@ class Plan:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that the worst device receives, step by step: no device receives more in all."""
+        """The sum over steps of what the busiest device receives: no device receives more in total."""
         return sum(step.received_bytes for step in self.steps)
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes that the worst device receives in any plan."""
+        """Bytes that some device receives in every plan."""
         return lower_bound(self.source, self.target)
 
     @property
     def launches(self) -> int:
-        """Collective calls in all; an exchange of r rounds is r."""
+        """Collective calls in total; an exchange of r rounds counts r."""
         return sum(step.launches for step in self.steps)
 
     @cached_property
@@ -121,11 +137,11 @@ class Plan:
 
     @property
     def floor_bytes(self) -> int:
-        """What no plan can be below; see `floor`."""
+        """The least peak memory of any plan; see `floor`."""
         return floor(self.source, self.target, self.donate)
 
     def to_json(self, indent: int | None = None) -> str:
-        """One JSON object with every step and total; `from_json` reads it back.
+        """The plan as a JSON object, with all steps and totals; `from_json` reads it back.
 
         >>> from reshard.types import Mesh
         >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
@@ -135,7 +151,7 @@ class Plan:
         return json.dumps(self.to_dict(), indent=indent)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data; the meshes are those of the layouts."""
+        """The plan as the plain data of `to_json`."""
         return {
             "source": str(self.source),
             "target": str(self.target),
@@ -152,19 +168,22 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Reads `to_json`'s text and checks it anew; raises `PlanError` if anything is off."""
+        """Reads the text of `to_json` and checks the plan again.
+
+        Raises `PlanError` if the steps are not a plan or a figure is not what they make.
+        """
         try:
             data = json.loads(text)
             source = Layout.parse(data["source"], _mesh(data["mesh"]))
-            moves = [_move(step) for step in data["steps"]]
+            specs = [_step_spec(step) for step in data["steps"]]
             target = Layout.parse(data["target"], _mesh(data["target_mesh"]))
             seconds = [_seconds(step["seconds"]) for step in data["steps"]]
-            plan = chain(source, target, moves, bool(data.get("donate")), seconds)
-            if not moves:
+            plan = chain(source, target, specs, bool(data.get("donate")), seconds)
+            if not specs:
                 plan = replace(plan, seconds=_seconds(data["seconds"]))
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise PlanError(
-                f"this is no plan in JSON ({type(error).__name__}: {error}); use the output of to_json()"
+                f"this is not a plan in JSON ({type(error).__name__}: {error}); use the output of to_json()"
             ) from None
         _compare(data, plan.to_dict(), "the plan")
         for number, (given, step) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
@@ -172,13 +191,14 @@ class Plan:
         return plan
 
     def draw(self, what: str | None = None) -> Any:
-        """The plan as a matplotlib `Figure`, which a notebook shows: needs `reshard[draw]`.
+        """The plan as a matplotlib `Figure`, for example in a notebook. Needs `reshard[draw]`.
 
-        `what` is "tiles", the array before, between and after the steps, coloured by device; "memory", the live bytes
-        of each step against the promise and the floor; "traffic", the bytes from device to device; None, all three.
-        Raises `ReshardError` for another name, without matplotlib, and for meshes too large to draw.
+        `what` selects the picture: "tiles" shows the array before, between and after the steps, coloured by device;
+        "memory" the live bytes of each step against the promise and the floor; "traffic" the bytes from device to
+        device; None all three. Raises `ReshardError` for another name, without matplotlib, and for meshes too large to
+        draw.
         """
-        pictures = import_module("reshard.draw.pictures")  # the one upward import: the method is the user's door
+        pictures = import_module("reshard.draw.pictures")  # the one upward import, so that users find the method here
         return pictures.draw(self, what)
 
     def _repr_html_(self) -> str:
@@ -199,7 +219,7 @@ class Plan:
 
 
 class StepSpec(NamedTuple):
-    """A step before it is checked."""
+    """A step before it is checked: its kind, its result, and the mode it runs in."""
 
     kind: str
     result: Layout
@@ -209,31 +229,41 @@ class StepSpec(NamedTuple):
 def chain(
     source: Layout,
     target: Layout,
-    moves: Sequence[StepSpec],
+    specs: Sequence[StepSpec],
     donate: bool = False,
     seconds: Sequence[float | None] | None = None,
 ) -> Plan:
-    """Builds the plan that makes these moves, each step checked against the one before.
+    """Builds the plan of these steps, each of which starts from the result of the one before.
 
-    The source lives until its last step, or with `donate` until its first one is done.
+    The source is kept until the last step is done, or with `donate` until the first one is.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> source, target = Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)
+    >>> chain(source, target, [StepSpec("all_gather", target)]).received_bytes
+    48
     """
     steps: list[Step] = []
     at = source
-    times = list(seconds) if seconds is not None else [None] * len(moves)
-    for number, (move, time) in enumerate(zip(moves, times, strict=True), 1):
-        steps.append(Step(move.kind, at, move.result, move.mode, _retained(source, donate, number), time))
-        at = move.result
+    times = list(seconds) if seconds is not None else [None] * len(specs)
+    for number, (spec, time) in enumerate(zip(specs, times, strict=True), 1):
+        steps.append(Step(spec.kind, at, spec.result, spec.mode, _retained(source, donate, number), time))
+        at = spec.result
     known = [s.seconds for s in steps if s.seconds is not None]
     total = sum(known) if known and len(known) == len(steps) else None
     return Plan(source, target, tuple(steps), donate, total)
 
 
 def floor(source: Layout, target: Layout, donate: bool = False) -> int:
-    """Bytes below which no plan goes: a move needs source and target, with a donated source the
-    larger of the two; an identity needs the source alone.
+    """The least peak memory of any plan, in bytes: source and target, or with `donate` the larger of the two.
 
-    Every budget from here on is met, except that layouts which are uneven or do not refine may
-    need more when the source is donated, since their exchange cannot overwrite it.
+    The planner meets every budget from here on, with one exception: with a donated source, layouts that are uneven or
+    have no common refinement may need more, since their exchange cannot overwrite the source.
+
+    >>> from reshard.types import Mesh
+    >>> source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    >>> floor(source, target), floor(source, target, donate=True)
+    (80, 64)
     """
     if source == target:
         return source.tile_bytes
@@ -243,12 +273,12 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
 
 
 def _retained(source: Layout, donate: bool, number: int) -> int:
-    """The source's bytes, where it is neither given up nor the operand itself."""
+    """The source's bytes, unless it is donated or is the operand itself."""
     return 0 if donate or number == 1 else source.tile_bytes
 
 
 def _compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:
-    """Refuses plain data whose figures are not those that its steps make."""
+    """Refuses JSON whose figures differ from those of its steps."""
     for name, value in made.items():
         if name != "steps" and given.get(name, value) != value:
             raise PlanError(
@@ -262,7 +292,7 @@ def _seconds(value: object) -> float | None:
     raise PlanError(f"the JSON says seconds {value!r}; seconds are a number, or null without a network")
 
 
-def _move(step: Mapping[str, Any]) -> StepSpec:
+def _step_spec(step: Mapping[str, Any]) -> StepSpec:
     mode = StepMode(step.get("chunk"), bool(step.get("in_place")), step.get("parts", 1))
     return StepSpec(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), mode)
 

@@ -262,7 +262,7 @@ def test_tampered_json_is_refused(change: Callable[[dict[str, Any]], None]):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"plan"', "{}", '{"source": null}'])
 def test_what_is_no_plan_is_refused(text: str):
-    with pytest.raises(PlanError, match="this is no plan in JSON"):
+    with pytest.raises(PlanError, match="this is not a plan in JSON"):
         Plan.from_json(text)
 
 

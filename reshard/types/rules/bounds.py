@@ -1,9 +1,12 @@
-"""Lower bounds on the bytes that the worst device receives, whatever the plan.
+"""Lower bounds on the bytes that the busiest device receives, whatever the plan.
 
-Even layouts: with V = product of the radices held before and local after, a target tile has a
-share in V source tiles. If any digit moves between two holders, some device holds nothing it
-needs and receives |T|; otherwise every device holds exactly 1/V of it and receives |T| (1 - 1/V).
-No device is enumerated. Uneven layouts take the maximum over devices of |T_d minus S_d|.
+    mesh <x=4, y=2>, f32[{x}4, 8] -> f32[16, {x}2]    tile T of 32 elements, from V = 4 source tiles
+    each device holds a quarter of its target tile and must receive 3/4 of 32 elements: 96 bytes
+
+For even layouts, let V be the product of the radices that are held before and local after: a target tile has elements
+of V source tiles. If a digit moves from one holder to another, some device holds nothing that it needs and receives
+|T|. Otherwise every device holds 1 / V of its target tile and receives |T| (1 - 1 / V). No device is enumerated. For
+uneven layouts, the bound is the maximum over devices d of |T_d minus S_d|.
 """
 
 from __future__ import annotations
@@ -20,9 +23,7 @@ from reshard.types.pair.refine import Refinement, refine
 
 @lru_cache(maxsize=4096)
 def lower_bound(source: Layout, target: Layout) -> int:
-    """Bytes that some device must receive in any redistribution from source to target.
-
-    Padding is not counted. For a partial source see `_reduction`.
+    """Bytes that some device must receive in any redistribution from source to target; padding is not counted.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4, y=2)
@@ -34,30 +35,32 @@ def lower_bound(source: Layout, target: Layout) -> int:
     refinement = refine(source, target)
     if refinement is None or not refinement.exact:
         return source.nbytes(exchange_stats.fewest_received(source, target))
-    return source.nbytes(even(refinement))
+    return source.nbytes(_even(refinement))
 
 
-def even(refinement: Refinement) -> int:
-    """The bound in elements for layouts that no dim pads."""
+def _even(refinement: Refinement) -> int:
+    """The bound in elements for layouts without padding."""
     shares = refinement.pieces if refinement.swapped else refinement.pieces - 1
     return refinement.common * shares
 
 
 def _reduction(source: Layout, target: Layout) -> int:
-    """The bound for a sum over f devices, in elements: the larger of a mean and a maximum.
+    """The bound for a reduction over f devices, in elements: the larger of an average and a maximum.
 
-    Summing one element takes f - 1 receipts somewhere, and each of its other holders one more, so
-    the mean device, and so the worst, receives at least (f - 1 + holders - 1) / devices of the array;
-    with one holder that is reduce-scatter's (f - 1) / f of a tile. And no device has a finished
-    element of its target before it receives something for it. Devices along axes that neither
-    layout uses work by themselves, as in every collective on them.
+    Average: to combine the summands of an element, devices receive f - 1 of them in total, and each further holder of
+    the result receives it once. So the average device, and the busiest one, receives at least
+    (f - 1 + holders - 1) / devices of the array. With one holder, that is a reduce-scatter's (f - 1) / f of a tile.
+
+    Maximum: a device has no finished element of its target tile before it has received something for it.
+
+    Devices along axes that neither layout uses form groups that reduce separately.
     """
     mesh = source.mesh
     axes = [*source.held, *source.partial, *target.held, *target.partial]
-    used = math.prod(high // low for low, high in merged_spans((mesh.stride(a), mesh.stride(a) * a.size) for a in axes))
+    used = math.prod(high // low for low, high in merged_spans(map(mesh.span, axes)))
     partial, kept = (math.prod(s.size for s in lay.partial) for lay in (source, target))
     devices = used // kept
     holders = devices // math.prod(s.size for s in target.held)
     receipts = (partial // kept - 1) + (holders - 1)
-    mean = -(-math.prod(source.shape) * receipts // devices)
-    return max(mean, math.prod(fullest(dim) for dim in target.dims))
+    average = -(-math.prod(source.shape) * receipts // devices)
+    return max(average, math.prod(fullest(dim) for dim in target.dims))

@@ -69,7 +69,7 @@ def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cos
     part = split_step(operand, result, mode.parts) if mode.parts > 1 and mode == StepMode(parts=mode.parts) else None
     if part is None:
         raise refusal(
-            kind, operand, result, f"{mode}: the step cannot be split so; parts.counts() lists the numbers of parts"
+            kind, operand, result, f"{mode}: it does not split so; parts.counts() lists the possible numbers of parts"
         )
     one = check_step(kind, part.operand, part.result)
     copies = part.operand.tile_bytes + part.result.tile_bytes

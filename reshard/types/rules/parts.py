@@ -1,11 +1,15 @@
-"""Parts: a step done part by part, each part a step of the same kind on a smaller array.
+"""Parts: a step split into several of the same kind on a smaller array, to run with smaller buffers.
 
-    operand f32[{x}4, 16] -> result f32[16, {x}4]     x=4; 16 = {x} 4 in dim 0, and 4 is local on both sides
-    two parts: f32[{x}2, 16] -> f32[8, {x}4], twice
+    mesh <x=4>, f32[{x}4, 16] -> f32[16, {x}4]    in two parts: f32[{x}2, 16] -> f32[8, {x}4], twice
 
-A part keeps every digit that the step moves, and takes one value of a factor of the local elements
-that it leaves alone. Its layouts are layouts like any other, so its rule, its lowering and its cost
-are those of the step itself; only the buffers are smaller.
+    dim   radix   before   after
+     0      4     x        local
+     0      4     local    local    local on both sides: each part takes two of the four values
+     1      4     local    x
+     1      4     local    local
+
+A part keeps every digit that the step moves, and takes one value of a factor of a digit that is local on both sides.
+Its layouts are ordinary layouts, so the rule, the lowering and the cost of a part are those of any step.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from reshard.types.pair.refine import RefinedDigit, Refinement, refine
 
 
 class Cut(NamedTuple):
-    """A tile's axis as (outer, parts, inner): part number c is index c of the middle one."""
+    """A tile's axis reshaped to (outer, parts, inner): part number c is index c along the middle axis."""
 
     axis: int
     outer: int
@@ -28,7 +32,7 @@ class Cut(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The layouts of one part before and after, and how both tiles are cut into parts."""
+    """The layouts of one part before and after, with the cuts of both tiles into parts."""
 
     operand: Layout
     result: Layout
@@ -37,7 +41,7 @@ class Part(NamedTuple):
 
     @property
     def aligned(self) -> bool:
-        """Whether parts begin and end where an accelerator's memory does: at 8 rows of 128 of the two minor dims."""
+        """Whether parts are whole 8 x 128 tiles of the two minor dims, the unit of an accelerator's memory."""
         rank = len(self.operand.shape)
         return all(cut.inner % _ALIGNED.get(cut.axis - rank, 1) == 0 for cut in (self.take, self.put))
 
@@ -47,47 +51,53 @@ _ALIGNED = {-1: 128, -2: 8}
 
 @lru_cache(maxsize=4096)
 def split_step(operand: Layout, result: Layout, count: int) -> Part | None:
-    """The step's parts if it can be done in so many, along the dim that disturbs memory least.
+    """A step in `count` parts along the dim where that costs the copies least, or None if no dim allows it.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
-    >>> found = split_step(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh), 2)
-    >>> str(found.operand), str(found.result), found.take, found.put
+    >>> part = split_step(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh), 2)
+    >>> str(part.operand), str(part.result), part.take, part.put
     ('f32[{x}2, 16]', 'f32[8, {x}4]', Cut(axis=0, outer=1, parts=2, inner=2), Cut(axis=0, outer=4, parts=2, inner=2))
     """
     r = refine(operand, result)
     if r is None:
         return None
-    able = [at for at, atom in enumerate(r.digits) if _splits(atom, r, operand) and atom.radix % count == 0]
-    found = [_part(operand, result, r, at, count) for at in able]
-    return min(found, key=_disturbance, default=None)
+    able = [at for at, digit in enumerate(r.digits) if _splits(digit, r, operand) and digit.radix % count == 0]
+    parts = [_part(operand, result, r, at, count) for at in able]
+    return min(parts, key=_disturbance, default=None)
 
 
 @lru_cache(maxsize=4096)
 def counts(operand: Layout, result: Layout) -> tuple[int, ...]:
-    """The numbers of parts, from 2 up, in which a step between these layouts can be done."""
+    """The numbers of parts, 2 and more, into which a step between these layouts can be split.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> counts(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
+    (2, 4)
+    """
     r = refine(operand, result)
     if r is None:
         return ()
-    found: set[int] = set()
-    for atom in r.digits:
-        if _splits(atom, r, operand):
-            found.update(k for k in range(2, atom.radix + 1) if atom.radix % k == 0)
-    return tuple(sorted(found))
+    numbers: set[int] = set()
+    for digit in r.digits:
+        if _splits(digit, r, operand):
+            numbers.update(k for k in range(2, digit.radix + 1) if digit.radix % k == 0)
+    return tuple(sorted(numbers))
 
 
-def _disturbance(found: Part) -> tuple[bool, bool, bool]:
-    """Best are parts of a dim that is none of the two minor ones, each in one piece."""
-    minor = max(found.take.axis, found.put.axis) >= len(found.operand.shape) - len(_ALIGNED)
-    return not found.aligned, minor, found.take.outer * found.put.outer > 1
+def _disturbance(part: Part) -> tuple[bool, bool, bool]:
+    """Sorts first the parts that are aligned, not along the two minor dims, and contiguous in both tiles."""
+    minor = max(part.take.axis, part.put.axis) >= len(part.operand.shape) - len(_ALIGNED)
+    return not part.aligned, minor, part.take.outer * part.put.outer > 1
 
 
 def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -> Part:
-    """The parts along one atom."""
+    """The parts along one refined digit."""
     dim = r.digits[at].dim
-    place = math.prod(a.radix for a in r.digits[at + 1 :] if a.dim == dim)
-    before = [a.src is None for a in r.digits]
-    after = [a.dst is None for a in r.digits]
+    place = math.prod(d.radix for d in r.digits[at + 1 :] if d.dim == dim)
+    before = [d.src is None for d in r.digits]
+    after = [d.dst is None for d in r.digits]
     return Part(
         _smaller(operand, dim, place, count),
         _smaller(result, dim, place, count),
@@ -96,14 +106,14 @@ def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -
     )
 
 
-def _splits(atom: RefinedDigit, r: Refinement, operand: Layout) -> bool:
-    """Whether an atom is local on both sides, in a dim that is not padded."""
-    even = r.padded[atom.dim] == operand.shape[atom.dim]
-    return even and atom.radix > 1 and atom.src is None and atom.dst is None
+def _splits(digit: RefinedDigit, r: Refinement, operand: Layout) -> bool:
+    """Whether a step can be split along a digit: one local on both sides, in a dim without padding."""
+    even = r.padded[digit.dim] == operand.shape[digit.dim]
+    return even and digit.radix > 1 and digit.src is None and digit.dst is None
 
 
 def _smaller(layout: Layout, dim: int, place: int, count: int) -> Layout:
-    """The layout with the local digit that covers a place value of a dim divided by `count`."""
+    """The layout of one part: the local digit at a place value of a dim is divided by `count`."""
     digits: list[Digit] = []
     low = 1
     for radix, axis in reversed(layout.dims[dim].digits):
@@ -117,7 +127,7 @@ def _smaller(layout: Layout, dim: int, place: int, count: int) -> Layout:
 
 def _cut(r: Refinement, at: int, local: list[bool], count: int) -> Cut:
     dim = r.digits[at].dim
-    same = [(n, a.radix) for n, a in enumerate(r.digits) if a.dim == dim and local[n]]
+    same = [(n, d.radix) for n, d in enumerate(r.digits) if d.dim == dim and local[n]]
     outer = math.prod(radix for n, radix in same if n < at)
     inner = math.prod(radix for n, radix in same if n > at)
     return Cut(dim, outer, count, r.digits[at].radix // count * inner)

@@ -1,12 +1,12 @@
-"""How a collective sees a tile: reshaped to digits, some of which number its blocks.
+"""A tile as a collective sees it: reshaped to digits, some of which number the blocks that it sends.
 
-    operand f32[8, 4] -> all_to_all to [{x}.., ..], x=2
+    mesh <x=2>, all_to_all f32[{x}4, 8] -> f32[8, {x}4]: the operand's tile is 4 x 8
 
-    tile (8, 4)  --pad-->  padded (8, 4)  --reshape-->  digits (2, 4, 4)
-                                                       blocks ^: axis 0 says which member gets it
+    tile (4, 8)  --pad-->  (4, 8)  --reshape-->  digits (4, 2, 4)
+                                                 blocks     ^ axis 1 is the member of the group that gets the block
 
-One view serves the typing rules (is a staging copy needed, how large is it) and the lowering
-(which block goes where), so the promise and the program cannot differ.
+The blocks are columns here, so they are packed before they are sent. The typing rules (is a copy needed, how large is
+it) and the lowering (which block goes where) use the same view, so that promise and program cannot differ.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from reshard.types.pair.refine import RefinedDigit, Refinement
 
 @dataclass(frozen=True)
 class TileView:
-    """A tile of shape `tile`, padded (or cut) to `padded`, reshaped to `digits`.
+    """A tile of shape `tile`, padded or cut to `padded` and reshaped to `digits`.
 
-    `dims` says which dim of the tile each digit is of; `blocks` are the digit axes that together
-    number a block, major to minor in group order.
+    `dims` gives the dim of the tile that each digit belongs to. `blocks` are the digit axes that together number a
+    block, major to minor in group order.
     """
 
     tile: tuple[int, ...]
@@ -41,51 +41,52 @@ class TileView:
 
     @cached_property
     def count(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return math.prod(self.digits[axis] for axis in self.blocks)
 
     @cached_property
     def block_shape(self) -> tuple[int, ...]:
-        """The digits of one block."""
+        """The shape of one block, in digits."""
         return tuple(r for axis, r in enumerate(self.digits) if axis not in self.blocks)
 
     @cached_property
     def runs(self) -> tuple[tuple[int, ...], ...]:
-        """The digit axes, those joined that hold a block's elements in one run: within a dim, a new run
-        starts where a digit that numbers blocks follows one that does not.
+        """The digit axes, grouped so that a block has a contiguous range in each group.
+
+        A new group starts with each dim, and within a dim where a digit that numbers blocks follows one that does not.
         """
-        found: list[list[int]] = []
+        groups: list[list[int]] = []
         for axis, dim in enumerate(self.dims):
-            last = found[-1][-1] if found else None
+            last = groups[-1][-1] if groups else None
             new = last is None or self.dims[last] != dim or (axis in self.blocks and last not in self.blocks)
-            found.append([axis]) if new else found[-1].append(axis)
-        return tuple(map(tuple, found))
+            groups.append([axis]) if new else groups[-1].append(axis)
+        return tuple(map(tuple, groups))
 
     @cached_property
     def in_place(self) -> bool:
-        """Whether the blocks lie in the tile one after another, so that no staging copy is needed."""
+        """Whether the blocks follow each other in the tile, so that no copy is needed."""
         return self.tile == self.padded and self.blocks == tuple(range(len(self.blocks)))
 
 
 def before(operand: Layout, refinement: Refinement, order: Sequence[int] = ()) -> TileView:
-    """The operand's tile; blocks are the atoms that the strides in `order` come to hold."""
-    local = [a for a in refinement.digits if a.src is None]
-    return _view(operand, local, {a.dst: i for i, a in enumerate(local) if a.dst is not None}, order)
+    """The operand's tile; its blocks are the digits that the strides in `order` come to hold."""
+    local = [d for d in refinement.digits if d.src is None]
+    return _view(operand, local, {d.dst: axis for axis, d in enumerate(local) if d.dst is not None}, order)
 
 
 def after(result: Layout, refinement: Refinement, order: Sequence[int] = ()) -> TileView:
-    """The result's tile; blocks are the atoms that the strides in `order` held."""
-    local = [a for a in refinement.digits if a.dst is None]
-    return _view(result, local, {a.src: i for i, a in enumerate(local) if a.src is not None}, order)
+    """The result's tile; its blocks are the digits that the strides in `order` held."""
+    local = [d for d in refinement.digits if d.dst is None]
+    return _view(result, local, {d.src: axis for axis, d in enumerate(local) if d.src is not None}, order)
 
 
 def _view(layout: Layout, local: list[RefinedDigit], axes: dict[int, int], order: Sequence[int]) -> TileView:
     padded = [1] * len(layout.shape)
-    for atom in local:
-        padded[atom.dim] *= atom.radix
-    digits = tuple(a.radix for a in local)
+    for digit in local:
+        padded[digit.dim] *= digit.radix
+    digits = tuple(d.radix for d in local)
     blocks = tuple(axes[stride] for stride in order)
-    return TileView(layout.tile_shape, tuple(padded), digits, tuple(a.dim for a in local), blocks)
+    return TileView(layout.tile_shape, tuple(padded), digits, tuple(d.dim for d in local), blocks)
 
 
 def scatter_order(refinement: Refinement) -> tuple[int, ...]:
