@@ -4,94 +4,152 @@ A device gets one block from every peer, charged to the slowest axis on which th
 
     seconds = sum over axes of messages * latency + blocks * block bytes / bandwidth
 
-In an all-to-all or an exchange each block is a message. A gather or a reduction passes blocks on,
-doubling and doubling again, and takes sum(p - 1) messages over the primes p of the axis. So a gather
-staged over the slow axis first sends fewer bytes over it than one over both axes at once, and an
-all-to-all of small blocks over many peers is slow for its latency.
+For example, an all-gather of tiles of t bytes over <dcn=2, x=4>, dcn the slower one:
+
+    axis   peers                     blocks   messages
+    dcn    4 of the 7 differ in it   4        1            2 devices: one doubling
+    x      the other 3               3        1 + 1        4 devices: two doublings
+
+In an all-to-all or an exchange each block is a message. Gathers and reductions pass blocks on, doubling again and
+again: p - 1 messages for each prime p of an axis. Therefore a gather staged over the slow axis first sends fewer bytes
+over it than one over both axes at once, and an all-to-all of small blocks over many peers is slow for its latency.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from reshard.synth.network import Link
+from reshard.synth.network import Links as Links
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, primes
 from reshard.types.pair.refine import Refinement, refine
-from reshard.types.plan import StepSpec
+from reshard.types.plan import Plan, StepSpec
 from reshard.types.rules.checker import check_step
+from reshard.types.rules.cost import Cost
 
-Links = Mapping[str, Link]
+_Factors = list[tuple[int, int]]
+"""(stride, size) factors of the device positions."""
 
 
-def seconds(move: StepSpec, operand: Layout, links: Links) -> float:
-    """Predicted seconds of one move from an operand."""
-    kind, result, mode = move
+def seconds(step: StepSpec, operand: Layout, links: Links) -> float:
+    """Predicted seconds of one step from an operand on a mesh with these links.
+
+    >>> links = {"dcn": Link(1e-5, 1e9), "x": Link(1e-6, 1e11)}
+    >>> held, whole = (Layout.parse(text, Mesh(dcn=2, x=4)) for text in ("f32[{x}1024]", "f32[4096]"))
+    >>> f"{seconds(StepSpec('all_gather', whole), held, links) * 1e6:.3f} us"
+    '2.123 us'
+    """
+    kind, result, mode = step
     cost = check_step(kind, operand, result, mode)
     if not cost.launches:
         return 0.0
-    r = refine(operand, result)
-    if r is None or (kind == "exchange" and not r.exact):
+    refinement = refine(operand, result)
+    if refinement is None or (kind == "exchange" and not refinement.exact):
         return _boxes(cost.launches, cost.received, _slowest(operand, result, links))
-    mesh = operand.mesh
-    if kind == "all_reduce":
-        peers = [(f.stride, f.size) for f in r.reduced]
-        return 2 * _blocks(peers, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links, doubling=True)
-    if kind == "reduce_scatter":
-        peers = [(f.stride, f.size) for f in r.reduced]
-        return _blocks(peers, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links, doubling=True)
-    peers = [(a.src, a.radix) for a in r.gathered if a.src is not None]
-    if kind == "all_gather":
-        return _blocks(peers, operand.tile_bytes, mesh, links, doubling=True)
-    if kind == "all_to_all":
-        return _blocks(peers, operand.tile_bytes / math.prod(s for _, s in peers), mesh, links)
-    pure, twisted, rounds = _exchange(r)
-    per_round = cost.launches // max(1, rounds if twisted else rounds - 1)
-    block = operand.tile_bytes if kind == "permute" else operand.nbytes(r.common)
-    return _blocks(pure, block / per_round, mesh, links, twisted, per_round)
+    match kind:
+        case "all_reduce":
+            return 2 * _reduce_scatter(operand, refinement, links)
+        case "reduce_scatter":
+            return _reduce_scatter(operand, refinement, links)
+        case "all_gather":
+            return _blocks(_gathered(refinement), operand.tile_bytes, operand.mesh, links, doubling=True)
+        case "all_to_all":
+            peers = _gathered(refinement)
+            return _blocks(peers, operand.tile_bytes / math.prod(size for _, size in peers), operand.mesh, links)
+        case _:
+            return _exchange(step, operand, refinement, cost, links)
 
 
 def fastest(routes: Iterable[Sequence[StepSpec]], source: Layout, links: Links) -> list[Sequence[StepSpec]]:
-    """The routes of least predicted seconds; moves that several routes share are priced once."""
+    """The routes of least predicted seconds; steps that several routes share are priced once."""
     known: dict[tuple[Layout, StepSpec], float] = {}
     times: list[tuple[float, Sequence[StepSpec]]] = []
     for route in routes:
         total, at = 0.0, source
-        for move in route:
-            if (at, move) not in known:
-                known[at, move] = seconds(move, at, links)
-            total += known[at, move]
-            at = move.result
+        for step in route:
+            if (at, step) not in known:
+                known[at, step] = seconds(step, at, links)
+            total += known[at, step]
+            at = step.result
         times.append((total, route))
     least = min(time for time, _ in times)
     return [route for time, route in times if time <= least * (1 + 1e-9)]
 
 
+def timed(plan: Plan, links: Links | None) -> Plan:
+    """The plan with its predicted seconds, step by step; the plan itself without links."""
+    if links is None:
+        return plan
+    times = [seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps]
+    steps = tuple(replace(step, seconds=time) for step, time in zip(plan.steps, times, strict=True))
+    return replace(plan, steps=steps, seconds=sum(times))
+
+
+def _reduce_scatter(operand: Layout, refinement: Refinement, links: Links) -> float:
+    peers = [(f.stride, f.size) for f in refinement.reduced]
+    block = operand.tile_bytes / math.prod(size for _, size in peers)
+    return _blocks(peers, block, operand.mesh, links, doubling=True)
+
+
+def _gathered(refinement: Refinement) -> _Factors:
+    return [(d.src, d.radix) for d in refinement.gathered if d.src is not None]
+
+
+def _exchange(step: StepSpec, operand: Layout, refinement: Refinement, cost: Cost, links: Links) -> float:
+    """An even exchange, or a permute, which is one of a single round."""
+    in_turn, crossed = _exchange_peers(refinement)
+    rounds = refinement.pieces
+    per_round = cost.launches // max(1, rounds if crossed else rounds - 1)
+    block = operand.tile_bytes if step.kind == "permute" else operand.nbytes(refinement.common)
+    return _blocks(in_turn, block / per_round, operand.mesh, links, crossed, per_round)
+
+
+def _exchange_peers(refinement: Refinement) -> tuple[_Factors, set[int]]:
+    """The factors whose peers an exchange meets in turn, and the strides that messages of any round may cross.
+
+    A digit that changes holders sends every message across both of them.
+    """
+    by_dst = {d.dst: d for d in refinement.digits if d.dst is not None}
+    crossed = {s for d in refinement.swapped for s in (d.src, d.dst) if s is not None}
+    in_turn: _Factors = []
+    for digit in refinement.gathered:
+        stride = digit.src or 0
+        before = by_dst.get(stride)
+        if before is not None and before.src is not None:
+            crossed.add(stride)
+        in_turn.append((stride, digit.radix))
+    return in_turn, crossed
+
+
 def _blocks(
-    pure: Iterable[tuple[int, int]],
+    in_turn: Iterable[tuple[int, int]],
     block: float,
     mesh: Mesh,
     links: Links,
-    twisted: Iterable[int] = (),
+    crossed: Iterable[int] = (),
     repeat: int = 1,
     *,
     doubling: bool = False,
 ) -> float:
-    """Seconds for one block from every peer along the `pure` factors of the device positions.
+    """Seconds for one block from every peer along the factors `in_turn` of the device positions, `repeat` times.
 
-    Along a `twisted` stride every message may cross, whatever its number, so once one of those
-    is the slowest axis left, all that remains is charged to it.
+    Every message may cross the strides `crossed`, so once the axis of one of these is the slowest left, all blocks
+    that remain are charged to it.
     """
     sizes: dict[str, int] = {}
     total = 1
-    for stride, size in pure:
+    for stride, size in in_turn:
         for sub in mesh.sub_axes(stride, size):
             sizes[sub.axis] = sizes.get(sub.axis, 1) * sub.size
         total *= size
-    crossing = {mesh.axis_at(stride) for stride in twisted}
+    crossing = {mesh.axis_at(stride) for stride in crossed}
     time, left = 0.0, total
-    for axis in sorted(sizes.keys() | crossing, key=lambda a: (links[a].bandwidth, -links[a].latency)):
+    # In the mesh's order where links are equal: that of a set differs by process, and so would the sum's last digit.
+    axes = [axis for axis in mesh.axes if axis in sizes or axis in crossing]
+    for axis in sorted(axes, key=lambda a: (links[a].bandwidth, -links[a].latency)):
         link = links[axis]
         near = 0 if axis in crossing else left // sizes[axis]
         blocks = (left - near) * repeat
@@ -101,22 +159,8 @@ def _blocks(
     return time
 
 
-def _exchange(r: Refinement) -> tuple[list[tuple[int, int]], set[int], int]:
-    """The factors whose peers an exchange meets in turn, the strides it twists, and its rounds."""
-    by_dst = {a.dst: a for a in r.digits if a.dst is not None}
-    twisted = {s for a in r.swapped for s in (a.src, a.dst) if s is not None}
-    pure: list[tuple[int, int]] = []
-    for atom in r.gathered:
-        stride = atom.src or 0
-        before = by_dst.get(stride)
-        if before is not None and before.src is not None:
-            twisted.add(stride)
-        pure.append((stride, atom.radix))
-    return pure, twisted, r.pieces
-
-
 def _slowest(operand: Layout, result: Layout, links: Links) -> Link:
-    """The slowest link that an exchange of boxes can cross: that of an axis that some layout uses."""
+    """The slowest link that an exchange of boxes can cross: that of an axis that one of the layouts uses."""
     axes = {s.axis for s in (*operand.held, *result.held) if s.axis in links} or set(links)
     return min((links[a] for a in axes), key=lambda link: (link.bandwidth, -link.latency))
 

@@ -1,8 +1,8 @@
 """Networks: what it costs to send bytes along each mesh axis.
 
-A `Link` is the alpha-beta model of one axis: a message of n bytes takes `latency + n / bandwidth`
-seconds. A `Network` finds the link of every axis of a mesh. Which axes share a wire, and how steps
-over several axes add up, is the planner's business; here are only the figures and where they come from.
+A `Link` is the alpha-beta model of one axis: a message of n bytes takes `latency + n / bandwidth` seconds. A
+`Network` has the link of every axis of a mesh: `Network.preset("h100")` on `<dp=16, tp=8>` gives `tp` NVLink and
+`dp` InfiniBand. How the links of a step's axes add up to its time is the business of `cost`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import SupportsFloat, SupportsIndex, cast
 
 from reshard.errors import NetworkError
+from reshard.synth.presets import FIGURES
 from reshard.types.mesh import AXIS_NAME, Mesh
 
 OUTER_NAMES = ("dcn", "slice", "pod", "node", "host")
@@ -28,7 +29,7 @@ _KEYS = frozenset({"name", "inner", "outer", "domain", "axes", "source"})
 
 @dataclass(frozen=True)
 class Link:
-    """One mesh axis: seconds that a message of no bytes takes, and bytes/second per device and direction.
+    """The link of one mesh axis: seconds that an empty message takes, and bytes/second per device and direction.
 
     Raises `NetworkError` unless both are finite, latency >= 0 and bandwidth > 0.
 
@@ -54,13 +55,16 @@ class Link:
 LinkLike = Link | tuple[float, float]
 """A `Link`, or its (latency in seconds, bandwidth in bytes/second)."""
 
+Links = Mapping[str, Link]
+"""The link of every axis of a mesh, by name."""
+
 
 @dataclass(frozen=True, init=False)
 class Network:
-    """A fast fabric of `domain` devices (`inner`), what joins such domains (`outer`), and axes that differ.
+    """A fast fabric of `domain` devices (`inner`), the fabric between such domains (`outer`), and single axes.
 
-    `source` says where the figures come from. Immutable and hashable; equal figures, equal objects.
-    Raises `NetworkError` for a network without any link, a bad domain, or a bad axis name.
+    `axes` overrides the link of an axis by name; `source` cites the figures. Immutable and hashable. Raises
+    `NetworkError` for a network without any link, a bad domain, or a bad axis name.
 
     >>> two_hosts = Network("lab", inner=(2e-6, 4.5e11), outer=(9e-6, 5e10), domain=8)
     >>> [link.bandwidth for link in two_hosts.links(Mesh(dp=2, tp=8)).values()]
@@ -98,23 +102,23 @@ class Network:
         """The link of every axis of a mesh.
 
         1. An axis in `axes` has that link.
-        2. Else it is inner if its name starts with none of `OUTER_NAMES`, and its size times the sizes
-           of all more minor axes is at most `domain`: its devices then lie in one domain.
-        3. Else it is outer. A network without an inner link uses the outer one for both.
+        2. An axis whose devices lie in one domain is inner: its size times the sizes of all more minor axes is at
+           most `domain`, and its name starts with none of `OUTER_NAMES`.
+        3. All others are outer. A network without an inner link uses the outer one for both.
 
-        Raises `NetworkError` for an axis that gets no link.
+        Raises `NetworkError` for an axis without a link.
 
         >>> links = Network.preset("tpu-v5p").links(Mesh(dcn=2, x=16, y=32))
         >>> {axis: f"{link.bandwidth:.3g}" for axis, link in links.items()}
         {'dcn': '6.25e+09', 'x': '1.8e+11', 'y': '1.8e+11'}
         """
         own = dict(self.axes)
-        found: list[tuple[str, Link]] = []
+        minor_first: list[tuple[str, Link]] = []
         span = 1
         for axis, size in reversed(list(mesh.axes.items())):
             span *= size
-            found.append((axis, own.get(axis) or self._fabric(axis, span, mesh)))
-        return dict(reversed(found))
+            minor_first.append((axis, own.get(axis) or self._fabric(axis, span, mesh)))
+        return dict(reversed(minor_first))
 
     def _fabric(self, axis: str, span: int, mesh: Mesh) -> Link:
         named = axis.lower().startswith(OUTER_NAMES)
@@ -124,7 +128,7 @@ class Network:
         if self.inner is None:
             why = f"it lists only {', '.join(n for n, _ in self.axes)}, and has neither an inner nor an outer link"
         elif named:
-            why = f"by its name it leaves the inner domain (as {', '.join(OUTER_NAMES)} do), and there is no outer link"
+            why = f"its name starts with one of {', '.join(OUTER_NAMES)}, so it is outer, and there is no outer link"
         else:
             why = f"with the axes below it, it spans {span} devices, the inner domain {self.domain}, and no outer link"
         raise NetworkError(
@@ -161,15 +165,15 @@ class Network:
 
     @classmethod
     def preset(cls, name: str) -> Network:
-        """The network of that name in `PRESETS`; raises `NetworkError` with the names there are.
+        """The network of that name in `PRESETS`; raises `NetworkError`, with all their names, for any other.
 
         >>> Network.preset("h100").domain
         8
         """
-        found = PRESETS.get(name)
-        if found is None:
+        network = PRESETS.get(name)
+        if network is None:
             raise NetworkError(f"unknown network {name!r}: the presets are {', '.join(PRESETS)}")
-        return found
+        return network
 
     @classmethod
     def load(cls, path_or_name: str | Path) -> Network:
@@ -184,7 +188,7 @@ class Network:
             text = Path(path_or_name).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
             raise NetworkError(
-                f"network {str(path_or_name)!r} is no preset and cannot be read as a file ({error}); "
+                f"network {str(path_or_name)!r} is not a preset and cannot be read as a file ({error}); "
                 f"give one of {', '.join(PRESETS)}, or the path of a JSON file as Network.to_json() writes it"
             ) from None
         return _parse(text, f"network file {str(path_or_name)!r}")
@@ -213,7 +217,7 @@ class Network:
 
 def _number(value: object, what: str, want: str) -> float:
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise NetworkError(f"{what} {value!r} is no number: give {want}")
+        raise NetworkError(f"{what} {value!r} is not a number: give {want}")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -225,7 +229,7 @@ def _number(value: object, what: str, want: str) -> float:
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise NetworkError(f"{what} {value!r} of a network: give a text that is not empty")
+        raise NetworkError(f"{what} {value!r} of a network: give a text that is not blank")
     return value
 
 
@@ -254,7 +258,7 @@ def _link(value: object, what: str) -> Link:
         return value
     pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
     if len(pair) != 2:
-        raise NetworkError(f"{what}: {value!r} is no link; give a Link or (latency in s, bandwidth in bytes/s)")
+        raise NetworkError(f"{what}: {value!r} is not a link; give a Link or (latency in s, bandwidth in bytes/s)")
     try:
         return Link(*cast("tuple[float, float]", pair))
     except NetworkError as error:
@@ -263,8 +267,8 @@ def _link(value: object, what: str) -> Link:
 
 def _parse(text: str, where: str) -> Network:
     try:
-        found = cast("object", json.loads(text, object_pairs_hook=_once))
-        fields = _object(found, "the outermost value", _KEYS, frozenset({"name"}))
+        data = cast("object", json.loads(text, object_pairs_hook=_without_repeats))
+        fields = _object(data, "the outermost value", _KEYS, frozenset({"name"}))
         return Network(
             name=cast("str", fields["name"]),
             inner=None if fields.get("inner") is None else _json_link(fields["inner"], "inner"),
@@ -276,21 +280,21 @@ def _parse(text: str, where: str) -> Network:
     except NetworkError as error:
         raise NetworkError(f"{where}: {error}") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise NetworkError(f"{where} is no JSON ({error}); write it with Network.to_json()") from None
+        raise NetworkError(f"{where} is not JSON ({error}); write it with Network.to_json()") from None
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise NetworkError(f"a key occurs twice in {[key for key, _ in pairs]}; keep one of them")
-    return found
+    return fields
 
 
 def _object(
     value: object, where: str, keys: frozenset[str] | None = None, required: frozenset[str] = frozenset()
 ) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise NetworkError(f"{where}: {str(value)[:60]!r} is no JSON object; write it with Network.to_json()")
+        raise NetworkError(f"{where}: {str(value)[:60]!r} is not a JSON object; write it with Network.to_json()")
     fields = cast("dict[str, object]", value)
     if missing := sorted(required - fields.keys()):
         raise NetworkError(f"{where}: {', '.join(missing)} is missing; its keys are {sorted(fields)}")
@@ -304,97 +308,7 @@ def _json_link(value: object, what: str) -> tuple[float, float]:
     return cast("tuple[float, float]", (fields["latency"], fields["bandwidth"]))
 
 
-# ---- presets ---------------------------------------------------------------------------------------
-# Bandwidths are the vendors' or the scaling book's peak figures, per device and direction.
-# Latencies are rarely published; each source string says which are measured and which assumed.
-
-_BOOK = "https://jax-ml.github.io/scaling-book"
-
-
-def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: int = 1) -> Network:
-    """A TPU of some devices per chip: a ring on one torus axis sends through both neighbours' links at once."""
-    source = (
-        f"inner: ICI, {one_way:.3g} bytes/s one way per link ({_BOOK}/tpus, interconnect table) x 2 links: a ring with "
-        "wraparound on one torus axis; without wraparound (axes below a full cube or pod edge) half of it. "
-        f"outer: DCN, {dcn:.4g} bytes/s per chip ({_BOOK}/tpus), taken as one direction. "
-        f"devices: {devices} per chip, with equal shares of its links; a faster link within a chip is not modelled. "
-        f"domain: one pod of {chips} chips (https://docs.cloud.google.com/tpu/docs/{page}). "
-        f"latency: ICI about 1 us a hop ({_BOOK}/sharding, note on ICI latency), taken for one hop; "
-        "DCN has no published figure: assumed order of magnitude, 10 us"
-    )
-    return Network(name, (1e-6, 2 * one_way / devices), (1e-5, dcn / devices), chips * devices, source=source)
-
-
-def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> Network:
-    """An NVIDIA GPU: NVLink through a switch inside a domain, one 400 Gb/s InfiniBand port per GPU outside."""
-    source = (
-        f"inner: NVLink {generation} through NVSwitch, 18 links, {nvlink:.3g} bytes/s in each direction ({_BOOK}/gpus, "
-        "tables of NVLink generations and node types); peak, shared by all axes inside the domain; in practice an H100 "
-        f"reaches about 370e9 (same page). outer: 400 Gb/s InfiniBand NDR, one ConnectX-7 port per GPU, 5e+10 bytes/s "
-        f"in each direction (https://docs.nvidia.com/{page}). domain: GPUs of one NVLink domain. "
-        "latency: one hop in NCCL's own model, ring with protocol LL: 0.6 us NVLink, 2.7 us network, the same "
-        "for all generations (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc, hwLatencies); "
-        "the 6.6 us it adds once per collective call (baseLatencies) are left out"
-    )
-    return Network(name, (6e-7, nvlink), (2.7e-6, 400e9 / 8), domain, source=source)
-
-
-def _ethernet(name: str, bits: float, latency: float, latency_source: str) -> Network:
-    source = (
-        f"outer: line rate of IEEE Std 802.3, {bits / 1e9:.0f} Gb/s full duplex, one port per device and no header "
-        f"overhead: divide by the devices that share a port. latency: {latency_source}"
-    )
-    return Network(name, outer=Link(latency, bits / 8), source=source)
-
-
-_HOPPER = "dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/core-components.html"
-
-_ALL = (
-    # Scaling book, part 2: 4.5e10 one way per link; DCN 6.25e9 per TPU; pod 16x16x16.
-    _tpu("tpu-v4", 4.5e10, 6.25e9, 4096, "v4"),
-    # Scaling book, part 2: 4.5e10 one way per link; DCN 3.125e9 (2 x 100 Gb/s per host of 8 chips); pod 16x16.
-    _tpu("tpu-v5e", 4.5e10, 3.125e9, 256, "v5e"),
-    # Scaling book, part 2: 9e10 one way per link; DCN 6.25e9 (Cloud TPU docs: 50 Gb/s per chip); pod of 8960.
-    _tpu("tpu-v5p", 9e10, 6.25e9, 8960, "v5p"),
-    # Scaling book, part 2: 9e10 one way per link; DCN 12.5e9 (Cloud TPU docs: 100 Gb/s per chip); pod 16x16.
-    _tpu("tpu-v6e", 9e10, 12.5e9, 256, "v6e"),
-    # Scaling book, part 2: 9e10 one way per link; DCN 12.5e9 per chip; pod of 9216 chips, 2 devices each.
-    _tpu("tpu-7x", 9e10, 12.5e9, 9216, "tpu7x", devices=2),
-    # Scaling book, GPUs: H100 450e9 GPU egress, 400e9 node egress of 8 GPUs; DGX H100: 8 ports of 400 Gb/s.
-    _gpu("h100", 450e9, 8, 4, _HOPPER),
-    # NVLink (Hopper) and network as H100.
-    _gpu("h200", 450e9, 8, 4, _HOPPER),
-    # Scaling book, GPUs: B200 900e9 GPU egress, 400e9 node egress of 8 GPUs; DGX B200: 14.4 TB/s, 8 ports.
-    _gpu("b200", 900e9, 8, 5, "dgx/dgxb200-user-guide/introduction-to-dgxb200.html"),
-    # Scaling book, GPUs: GB200 NVL72 900e9 GPU egress, 3600e9 node egress of 72; DGX GB200: 4 ports per 4 GPUs.
-    _gpu("gb200-nvl72", 900e9, 72, 5, "dgx/dgxgb200-user-guide/hardware.html"),
-    # Measured: memory copy on one core; half of an mpi4py ping-pong between two ranks.
-    Network(
-        "shm-mpi",
-        inner=Link(1.3e-6, 5.2e9),
-        domain=1024,
-        source=(
-            "inner: copy bandwidth of one core, measured, 2-core x86 machine, into mapped memory. domain: assumed, one "
-            "host of at most 1024 ranks; give an axis between hosts its own link. latency: measured, same machine, "
-            "half a round trip of 1 byte (MPICH 5.0.2, mpi4py); ranks that share a core wait far longer"
-        ),
-    ),
-    # 10GBASE line rate; Hurwitz and Feng, Hot Interconnects 11 (2003): 20 us between applications over TCP.
-    _ethernet(
-        "ethernet-10g",
-        10e9,
-        2e-5,
-        "20 us end to end over TCP, J. Hurwitz and W. Feng, Initial End-to-End Performance Evaluation of 10-Gigabit "
-        "Ethernet, Hot Interconnects 11, 2003 (http://www.hoti.org/archive/Hoti11_program/abstracts/24.html)",
-    ),
-    # 100GBASE line rate; the latency is assumed.
-    _ethernet(
-        "ethernet-100g",
-        100e9,
-        1e-5,
-        "no single published figure: assumed order of magnitude, 10 us over TCP; RDMA is several times lower",
-    ),
+PRESETS: Mapping[str, Network] = MappingProxyType(
+    {f.name: Network(f.name, f.inner, f.outer, f.domain, source=f.source) for f in FIGURES}
 )
-
-PRESETS: Mapping[str, Network] = MappingProxyType({network.name: network for network in _ALL})
-"""Known networks by name; `docs/networks.md` lists their figures, and each `source` says where they come from."""
+"""Known networks by name; `docs/networks.md` lists their figures, and each `source` cites them."""

@@ -27,19 +27,19 @@ LARGE = 64
 def data(sizes: str, kind: str) -> tuple[Data, ...]:
     """Small and large arrays of every rank: plain moves, moves with a slow outer axis, or sums to finish."""
     mesh = named(sizes, slow=kind == "slow outer axis")
-    found: list[Data] = []
+    comparisons: list[Data] = []
     for rank in RANKS:
         small, large = sample_pairs(mesh, rank, 12, seed=rank), sample_pairs(mesh, rank, 6, seed=10 + rank)
         if kind == "sums":
             small, large = summed(small), summed(large)
-        found.append(compared(mesh, [*small, *scaled(large, LARGE)]))
-    return tuple(found)
+        comparisons.append(compared(mesh, [*small, *scaled(large, LARGE)]))
+    return tuple(comparisons)
 
 
 def worse(measure: str, *data: Data) -> str:
     """The pairs on which we are worse in this, with both plans; empty if there are none."""
-    found = [explained(m, preset, c) for d in data for m, preset, c in failures(d) if m == measure]
-    return "\n".join([f"{len(found)} pairs have {measure}:", *found[:5]]) if found else ""
+    worse_pairs = [explained(m, preset, c) for d in data for m, preset, c in failures(d) if m == measure]
+    return "\n".join([f"{len(worse_pairs)} pairs have {measure}:", *worse_pairs[:5]]) if worse_pairs else ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

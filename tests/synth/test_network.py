@@ -59,19 +59,19 @@ def sides(network: Network, mesh: Mesh) -> dict[str, str]:
     ],
 )
 def test_links_of_presets(preset: str, mesh: str, inner: str, outer: str) -> None:
-    found = sides(Network.preset(preset), Mesh.parse(mesh))
-    assert list(found) == list(Mesh.parse(mesh).axes)
-    assert [a for a, side in found.items() if side == "inner"] == inner.split()
-    assert [a for a, side in found.items() if side == "outer"] == outer.split()
+    by_axis = sides(Network.preset(preset), Mesh.parse(mesh))
+    assert list(by_axis) == list(Mesh.parse(mesh).axes)
+    assert [a for a, side in by_axis.items() if side == "inner"] == inner.split()
+    assert [a for a, side in by_axis.items() if side == "outer"] == outer.split()
 
 
 @given(st.lists(st.integers(1, 12), max_size=5), st.integers(1, 200))
 def test_rule_is_monotone(sizes: list[int], domain: int) -> None:
     """Whatever the mesh, the inner axes are the most minor ones, and exactly those that fit."""
     mesh = Mesh({f"a{i}": size for i, size in enumerate(sizes)})
-    found = [side == "inner" for side in sides(dataclasses.replace(TWO, domain=domain), mesh).values()]
+    inner = [side == "inner" for side in sides(dataclasses.replace(TWO, domain=domain), mesh).values()]
     spans = [Mesh({f"a{i}": size for i, size in enumerate(sizes[at:])}).size for at in range(len(sizes))]
-    assert found == [span <= domain for span in spans] == sorted(found)
+    assert inner == [span <= domain for span in spans] == sorted(inner)
 
 
 def test_own_axis_wins() -> None:
@@ -152,13 +152,13 @@ UNTYPED_LINK: Any = Link
 REJECTED: dict[str, tuple[Callable[[], object], str]] = {
     "negative latency": (lambda: Link(-1e-6, 1), "latency -1e-06 is negative: give seconds, at least 0"),
     "latency nan": (lambda: Link(float("nan"), 1), "latency nan is not a finite number: give seconds"),
-    "latency text": (lambda: UNTYPED_LINK("1us", 1), "latency '1us' is no number: give seconds"),
-    "latency bool": (lambda: UNTYPED_LINK(True, 1), "latency True is no number"),
+    "latency text": (lambda: UNTYPED_LINK("1us", 1), "latency '1us' is not a number: give seconds"),
+    "latency bool": (lambda: UNTYPED_LINK(True, 1), "latency True is not a number"),
     "bandwidth zero": (lambda: Link(0, 0), "bandwidth 0.0 is not positive: give bytes/second, above 0"),
     "bandwidth negative": (lambda: Link(0, -5), "bandwidth -5.0 is not positive"),
     "bandwidth infinite": (lambda: Link(0, float("inf")), "bandwidth inf is not a finite number"),
     "bandwidth huge": (lambda: Link(0, 10**400), "bandwidth 1000.* is not a finite number"),
-    "bandwidth none": (lambda: UNTYPED_LINK(0, None), "bandwidth None is no number"),
+    "bandwidth none": (lambda: UNTYPED_LINK(0, None), "bandwidth None is not a number"),
     "no link": (lambda: Network("n"), "network 'n' has no link at all: give inner, outer or axes"),
     "domain zero": (lambda: Network("n", A, domain=0), "domain 0: give how many devices share the inner fabric"),
     "domain fraction": (lambda: UNTYPED("n", A, domain=2.5), "domain 2.5: .* a whole number"),
@@ -169,16 +169,16 @@ REJECTED: dict[str, tuple[Callable[[], object], str]] = {
     "axis number": (lambda: UNTYPED.of({3: A}), "bad axis name 3 in a network"),
     "axes number": (lambda: UNTYPED("n", axes=3), "axes 3: give a mapping from axis name to Link"),
     "axis twice": (lambda: Network("n", axes=(("x", A), ("x", B))), "an axis occurs twice in .*; give each axis one"),
-    "link triple": (lambda: UNTYPED.of({"x": (1, 2, 3)}), r"axis 'x': \(1, 2, 3\) is no link; give a Link or"),
-    "link number": (lambda: UNTYPED("n", inner=9e10), "inner: 90000000000.0 is no link; give a Link or"),
+    "link triple": (lambda: UNTYPED.of({"x": (1, 2, 3)}), r"axis 'x': \(1, 2, 3\) is not a link; give a Link or"),
+    "link number": (lambda: UNTYPED("n", inner=9e10), "inner: 90000000000.0 is not a link; give a Link or"),
     "link in axis": (lambda: Network.of({"x": (1, -2)}), "axis 'x': bandwidth -2.0 is not positive"),
     "preset": (lambda: Network.preset("tpu-v9"), "unknown network 'tpu-v9': the presets are tpu-v4, .*ethernet-100g"),
-    "no such file": (lambda: Network.load("no/such.json"), "'no/such.json' is no preset and .*; give one of tpu-v4"),
+    "no such file": (lambda: Network.load("no/such.json"), "'no/such.json' is not a preset and .*; give one of tpu-v4"),
     "a folder": (lambda: Network.load(Path(__file__).parent), "cannot be read as a file"),
-    "null byte": (lambda: Network.load("\0"), "is no preset and cannot be read"),
+    "null byte": (lambda: Network.load("\0"), "is not a preset and cannot be read"),
     "no link: name": (
         lambda: Network.preset("shm-mpi").links(Mesh(dcn=2, x=4)),
-        "'shm-mpi' has no link for axis 'dcn' of mesh <dcn=2, x=4>: by its name .*; add one: network.with_axes",
+        "'shm-mpi' has no link for axis 'dcn' of mesh <dcn=2, x=4>: its name starts .*; add one: network.with_axes",
     ),
     "no link: size": (
         lambda: Network.preset("shm-mpi").links(Mesh(x=2, y=1024)),
@@ -188,10 +188,10 @@ REJECTED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Network.of({"x": A, "z": A}).links(Mesh(x=2, y=4)),
         "no link for axis 'y' of mesh <x=2, y=4>: it lists only x, z, .* add one: .*{'y': Link",
     ),
-    "JSON syntax": (lambda: Network.from_json("{"), r"network JSON is no JSON \(.*\); write it with Network.to_json"),
-    "JSON nested": (lambda: Network.from_json("[" * 100_000), "network JSON is no JSON"),
-    "JSON bytes": (lambda: UNTYPED.from_json(None), "network JSON is no JSON"),
-    "JSON list": (lambda: Network.from_json("[1]"), "network JSON: .* is no JSON object"),
+    "JSON syntax": (lambda: Network.from_json("{"), r"network JSON is not JSON \(.*\); write it with Network.to_json"),
+    "JSON nested": (lambda: Network.from_json("[" * 100_000), "network JSON is not JSON"),
+    "JSON bytes": (lambda: UNTYPED.from_json(None), "network JSON is not JSON"),
+    "JSON list": (lambda: Network.from_json("[1]"), "network JSON: .* is not a JSON object"),
     "JSON empty": (lambda: Network.from_json("{}"), "network JSON: the outermost value: name is missing"),
     "JSON key": (
         bad_json(iner=None),
@@ -200,16 +200,16 @@ REJECTED: dict[str, tuple[Callable[[], object], str]] = {
     "JSON twice": (lambda: Network.from_json('{"name": "a", "name": "b"}'), "JSON: a key occurs twice in .*'name'"),
     "JSON name": (bad_json(name=3), "network JSON: name 3 of a network: give a text"),
     "JSON domain": (bad_json(domain="8"), "network JSON: domain '8': give how many"),
-    "JSON link": (bad_json(inner=[1, 2]), "network JSON: inner: .* is no JSON object"),
+    "JSON link": (bad_json(inner=[1, 2]), "network JSON: inner: .* is not a JSON object"),
     "JSON half": (bad_json(inner={"latency": 0}), "network JSON: inner: bandwidth is missing; its keys are .*latency"),
     "JSON unit": (
         bad_json(inner={"latency": 0, "bandwidth": 1, "unit": "GB"}),
         "inner: unknown key unit; the keys are bandwidth, latency",
     ),
-    "JSON value": (bad_json(inner={"latency": "1us", "bandwidth": 1}), "inner: latency '1us' is no number"),
+    "JSON value": (bad_json(inner={"latency": "1us", "bandwidth": 1}), "inner: latency '1us' is not a number"),
     "JSON nan": (bad_json(inner={"latency": 0, "bandwidth": float("nan")}), "inner: bandwidth nan is not a finite"),
-    "JSON axes": (bad_json(axes=[]), r"axes: '\[\]' is no JSON object"),
-    "JSON null axis": (bad_json(axes={"x": None}), "axis 'x': 'None' is no JSON object"),
+    "JSON axes": (bad_json(axes=[]), r"axes: '\[\]' is not a JSON object"),
+    "JSON null axis": (bad_json(axes={"x": None}), "axis 'x': 'None' is not a JSON object"),
     "JSON axis name": (bad_json(axes={"2x": {"latency": 0, "bandwidth": 1}}), "bad axis name '2x' in a network"),
 }
 
@@ -227,7 +227,7 @@ def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match=r"network file '.*lab\.json': network 'lab' has no link at all"):
         Network.load(file)
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(NetworkError, match=r"lab\.json' is no preset and cannot be read as a file"):
+    with pytest.raises(NetworkError, match=r"lab\.json' is not a preset and cannot be read as a file"):
         Network.load(file)
 
 
@@ -244,9 +244,9 @@ def test_presets_are_complete() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_positive_and_cited(name: str) -> None:
     network = PRESETS[name]
-    found = [link for link in (network.inner, network.outer) if link]
-    assert found and network.domain >= 1
-    for link in found:
+    links = [link for link in (network.inner, network.outer) if link]
+    assert links and network.domain >= 1
+    for link in links:
         assert 1e-7 < link.latency < 1e-4 and 1e9 <= link.bandwidth <= 1e12
     if network.inner and network.outer:
         assert network.inner.bandwidth > network.outer.bandwidth
@@ -285,9 +285,9 @@ def test_doc_states_the_rule_as_it_is() -> None:
         row = [cell.strip() for cell in line.strip("|").split("|")]
         if len(row) == 4 and row[0].startswith("`<"):
             network, mesh = Network.preset(row[1].strip("`")), Mesh.parse(row[0].strip("`"))
-            found = sides(network, mesh)
+            by_axis = sides(network, mesh)
             for side, cell in (("inner", row[2]), ("outer", row[3])):
-                assert [a for a in found if found[a] == side] == re.findall(r"`(\w+)`", cell), line
+                assert [a for a in by_axis if by_axis[a] == side] == re.findall(r"`(\w+)`", cell), line
 
 
 def test_doc_json_loads() -> None:

@@ -37,14 +37,14 @@ def priced(plan: rs.Plan, network: rs.Network) -> float:
 
 def crossing(plan: rs.Plan, axis: str) -> int:
     """Bytes that the worst device receives in steps whose operand or result differ along an axis."""
-    found = 0
+    crossed = 0
     for step in plan.steps:
         held = [
             {(at, s) for at, dim in enumerate(end.dims) for s in _axes(dim, axis)}
             for end in (step.operand, step.result)
         ]
-        found += step.received_bytes if held[0] != held[1] else 0
-    return found
+        crossed += step.received_bytes if held[0] != held[1] else 0
+    return crossed
 
 
 def _axes(dim: object, axis: str) -> list:
@@ -89,7 +89,7 @@ def test_no_network_no_seconds():
 
 def alternatives(source: Layout, target: Layout, through: list[Layout], links: cost.Links) -> list[float]:
     """The seconds of all plans of one and two steps through some layouts, of any kinds."""
-    found: list[float] = []
+    times: list[float] = []
     for way in [[source, target], *([source, on, target] for on in through)]:
         total = 0.0
         for before, after in pairwise(way):
@@ -100,8 +100,8 @@ def alternatives(source: Layout, target: Layout, through: list[Layout], links: c
                 except StepError:
                     continue
             total += min(kinds) if before != after else 0.0
-        found.append(total)
-    return found
+        times.append(total)
+    return times
 
 
 @pytest.mark.parametrize("network", WIRES, ids=str)

@@ -33,18 +33,18 @@ def hold(source: Layout, target: Layout) -> rs.Plan:
 
 def contiguous_pairs(mesh: Mesh) -> list[tuple[Layout, Layout]]:
     """All pairs of ranks 1 to 3 if they are at most `MOST`, else a sample with the low ranks whole."""
-    found: list[tuple[Layout, Layout]] = []
+    sample: list[tuple[Layout, Layout]] = []
     for rank in (1, 2, 3):
-        found += sample_pairs(mesh, rank, (MOST - len(found)) // (4 - rank), seed=rank)
-    return found
+        sample += sample_pairs(mesh, rank, (MOST - len(sample)) // (4 - rank), seed=rank)
+    return sample
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("mesh", SMALL, ids=str)
 def test_contiguous_pairs_meet_the_bound(mesh: Mesh, part: int):
-    found = contiguous_pairs(mesh)[part::PARTS]
-    assert found
-    for source, target in found:
+    sample = contiguous_pairs(mesh)[part::PARTS]
+    assert sample
+    for source, target in sample:
         hold(source, target)
 
 

@@ -153,24 +153,24 @@ def test_random_summands_are_combined_as_numpy_does(op: str, target: str):
     values = np.random.default_rng(1).integers(1, 5, (8, 8, 6)).astype("float32")
     whole = reduce(NUMPY[op], values)
     whole = whole / 8 if op == "mean" else whole
-    found = rs.simulate(rs.plan(source, end), dict(enumerate(values)))
+    results = rs.simulate(rs.plan(source, end), dict(enumerate(values)))
     for device in MESH.devices:
         index = [[i for i in dim if i < size] for dim, size in zip(meaning(end, device), end.shape, strict=True)]
         expected = whole[np.ix_(*index)]
-        assert np.allclose(found[device][tuple(slice(n) for n in expected.shape)], expected)
+        assert np.allclose(results[device][tuple(slice(n) for n in expected.shape)], expected)
 
 
 @pytest.mark.parametrize(("op", "combine"), [("max", np.any), ("min", np.all), ("product", np.all)])
 def test_bools_are_or_and_and(op: str, combine: object):
     source, target = Layout.parse(f"pred[8] + {op}{{x}}{{y}}", MESH), Layout.parse("pred[8]", MESH)
     values = np.random.default_rng(2).random((8, 8)) < (0.2 if op == "max" else 0.9)
-    found = rs.simulate(rs.plan(source, target), dict(enumerate(values)))
+    results = rs.simulate(rs.plan(source, target), dict(enumerate(values)))
     expected = combine(values, axis=0)  # type: ignore[operator]
     assert expected.any()
     assert not expected.all()
     for device in MESH.devices:
-        assert found[device].dtype == bool
-        assert np.array_equal(found[device], expected)
+        assert results[device].dtype == bool
+        assert np.array_equal(results[device], expected)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float16", "int4", "int8", "complex64"])
@@ -183,11 +183,11 @@ def test_small_dtypes_keep_their_type(dtype: str):
         for text in ("[4]", "[{x}2]"):
             plan = rs.plan(source, Layout.parse(f"{dtype}{text}", Mesh(x=2)))
             tiles = {0: np.array([0, 1, 2, 1]).astype(kind), 1: np.array([2, 1, 2, 3]).astype(kind)}
-            found = rs.simulate(plan, tiles)
+            results = rs.simulate(plan, tiles)
             parts = np.array([[0, 1, 2, 1], [2, 1, 2, 3]], "float64")
             whole = {"mean": parts.mean(0)}.get(op, reduce(NUMPY[op], parts))
-            whole = np.concatenate([found[0], found[1]]) - whole if text == "[{x}2]" else found[1] - whole
-            assert found[0].dtype == kind
+            whole = np.concatenate([results[0], results[1]]) - whole if text == "[{x}2]" else results[1] - whole
+            assert results[0].dtype == kind
             assert not np.any(np.asarray(whole, "complex128"))
 
 

@@ -1,1 +1,30 @@
-"""."""
+"""Routes: candidate steps from one layout to another, one algorithm a file, all with one signature.
+
+    routes(pair: Pair, links: Links | None) -> Iterator[Route]
+
+    normal          pairs that refine: slice ; move ; gather, at the lower bound
+    staged          ... and for a network: its gathers and all-to-alls fused or staged by axis
+    boxes           pairs that do not refine: an exchange of boxes, with slices before and gathers after
+    permute_first   contiguous pairs that refine once a permute has reordered their holders
+    reduction       partial sources: finish the reduction, then any of the above
+
+    route           `Pair`, `Route` and the signature
+    chains          the layouts on the way, as states of who holds each digit
+
+The planner asks every module in `ROUTES`, in this order: of equally good plans the first is taken. A module yields
+nothing for a pair that it cannot route.
+
+To add a module of routes, say `crossing`, for layouts on different devices:
+
+1. write `crossing.py` with `routes(pair, links)`; return at once for pairs on the same devices, and yield `StepSpec`s
+   of kinds that `types.rules` has. Every plan is checked, so a wrong route raises and never moves data;
+2. append `crossing.routes` to `ROUTES`, and to `reduction.AFTERWARDS` if it may follow a reduction;
+3. test in tests/synth/routes/test_crossing.py that the routes lead to the target and reach the bound.
+"""
+
+from reshard.synth.routes import boxes, normal, permute_first, reduction
+from reshard.synth.routes.route import Pair as Pair
+from reshard.synth.routes.route import Route as Route
+
+ROUTES = (normal.routes, boxes.routes, permute_first.routes, reduction.routes)
+"""Every module of routes; the earlier ones win ties."""

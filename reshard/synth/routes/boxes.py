@@ -1,86 +1,119 @@
-"""Routes for layouts that have no common refinement, or whose pieces are uneven.
+"""Routes between layouts that have no common refinement, or whose pieces are uneven.
 
-The move itself is one exchange of boxes, or a permute if the tiles are the same. Around it, dims
-that do refine are sliced before and gathered after, which saves the exchange its rounds.
+    source   f32[{x}3/10, 16]                          pieces of 3, padded, along x=4
+    target   f32[{y}5, {x}4]                           pieces of 5 along y=2
+
+The move is one exchange of boxes (each message is the intersection of two tiles), or one permute if the tiles are
+the same. Dims that do refine, like dim 1 here, are sliced before it and gathered after it: fewer boxes, fewer rounds.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from itertools import pairwise
 
-from reshard.errors import LayoutError, StepError
-from reshard.synth.routes.normal import Atoms, Route
+from reshard.errors import LayoutError
+from reshard.synth.network import Links
+from reshard.synth.routes import normal, permute_first
+from reshard.synth.routes.chains import Chains
+from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.pair.refine import refine
 from reshard.types.plan import StepSpec
-from reshard.types.rules.checker import check_step
+
+_Spans = list[tuple[int, int]]
+"""(stride, stride * size) of sub-axes."""
 
 
-def routes(source: Layout, target: Layout) -> Iterator[Route]:
-    """A permute if one does it, the exchange alone, and the exchange between slices and gathers."""
-    if permutes(source, target):
+def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
+    """A permute if one does it, the exchange with and without slices and gathers around it, and exchanges to layouts
+    from which structured steps lead on in fewer rounds.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=2)
+    >>> pair = Pair(Layout.parse("f32[{x}3/10, 16]", mesh), Layout.parse("f32[{y}5, {x}4]", mesh))
+    >>> [[step.kind for step in route] for route in routes(pair, None)]
+    [['exchange']]
+    """
+    if pair.reduces or pair.refinement is not None:
+        return
+    yield from _alone(pair.source, pair.target)
+    yield from _to_gathers(pair.source, pair.target)
+    yield from _by_dealing(pair, links)
+
+
+def _alone(source: Layout, target: Layout) -> Iterator[Route]:
+    """One step that does it all, and the exchange between slices and gathers."""
+    if permute_first.permutes(source, target):
         yield (StepSpec("permute", target),)
     if source.mesh == target.mesh:
-        # Sub-axes of the two that cannot co-exist in one layout leave nothing to peel.
+        # Where sub-axes of the two cannot coexist in one layout, nothing can be sliced or gathered.
         with contextlib.suppress(LayoutError):
-            yield from _peeled(source, target)
+            yield from _sliced_and_gathered(source, target)
     yield (StepSpec("exchange", target),)
 
 
-def permutes(operand: Layout, result: Layout) -> bool:
-    """Whether one permute leads from operand to result."""
-    try:
-        check_step("permute", operand, result)
-    except StepError:
-        return False
-    return True
+def _to_gathers(source: Layout, target: Layout) -> Iterator[Route]:
+    """An exchange, of fewer rounds, to a layout from which one gather leads to the target."""
+    for between in permute_first.before_gathers(source, target):
+        kind = "permute" if permute_first.permutes(source, between) else "exchange"
+        yield (StepSpec(kind, between), StepSpec("all_gather", target))
 
 
-def _peeled(source: Layout, target: Layout) -> Iterator[Route]:
+def _by_dealing(pair: Pair, links: Links | None) -> Iterator[Route]:
+    """An exchange of few rounds that deals one end out anew so that it nests with the other."""
+    source, target = pair.source, pair.target
+    first, last = _dealt(source, target), _dealt(target, source)
+    if first is not None:
+        yield from ((StepSpec("exchange", first), *rest) for rest in normal.routes(Pair(first, target), links))
+    if last is not None:
+        yield from ((*rest, StepSpec("exchange", target)) for rest in normal.routes(Pair(source, last), links))
+
+
+def _sliced_and_gathered(source: Layout, target: Layout) -> Iterator[Route]:
     """slice ; exchange ; gather, with the slices and gathers of the dims that refine."""
+    used_before, used_after = _spans(source), _spans(target)
     before, after = list(source.dims), list(target.dims)
-    used_before, used_after = _axes(source), _axes(target)
     for at in range(len(before)):
-        one, other = _only(source, at), _only(target, at)
-        r = refine(one, other)
-        if r is None:
-            continue
-        atoms = Atoms(one, other, r)
-        free = {a.dst for a in r.digits if not _overlaps(a.dst, a.radix, used_before)}
-        done = {a.src for a in r.digits if not _overlaps(a.src, a.radix, used_after)}
-        first = tuple(d if s is None and d in free else s for s, d in zip(atoms.start, atoms.end, strict=True))
-        last = tuple(s if d is None and s in done else d for s, d in zip(atoms.start, atoms.end, strict=True))
-        before[at] = atoms.layout(first).dims[0]
-        after[at] = atoms.layout(last).dims[0]
-    first_layout, last_layout = _with(source, before), _with(target, after)
-    if first_layout == source and last_layout == target:
-        return
-    moves: list[StepSpec] = []
-    for kind, at, to in (
-        ("slice", source, first_layout),
-        ("exchange", first_layout, last_layout),
-        ("all_gather", last_layout, target),
-    ):
-        if at != to:
-            moves.append(StepSpec(kind, to))
-    yield tuple(moves)
+        pair = Pair(_only(source, at), _only(target, at))
+        if pair.refinement is not None:
+            chains = Chains(pair, pair.refinement)
+            before[at] = _sliced(chains, used_before)
+            after[at] = _ungathered(chains, used_after)
+    first, last = _with(source, before), _with(target, after)
+    if first != source or last != target:
+        path = [source, first, last, target]
+        kinds = ("slice", "exchange", "all_gather")
+        yield tuple(StepSpec(k, to) for k, (at, to) in zip(kinds, pairwise(path), strict=True) if at != to)
 
 
-def dealt(layout: Layout, other: Layout) -> Layout | None:
-    """The layout with its pieces dealt out one element a round, in the dims where its numeral does not nest in another.
+def _sliced(chains: Chains, used: _Spans) -> Dim:
+    """The source's dim, sliced by the target's strides that no dim of the source uses."""
+    free = {d.dst for d in chains.refinement.digits if not _overlaps(d.dst, d.radix, used)}
+    state = tuple(d if s is None and d in free else s for s, d in zip(chains.start, chains.end, strict=True))
+    return chains.layout(state).dims[0]
+
+
+def _ungathered(chains: Chains, used: _Spans) -> Dim:
+    """The target's dim, still held by the source's strides that no dim of the target uses."""
+    spent = {d.src for d in chains.refinement.digits if not _overlaps(d.src, d.radix, used)}
+    state = tuple(s if d is None and s in spent else d for s, d in zip(chains.start, chains.end, strict=True))
+    return chains.layout(state).dims[0]
+
+
+def _dealt(layout: Layout, other: Layout) -> Layout | None:
+    """The layout with dims that do not nest in the other's dealt out one element a round; None if one is uneven.
 
     layout  f32[{x}3]     x = 2, y = 3: the other, f32[{y}2], counts y first
-    dealt   f32[3{x}]     ... and here x comes last, where y can stand before it
+    dealt   f32[3{x}]     x comes last, so y can stand before it
     """
     if layout.mesh != other.mesh or not (layout.even and other.even):
         return None
-    nest = [refine(_only(layout, at), _only(other, at)) is not None for at in range(len(layout.dims))]
-    dims = [dim if fits else _dealt(dim) for dim, fits in zip(layout.dims, nest, strict=True)]
-    return _with(layout, dims)
+    nest = [Pair(_only(layout, at), _only(other, at)).refinement is not None for at in range(len(layout.dims))]
+    return _with(layout, [dim if fits else _dealt_dim(dim) for dim, fits in zip(layout.dims, nest, strict=True)])
 
 
-def _dealt(dim: Dim) -> Dim:
+def _dealt_dim(dim: Dim) -> Dim:
     return Dim((Digit(dim.tile, None), *(digit for digit in dim.digits if digit.axis is not None)), dim.size)
 
 
@@ -93,10 +126,12 @@ def _with(layout: Layout, dims: list[Dim]) -> Layout:
     return Layout(layout.mesh, tuple(dims), layout.dtype, layout.reduction, layout.partial)
 
 
-def _axes(layout: Layout) -> list[tuple[int, int]]:
-    held = (*layout.held, *layout.partial)
-    return [(layout.mesh.stride(s), layout.mesh.stride(s) * s.size) for s in held]
+def _spans(layout: Layout) -> _Spans:
+    """The spans of positions that the layout uses."""
+    strides = [(layout.mesh.stride(axis), axis.size) for axis in (*layout.held, *layout.partial)]
+    return [(stride, stride * size) for stride, size in strides]
 
 
-def _overlaps(stride: int | None, radix: int, spans: list[tuple[int, int]]) -> bool:
+def _overlaps(stride: int | None, radix: int, spans: _Spans) -> bool:
+    """Whether a digit's holder overlaps one of the spans; a local digit counts as overlapping."""
     return stride is None or any(low < stride * radix and stride < high for low, high in spans)

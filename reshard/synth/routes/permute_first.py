@@ -1,24 +1,35 @@
-"""Routes over a permute, between contiguous layouts whose numerals do not nest.
+"""Routes that permute tiles first, between contiguous layouts whose numerals do not nest.
 
-    source  f32[{y}{x}2]          y = 3, x = 2: pieces of 2, six of them, counted y first
-    bridge  f32[{x}{y}2]          the same six pieces, counted x first: one permute away
-    target  f32[{x}6]             ... and now a gather of y away
+    source    f32[{y}{x}2]          y = 3, x = 2: pieces of 2, six of them, counted y first
+    permuted  f32[{x}{y}2]          the same six pieces, counted x first
+    target    f32[{x}6]             now a gather of y
 
-Reordering who holds which piece makes two numerals nest, so that the structured collectives do the
-rest in fewer launches than an exchange of boxes. Which order serves is guessed here in a few ways;
-the planner prices them all.
+Once the holders of the pieces are reordered, the two numerals nest, and structured collectives do the rest in fewer
+launches than an exchange of boxes. Which order helps is guessed here in a few ways; the planner prices them all.
+
+A contiguous layout is written here as its `Holders`: for each dim, the prime factors of the device positions that
+hold its leading digits, major to minor. On <y=3, x=2>, f32[{y}{x}2] is [[(2, 3), (1, 2)]].
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise, permutations
 
-from reshard.errors import LayoutError
-from reshard.types.layout import Layout
+from reshard.errors import LayoutError, StepError
+from reshard.synth import cost
+from reshard.synth.network import Links
+from reshard.synth.routes import normal
+from reshard.synth.routes.route import Pair, Route
+from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, prime_places, primes
+from reshard.types.plan import StepSpec
+from reshard.types.rules.checker import check_step
+
+MOST_DEVICES = 4096
+"""Devices up to which pairs that nest are also routed over a permute: on more, pricing these takes too long."""
 
 Prime = tuple[int, int]
 """A (stride, prime size) factor of the device positions."""
@@ -26,18 +37,104 @@ Prime = tuple[int, int]
 Holders = list[list[Prime]]
 """For each dim the factors that hold its leading digits, major to minor."""
 
+Trip = tuple[int, int]
+"""The dims that some factors leave and join."""
 
-def paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
-    """Layouts to pass through after the source, target included; neighbours nest or are permuted.
 
-    Not `thorough` tries only the permute that lets the source count as the target does.
+def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
+    """Routes over permutes for pairs that do not nest; with a network, a few for pairs that do.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2, y=3)
+    >>> pair = Pair(Layout.parse("f32[{y}{x}]", mesh), Layout.parse("f32[{x}3]", mesh))
+    >>> [[step.kind for step in route] for route in routes(pair, None)]
+    [['permute', 'all_gather']]
     """
-    before, after = _holders(source), _holders(target)
-    if before is None or after is None or source.mesh != target.mesh:
+    if pair.reduces:
+        return
+    refinement = pair.refinement
+    if refinement is not None:
+        worth_it = links is not None and pair.source.mesh.size <= MOST_DEVICES
+        if not worth_it or not (refinement.swapped or refinement.gathered):
+            return
+    for path in _paths(pair.source, pair.target, thorough=refinement is None):
+        if (route := _along(pair.source, path, links)) is not None:
+            yield route
+
+
+def _along(source: Layout, path: list[Layout], links: Links | None) -> Route | None:
+    """The best steps from each layout of the path to the next; None if two neighbours do not nest."""
+    steps: list[StepSpec] = []
+    for before, after in pairwise([source, *path]):
+        stretch = Pair(before, after)
+        if permutes(before, after):
+            steps.append(StepSpec("permute", after))
+        elif stretch.refinement is None:
+            return None
+        elif links is None:
+            steps += next(normal.routes(stretch, None))
+        else:
+            steps += cost.fastest(normal.routes(stretch, links), before, links)[0]
+    return tuple(steps)
+
+
+def permutes(operand: Layout, result: Layout) -> bool:
+    """Whether one permute leads from operand to result."""
+    try:
+        check_step("permute", operand, result)
+    except StepError:
+        return False
+    return True
+
+
+def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tuple[Layout, Layout] | None:
+    """The source sliced by what only the target uses: first without the strides in the spans `later`, then by all.
+
+    None if a layout is not contiguous.
+    """
+    holders = _both(source, target)
+    if holders is None:
+        return None
+    every = _sliced(source, *holders)
+    part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in every]
+    return _tiled(source, part), _tiled(source, every)
+
+
+def before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
+    """Layouts from which one gather leads to the target: one dim is cut further, by what only the source uses.
+
+    An exchange to one of these has fewer rounds than one to the target, and receives fewer bytes by what the gather
+    receives instead.
+    """
+    holders = _both(source, target)
+    if holders is None or not (source.even and target.even):
+        return
+    before, after = holders
+    used = set(_flat(after))
+    spent = [p for p in _flat(before) if p not in used]
+    if not spent:
+        return
+    for at, dim in enumerate(target.dims):
+        if dim.tile % math.prod(size for _, size in spent) == 0:
+            # Where sub-axes cannot coexist in one layout, there is none.
+            with contextlib.suppress(LayoutError):
+                yield _tiled(source, [held + spent if n == at else held for n, held in enumerate(after)])
+
+
+# ---- paths: layouts to pass through ----------------------------------------------------------------
+
+
+def _paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
+    """Layouts to pass through after the source, target included, of which neighbours should nest or be permuted.
+
+    Not `thorough` tries only permutes that let the source count as the target does.
+    """
+    holders = _both(source, target)
+    if holders is None:
         return
     seen: set[tuple[Layout, ...]] = set()
-    for states in _guesses(source, target, before, after, thorough):
-        # Sub-axes that cannot co-exist in one layout make no bridge.
+    for states in _guesses(source, target, *holders, thorough):
+        # Where sub-axes cannot coexist in one layout, the guess leads nowhere.
         with contextlib.suppress(LayoutError):
             path = _layouts(source, target, states)
             if tuple(path) not in seen:
@@ -45,186 +142,167 @@ def paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layou
                 yield path
 
 
-def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tuple[Layout, Layout] | None:
-    """The source sliced by what only the target uses: first without the strides in `later`, then whole."""
-    before, after = _holders(source), _holders(target)
-    if before is None or after is None or source.mesh != target.mesh:
-        return None
-    whole = _sliced(source, before, after)
-    part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in whole]
-    return _tiled(source, part), _tiled(source, whole)
-
-
-def before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
-    """Layouts from which one gather leads to the target: cut further, in some dim, by what only the source uses.
-
-    An exchange to one of these has fewer rounds than one to the target, and receives what the gather then does not.
-    """
-    before, after = _holders(source), _holders(target)
-    if before is None or after is None or source.mesh != target.mesh or not (source.even and target.even):
-        return
-    used = {p for dim in after for p in dim}
-    free = [p for dim in before for p in dim if p not in used]
-    if not free:
-        return
-    for at, dim in enumerate(target.dims):
-        if dim.tile % math.prod(size for _, size in free) == 0:
-            # Sub-axes that cannot co-exist in one layout make none.
-            with contextlib.suppress(LayoutError):
-                yield _tiled(source, [held + free if n == at else held for n, held in enumerate(after)])
-
-
 def _guesses(
     source: Layout, target: Layout, before: Holders, after: Holders, thorough: bool
 ) -> Iterator[list[Holders]]:
-    whole, finest = _sliced(source, before, after), _finest(source, target, before, after)
+    """States to pass through: first slices or gathers, then permutes that count as the target does."""
     home = _homes(after)
     opened = [[p for p in dim if p in home] for dim in before]
-    for first in _distinct([before, whole, finest, opened]):
-        bridge = _following(source, first, after)
-        for start in [[first]] if bridge is None else [[first, bridge], [first]]:
+    slices = (_sliced(source, before, after), _finest(source, target, before, after))
+    for first in _distinct([before, *slices, opened]):
+        permuted = _following(source, first, after)
+        for start in [[first]] if permuted is None else [[first, permuted], [first]]:
             yield start
-            parked = _following(source, first, after, park=True) if start == [first] else None
-            if parked is not None:
-                for order in islice(_orders(parked, after), 2):
-                    yield [first, parked, *_one_by_one(parked, after, order)]
-            if not thorough:
-                continue
-            for order in _orders(start[-1], after):
-                yield [*start, *_one_by_one(start[-1], after, order)]
-            for ordered in (False, True):
-                yield [*start, *_together(start[-1], after, ordered)]
+            if start == [first]:
+                yield from _parked(source, first, after)
+            if thorough:
+                yield from _trips(start, after)
     back = _following(target, after, before) if thorough else None
     if back is not None:
         yield [back]
 
 
-def _distinct(states: list[Holders]) -> list[Holders]:
-    return [s for at, s in enumerate(states) if s not in states[:at]]
+def _parked(source: Layout, first: Holders, after: Holders) -> Iterator[list[Holders]]:
+    """One permute that puts every factor at hand for where it goes, then trips one by one."""
+    parked = _following(source, first, after, park=True)
+    if parked is not None:
+        for order in islice(_orders(parked, after), 2):
+            yield [first, parked, *_one_by_one(parked, after, order)]
 
 
-def _holders(layout: Layout) -> Holders | None:
-    """The holders of a contiguous layout, None for any other."""
-    found: Holders = []
-    for dim in layout.dims:
-        held = [d.axis for d in dim.digits if d.axis is not None]
-        if any(d.axis is None for d in dim.digits[: len(held)]):
-            return None
-        found.append([p for axis in held for p in prime_places(layout.mesh, axis)])
-    return found
+def _trips(start: list[Holders], after: Holders) -> Iterator[list[Holders]]:
+    """All trips from the last state of `start`, one by one in some orders, then together."""
+    for order in _orders(start[-1], after):
+        yield [*start, *_one_by_one(start[-1], after, order)]
+    for ordered in (False, True):
+        yield [*start, *_together(start[-1], after, ordered)]
 
 
 def _layouts(source: Layout, target: Layout, states: Sequence[Holders]) -> list[Layout]:
-    """The layouts of these holders and the target, without those that change nothing."""
-    found = [source, *(_tiled(source, state) for state in states)]
-    return [after for before, after in pairwise([*found, target]) if before != after]
+    """The layouts of these states and the target, without those that change nothing."""
+    layouts = [source, *(_tiled(source, state) for state in states)]
+    return [after for before, after in pairwise([*layouts, target]) if before != after]
 
 
-def _tiled(source: Layout, state: Holders) -> Layout:
-    mesh = source.mesh
-    axes = [[sub for stride, size in dim for sub in mesh.sub_axes(stride, size)] for dim in state]
-    return Layout.tiled(mesh, source.shape, source.dtype, axes, source.partial, source.reduction)
+# ---- states that slice -----------------------------------------------------------------------------
 
 
 def _sliced(source: Layout, before: Holders, after: Holders) -> Holders:
-    """The source with every factor that only the target uses added where it wants it, if it divides."""
-    used = {p for dim in before for p in dim}
-    found: Holders = []
+    """The source's holders, with every factor that only the target uses added where the target has it, if it divides.
+
+    A source [[x]] of tile 6, a target [[y, x]]: y of 2 is added, [[x, y]], one of 5 is not.
+    """
+    used = set(_flat(before))
+    state: Holders = []
     for dim, held, wanted in zip(source.dims, before, after, strict=True):
         local, added = dim.tile, list[Prime]()
         for prime in wanted:
             if prime not in used and local % prime[1] == 0:
                 local //= prime[1]
                 added.append(prime)
-        found.append(held + added)
-    return found
+        state.append(held + added)
+    return state
 
 
 def _finest(source: Layout, target: Layout, before: Holders, after: Holders) -> Holders:
-    """The source cut towards the largest tiles that both layouts' tiles are made of, by free factors."""
-    used = {p for dim in before for p in dim}
-    found: Holders = []
+    """The source cut, by free factors, towards the largest tiles that divide the tiles of both layouts."""
+    used = set(_flat(before))
+    state: Holders = []
     for held, wanted, old, new in zip(before, after, source.dims, target.dims, strict=True):
         added: list[Prime] = []
-        for size in primes(old.tile // math.gcd(old.tile, new.tile)) if old.tile else []:
-            free = (p for p in (*wanted, *_all_primes(source.mesh)) if p[1] == size and p not in used)
-            prime = next(free, None)
+        for size in _excess(old, new):
+            candidates = (p for p in (*wanted, *_all_primes(source.mesh)) if p[1] == size and p not in used)
+            prime = next(candidates, None)
             if prime is not None:
                 used.add(prime)
                 added.append(prime)
-        found.append(held + added)
-    return found
+        state.append(held + added)
+    return state
+
+
+def _excess(old: Dim, new: Dim) -> list[int]:
+    """The prime factors that the old tile has and the new one has not."""
+    return primes(old.tile // math.gcd(old.tile, new.tile)) if old.tile else []
+
+
+# ---- states that permute ---------------------------------------------------------------------------
 
 
 def _following(layout: Layout, held: Holders, wanted: Holders, park: bool = False) -> Holders | None:
     """As many pieces per dim as `held`, but counted by the factors of `wanted` as far as they go.
 
-    `park` fills the rest with what other dims want, wherever it was, so that it is at hand to move on.
+    The rest is filled with the dim's own factors, then any; with `park` first with what other dims want, so that it
+    is at hand to move on. None if nothing changes or no factor of some size is left.
     """
-    used: set[Prime] = set()
-    found: Holders = []
-    missing: list[list[int]] = []
-    for dim, order in zip(held, wanted, strict=True):
-        need = [size for _, size in dim]
-        taken: list[Prime] = []
-        for prime in order:
-            if prime[1] not in need:
-                break
-            need.remove(prime[1])
-            taken.append(prime)
-        used.update(taken)
-        found.append(taken)
-        missing.append(need)
+    agreed = [_agreeing(dim, order) for dim, order in zip(held, wanted, strict=True)]
+    used = {p for taken, _ in agreed for p in taken}
     home = _homes(wanted)
-    for at, (dim, own, need) in enumerate(zip(found, held, missing, strict=True)):
-        filled: list[Prime] = []
-        ahead = [p for order in wanted for p in order if any(p in other for other in held)] if park else []
-        spare = [*ahead, *own, *(p for other in held for p in other), *_all_primes(layout.mesh)]
-        for size in need:
-            prime = next((p for p in spare if p[1] == size and p not in used), None)
-            if prime is None:
-                return None
-            used.add(prime)
-            filled.append(prime)
-        # Those that will leave for another dim come last, where an all-to-all can take them.
-        dim += sorted(filled, key=lambda p: home.get(p, at) != at)
-    return found if found != held else None
+    at_hand = set(_flat(held))
+    ahead = [p for p in _flat(wanted) if p in at_hand] if park else []
+    state: Holders = []
+    for at, (own, (taken, missing)) in enumerate(zip(held, agreed, strict=True)):
+        spare = [*ahead, *own, *_flat(held), *_all_primes(layout.mesh)]
+        filled = _filled(missing, spare, used)
+        if filled is None:
+            return None
+        # Factors that will leave for another dim come last, where an all-to-all can take them.
+        state.append(taken + sorted(filled, key=lambda p: home.get(p, at) != at))
+    return state if state != held else None
 
 
-def _all_primes(mesh: Mesh) -> Iterator[Prime]:
-    for name, size in mesh.axes.items():
-        yield from prime_places(mesh, SubAxis(name, 1, size))
+def _agreeing(held: list[Prime], wanted: list[Prime]) -> tuple[list[Prime], list[int]]:
+    """The leading factors of `wanted` whose sizes are among those of `held`, and the sizes left over."""
+    missing = [size for _, size in held]
+    taken: list[Prime] = []
+    for prime in wanted:
+        if prime[1] not in missing:
+            break
+        missing.remove(prime[1])
+        taken.append(prime)
+    return taken, missing
+
+
+def _filled(sizes: list[int], spare: list[Prime], used: set[Prime]) -> list[Prime] | None:
+    """For each size the first spare factor that is not used yet; it is now. None if there is none."""
+    filled: list[Prime] = []
+    for size in sizes:
+        prime = next((p for p in spare if p[1] == size and p not in used), None)
+        if prime is None:
+            return None
+        used.add(prime)
+        filled.append(prime)
+    return filled
 
 
 def _together(held: Holders, wanted: Holders, ordered: bool) -> list[Holders]:
-    """permute ; all_to_all ; permute: those that leave a dim last, then moved, then in target order.
+    """permute ; all_to_all ; permute: what leaves a dim goes last, then it moves, then each dim is put in order.
 
-    `ordered` puts what stays into the target's order first, which may save the second permute.
+    `ordered` puts what stays into the target's order at once, which may save the second permute.
     """
     home = _homes(wanted)
     leaving = [[p for p in dim if home.get(p, at) != at] for at, dim in enumerate(held)]
     staying = [[p for p in dim if home.get(p, at) == at] for at, dim in enumerate(held)]
     if ordered:
-        rank = {p: n for dim in wanted for n, p in enumerate(dim)}
-        staying = [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in staying]
-    moved = [p for dim in leaving for p in dim]
+        staying = _in_order(staying, wanted)
+    moved = _flat(leaving)
     landed = [dim + [p for p in moved if home[p] == at] for at, dim in enumerate(staying)]
     return [held, [s + gone for s, gone in zip(staying, leaving, strict=True)], landed, _final(landed, wanted)]
 
 
-Trip = tuple[int, int]
-"""The dims that some factors leave and join."""
+def _in_order(dims: Holders, wanted: Holders) -> Holders:
+    rank = {p: n for dim in wanted for n, p in enumerate(dim)}
+    return [sorted(dim, key=lambda p: rank.get(p, len(rank))) for dim in dims]
 
 
 def _orders(held: Holders, wanted: Holders) -> Iterator[Sequence[Trip]]:
-    """The orders in which to move factors between dims; more than six are not tried."""
+    """The orders in which to move factors between dims; at most six are tried."""
     home = _homes(wanted)
     trips = list(dict.fromkeys((at, home.get(p, at)) for at, dim in enumerate(held) for p in dim))
     return islice(permutations([t for t in trips if t[0] != t[1]]), 6)
 
 
 def _one_by_one(held: Holders, wanted: Holders, order: Sequence[Trip]) -> Iterator[Holders]:
-    """(permute ; all_to_all) for each trip, then permute: a dim is left before, or after, it is joined."""
+    """(permute ; all_to_all) for each trip, then a permute: a permute puts what leaves last, an all-to-all takes it."""
     home = _homes(wanted)
     now = held
     for start, end in order:
@@ -246,5 +324,48 @@ def _final(held: Holders, wanted: Holders) -> Holders:
     ]
 
 
+# ---- holders and layouts ---------------------------------------------------------------------------
+
+
+def _both(source: Layout, target: Layout) -> tuple[Holders, Holders] | None:
+    """The holders of both layouts, None unless both are contiguous and on one mesh."""
+    if source.mesh != target.mesh:
+        return None
+    before, after = _holders(source), _holders(target)
+    return None if before is None or after is None else (before, after)
+
+
+def _holders(layout: Layout) -> Holders | None:
+    """The holders of a contiguous layout, None for any other."""
+    holders: Holders = []
+    for dim in layout.dims:
+        axes = [d.axis for d in dim.digits if d.axis is not None]
+        if any(d.axis is None for d in dim.digits[: len(axes)]):
+            return None
+        holders.append([p for axis in axes for p in prime_places(layout.mesh, axis)])
+    return holders
+
+
+def _tiled(source: Layout, state: Holders) -> Layout:
+    """The contiguous layout with these holders."""
+    mesh = source.mesh
+    axes = [[sub for stride, size in dim for sub in mesh.sub_axes(stride, size)] for dim in state]
+    return Layout.tiled(mesh, source.shape, source.dtype, axes, source.partial, source.reduction)
+
+
 def _homes(wanted: Holders) -> dict[Prime, int]:
+    """The dim that each factor holds in the target."""
     return {p: at for at, dim in enumerate(wanted) for p in dim}
+
+
+def _flat(dims: Iterable[list[Prime]]) -> list[Prime]:
+    return [p for dim in dims for p in dim]
+
+
+def _distinct(states: list[Holders]) -> list[Holders]:
+    return [s for at, s in enumerate(states) if s not in states[:at]]
+
+
+def _all_primes(mesh: Mesh) -> Iterator[Prime]:
+    for name, size in mesh.axes.items():
+        yield from prime_places(mesh, SubAxis(name, 1, size))

@@ -1,0 +1,45 @@
+"""What every module of routes is given, and what it returns.
+
+    routes(pair: Pair, links: Links | None) -> Iterator[Route]
+
+A route is a sequence of unchecked steps that leads from `pair.source` to `pair.target`; `()` does nothing. `links`
+are those of the source's mesh; without them only bytes and launches count. A module yields nothing for a pair that
+is not its business. Its routes need not be good, only right: the planner checks, prices and compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from reshard.types.layout import Layout
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.plan import StepSpec
+
+Route = tuple[StepSpec, ...]
+"""Steps that are not checked yet."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two layouts of one array, on one mesh if they have spellings on one.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=2)
+    >>> pair = Pair(Layout.parse("f32[{y}8] + sum{x}", mesh), Layout.parse("f32[{y}8]", mesh))
+    >>> pair.reduces, [(digit.radix, digit.src, digit.dst) for digit in pair.refinement.digits]
+    (True, [(2, 1, 1), (8, None, None)])
+    """
+
+    source: Layout
+    target: Layout
+
+    @property
+    def reduces(self) -> bool:
+        """Whether some partial sub-axes of the source are finished in the target."""
+        return self.source.partial != self.target.partial
+
+    @cached_property
+    def refinement(self) -> Refinement | None:
+        """The common refinement, None if the numerals do not nest."""
+        return refine(self.source, self.target)
