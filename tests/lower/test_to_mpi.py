@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower.to_mpi import Axis, Block, Fetch, Move, Part, fetches, ranks, schedule
-from reshard.lower.to_mpi.blocks import cut, fold, inside, whole
+from reshard.lower.to_mpi import Axis, Block, Fetch, StepMessages, PeerBlocks, fetches, ranks, schedule
+from reshard.lower.to_mpi.blocks import cut, fold, inside, whole_tile
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.oracle import PADDING, tiles_of
@@ -46,7 +46,7 @@ def put(tile: np.ndarray, blocks: tuple[Block, ...], message: list[int]) -> None
             tile[at] = value
 
 
-def step_of(tiles: Tiles, moves: dict[int, Move], shape: tuple[int, ...]) -> Tiles:
+def step_of(tiles: Tiles, moves: dict[int, StepMessages], shape: tuple[int, ...]) -> Tiles:
     """One step on all devices: turn by turn, what is sent in order is what is received in order."""
     found = {device: np.full(shape, PADDING) for device in tiles}
     wire: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
@@ -121,7 +121,7 @@ def test_no_turn_waits_for_a_later_one():
     for k in range(3):
         for device in mesh.devices:
             send = turns[device][k].send
-            assert isinstance(send, Part)
+            assert isinstance(send, PeerBlocks)
             assert turns[send.peer][k].receive.peer == device
 
 
@@ -144,7 +144,7 @@ def test_what_lies_inside_is_all_but_padding(outer: int, inner: int, step: int, 
 
 
 def test_a_whole_tile():
-    assert places(whole((2, 3)), "src") == list(np.ndindex(2, 3))
+    assert places(whole_tile((2, 3)), "src") == list(np.ndindex(2, 3))
 
 
 def test_only_checked_plans_are_lowered():

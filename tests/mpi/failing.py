@@ -18,7 +18,7 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
 from reshard.mpi import DistArray, redistribute
-from reshard.runtime.on_mpi import direct, move
+from reshard.runtime.on_mpi import direct, ways
 from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.team import team_of
 from reshard.runtime.on_mpi.wire import chunks, overwrite, reduction
@@ -147,9 +147,9 @@ def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
 # ---- while data move ---------------------------------------------------------------------------------
 
 _WORK: list[tuple[Any, str]] = [
-    (direct, "in_steps"),
+    (direct, "copy_steps"),
     (chunks, "copy"),
-    (move, "copy"),
+    (ways, "copy"),
     (reduction, "_combine"),
     (overwrite, "_rearrange"),
 ]
@@ -159,7 +159,7 @@ _WORK: list[tuple[Any, str]] = [
 def _going_wrong(wrong: Callable[..., None] | None) -> Iterator[None]:
     """Whatever packs, copies or reads on this rank does this instead, if anything."""
     with ExitStack() as patches:
-        for module, name in [*_WORK, (cma.Remote, "read")] if wrong else ():
+        for module, name in [*_WORK, (cma.RemoteMemory, "read")] if wrong else ():
             patches.enter_context(mock.patch.object(module, name, wrong))
         yield
 
@@ -215,7 +215,7 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
                 yield f"{way}, {nodes} nodes, after {turn} messages", case
 
 
-_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "pack"), (move, "copy"), (move, "pack")]
+_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "pack"), (ways, "copy"), (ways, "pack")]
 
 
 def _after(turns: int, wrapped: Callable[..., None], wrong: Callable[..., None]) -> Callable[..., None]:

@@ -20,7 +20,7 @@ from reshard.errors import BudgetError
 from reshard.lower.to_mpi import ranks
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
-from reshard.runtime.on_mpi import move
+from reshard.runtime.on_mpi import prepare
 from reshard.runtime.on_mpi.node import cma_read, huge_pages
 from reshard.runtime.on_mpi.team import Team
 from reshard.runtime.on_mpi.wire import datatypes
@@ -110,7 +110,7 @@ def counting(team: Team) -> Iterator[CountingComm]:
 @contextmanager
 def forced(way: str, scratch: int | None = None) -> Iterator[None]:
     """Moves go this way wherever it is possible, with a buffer of so many bytes for reading short runs."""
-    natural = move._way
+    natural = prepare._way
 
     def chosen(request: Any, facts: Any, spare: int, judged: Any) -> str:
         if way == "natural" or request.shared:
@@ -120,11 +120,11 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
         return way
 
     with ExitStack() as patches:
-        for module in (move, cma_read) if scratch else ():
+        for module in (prepare, cma_read) if scratch else ():
             patches.enter_context(mock.patch.multiple(module, SCRATCH=scratch, STRAIGHT=min(scratch, 16)))
-        patches.enter_context(mock.patch.object(move, "_way", chosen))
-        patches.callback(move._prepared.cache_clear)
-        move._prepared.cache_clear()
+        patches.enter_context(mock.patch.object(prepare, "_way", chosen))
+        patches.callback(prepare._prepared.cache_clear)
+        prepare._prepared.cache_clear()
         yield
 
 

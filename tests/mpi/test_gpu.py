@@ -49,7 +49,7 @@ def test_whether_mpi_takes_pointers_can_be_said(monkeypatch: pytest.MonkeyPatch)
     from reshard.errors import AgreementError
     from reshard.runtime.on_mpi.gpu import device_messages
 
-    monkeypatch.setattr(device_messages, "_says_so", lambda: False)
+    monkeypatch.setattr(device_messages, "_is_cuda_aware", lambda: False)
     assert not device_messages.takes_pointers()
     for said, expected in (("1", True), ("0", False), ("", False)):
         monkeypatch.setenv(device_messages.CUDA_AWARE, said)

@@ -1,9 +1,9 @@
-"""Strided blocks: the same elements in two tiles, whatever order the tiles have in memory.
+"""Strided blocks: the same elements in a sender's tile and in a receiver's.
 
-    tile of the sender        tile of the receiver
-    dim 0: a . b . c        dim 0: a b c            Axis(dim=0, extent=3, src=2, dst=1)
+    sender's tile           receiver's tile
+    dim 0: a . b . c        dim 0: . a b c          Block((0,), (1,), (Axis(dim=0, extent=3, src=2, dst=1),))
 
-Starts and steps are local indices of a dim, not bytes, so a block fits a tile of any strides.
+Starts and steps count local indices of a dim, not bytes, so a block is valid for tiles of any memory order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reshard.types.rules.tile_view import TileView
 
 
 class Axis(NamedTuple):
-    """`extent` local indices of a dim: `src` apart in the sender's tile, `dst` apart in the receiver's."""
+    """`extent` local indices of a dim, `src` apart in the sender's tile and `dst` apart in the receiver's."""
 
     dim: int
     extent: int
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Elements in the row-major order of `axes`, from local index `src` on in one tile, `dst` in the other."""
+    """Elements in row-major order of `axes`, starting at local index `src` in one tile and `dst` in the other."""
 
     src: tuple[int, ...]
     dst: tuple[int, ...]
@@ -61,14 +61,14 @@ class Block(NamedTuple):
         return Block(tuple(src), tuple(dst), axes)
 
 
-def whole(shape: Sequence[int]) -> Block:
-    """A whole tile, on both sides."""
+def whole_tile(shape: Sequence[int]) -> Block:
+    """The block of all elements of a tile of this shape, at the same indices on both sides."""
     zeros = (0,) * len(shape)
     return Block(zeros, zeros, tuple(Axis(dim, extent, 1, 1) for dim, extent in enumerate(shape)))
 
 
 def cut(block: Block, cap: int) -> Iterator[Block]:
-    """The block in pieces of at most `cap` elements, in the order of its elements."""
+    """Splits a block into blocks of at most `cap` elements, in the order of its elements."""
     if block.elements <= cap:
         yield block
         return
@@ -76,14 +76,14 @@ def cut(block: Block, cap: int) -> Iterator[Block]:
 
 
 def of_spans(send: TileView, src: Sequence[Span], receive: TileView, dst: Sequence[Span]) -> Block:
-    """The block of these spans of the digits of two views: as many elements in both, in the same order."""
+    """The block between these spans of the digits of two views, which have equally many elements in the same order."""
     start, before = _side(send, src)
     end, after = _side(receive, dst)
     return Block(start, end, _paired(before, after))
 
 
 _Steps = list[tuple[int, int, int]]
-"""(dim, extent, step) of every digit that a span has more than one value of."""
+"""(dim, extent, step) of each digit of which a span has more than one value."""
 
 
 def _side(view: TileView, spans: Sequence[Span]) -> tuple[tuple[int, ...], _Steps]:
@@ -100,35 +100,35 @@ def _side(view: TileView, spans: Sequence[Span]) -> tuple[tuple[int, ...], _Step
 
 
 def _paired(before: _Steps, after: _Steps) -> tuple[Axis, ...]:
-    """Axes that both sides are made of; where one side has a digit for two of the other, it is split."""
+    """Axes common to both sides: a digit of one side that covers two of the other is split."""
     before, after = list(before), list(after)
-    found: list[Axis] = []
+    axes: list[Axis] = []
     while before and after:
         (dim, have, src), (other, want, dst) = before.pop(), after.pop()
         extent = min(have, want)
         if dim != other or (extent and (have % extent or want % extent)):
             raise PlanError(f"a box has {have} indices of dim {dim} at one end and {want} of dim {other} at the other")
-        found.insert(0, Axis(dim, extent, src, dst))
+        axes.insert(0, Axis(dim, extent, src, dst))
         if have > extent:
             before.append((dim, have // extent, src * extent))
         if want > extent:
             after.append((dim, want // extent, dst * extent))
-    return tuple(found)
+    return tuple(axes)
 
 
 def of_runs(runs: Sequence[Iterable[Run]]) -> list[Block]:
-    """The blocks of a message: the product of the runs of every dim, those that go by one step folded.
+    """The blocks of a message: the product of the runs of all dims, with evenly spaced runs folded into one block.
 
     >>> of_runs([[Run(0, 4, 2), Run(6, 6, 2), Run(12, 8, 2)]])
     [Block(src=(0,), dst=(4,), axes=(Axis(dim=0, extent=3, src=6, dst=2), Axis(dim=0, extent=2, src=1, dst=1)))]
     """
     along = [fold(_run(dim, len(runs), run) for run in of) for dim, of in enumerate(runs)]
-    found: list[Block] = []
+    blocks: list[Block] = []
     for parts in itertools.product(*along):
         src = tuple(part.src[dim] for dim, part in enumerate(parts))
         dst = tuple(part.dst[dim] for dim, part in enumerate(parts))
-        found.append(Block(src, dst, tuple(axis for part in parts for axis in part.axes)))
-    return found
+        blocks.append(Block(src, dst, tuple(axis for part in parts for axis in part.axes)))
+    return blocks
 
 
 def _run(dim: int, rank: int, run: Run) -> Block:
@@ -137,14 +137,18 @@ def _run(dim: int, rank: int, run: Run) -> Block:
 
 
 def fold(blocks: Iterable[Block]) -> list[Block]:
-    """The same elements in the same order, with blocks that follow one another by one step made one.
+    """The same elements in the same order, with evenly spaced equal blocks merged into one with one more axis.
 
-    Every pass makes fewer blocks, until no two neighbours fit together.
+    >>> rows = [Block((at,), (at + 1,), (Axis(0, 2, 1, 1),)) for at in (0, 4, 8)]
+    >>> fold(rows)
+    [Block(src=(0,), dst=(1,), axes=(Axis(dim=0, extent=3, src=4, dst=4), Axis(dim=0, extent=2, src=1, dst=1)))]
+
+    Passes repeat as long as they reduce the number of blocks.
     """
-    found = list(blocks)
-    while len(rows := list(_rows(found))) < len(found):
-        found = rows
-    return found
+    folded = list(blocks)
+    while len(rows := list(_rows(folded))) < len(folded):
+        folded = rows
+    return folded
 
 
 def _rows(blocks: list[Block]) -> Iterator[Block]:
@@ -161,7 +165,7 @@ def _rows(blocks: list[Block]) -> Iterator[Block]:
 
 
 def _step(one: Block, other: Block) -> Axis | None:
-    """The axis along which a block is followed by another one; None where there is none."""
+    """The axis that leads from one block to an equal one further on; None unless they differ along one dim only."""
     if one.axes != other.axes:
         return None
     moved = [dim for dim in range(len(one.src)) if (one.src[dim], one.dst[dim]) != (other.src[dim], other.dst[dim])]
@@ -173,7 +177,7 @@ def _step(one: Block, other: Block) -> Axis | None:
 
 
 def from_part(block: Block, take: Cut, put: Cut, number: int) -> Block:
-    """A block between two parts' tiles as one between the tiles that they are parts of."""
+    """Rewrites a block between the tiles of part `number` as a block between the whole tiles."""
     axes: list[Axis] = []
     for axis in block.axes:
         if axis.dim != take.axis:
@@ -191,13 +195,13 @@ def from_part(block: Block, take: Cut, put: Cut, number: int) -> Block:
 
 
 def _stretch(index: int, into: Cut) -> int:
-    """A local index of a part (or a step of whole rounds) as one of the tile, of its part number 0."""
+    """A local index (or a step of whole rounds) of part 0, as one of the whole tile."""
     outer, inner = divmod(index, into.inner)
     return outer * into.parts * into.inner + inner
 
 
 def _split_at(axis: Axis, src: int, dst: int) -> list[Axis]:
-    """An axis that runs past the inner indices of either part, as one that goes through them and one past them."""
+    """Splits an axis that runs beyond the inner indices of either cut: one axis stays within them, one goes beyond."""
     for at in sorted({_within(axis.src, axis.extent, src), _within(axis.dst, axis.extent, dst)}):
         if 1 < at < axis.extent:
             outer = Axis(axis.dim, axis.extent // at, axis.src * at, axis.dst * at)
@@ -206,12 +210,14 @@ def _split_at(axis: Axis, src: int, dst: int) -> list[Axis]:
 
 
 def _within(step: int, extent: int, inner: int) -> int:
-    """How many indices of an axis lie in the first `inner` ones."""
+    """How many indices of an axis fall into the first `inner` ones."""
     return extent if step >= inner else min(extent, inner // step)
 
 
 def inside(block: Block, at: str, shape: Sequence[int]) -> Iterator[tuple[Span, ...]]:
-    """The spans of the axes that lie in a tile of this shape, `at` ("src" or "dst") one end: all but padding.
+    """The spans of a block's axes that lie inside a tile of this shape, that is, all but padding.
+
+    `at` says which end of the block is that tile: "src" or "dst". Here index 9 is padding:
 
     >>> list(inside(Block((0,), (0,), (Axis(0, 4, 3, 1),)), "src", (8,)))
     [((0, 3),)]
@@ -229,7 +235,7 @@ def inside(block: Block, at: str, shape: Sequence[int]) -> Iterator[tuple[Span, 
 
 
 def _along(start: int, steps: Sequence[tuple[int, int]], size: int) -> Iterator[tuple[Span, ...]]:
-    """The spans of the (extent, step) axes of one dim whose indices are below its size."""
+    """The spans of one dim's (extent, step) axes that reach indices below its size."""
     reach = sum((extent - 1) * step for extent, step in steps)
     if start + reach < size:
         yield tuple((0, extent) for extent, _ in steps)

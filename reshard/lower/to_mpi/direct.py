@@ -1,8 +1,11 @@
-"""From source to target in one stride: what each rank fetches, and from whom.
+"""Straight from source to target: what each rank fetches, and from whom.
 
-A rank keeps what it holds, and fetches every other piece of its target tile from one of the ranks
-that hold it: one of its own node if there is one, and among several the one that its own number picks.
-Each rank can compute the fetches of any other, so senders know what is asked of them.
+    source f32[{x}2, 4] -> target f32[4, {x}2] on x=2     rank 1 fetches rows 0:2 of its columns from rank 0,
+                                                          and copies rows 2:4 from its own tile
+
+A rank keeps what it already holds. Every other piece of its target tile comes from one of the ranks that hold it: a
+rank of its own node if possible, and if several qualify, its own number selects one, which spreads the load. Any
+rank can compute the fetches of any other, so senders know what to send without a message.
 """
 
 from __future__ import annotations
@@ -18,18 +21,18 @@ from reshard.types.mesh import Mesh
 from reshard.types.pair.overlap import piece, shares
 
 Near = Callable[[int, int], bool]
-"""Whether two ranks can read each other's memory."""
+"""Whether two ranks are on one node."""
 
 
 class Fetch(NamedTuple):
-    """What comes from one rank's source tile."""
+    """The blocks that come from the source tile of one rank."""
 
     rank: int
     blocks: tuple[Block, ...]
 
 
 def ranks(mesh: Mesh) -> tuple[int, ...]:
-    """The device of every rank: rank r is the r-th smallest device id, so rank and id agree on 0, 1, 2, ...
+    """The device of each rank: rank r is the r-th smallest device id. On a mesh without `device_ids`, device r.
 
     >>> ranks(Mesh({"x": 3}, device_ids=[7, 2, 5]))
     (2, 5, 7)
@@ -37,50 +40,57 @@ def ranks(mesh: Mesh) -> tuple[int, ...]:
     return tuple(sorted(mesh.devices))
 
 
-def fetches(source: Layout, target: Layout, rank: int, near: Near, seat: int | None = None) -> list[Fetch]:
-    """What a rank takes from the tiles of the source's ranks to fill its tile of the target, its own first.
+def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> list[Fetch]:
+    """What a rank copies from the ranks' source tiles to fill its target tile, its own source tile first.
 
-    The meshes may differ in size, as when a saved array is read by more or fewer ranks than wrote it; the
-    rank's tile is that of number `seat` of the target's mesh, `rank` itself if left out. Nothing is summed:
-    both layouts are partial alike, or not at all.
+    The rank fills tile `number` of the target's mesh, by default its own number. The meshes may differ in size, as
+    when an array is loaded by more or fewer ranks than saved it. Nothing is summed: both layouts are partial along
+    the same axes, or neither is partial.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
+    >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in fetches(rows, columns, 1, lambda one, other: True)]
+    [(1, (2, 2)), (0, (2, 2))]
     """
-    at = target.mesh.position(ranks(target.mesh)[rank if seat is None else seat])
+    at = target.mesh.position(ranks(target.mesh)[rank if number is None else number])
     wanted = [shares(s, t)[piece(t, target.mesh, at)] for s, t in zip(source.dims, target.dims, strict=True)]
     holders = _holders(source)
-    plane = _plane(source, source.mesh.position(ranks(source.mesh)[rank])) if source.partial else ()
-    found: dict[int, list[Block]] = {}
+    summand = _summand(source, source.mesh.position(ranks(source.mesh)[rank])) if source.partial else ()
+    blocks: dict[int, list[Block]] = {}
     for owners in itertools.product(*(by.items() for by in wanted)):
-        held = holders[(*(number for number, _ in owners), *plane)]
-        blocks = of_runs([runs for _, runs in owners])
-        found.setdefault(_nearest(held, rank, near), []).extend(blocks)
-    return [Fetch(peer, tuple(found[peer])) for peer in sorted(found, key=lambda peer: (peer - rank) % _MANY)]
+        candidates = holders[(*(number for number, _ in owners), *summand)]
+        giver = _nearest(candidates, rank, near)
+        blocks.setdefault(giver, []).extend(of_runs([runs for _, runs in owners]))
+    # Each rank starts with itself and goes on with the next rank, so that ranks do not all read from rank 0 first.
+    return [Fetch(peer, tuple(blocks[peer])) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))]
 
 
-_MANY = 2**32
-
-
-def _nearest(held: tuple[int, ...], rank: int, near: Near) -> int:
-    if rank in held:
+def _nearest(candidates: tuple[int, ...], rank: int, near: Near) -> int:
+    if rank in candidates:
         return rank
-    close = tuple(peer for peer in held if near(peer, rank)) or held
+    close = tuple(peer for peer in candidates if near(peer, rank)) or candidates
     return close[rank % len(close)]
 
 
 @lru_cache(maxsize=256)
 def _holders(layout: Layout) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The ranks that hold each tile, by the numbers of its pieces and its summand."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    """The ranks that hold each tile; a tile's key is the numbers of its pieces, then those of its summand."""
+    holders: dict[tuple[int, ...], list[int]] = {}
     for rank, device in enumerate(ranks(layout.mesh)):
         position = layout.mesh.position(device)
         pieces = tuple(piece(dim, layout.mesh, position) for dim in layout.dims)
-        found.setdefault((*pieces, *_plane(layout, position)), []).append(rank)
-    return {tile: tuple(held) for tile, held in found.items()}
+        holders.setdefault((*pieces, *_summand(layout, position)), []).append(rank)
+    return {tile: tuple(held) for tile, held in holders.items()}
 
 
-def sole(layout: Layout) -> bool:
-    """Whether no tile is held twice."""
+def unreplicated(layout: Layout) -> bool:
+    """Whether each tile is on one rank only.
+
+    >>> [unreplicated(Layout.parse(text, Mesh(x=2))) for text in ("f32[{x}2]", "f32[4]")]
+    [True, False]
+    """
     return all(len(held) == 1 for held in _holders(layout).values())
 
 
-def _plane(layout: Layout, position: int) -> tuple[int, ...]:
+def _summand(layout: Layout, position: int) -> tuple[int, ...]:
     return layout.mesh.coordinates(position, layout.partial)

@@ -1,4 +1,17 @@
-"""A checked plan as one device runs it: per step its local copies, and its turns with its peers."""
+"""A checked plan as one device runs it: for each step its local copies and its messages, turn by turn.
+
+An all-to-all of four devices on a mesh x=4, as device 1 runs it:
+
+    turn    sends block    to    receives from    into block
+    -       1              1     1                1             a local copy
+    0       2              2     0                0
+    1       3              3     3                3
+    2       0              0     2                2
+
+In each turn every device sends at most one message and receives at most one, and the peer of a send receives in the
+same turn. The first unfinished message is therefore posted at both ends, so ranks that keep the order of the turns
+never deadlock, however few buffers they have.
+"""
 
 from __future__ import annotations
 
@@ -24,46 +37,46 @@ from reshard.lower.program import (
     Slice,
     lower,
 )
-from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole
+from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole_tile
 from reshard.types.plan import Plan
 from reshard.types.rules.tile_view import TileView
 
 
-class Part(NamedTuple):
-    """What goes to, or comes from, one device, in the order of its blocks; padding is sent along."""
+class PeerBlocks(NamedTuple):
+    """The blocks of one message to or from a peer (a device id), in order; padding is sent too."""
 
     peer: int
     blocks: tuple[Block, ...]
 
     @property
     def elements(self) -> int:
-        """Elements of the message."""
+        """Elements in the message."""
         return sum(block.elements for block in self.blocks)
 
 
-class Turn(NamedTuple):
-    """What a device sends and receives at once; in one turn every device does at most one of each."""
+class SendReceive(NamedTuple):
+    """One turn: the message that a device sends and the one that it receives, if any."""
 
-    send: Part | None
-    receive: Part | None
+    send: PeerBlocks | None
+    receive: PeerBlocks | None
 
 
 @dataclass(frozen=True)
-class Move:
-    """Local copies, and turns in the order that all devices keep; `scratch` bytes may stage messages."""
+class StepMessages:
+    """Local copies, then turns in an order common to all devices; up to `scratch` bytes may stage messages."""
 
     local: tuple[Block, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[SendReceive, ...]
     scratch: int
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """Reductions over `group`: each member ends with its share (`scatter`) or with everything.
+    """A reduction over the devices of `group`: a reduce-scatter if `scatter`, else an all-reduce.
 
-    `each` lists, part by part, one block per share in group order, from the operand to the result of the
-    share's member. `packed` says that the operand's blocks do not lie one after another, `placed` that
-    the result is not simply the combined block.
+    `each` has one tuple per part of the step; its blocks, one per share in group order, map the operand's tile to
+    the result's tile of the member that keeps the share. `packed`: the operand's blocks must be packed, because
+    they are not consecutive in memory. `placed`: the combined block must be copied into place in the result.
     """
 
     group: tuple[int, ...]
@@ -74,8 +87,8 @@ class Reduce:
     placed: bool
 
 
-class Slot(NamedTuple):
-    """Elements `start`, ... of a slot go to, or come from, the same place of a peer's slot."""
+class SlotMessage(NamedTuple):
+    """Elements `start` to `start + length` of a slot, sent to or received from the same offsets of a peer's slot."""
 
     peer: int
     slot: int
@@ -85,39 +98,41 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Overwrite:
-    """Tile -> `slots` slots of `slot` elements in one buffer -> turns, out of one slot and into another -> tile.
+    """An exchange inside one buffer of `slots` slots of `slot` elements each.
 
-    `pack` and `unpack` say which block of the operand's or the result's tile (its `src`) a slot holds.
+    The tile is packed into slots, each turn sends one slot and receives into another, and the slots are unpacked
+    into the result's tile. `pack` and `unpack` pair each slot number with a block of the operand's or of the result's
+    tile (the block's `src` end).
     """
 
     slot: int
     slots: int
     pack: tuple[tuple[int, Block], ...]
-    turns: tuple[tuple[Slot | None, Slot | None], ...]
+    turns: tuple[tuple[SlotMessage | None, SlotMessage | None], ...]
     unpack: tuple[tuple[int, Block], ...]
     scratch: int
 
 
-Step = Move | Reduce | Overwrite
+RankStep = StepMessages | Reduce | Overwrite
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A device's steps, with the shape of its tile after each."""
+    """One device's steps, the shape of its tile before the first one, and after each."""
 
     tile_shape: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[RankStep, ...]
     tile_shapes: tuple[tuple[int, ...], ...]
 
 
 def schedule(plan: Plan, device: int) -> Schedule:
-    """What one device (an id of the mesh) does in a checked plan; raises `PlanError` for anything else.
+    """The schedule of one device (an id of the mesh) in a checked plan; `PlanError` if `plan` is not one.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=2)
-    >>> move = schedule(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), 0).steps[0]
-    >>> sent = move.turns[0].send
+    >>> step = schedule(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), 0).steps[0]
+    >>> sent = step.turns[0].send
     >>> sent.peer, sent.blocks[0].src, sent.blocks[0].dst, sent.blocks[0].extents
     (1, (0, 2), (0, 0), (2, 2))
     """
@@ -130,7 +145,7 @@ def schedule(plan: Plan, device: int) -> Schedule:
     return Schedule(program.tile_shape, steps, program.tile_shapes)
 
 
-def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: int) -> Step:
+def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: int) -> RankStep:
     match instruction:
         case InParts():
             return _in_parts(instruction, device, shape, scratch)
@@ -139,86 +154,91 @@ def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: 
         case ExchangeInPlace():
             return _overwrite(instruction, device, scratch)
         case _:
-            return _move(instruction, device, shape, scratch)
+            return _messages(instruction, device, shape, scratch)
 
 
-def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -> Step:
-    """Every part's blocks, as blocks of the whole tiles: nothing need be cut out first."""
+def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -> RankStep:
+    """The blocks of all parts, as blocks of the whole tiles, so that no part is cut out before it moves."""
     cut = parts.take
     part = [cut.outer * cut.inner if dim == cut.axis else extent for dim, extent in enumerate(shape)]
     one = _step(parts.each, device, part, scratch)
     numbers = range(cut.parts)
 
-    def moved(blocks: Sequence[Block], number: int) -> tuple[Block, ...]:
+    def in_tile(blocks: Sequence[Block], number: int) -> tuple[Block, ...]:
         return tuple(from_part(block, parts.take, parts.put, number) for block in blocks)
 
-    def side(part: Part | None, number: int) -> Part | None:
-        return None if part is None else Part(part.peer, moved(part.blocks, number))
+    def side(message: PeerBlocks | None, number: int) -> PeerBlocks | None:
+        return None if message is None else PeerBlocks(message.peer, in_tile(message.blocks, number))
 
     match one:
         case Reduce():
-            each = tuple(moved(blocks, number) for number in numbers for blocks in one.each)
+            each = tuple(in_tile(blocks, number) for number in numbers for blocks in one.each)
             return replace(one, each=each, packed=True, placed=True)
-        case Move():
-            local = tuple(block for number in numbers for block in moved(one.local, number))
-            turns = [Turn(side(t.send, number), side(t.receive, number)) for number in numbers for t in one.turns]
-            return Move(local, tuple(turns), scratch)
+        case StepMessages():
+            local = tuple(block for number in numbers for block in in_tile(one.local, number))
+            turns = [SendReceive(side(t.send, n), side(t.receive, n)) for n in numbers for t in one.turns]
+            return StepMessages(local, tuple(turns), scratch)
         case Overwrite():
-            raise PlanError("an exchange in place has no parts; plan it with chunks")
+            raise PlanError("an exchange in place cannot run in parts; plan it with chunks")
 
 
-def _move(step: Plain, device: int, shape: Sequence[int], scratch: int) -> Move:
+def _messages(step: Plain, device: int, shape: Sequence[int], scratch: int) -> StepMessages:
     match step:
         case Slice(send=send, receive=receive, block=block):
-            return Move(_full(_between(send, block[device], receive, 0)), (), scratch)
+            return StepMessages(_full(_between(send, block[device], receive, 0)), (), scratch)
         case AllGather(groups=groups, send=send, receive=receive) | AllToAll(groups=groups, send=send, receive=receive):
             group = _of(groups, device)
             return _grouped(group, group.index(device), send, receive, isinstance(step, AllToAll), scratch)
         case Permute(pairs=pairs):
-            return _paired(pairs, device, whole(shape), scratch)
+            return _paired(pairs, device, whole_tile(shape), scratch)
         case Exchange():
             turns = tuple(_turn(turn, device, step) for turn in step.rounds)
             local = [_boxes(transfer, step) for transfer in step.local if transfer.receiver == device]
             local += [_boxes(t, step) for turn in step.rounds for t in turn if t.sender == t.receiver == device]
-            return Move(tuple(itertools.chain(*local)), tuple(t for t in turns if t != _IDLE), scratch)
+            return StepMessages(tuple(itertools.chain(*local)), tuple(t for t in turns if t != _IDLE), scratch)
         case _:
-            raise PlanError(f"{type(step).__name__} moves nothing")
+            raise PlanError(f"{type(step).__name__} sends no messages")
 
 
-_IDLE = Turn(None, None)
+_IDLE = SendReceive(None, None)
 
 
-def _grouped(group: tuple[int, ...], me: int, send: TileView, receive: TileView, each: bool, scratch: int) -> Move:
-    """Turn k: to the k-th member after this one, from the k-th before it."""
+def _grouped(
+    group: tuple[int, ...], me: int, send: TileView, receive: TileView, each: bool, scratch: int
+) -> StepMessages:
+    """The turns of a gather or an all-to-all: turn k sends to the k-th next member, receives from the k-th previous."""
 
     def to(sender: int, receiver: int) -> tuple[Block, ...]:
         return _full(_between(send, receiver if each else 0, receive, sender))
 
-    turns: list[Turn] = []
+    turns: list[SendReceive] = []
     for k in range(1, len(group)):
         after, before = (me + k) % len(group), (me - k) % len(group)
         sent, received = to(me, after), to(before, me)
         turns.append(
-            Turn(Part(group[after], sent) if sent else None, Part(group[before], received) if received else None)
+            SendReceive(
+                PeerBlocks(group[after], sent) if sent else None,
+                PeerBlocks(group[before], received) if received else None,
+            )
         )
-    return Move(to(me, me), tuple(t for t in turns if t != _IDLE), scratch)
+    return StepMessages(to(me, me), tuple(t for t in turns if t != _IDLE), scratch)
 
 
-def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch: int) -> Move:
+def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch: int) -> StepMessages:
     to = next((receiver for sender, receiver in pairs if sender == device), device)
     source = next((sender for sender, receiver in pairs if receiver == device), device)
     blocks = _full(block)
     if source == device or not blocks:
-        return Move(blocks, (), scratch)
-    return Move((), (Turn(Part(to, blocks), Part(source, blocks)),), scratch)
+        return StepMessages(blocks, (), scratch)
+    return StepMessages((), (SendReceive(PeerBlocks(to, blocks), PeerBlocks(source, blocks)),), scratch)
 
 
-def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> Turn:
+def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
     sent = next((t for t in turn if t.sender == device != t.receiver), None)
     received = next((t for t in turn if t.receiver == device != t.sender), None)
-    return Turn(
-        None if sent is None else Part(sent.receiver, _boxes(sent, step)),
-        None if received is None else Part(received.sender, _boxes(received, step)),
+    return SendReceive(
+        None if sent is None else PeerBlocks(sent.receiver, _boxes(sent, step)),
+        None if received is None else PeerBlocks(received.sender, _boxes(received, step)),
     )
 
 
@@ -229,17 +249,17 @@ def _boxes(transfer: Transfer, step: Exchange) -> tuple[Block, ...]:
 def _reduce(step: ReduceScatter | AllReduce, device: int, shape: Sequence[int]) -> Reduce:
     group = _of(step.groups, device)
     if isinstance(step, AllReduce):
-        return Reduce(group, step.reduction, False, (_full(whole(shape)),), False, False)
+        return Reduce(group, step.reduction, False, (_full(whole_tile(shape)),), False, False)
     blocks = tuple(itertools.chain(*(_full(_between(step.send, n, step.receive, 0)) for n in range(len(group)))))
     placed = step.receive.tile != step.receive.padded
     return Reduce(group, step.reduction, True, (blocks,), not step.send.in_place, placed)
 
 
 def _overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
-    turns: list[tuple[Slot | None, Slot | None]] = []
+    turns: list[tuple[SlotMessage | None, SlotMessage | None]] = []
     for turn in step.rounds:
-        out = next((Slot(t.receiver, t.src_slot, t.start, t.length) for t in turn if t.sender == device), None)
-        into = next((Slot(t.sender, t.dst_slot, t.start, t.length) for t in turn if t.receiver == device), None)
+        out = next((SlotMessage(t.receiver, t.src_slot, t.start, t.length) for t in turn if t.sender == device), None)
+        into = next((SlotMessage(t.sender, t.dst_slot, t.start, t.length) for t in turn if t.receiver == device), None)
         if out or into:
             turns.append((out, into))
 
@@ -253,7 +273,7 @@ def _overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:
 
 
 def _between(send: TileView, block: int, receive: TileView, place: int) -> Block:
-    """A numbered block of one view as a numbered block of another."""
+    """Block number `block` of the sender's view, placed as block number `place` of the receiver's."""
     return of_spans(send, _spans(send, block), receive, _spans(receive, place))
 
 
@@ -266,7 +286,7 @@ def _spans(view: TileView, number: int) -> list[Span]:
 
 
 def _full(block: Block) -> tuple[Block, ...]:
-    """The block, unless it is empty."""
+    """The block as a tuple of one, or of none if it is empty."""
     return (block,) if block.elements else ()
 
 

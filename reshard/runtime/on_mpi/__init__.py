@@ -1,1 +1,46 @@
-"""Plans and direct moves over MPI: the only package that imports mpi4py."""
+"""The MPI runtime: one rank per device, numpy tiles, and all ranks make each call together.
+
+The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
+
+    1 prepare   each rank for itself       plans, picks a way, checks its tile        prepare, run_plan, direct
+    2 agree     all ranks                  compare digests of their requests          agreement, team
+    3 where     ranks of a node            post where their tiles lie                 window_tiles, node.node_sync
+    4 move      peers                      copies inside a node, messages beyond      ways, wire, node
+    5 finish    all ranks                  nobody returns before all are done         team.settle
+
+    in 1 and 2  a wrong tile or budget, or ranks with different requests: the same error on all ranks, and nothing
+                has moved
+    in 4        an exception on one rank: `team.moving` reports it to all, whose waits end with `RankError`. The team is
+                broken, and the next call builds a new one. `out` is untouched, or complete if all had received theirs
+    anywhere    a rank that died or is stuck: the others' waits end with `RankError` after `limit` seconds
+
+Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the
+results of step 1 in caches.
+
+The five ways of step 4, `ways` has the details:
+
+    pull        tiles in shared windows: each rank copies what it needs out of its peers' tiles (or pushes)
+    read        private tiles with long runs: the same, through the kernel
+    stage       private tiles: copied or packed into a window, then pulled
+    plan        the plan's steps, message by message: reductions and tight budgets
+    overwrite   the plan's one exchange inside a donated tile: the tightest budgets
+
+Modules, lowest first; each imports only from those above it (`node.cma_read` alone stands above `direct`):
+
+    strided_copy    copies between strided views of numpy arrays
+    pool            buffers that are used again
+    node/           what ranks of a node share: synchronization, windows, huge pages, reading memory through the kernel
+    team            the ranks of a communicator: nodes, agreement primitives, waits with a limit, failure reports
+    window_tiles    where a rank's tile lies, and what it posts to its node
+    agreement       all ranks make the same call, or all raise the same error
+    wire/           messages between ranks: how blocks are cut, packed, sent, reduced
+    copy_order      the order of copies into one tile
+    direct          straight from source to target: copies inside a node, messages between nodes
+    run_plan        the steps of a plan, one after another
+    prepare         a rank's part of a request: the plan, the way, the buffers
+    ways, move      the ways, and the call that takes one
+    indices         the global indices of a tile
+    global_array    arrays that lie on one rank: scatter and gather
+    measure         latency and bandwidth of a communicator
+    gpu/            tiles on GPUs: staged through the host, or sent from GPU to GPU
+"""

@@ -1,7 +1,7 @@
-"""Source to target in one stride: copies between the tiles of one's own node, messages between nodes.
+"""Straight from source to target: copies between the tiles of a node, messages between nodes.
 
-Every rank takes what it needs straight from where it lies, or gives what it has straight to where it goes, so a
-move inside a node costs one copy. Nothing is reduced here.
+A rank either pulls (reads what it needs out of its peers' tiles) or pushes (writes what it has into its peers'
+results), so a move inside a node costs one copy. Nothing is reduced here.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from functools import lru_cache
 from typing import Any
 
 from reshard.lower.to_mpi import Block, Fetch, fetches
-from reshard.runtime.on_mpi.copy_order import NEAR, Order, in_order, in_steps
+from reshard.runtime.on_mpi.copy_order import NEAR, Order, copy_order, copy_steps
 from reshard.runtime.on_mpi.strided_copy import Array, raw
-from reshard.runtime.on_mpi.wire.chunks import Place, copies
-from reshard.runtime.on_mpi.wire.exchange import Call, Exchange
+from reshard.runtime.on_mpi.wire.chunks import Region, copies
+from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import Messages, between, mean_run
 from reshard.types.layout import Layout
 
 STAGING = 16 << 20
-"""Bytes that messages between nodes may be staged in, in each direction, if no budget says less."""
+"""Bytes that messages between nodes may stage in each direction, unless a budget allows less."""
 
-Pairs = tuple[tuple[Place, Place], ...]
-"""Places in another tile, and in the target's."""
+Pairs = tuple[tuple[Region, Region], ...]
+"""Regions of a source tile, each with the region of a target tile that it is copied to."""
 
 
 @dataclass(frozen=True, eq=False)
 class Direct:
-    """What a rank copies from its own tile, from those of its node, and its messages to other nodes.
+    """A rank's copies from its own tile (`own`) and from its node's (`pulls`, by rank), and messages to other nodes.
 
-    What comes from other ranks lies in runs of `reach` bytes in their tiles, on average, of `landing` bytes in the
-    result, and of `run` bytes in both. `parts` is for `reading`.
+    The elements from other ranks lie in runs of `reach` bytes on average in the source tiles, of `landing` bytes in
+    the result, and of `run` bytes in both at once. `parts` caches what `cma_read` works out.
     """
 
     own: Pairs
@@ -45,49 +45,49 @@ class Direct:
     parts: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
 
     @property
-    def gives(self) -> bool:
-        """Whether each rank had better write what it has to others' tiles than read what it needs from them.
+    def prefers_push(self) -> bool:
+        """Whether pushing (writing into peers' results) is faster than pulling (reading from peers' tiles).
 
-        Whoever copies goes along its own tile, whose runs may then be short for nothing; measured for runs of 1 KiB
-        there and of 256 KiB in the other: 1.5 times a plain copy instead of 1.6 to 1.8.
+        The copying rank walks along its own tile, so short runs cost less there than in the peer's: with runs of
+        1 KiB in the source and of 256 KiB in the result, pushing takes 1.5 times a plain copy, pulling 1.6 to 1.8.
         """
         return self.reach < min(self.landing, NEAR)
 
     @property
     def pulled(self) -> int:
-        """Elements that come from other ranks of the node."""
+        """Elements that this rank receives from other ranks of its node."""
         return sum(math.prod(source.extents) for _, pairs in self.pulls for source, _ in pairs)
 
 
 @dataclass(frozen=True, eq=False)
-class Gives:
-    """What a rank packs for the others of its node: per rank the places of its tile, and where the rank's part of
-    the packed elements starts.
+class NodePacking:
+    """What a rank packs for the others of its node: regions of its tile, receiver by receiver, and the element at
+    which each receiver's part starts.
     """
 
-    places: tuple[Place, ...]
+    regions: tuple[Region, ...]
     starts: dict[int, int]
     order: Order
 
 
 @lru_cache(maxsize=256)
-def gives(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> Gives:
-    """What a rank's node takes from it, in the order of ranks; each takes it in the order of its own `Direct`."""
-    found: list[Place] = []
+def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> NodePacking:
+    """What a rank packs for the others of its node, by rank; each receiver unpacks in the order of its `Direct`."""
+    packed: list[Region] = []
     starts: dict[int, int] = {}
     at = 0
     for to in range(len(nodes)):
         if to != rank and nodes[to] == nodes[rank]:
             starts[to] = at
-            places = [place for place, _ in _pairs(source, target, to, nodes).get(rank, ())]
-            at += sum(math.prod(place.extents) for place in places)
-            found += places
-    return Gives(tuple(found), starts, in_order(found, source.tile_shape, itemsize))
+            regions = [region for region, _ in _pairs(source, target, to, nodes).get(rank, ())]
+            at += sum(math.prod(region.extents) for region in regions)
+            packed += regions
+    return NodePacking(tuple(packed), starts, copy_order(packed, source.tile_shape, itemsize))
 
 
 @dataclass(frozen=True, eq=False)
 class Pushes:
-    """Copies from a rank's tile to those of its node, its own too, by receiver, in the order of the rank's memory."""
+    """Copies from a rank's tile into the results of its node's ranks, its own included, in the order of its memory."""
 
     pairs: tuple[tuple[int, Pairs], ...]
     order: Order
@@ -95,21 +95,21 @@ class Pushes:
 
 @lru_cache(maxsize=256)
 def pushes(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> Pushes:
-    """What a rank's node takes from it, as each receiver's `Direct` has it."""
+    """What a rank writes into the results of its node: the pulls of all its peers, seen from the giver."""
     near = [to for to in range(len(nodes)) if nodes[to] == nodes[rank]]
-    found = tuple((to, _pairs(source, target, to, nodes).get(rank, ())) for to in near)
-    places = [place for _, pairs in found for place, _ in pairs]
-    return Pushes(found, in_order(places, source.tile_shape, itemsize))
+    pairs = tuple((to, _pairs(source, target, to, nodes).get(rank, ())) for to in near)
+    regions = [region for _, each in pairs for region, _ in each]
+    return Pushes(pairs, copy_order(regions, source.tile_shape, itemsize))
 
 
 def _fetched(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
-    """What a rank fetches, by giver, those of its own node if they have it."""
-    found = fetches(source, target, by, lambda one, other: nodes[one] == nodes[other])
-    return {fetch.rank: fetch for fetch in found}
+    """What a rank fetches, by giver; a giver of its own node if there is one."""
+    fetched = fetches(source, target, by, lambda one, other: nodes[one] == nodes[other])
+    return {fetch.rank: fetch for fetch in fetched}
 
 
 def _pairs(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Pairs]:
-    """What a rank fetches from those of its node, as copies from tile to tile."""
+    """What a rank fetches from each rank of its node, as copies from tile to tile."""
     before, after = source.tile_shape, target.tile_shape
     return {
         giver: tuple(pair for block in fetch.blocks for pair in copies(block, before, after))
@@ -128,7 +128,7 @@ def direct(
     staging: int,
     held: bool = False,
 ) -> Direct:
-    """What a rank does, with the node of every rank, for elements of so many bytes; `held` as in `Messages`."""
+    """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`."""
 
     def near(one: int, other: int) -> bool:
         return nodes[one] == nodes[other]
@@ -143,32 +143,34 @@ def direct(
     received: list[tuple[int, tuple[Block, ...]]] = []
     for k in range(1, len(nodes)):
         to, giver = (rank + k) % len(nodes), (rank - k) % len(nodes)
-        asked = None if near(to, rank) else wanted(to).get(rank)
-        given = None if near(giver, rank) else mine.get(giver)
-        sent += [(to, asked.blocks)] if asked else []
-        received += [(giver, given.blocks)] if given else []
-    found = between(sent, received, (), before, after, itemsize, staging // itemsize, held)
+        outgoing = None if near(to, rank) else wanted(to).get(rank)
+        incoming = None if near(giver, rank) else mine.get(giver)
+        sent += [(to, outgoing.blocks)] if outgoing else []
+        received += [(giver, incoming.blocks)] if incoming else []
+    messages = between(sent, received, (), before, after, itemsize, staging // itemsize, held)
     others = [block for fetch in mine.values() if fetch.rank != rank for block in fetch.blocks]
     own = pulls.pop(rank, ())
-    seen = ((before, None), (None, after), (before, after))
-    reach, landing, run = (mean_run(others, *shapes) * itemsize for shapes in seen)
-    every = [where for pairs in (own, *pulls.values()) for _, where in pairs]
-    return Direct(own, tuple(pulls.items()), in_order(every, after, itemsize), found, reach, landing, run)
+    ends = ((before, None), (None, after), (before, after))
+    reach, landing, run = (mean_run(others, *shapes) * itemsize for shapes in ends)
+    filled = [region for pairs in (own, *pulls.values()) for _, region in pairs]
+    return Direct(own, tuple(pulls.items()), copy_order(filled, after, itemsize), messages, reach, landing, run)
 
 
 Copies = Callable[[], None]
 Fill = Callable[[Call, Direct, Array, Array], list[Copies]]
-"""Gets ready to fill a target with what its node has, given this rank's tile; returns what does, in steps."""
+"""Given a call, a rank's part of it, its tile and the target, returns the copies inside the node, in order.
+
+They run one by one, with a look at the messages in between."""
 
 
 def move_directly(
     call: Call, move: Direct, fill: Fill, tile: Array, target: Array, ready: Copies | None = None
 ) -> None:
-    """Fills the target by `fill` from what its node has, and by messages from other nodes.
+    """Fills the target: by the copies of `fill` inside the node, by messages from other nodes.
 
-    With `ready`, that is called before the target is written to, once as much is behind as there is room for.
+    `ready` is called before the target is written to, after as many messages have been received as there is room for.
     """
-    exchange = Exchange(call, move.messages, raw(tile), raw(target))
+    exchange = MessageExchange(call, move.messages, raw(tile), raw(target))
     steps = fill(call, move, raw(tile), raw(target))
     if ready is not None:
         exchange.ahead(ready)
@@ -181,57 +183,58 @@ def move_directly(
 
 
 def pulling(tiles: Mapping[int, Array]) -> Fill:
-    """Reads tiles that this process can see, by rank."""
+    """Copies out of the source tiles of other ranks, which lie in windows."""
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
-        views = [(where.of(target), source.of(tile)) for source, where in move.own]
+        views = [(into.of(target), source.of(tile)) for source, into in move.own]
         for rank, pairs in move.pulls:
-            given = raw(tiles[rank])
-            views += [(where.of(target), source.of(given)) for source, where in pairs]
-        return in_steps(views, move.order)
+            peer = raw(tiles[rank])
+            views += [(into.of(target), source.of(peer)) for source, into in pairs]
+        return copy_steps(views, move.order)
 
     return fill
 
 
-def pushing(give: Pushes, targets: Mapping[int, Array]) -> Fill:
-    """Writes to tiles that this process can see, by rank."""
+def pushing(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
+    """Copies into the results of other ranks, which lie in windows."""
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
         views: list[tuple[Array, Array]] = []
-        for rank, pairs in give.pairs:
-            into = raw(targets[rank]) if rank in targets else target
-            views += [(where.of(into), source.of(tile)) for source, where in pairs]
-        return in_steps(views, give.order)
+        for rank, pairs in mine.pairs:
+            result = raw(targets[rank]) if rank in targets else target
+            views += [(into.of(result), source.of(tile)) for source, into in pairs]
+        return copy_steps(views, mine.order)
 
     return fill
 
 
 def unpacking(packed: Mapping[int, Array]) -> Fill:
-    """Takes what other ranks packed for this one, see `Gives`, by rank."""
+    """Copies out of what each other rank packed for this one, see `NodePacking`."""
 
     def fill(call: Call, move: Direct, tile: Array, target: Array) -> list[Copies]:
-        views = [(where.of(target), source.of(tile)) for source, where in move.own]
+        views = [(into.of(target), source.of(tile)) for source, into in move.own]
         for rank, pairs in move.pulls:
-            views += zip([where.of(target) for _, where in pairs], _dealt(pairs, raw(packed[rank])), strict=True)
-        return in_steps(views, move.order)
+            parts = _consecutive([source for source, _ in pairs], raw(packed[rank]))
+            views += zip([into.of(target) for _, into in pairs], parts, strict=True)
+        return copy_steps(views, move.order)
 
     return fill
 
 
-def pack(give: Gives, tile: Array, packed: Array) -> None:
-    """Copies what others of the node need from a raw tile, one part after another."""
-    into = _dealt([(place, place) for place in give.places], packed)
-    views = zip(into, [place.of(tile) for place in give.places], strict=True)
-    for step in in_steps(list(views), give.order):
+def pack(packing: NodePacking, tile: Array, packed: Array) -> None:
+    """Copies the regions of a raw tile that the others of the node need, one after another."""
+    into = _consecutive(packing.regions, packed)
+    views = zip(into, [region.of(tile) for region in packing.regions], strict=True)
+    for step in copy_steps(list(views), packing.order):
         step()
 
 
-def _dealt(pairs: Sequence[tuple[Place, Place]], packed: Array) -> list[Array]:
-    """The places of the other tile, as they lie packed one after another."""
-    found: list[Array] = []
+def _consecutive(regions: Sequence[Region], packed: Array) -> list[Array]:
+    """Regions that are packed one after another, as views of that memory."""
+    views: list[Array] = []
     at = 0
-    for place, _ in pairs:
-        elements = math.prod(place.extents)
-        found.append(packed[at : at + elements].reshape(place.extents))
+    for region in regions:
+        elements = math.prod(region.extents)
+        views.append(packed[at : at + elements].reshape(region.extents))
         at += elements
-    return found
+    return views

@@ -1,4 +1,4 @@
-"""Which global indices a rank's tile has."""
+"""Which global indices a rank's tile holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reshard.types.pair.overlap import Run, piece, shares
 
 
 def index_ranges(layout: Layout, rank: int) -> tuple[tuple[range, ...], ...]:
-    """Per dim, the ranges of global indices that the rank's tile has, in its order; padding is left out.
+    """For each dim, the ranges of global indices that a rank's tile holds, in the tile's order, without padding.
 
     >>> from reshard.types import Mesh
     >>> index_ranges(Layout.parse("f32[2{x}2, {y}2]", Mesh(x=4, y=2)), 3)
@@ -26,38 +26,43 @@ def index_ranges(layout: Layout, rank: int) -> tuple[tuple[range, ...], ...]:
 
 
 def indices(layout: Layout, dim: int, rank: int) -> NDArray[np.int64]:
-    """The global index of every local index of a dim; where there is padding, that of some element.
+    """The global index of every local index of a dim; padding gets the index 0, so that it can be used as an index.
 
     >>> from reshard.types import Mesh
     >>> indices(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 0, 2)
     array([6, 7, 0])
     """
-    found = np.zeros(layout.tile_shape[dim], np.int64)
+    index = np.zeros(layout.tile_shape[dim], np.int64)
     for run in _runs(layout, dim, rank):
-        found[run.src : run.src + run.length] = np.arange(run.dst, run.dst + run.length)
-    return found
+        index[run.src : run.src + run.length] = np.arange(run.dst, run.dst + run.length)
+    return index
 
 
 def padding(layout: Layout, rank: int) -> tuple[NDArray[np.intp], ...]:
-    """Per dim, the local indices of the rank's tile that hold no element."""
-    found: list[NDArray[np.intp]] = []
+    """For each dim, the local indices of a rank's tile that hold no element.
+
+    >>> from reshard.types import Mesh
+    >>> padding(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 2)
+    (array([2]),)
+    """
+    unused: list[NDArray[np.intp]] = []
     for dim, extent in enumerate(layout.tile_shape):
         held = np.zeros(extent, bool)
         for run in _runs(layout, dim, rank):
             held[run.src : run.src + run.length] = True
-        found.append(np.flatnonzero(~held))
-    return tuple(found)
+        unused.append(np.flatnonzero(~held))
+    return tuple(unused)
 
 
 def clear_padding(layout: Layout, rank: int, tile: NDArray[Any]) -> None:
-    """Writes zeros wherever the rank's tile holds no element."""
+    """Writes zeros to the padding of a rank's tile."""
     for dim, local in enumerate(padding(layout, rank)):
         if local.size:
             tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
 
 
 def _runs(layout: Layout, dim: int, rank: int) -> tuple[Run, ...]:
-    """From local indices to global ones: shares with a whole dim."""
+    """The runs from local indices (`src`) to global ones (`dst`): the dim's shares with an undivided dim."""
     numeral = layout.dims[dim]
     whole = Dim((Digit(numeral.size, None),), numeral.size)
     position = layout.mesh.position(ranks(layout.mesh)[rank])

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of a communicator, by exchanges that all ranks make at once."""
+"""Latency and bandwidth of a communicator, measured by exchanges that all ranks make at once."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _ROUNDS = (50, 8)
 _REPEATS = 5
 
 
-class Measured(NamedTuple):
-    """Seconds that a message of no bytes takes, and bytes/second of one rank in one direction."""
+class LinkMeasurement(NamedTuple):
+    """Seconds that a minimal message takes, and bytes/second that one rank sends while it receives as many."""
 
     latency: float
     bandwidth: float
 
 
-def measure(team: Team, near: bool) -> Measured | None:
-    """What an exchange between ranks of one node costs, or of different ones; None if there are no such pairs.
+def measure(team: Team, near: bool) -> LinkMeasurement | None:
+    """The cost of an exchange between ranks of one node (`near`) or of different nodes; None without such pairs.
 
-    Every rank exchanges with the k-th one after and before it at once, so links and memory are shared as in a
-    redistribution. The slowest rank's median counts, on all ranks.
+    All ranks exchange at once, each with the k-th next and the k-th previous one, so that links and memory are shared
+    as in a redistribution. The result is the slowest rank's median, the same on all ranks.
     """
     shifts = [k for k in range(1, team.size) if _pairs(team, k, near)] or ([0] if near and team.size == 1 else [])
     if not shifts:
         return None
     shift = shifts[len(shifts) // 2]
     short, long = (_seconds(team, shift, near, nbytes, n) for nbytes, n in zip((_SMALL, _LARGE), _ROUNDS, strict=True))
-    return Measured(short, _LARGE / max(long - short, 1e-9))
+    return LinkMeasurement(short, _LARGE / max(long - short, 1e-9))
 
 
 def _pairs(team: Team, shift: int, near: bool) -> list[int]:
-    """The ranks whose partner at this distance is on their node, or is not."""
+    """The ranks whose peer at this distance is on their own node (`near`), or on another one."""
     return [rank for rank in range(team.size) if team.near(rank, (rank + shift) % team.size) == near]
 
 
 def _seconds(team: Team, shift: int, near: bool, nbytes: int, rounds: int) -> float:
-    """Median seconds of one exchange, of the slowest rank."""
+    """Median seconds of one exchange on the slowest rank."""
     sends = team.rank in _pairs(team, shift, near)
     receives = (team.rank - shift) % team.size in _pairs(team, shift, near)
     after, before = (team.rank + shift) % team.size, (team.rank - shift) % team.size

@@ -1,4 +1,4 @@
-"""Buffers that are used again: a fresh page costs as much as the copy into it."""
+"""A pool of buffers to reuse: the first touch of a new page costs as much as copying into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ Bytes = NDArray[np.uint8]
 
 
 class Pool:
-    """Buffers, those given back kept for the next who asks, as long as all together stay within `room` bytes."""
+    """Buffers to take and give back; idle ones are kept as long as all buffers together stay within the limit.
+
+    >>> pool = Pool()
+    >>> pool.limit(100)
+    >>> first = pool.take(60)
+    >>> pool.give(first)
+    >>> pool.take(50).base is first.base
+    True
+    """
 
     def __init__(self) -> None:
         self._room = 0
@@ -19,12 +27,12 @@ class Pool:
         self._idle: list[Bytes] = []
 
     def limit(self, nbytes: int) -> None:
-        """From now on, keeps no more than so many bytes, those in use included."""
+        """Sets how many bytes the pool may keep, buffers in use included."""
         self._room = nbytes
         self._shrink(nbytes)
 
     def take(self, nbytes: int) -> Bytes:
-        """A buffer of so many bytes; what is in it is anything."""
+        """An uninitialized buffer of `nbytes`, of an idle one that is not much larger if there is one."""
         most = min(2 * nbytes, max(nbytes, self._room - self._used))
         best = min((buffer for buffer in self._idle if nbytes <= buffer.size <= most), key=len, default=None)
         if best is None:
@@ -35,7 +43,7 @@ class Pool:
         return best[:nbytes]
 
     def give(self, buffer: NDArray[Any]) -> None:
-        """Takes a buffer back: what `take` gave, or a view of it."""
+        """Takes back a buffer from `take`, or any view of it."""
         whole: Any = buffer
         while whole.base is not None:
             whole = whole.base
@@ -43,7 +51,7 @@ class Pool:
         self._idle.append(whole)
 
     def _shrink(self, nbytes: int) -> None:
-        """Keeps idle buffers of at most so many bytes, the largest ones first."""
+        """Drops idle buffers until they have at most `nbytes` in total; the largest are kept first."""
         kept: list[Bytes] = []
         for buffer in sorted(self._idle, key=len, reverse=True):
             if buffer.size <= nbytes:

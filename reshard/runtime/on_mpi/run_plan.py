@@ -1,4 +1,4 @@
-"""Runs a plan on this rank, step by step: its messages, its reductions, its buffers."""
+"""Runs a plan's steps on this rank: messages, reductions, and the buffers between steps."""
 
 from __future__ import annotations
 
@@ -8,69 +8,85 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from reshard.errors import PlanError
-from reshard.lower.to_mpi import Move, Overwrite, Reduce, ranks, schedule
+from reshard.lower.to_mpi import Overwrite, Reduce, StepMessages, ranks, schedule
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
-from reshard.runtime.on_mpi.wire.exchange import Call, Exchange
+from reshard.runtime.on_mpi.window_tiles import WindowTile
+from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import Messages, messages
 from reshard.runtime.on_mpi.wire.reduction import reduce
 from reshard.types.plan import Plan
 
-Step = Messages | Reduce | Overwrite
+RunnableStep = Messages | Reduce | Overwrite
 
 
 @dataclass(frozen=True, eq=False)
-class Compiled:
-    """A plan as one rank runs it: its steps, moves spelled as messages, with the tile's shape after each."""
+class RankPlan:
+    """A plan as one rank runs it: its steps, the tile's shape after each, and the rank of each device."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[RunnableStep, ...]
     tile_shapes: tuple[tuple[int, ...], ...]
     ranks: Mapping[int, int]
 
 
 @lru_cache(maxsize=256)
-def compiled(plan: Plan, rank: int, itemsize: int) -> Compiled:
-    """What a rank does in a plan, for elements of so many bytes."""
+def rank_plan(plan: Plan, rank: int, itemsize: int) -> RankPlan:
+    """A rank's steps of a plan, for elements of `itemsize` bytes."""
     devices = ranks(plan.source.mesh)
     numbers = {device: number for number, device in enumerate(devices)}
-    found = schedule(plan, devices[rank])
-    shapes = (found.tile_shape, *found.tile_shapes)
+    mine = schedule(plan, devices[rank])
+    shapes = (mine.tile_shape, *mine.tile_shapes)
     steps = tuple(
         messages(step, numbers, shapes[at], shapes[at + 1], itemsize, of.received_bytes)
-        if isinstance(step, Move)
+        if isinstance(step, StepMessages)
         else step
-        for at, (step, of) in enumerate(zip(found.steps, plan.steps, strict=True))
+        for at, (step, of) in enumerate(zip(mine.steps, plan.steps, strict=True))
     )
-    return Compiled(steps, found.tile_shapes, numbers)
+    return RankPlan(steps, mine.tile_shapes, numbers)
 
 
 Ready = Callable[[], None]
 
 
-def run(call: Call, plan: Compiled, tile: Array, place: Callable[[], Array], ready: Ready | None = None) -> None:
-    """Fills the array that `place` gives, asked once that is needed, and leaves the tile as it is.
+def run_plan(
+    call: Call, plan: RankPlan, tile: Array, place: Callable[[], WindowTile], ready: Ready | None = None
+) -> WindowTile:
+    """Runs the steps from a tile, which stays unchanged, to the result, whose memory `place` provides.
 
-    `ready` is called before the result is written to, once as much is behind as the plan's buffers allow.
+    `place` is called once, for the last step, so that the result is not live before. `ready` is called before the
+    result is written to, as late as the plan's buffers allow.
     """
-    memory, device = call.memory, call.device
     if not plan.steps:
-        memory.take(device, tile.size)
-        copy(raw(place()), raw(tile))
-    now = tile
-    for at, (step, shape) in enumerate(zip(plan.steps, plan.tile_shapes, strict=True)):
-        before, last = now, at + 1 == len(plan.steps)
-        now = place() if last else call.pool.take(math.prod(shape) * tile.itemsize).view(tile.dtype).reshape(shape)
-        memory.take(device, now.size)
-        _step(call, plan, step, before, now, ready if last else None)
-        if before is not tile:
-            call.pool.give(before)
-            memory.free(device, before.size)
+        call.memory.take(call.device, tile.size)
+        result = place()
+        copy(raw(result.tile), raw(tile))
+        return result
+    before = tile
+    for step, shape in zip(plan.steps[:-1], plan.tile_shapes[:-1], strict=True):
+        after = call.pool.take(math.prod(shape) * tile.itemsize).view(tile.dtype).reshape(shape)
+        _run_step(call, plan, step, before, after)
+        _give_back(call, before, tile)
+        before = after
+    result = place()
+    _run_step(call, plan, plan.steps[-1], before, result.tile, ready)
+    _give_back(call, before, tile)
+    return result
 
 
-def _step(call: Call, plan: Compiled, step: Step, before: Array, now: Array, ready: Ready | None) -> None:
+def _run_step(
+    call: Call, plan: RankPlan, step: RunnableStep, before: Array, after: Array, ready: Ready | None = None
+) -> None:
+    call.memory.take(call.device, after.size)
     match step:
         case Reduce():
-            reduce(call, step, plan.ranks, before, now, ready)
+            reduce(call, step, plan.ranks, before, after, ready)
         case Messages():
-            Exchange(call, step, raw(before), raw(now)).run(ready)
+            MessageExchange(call, step, raw(before), raw(after)).run(ready)
         case Overwrite():
-            raise PlanError("an exchange in place has no other place for its result; plan it without donate")
+            raise PlanError("an exchange in place writes its result over its operand; plan without donate=True")
+
+
+def _give_back(call: Call, buffer: Array, tile: Array) -> None:
+    """Returns the buffer between two steps to the pool; the caller's tile is not one."""
+    if buffer is not tile:
+        call.pool.give(buffer)
+        call.memory.free(call.device, buffer.size)

@@ -1,4 +1,8 @@
-"""Copies between strided views: how a block is packed into a message, out of one, and from tile to tile."""
+"""Copies between strided views: from tile to tile, and into and out of messages.
+
+A transposing copy is done block by block, so that both sides stay in the cache, and runs of a few elements are copied
+as one wider element. Both choices are measured figures, given below.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +22,22 @@ _RAW = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8
 
 
 def raw(array: Array) -> Array:
-    """The same elements as plain words of their size, so that any dtype is copied as the fastest one is."""
+    """The same elements as plain words of their size, so that every dtype is copied at the speed of integers.
+
+    >>> raw(np.ones(2, "float32")).dtype
+    dtype('uint32')
+    """
     size = array.dtype.itemsize
     return array.view(_RAW.get(size) or np.dtype((np.void, size)))
 
 
 def view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], extents: Sequence[int]) -> Array:
-    """The elements of an array from local index `start` on, along (dim, step) axes of these extents."""
+    """A view of the elements from local index `start` on, along (dim, step) axes of these extents.
+
+    >>> view(np.arange(12).reshape(3, 4), (1, 0), [(1, 2), (0, 1)], (2, 2))
+    array([[ 4,  8],
+           [ 6, 10]])
+    """
     strides = [array.strides[dim] * step for dim, step in steps]
     offset = sum(at * stride for at, stride in zip(start, array.strides, strict=True))
     if array.flags.c_contiguous:
@@ -33,28 +46,34 @@ def view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], e
     return as_strided(corner, tuple(extents), strides)
 
 
-_SMALL = 16 << 10  # Bytes below which looking for a faster way takes longer than the copy.
-_LINE = 64  # Bytes of a cache line: elements from here on waste nothing, in whatever order they are.
-_LONG = 512  # Bytes from which on a run gains nothing from being one element: at 512 it loses a sixth.
+_SMALL = 16 << 10  # Bytes below which looking for a faster way takes longer than the copy itself.
+_LINE = 64  # Bytes of a cache line: elements of this size or more waste none of it, in any order.
+_LONG = 512  # Bytes from which a run does not gain from being one element: at 512 it loses a sixth.
 _LARGE = 256 << 10  # Bytes that fit into a core's cache, where the order of a copy makes no difference.
-_TRIED = 1 << 20  # Elements that tell how fast a blocking is.
-_BLOCK = 1 << 15  # Elements of a block at least: fewer, and numpy's call takes longer than the copy.
+_TRIED = 1 << 20  # Elements copied to measure one blocking.
+_BLOCK = 1 << 15  # Least elements of a block: with fewer, numpy's call takes longer than the copy.
 
 _BLOCKINGS = ((128, 16, 16), (16, 16, 16), (128, 32, 1), (64, 64, 16), (1 << 62, 1 << 62, 1 << 62))
-"""Extents of a block along the source's fastest axis, the target's, and the others; the last is numpy's own copy.
-Which is best depends on how strides fall into cache sets: for 512^3 of 4 bytes, each of the others was, for some
-order of the axes."""
+"""Extents of a block along the source's fastest axis, the target's fastest axis, and the others.
+
+The last is numpy's own copy. Which blocking is best depends on how strides map to cache sets: for 512^3 elements of
+4 bytes, each of the first four is the fastest for some order of the axes."""
 
 
-_THICK = 16  # Indices of a part along the axis that it is cut along, those of a block.
+_THICK = 16  # Indices of a measured part along the axis that it is cut along: those of a block.
 _LONGEST = 2 * _THICK * len(_BLOCKINGS)
 
 
 def copy(target: Array, source: Array) -> None:
     """Copies one view into another of the same shape and raw dtype.
 
-    Numpy writes in the target's order. Where the source's is another, that jumps through its memory, so the copy
-    goes block by block: 5 to 12 times a plain copy for the orders of 512^3 floats, instead of 8 to 110.
+    Numpy writes in the target's order and jumps through the source's memory if its order differs. Block by block,
+    the transpositions of 512^3 floats take 5 to 12 times a plain copy, instead of 8 to 110.
+
+    >>> target, source = np.zeros((2, 3), "u4"), np.arange(6, dtype="u4").reshape(3, 2).T
+    >>> copy(target, source)
+    >>> np.array_equal(target, source)
+    True
     """
     target, source = widened(target, source)
     if not blocked(target, source):
@@ -72,16 +91,17 @@ def copy(target: Array, source: Array) -> None:
 
 
 def blocked(target: Array, source: Array) -> bool:
-    """Whether a copy goes block by block, since the views' orders differ."""
+    """Whether a copy must go block by block, because the memory orders of the views differ."""
     if target.nbytes <= _LARGE or target.itemsize >= _LINE:
         return False
     return _fastest(target) != _fastest(source)
 
 
 def widened(target: Array, source: Array) -> tuple[Array, Array]:
-    """Runs that are one in both views, each as one element: numpy copies rows of a few elements one by one.
+    """The same views with each run of elements that is contiguous in both as one wider element.
 
-    Measured for runs of 8 bytes 1.4 times a plain copy instead of 17, of 64 bytes 1.3 instead of 2.2.
+    Numpy copies short rows element by element. Widened, runs of 8 bytes take 1.4 times a plain copy instead of 17,
+    runs of 64 bytes 1.3 instead of 2.2.
     """
     if target.nbytes < _SMALL:
         return target, source
@@ -102,13 +122,13 @@ _best: dict[_Key, _Blocking] = {}
 
 
 def _fastest(array: Array) -> int:
-    """The axis with the smallest stride, of those that have more than one index."""
+    """The axis with the smallest stride among those with more than one index."""
     axes = [axis for axis in range(array.ndim) if array.shape[axis] > 1]
     return min(axes, key=lambda axis: abs(array.strides[axis]), default=0)
 
 
 def _tried(target: Array, source: Array, ends: tuple[int, int]) -> tuple[Array, Array, _Blocking]:
-    """Copies a part of the array with each blocking; what is left to copy, and the fastest one."""
+    """Copies one part of the array with each blocking; returns what is left to copy, and the fastest blocking."""
     along = _along(target, ends)
     step = max(_THICK, -(-_TRIED * target.shape[along] // target.size))
     times: list[tuple[float, _Blocking]] = []
@@ -122,20 +142,20 @@ def _tried(target: Array, source: Array, ends: tuple[int, int]) -> tuple[Array, 
 
 
 def _along(target: Array, ends: tuple[int, int]) -> int:
-    """The axis along which parts are tried: one that is neither view's fastest, if it is long enough."""
+    """The axis along which the measured parts are cut: if possible, a long one that is neither view's fastest."""
     most = target.shape
     return max(range(target.ndim), key=lambda axis: (axis not in ends and most[axis] >= _LONGEST, most[axis]))
 
 
 def _extents(target: Array, ends: tuple[int, int], blocking: _Blocking) -> tuple[int, ...]:
-    """A block's extents: those of the blocking, enlarged where other axes are short."""
+    """A block's extents: those of the blocking, enlarged if other axes are too short for `_BLOCK` elements."""
     to, by = ends
     wanted = {by: blocking[0], to: blocking[1]}
-    found = [max(1, min(wanted.get(axis, blocking[2]), extent)) for axis, extent in enumerate(target.shape)]
+    extents = [max(1, min(wanted.get(axis, blocking[2]), extent)) for axis, extent in enumerate(target.shape)]
     for axis in (to, by, *range(target.ndim)):
-        missing = -(-_BLOCK // max(1, math.prod(found)))
-        found[axis] = max(1, min(target.shape[axis], found[axis] * missing))
-    return tuple(found)
+        missing = -(-_BLOCK // max(1, math.prod(extents)))
+        extents[axis] = max(1, min(target.shape[axis], extents[axis] * missing))
+    return tuple(extents)
 
 
 def _copy_blocks(target: Array, source: Array, extents: Sequence[int]) -> None:

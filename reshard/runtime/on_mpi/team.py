@@ -1,7 +1,7 @@
-"""The ranks of a communicator as a team: who shares a node with whom, how they agree, how a call ends for all.
+"""The ranks of a communicator as a team: which share a node, how they synchronize, and how a call ends on all.
 
-A team is built once per communicator, by all of its ranks, and kept with it. Every wait goes through a
-`Watch`, which yields the core, looks for a rank that reported failure, and gives up after a time limit.
+All ranks build the team together in their first call, and keep it as an attribute of the communicator. Every wait goes
+through a `Watch`, which yields the core, notices ranks that have reported failure, and gives up after a time limit.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, RankError
-from reshard.runtime.on_mpi.node.cma import Remote
-from reshard.runtime.on_mpi.node.node_sync import Board
+from reshard.runtime.on_mpi.node.cma import RemoteMemory
+from reshard.runtime.on_mpi.node.node_sync import NodeSync
 from reshard.runtime.on_mpi.node.windows import Windows
 from reshard.runtime.on_mpi.pool import Pool
 
 Comm = MPI.Intracomm
 
 TIME_LIMIT = 60.0
-"""Seconds that a rank waits for another one, unless the call says otherwise."""
+"""Seconds that a rank waits for another one if the call sets no limit."""
 
 NODES = "RESHARD_MPI_NODES"
-"""Environment variable: pretend that the ranks are on so many nodes, to test what goes between nodes."""
+"""Environment variable: pretend that the ranks are spread over this many nodes, to test messages between nodes."""
 
 YIELDS = MPI.get_vendor()[0] == "Open MPI"
-"""Whether this MPI yields the core when a test finds nothing; MPICH never does."""
+"""Whether this MPI yields the core in a test that finds nothing complete; MPICH never does."""
 
-_SHARED = "/dev/shm"  # Where MPICH and Open MPI have their windows on Linux.
+_SHARED = "/dev/shm"  # MPICH and Open MPI keep their shared windows here on Linux.
 _FAILED = 901
-_GROUPS = 64  # Communicators of groups that are kept: MPICH has about 2,000 in all.
-_LOOKS = 64  # Waiting turns between two looks at failures and the clock, each several times the cost of a turn.
+_GROUPS = 64  # Cached communicators of groups: MPICH has about 2,000 communicators in total.
+_LOOKS = 64  # Pauses between two checks for failures and the time limit, which cost several times a pause.
 _yield = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class Facts(NamedTuple):
-    """What all ranks know of their machine: the node of every rank, whether the ranks of a node can read each
-    other's memory, and how many bytes of shared windows a rank can have.
+    """The machine, as all ranks know it: the node of every rank, whether the ranks of each node can read each other's
+    memory, and how many bytes of shared windows each rank can have.
     """
 
     nodes: tuple[int, ...]
@@ -51,7 +51,12 @@ class Facts(NamedTuple):
 
 
 class Team:
-    """A private duplicate of a communicator, the node of each of its ranks, and this node's board."""
+    """A private duplicate of a communicator, and what the ranks of this node share: windows, memory, a `NodeSync`.
+
+    `nodes` has the node of each rank, `members` are the ranks of this node, and `plain` says whether all ranks' tiles
+    were C-ordered at the last sync. A team is `broken` once a call has failed on some rank; the next call builds a new
+    one.
+    """
 
     def __init__(self, comm: MPI.Intracomm, nodes: int | None, limit: float) -> None:
         self.comm = duplicate = _duplicate(comm, limit)
@@ -64,14 +69,14 @@ class Team:
         self._sent: list[MPI.Request] = []
         self._groups: dict[tuple[int, ...], MPI.Intracomm] = {}
         self.node = _node(duplicate, nodes)
-        self.board = Board(self.node)
+        self.node_sync = NodeSync(self.node)
         self.windows = Windows(self.node)
-        self.remote = Remote(self.node)
+        self.remote_memory = RemoteMemory(self.node)
         leaders: list[int] = duplicate.allgather(self.node.bcast(self.rank if self.node.rank == 0 else None))
         order = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
         self.nodes = tuple(order[leader] for leader in leaders)
         self.members = tuple(rank for rank in range(self.size) if self.nodes[rank] == self.nodes[self.rank])
-        reads, room = zip(*duplicate.allgather((self.remote.works, _room() // self.node.size)), strict=True)
+        reads, room = zip(*duplicate.allgather((self.remote_memory.works, _room() // self.node.size)), strict=True)
         self.facts = Facts(self.nodes, all(reads), min(room))
 
     @property
@@ -84,40 +89,41 @@ class Team:
         return self.nodes[rank] == self.nodes[other]
 
     def sync(self, watch: Watch, digest: int = 0, words: Sequence[int] = (), plain: bool = True) -> bool:
-        """Waits for all ranks; whether all gave the same digest, a number from 0 up (less: this rank cannot go on).
+        """Waits for all ranks; returns whether all gave the same digest.
 
-        Afterwards `posted` has the words of the members of this node, and `plain` says whether all ranks' were.
+        A digest is a non-negative number; a negative one says that this rank cannot go on. Afterwards `posted()`
+        returns the words of this node's members, and `self.plain` is true if `plain` was on all ranks.
         """
         ends = np.array([digest, -digest, not plain], np.int64)
         self._posted = len(ends) + len(words)
-        self.board.post((*ends.tolist(), *words))
+        self.node_sync.post((*ends.tolist(), *words))
         if self.one_node:
-            watch.until(self.board.complete)
-            most = np.max([self.board.read(member, len(ends)) for member in range(self.board.size)], axis=0)
+            watch.until(self.node_sync.complete)
+            most = np.max([self.node_sync.read(member, len(ends)) for member in range(self.node_sync.size)], axis=0)
         else:
             most = np.empty_like(ends)
             request = self.comm.Iallreduce(ends, most, MPI.MAX)
             watch.until(request.Test)
-            watch.until(self.board.complete)
+            watch.until(self.node_sync.complete)
         self.plain = not most[2]
         return bool(digest >= 0 and most[0] == -most[1])
 
     def posted(self) -> list[list[int]]:
-        """The words that each member of this node gave to the last sync, before anything else is posted."""
-        return [self.board.read(member, self._posted)[3:] for member in range(self.board.size)]
+        """The words that each member of this node gave to the last sync; valid until this rank posts again."""
+        return [self.node_sync.read(member, self._posted)[3:] for member in range(self.node_sync.size)]
 
     def gather(self, watch: Watch, words: Sequence[int] = ()) -> list[list[int]]:
-        """Waits for the members of this node alone; the words that each posted, all as many."""
-        self.board.post(words)
-        watch.until(self.board.complete)
-        return [self.board.read(member, len(words)) for member in range(self.board.size)]
+        """Waits for the members of this node only; returns the words of each, equally many."""
+        self.node_sync.post(words)
+        watch.until(self.node_sync.complete)
+        return [self.node_sync.read(member, len(words)) for member in range(self.node_sync.size)]
 
     def settle(self, watch: Watch) -> None:
-        """Waits until every rank has come as far as this one."""
+        """Waits until every rank has reached this point of the call."""
         self.sync(watch)
 
     def group(self, ranks: tuple[int, ...]) -> MPI.Intracomm:
-        """The communicator of some ranks, in this order; made once, by those ranks."""
+        """The communicator of these ranks, in this order; created by those ranks together, then cached."""
         if ranks == tuple(range(self.size)):
             return self.comm
         if ranks not in self._groups:
@@ -127,30 +133,33 @@ class Team:
         return self._groups[ranks]
 
     def fail(self, text: str) -> None:
-        """Tells every rank that this one cannot finish the call."""
+        """Reports to every rank that this one cannot finish the call."""
         self.broken = True
-        self.board.fail(text)
+        self.node_sync.fail(text)
         message = bytearray(text.encode()[:1024])
         for rank in range(self.size):
             if not self.near(rank, self.rank):
                 self._sent.append(self.comm.Isend([message, MPI.BYTE], rank, _FAILED))
 
     def failures(self) -> dict[int, str]:
-        """What ranks have reported, by rank."""
-        found = {self.members[member]: text for member, text in self.board.failed().items()}
+        """The failures reported so far, by rank."""
+        texts = {self.members[member]: text for member, text in self.node_sync.failed().items()}
         status = MPI.Status()
         while not self.one_node and self.comm.Iprobe(MPI.ANY_SOURCE, _FAILED, status):
             message = bytearray(status.Get_count(MPI.BYTE))
             self.comm.Recv([message, MPI.BYTE], status.source, _FAILED)
-            found[status.source] = message.decode(errors="replace")
-        return found
+            texts[status.source] = message.decode(errors="replace")
+        return texts
 
 
 _PENDING = MPI.Comm.Create_keyval()
 
 
 def _duplicate(comm: MPI.Intracomm, limit: float) -> MPI.Intracomm:
-    """A duplicate, once all ranks ask for one; after a call that gave up, the next one goes on with its request."""
+    """A duplicate of the communicator, made once all ranks ask for one.
+
+    If a call gives up waiting, the next one waits for the same request: MPI does not allow to cancel it.
+    """
     pending = cast("tuple[MPI.Intracomm, MPI.Request] | None", comm.Get_attr(_PENDING))
     duplicate, request = pending or comm.Idup()
     comm.Set_attr(_PENDING, (duplicate, request))
@@ -164,11 +173,11 @@ def _duplicate(comm: MPI.Intracomm, limit: float) -> MPI.Intracomm:
 
 
 class _OthersFailed(RankError):
-    """Raised where another rank has failed, and has told everybody."""
+    """Another rank has failed and has reported it, so this rank need not."""
 
 
 class Watch:
-    """The waits of one call: they yield, and end when a rank fails or the time is over."""
+    """The waits of one call: they yield the core, and end when a rank fails or the time limit is reached."""
 
     def __init__(self, team: Team, limit: float) -> None:
         self._team = team
@@ -177,26 +186,26 @@ class Watch:
         self._turns = 0
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Waits until `done()`."""
+        """Waits until `done()` is true."""
         while not done():
             self.pause()
 
     def pause(self) -> None:
-        """One turn of waiting; raises `RankError` when waiting has no end."""
+        """Yields the core once; raises `RankError` if the wait should end."""
         _yield()
         self._turns += 1
         if self._turns % _LOOKS == 0:
             self.look()
 
     def look(self) -> None:
-        """Raises `RankError` if a rank has failed or the time is over."""
+        """Raises `RankError` if a rank has failed or the time limit is reached."""
         failed = self._team.failures()
         if failed:
-            said = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failed.items()))
-            raise _OthersFailed(f"the call ended on all ranks, because one failed: {said}")
+            reports = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failed.items()))
+            raise _OthersFailed(f"the call ended on all ranks, because one failed: {reports}")
         if time.monotonic() > self._deadline:
-            late = [self._team.members[m] for m in self._team.board.missing()]
-            who = f"; ranks {late} of its node have not come so far" if late else ""
+            late = [self._team.members[m] for m in self._team.node_sync.missing()]
+            who = f"; ranks {late} of its node have not got this far" if late else ""
             raise RankError(
                 f"rank {self._team.rank} waited longer than {self._limit:g} s{who}; if they are only slow, give a "
                 f"higher limit, else look for a rank that died or did not make the call"
@@ -205,7 +214,7 @@ class Watch:
 
 @contextmanager
 def moving(team: Team) -> Generator[None]:
-    """While data move: an error on this rank ends the call on all, and the team with it."""
+    """Wraps the part of a call that moves data: an error on this rank ends the call, and the team, on all ranks."""
     try:
         yield
     except _OthersFailed as error:
@@ -217,7 +226,7 @@ def moving(team: Team) -> Generator[None]:
 
 
 def world() -> Comm:
-    """The communicator of all ranks that were started together."""
+    """The communicator of all ranks that were started together (`MPI.COMM_WORLD`)."""
     return MPI.COMM_WORLD
 
 
@@ -225,23 +234,23 @@ _KEY = MPI.Comm.Create_keyval()
 
 
 def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = None) -> Team:
-    """The communicator's team, built by the first call (which all ranks must make) or after a failure.
+    """The communicator's team. The first call, and the first after a failure, builds it; all ranks must make that call.
 
-    `nodes` pretends that the ranks are on so many nodes; without it `RESHARD_MPI_NODES` may.
+    `nodes` pretends that the ranks are on this many nodes, by default those of `RESHARD_MPI_NODES`, if set.
     """
-    found = cast("Team | None", comm.Get_attr(_KEY))
-    if found is None or found.broken or nodes is not None:
-        found = Team(comm, nodes if nodes is not None else _pretended(), limit)
-        comm.Set_attr(_KEY, found)
-    return found
+    team = cast("Team | None", comm.Get_attr(_KEY))
+    if team is None or team.broken or nodes is not None:
+        team = Team(comm, nodes if nodes is not None else _pretended(), limit)
+        comm.Set_attr(_KEY, team)
+    return team
 
 
 def _room() -> int:
-    """Bytes of this node that shared windows may fill: those beyond are a bus error, not an error of MPI."""
+    """Bytes of this node that shared windows may use. Beyond what exists, the first touch is a bus error."""
     if not hasattr(os, "statvfs") or not os.path.isdir(_SHARED):
         return sys.maxsize
-    found = os.statvfs(_SHARED)
-    return found.f_bavail * found.f_frsize // 2
+    filesystem = os.statvfs(_SHARED)
+    return filesystem.f_bavail * filesystem.f_frsize // 2
 
 
 def _pretended() -> int | None:

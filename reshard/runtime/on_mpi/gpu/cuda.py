@@ -1,9 +1,9 @@
-"""CUDA's driver, as far as tiles on a GPU need it: pinned memory of the host, and strided copies to and from there.
+"""The part of CUDA's driver that tiles on a GPU need: pinned host memory, and strided copies.
 
-It is loaded by name when the first such tile comes (`libcuda.so.1` is where a driver is, whatever CUDA the array's
-library brought), so nothing here needs a GPU to be imported. Pointers are those of unified addressing: one kind of
-copy serves host to device, device to host and device to device. A lane is a stream: copies in one follow one
-another, copies in two may overlap.
+The driver is loaded by name when the first such tile comes, so importing this module needs no GPU; `libcuda.so.1` is
+the driver's name whatever CUDA version the array's library uses. With unified addressing, one kind of copy serves host
+to device, device to host and device to device. A lane is a CUDA stream: copies in one lane run in order, copies in two
+lanes may overlap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reshard.errors import RankError, TileError
 from reshard.runtime.on_mpi.strided_copy import Array
 
 LANES = 2
-"""While one lane's chunk is copied on the host, the other's is on its way."""
+"""Streams per GPU: while one lane's chunk is copied on the host, the other lane's crosses the bus."""
 
 _LIBRARY = "libcuda.so.1"
 _UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED
@@ -33,24 +33,24 @@ _LONGEST_PITCH = (1 << 31) - 1
 
 
 class Strided(NamedTuple):
-    """Memory by its address, with the stride in bytes of every axis; who made it keeps it alive."""
+    """Memory by its address and the stride of each axis in bytes; whoever creates this keeps the memory alive."""
 
     address: int
     strides: tuple[int, ...]
 
     def at(self, start: Sequence[int]) -> Strided:
-        """The memory from an index on."""
+        """The memory from an index onwards."""
         skipped = sum(at * stride for at, stride in zip(start, self.strides, strict=True))
         return Strided(self.address + skipped, self.strides)
 
 
 def strided(array: Array) -> Strided:
-    """An array of the host as memory."""
+    """The memory of a host array."""
     return Strided(array.__array_interface__["data"][0], array.strides)
 
 
 class _Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D_v2."""
+    """The struct CUDA_MEMCPY2D_v2 of cuda.h."""
 
     _fields_ = [
         *((f"src_{name}", kind) for name, kind in (("x", ctypes.c_size_t), ("y", ctypes.c_size_t))),
@@ -67,7 +67,7 @@ class _Copy2D(ctypes.Structure):
 
 
 class Cuda:
-    """One GPU: its lanes and the pinned buffers that are kept for it."""
+    """One GPU: its lanes, and its pinned host buffers, which are kept from call to call."""
 
     def __init__(self, library: Any, device: int) -> None:
         self._library = library
@@ -85,7 +85,7 @@ class Cuda:
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Inside, the driver's calls are for this GPU; afterwards for the one that they were for before."""
+        """Makes this GPU's context current inside the `with`, and restores the previous one afterwards."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -93,15 +93,15 @@ class Cuda:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def synchronise(self) -> None:
-        """Waits for all that was begun on the GPU, by whatever library."""
+        """Waits for all work that any library has begun on the GPU."""
         self._call("cuCtxSynchronize")
 
     def wait(self, lane: int) -> None:
-        """Waits for a lane's copies."""
+        """Waits for the copies of one lane."""
         self._call("cuStreamSynchronize", self._lanes[lane])
 
     def pinned(self, nbytes: int) -> list[Array]:
-        """A pinned buffer for every lane; those of the last call, if they have that size."""
+        """A pinned host buffer of `nbytes` for each lane; the last call's buffers if they have that size."""
         if nbytes != self._size:
             while self._pinned:
                 self._call("cuMemFreeHost", self._pinned.pop())
@@ -115,12 +115,12 @@ class Cuda:
         return [np.ctypeslib.as_array(kind.from_address(pointer.value or 0)) for pointer in self._pinned]
 
     def clear(self, address: int, nbytes: int) -> None:
-        """Begins to write zeros to memory of the GPU, in the first lane."""
+        """Starts writing zeros to memory of the GPU, in the first lane."""
         if nbytes:
             self._call("cuMemsetD8Async", ctypes.c_void_p(address), 0, ctypes.c_size_t(nbytes), self._lanes[0])
 
     def copy(self, to: Strided, by: Strided, extents: Sequence[int], itemsize: int, lane: int) -> None:
-        """Begins to copy elements from one place to another: in as few runs and blocks of rows as there are."""
+        """Starts copying elements between two strided memories, in as few contiguous or 2D copies as possible."""
         if not math.prod(extents):
             return
         width, axes = _merged(to.strides, by.strides, extents, itemsize)
@@ -147,11 +147,13 @@ class Cuda:
 
 
 _Axis = tuple[int, int, int]
-"""An axis's extent, and its stride in bytes in the memory written and in that read."""
+"""An axis's extent, and its strides in bytes in the written and in the read memory."""
 
 
 def _merged(to: Sequence[int], by: Sequence[int], extents: Sequence[int], run: int) -> tuple[int, list[_Axis]]:
-    """Bytes that follow one another in both places, and the axes around them, outermost first.
+    """The bytes that are contiguous in both memories, and the remaining axes, outermost first.
+
+    A tile of 5 x 3 x 8 floats without gaps is one run; rows of 8 floats in a wider source stay rows:
 
     >>> _merged((96, 32, 4), (96, 32, 4), (5, 3, 8), 4), _merged((32, 4), (64, 4), (3, 8), 4)
     ((480, []), (32, [(3, 32, 64)]))
@@ -170,7 +172,7 @@ def _merged(to: Sequence[int], by: Sequence[int], extents: Sequence[int], run: i
 
 @cache
 def library() -> Any:
-    """The driver's library; `TileError` where there is none."""
+    """The driver's library; raises `TileError` if there is none."""
     try:
         return ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -181,15 +183,17 @@ def library() -> Any:
 
 @cache
 def cuda(device: int) -> Cuda:
-    """The GPU of this number."""
+    """The GPU with this number."""
     return Cuda(library(), device)
 
 
 def device_of(address: int) -> int:
-    """The number of the GPU that has this address."""
-    found = ctypes.c_int()
+    """The number of the GPU to whose memory an address belongs; raises `TileError` if there is none."""
+    ordinal = ctypes.c_int()
     library().cuInit(0)
-    status = library().cuPointerGetAttribute(ctypes.byref(found), _ORDINAL, ctypes.c_uint64(address))
+    status = library().cuPointerGetAttribute(ctypes.byref(ordinal), _ORDINAL, ctypes.c_uint64(address))
     if status:
-        raise TileError(f"the tile's address {address:#x} is of no GPU (CUDA error {status}); give an array that is")
-    return found.value
+        raise TileError(
+            f"the tile's address {address:#x} does not belong to any GPU (CUDA error {status}); give an array on a GPU"
+        )
+    return ordinal.value

@@ -1,11 +1,12 @@
-"""Arrays on a GPU, of whatever library: where they lie, and how another of their kind is made.
+"""Arrays on a GPU, of any library: where they lie, and how to make another array of their kind.
 
-They say where they lie by DLPack or `__cuda_array_interface__`. A library is known by what its arrays can do:
+Their memory is described by DLPack or by `__cuda_array_interface__`. How to make another one is told by the attributes
+of an array, so no library is imported:
 
     torch         array.new_empty(shape)
-    cupy          its module's empty_like(array, shape=...)
-    jax           arrays that cannot be written to: made of one of the host, array.__array_namespace__().asarray
-    any other     it must be given `out`
+    cupy          empty_like(array, shape=...) of the array's module
+    jax           immutable: made from a host array by array.__array_namespace__().asarray
+    any other     the caller must give `out`
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ _CUDA, _MANAGED = 2, 13  # DLPack's kDLCUDA and kDLCUDAManaged
 
 
 def on_gpu(array: object) -> bool:
-    """Whether an array lies in the memory of a GPU that speaks CUDA; what cannot say where it lies does not."""
+    """Whether an array lies in the memory of a CUDA GPU; False for objects that do not say where they lie."""
     if isinstance(array, np.ndarray):
         return False
     with suppress(Exception):
-        found: Any = getattr(array, "__dlpack_device__", None)
-        if found is not None:
-            return int(found()[0]) in (_CUDA, _MANAGED)
+        device: Any = getattr(array, "__dlpack_device__", None)
+        if device is not None:
+            return int(device()[0]) in (_CUDA, _MANAGED)
         return hasattr(array, "__cuda_array_interface__")
     return False
 
 
 @dataclass(frozen=True)
 class GpuArray:
-    """An array on a GPU: the caller's, its GPU's number, and how it lies there. `keeps` keeps its memory alive."""
+    """An array on a GPU: the caller's array, the GPU's number, and the memory there, which `keeps` keeps alive."""
 
     array: Any
     device: int
@@ -53,13 +54,13 @@ class GpuArray:
 
     @property
     def c_contiguous(self) -> bool:
-        """Whether it lies in C order, without gaps."""
+        """Whether it is C-ordered, without gaps."""
         steps = c_strides(self.shape, self.dtype.itemsize)
         laid = zip(self.shape, self.memory.strides, steps, strict=True)
         return math.prod(self.shape) == 0 or all(n == 1 or stride == step for n, stride, step in laid)
 
     def overlaps(self, other: GpuArray) -> bool:
-        """Whether the spans of two arrays' addresses meet."""
+        """Whether the address ranges of two arrays overlap."""
         (low, high), (start, end) = self._span(), other._span()
         return self.device == other.device and max(low, start) < min(high, end)
 
@@ -72,7 +73,7 @@ class GpuArray:
 
 
 def writable(array: Any) -> bool:
-    """Whether an array of this kind can be written to once it is made."""
+    """Whether arrays of this kind are mutable."""
     return _makes(array) or not hasattr(array, "__array_namespace__")
 
 
@@ -81,13 +82,13 @@ def _makes(array: Any) -> bool:
 
 
 def check_makes(array: Any) -> None:
-    """Raises `TileError` if it is not known how to make another array of this kind."""
+    """Raises `TileError` for a kind of array that this module cannot make."""
     if not _makes(array) and not hasattr(array, "__array_namespace__"):
-        raise TileError(f"no way is known to make a {type(array).__name__} for the result; give one as out")
+        raise TileError(f"reshard cannot make a {type(array).__name__} for the result; give one as out")
 
 
 def empty(array: Any, shape: Sequence[int]) -> Any:
-    """A new array of anything, of the same library on the same GPU, C-ordered."""
+    """A new uninitialized C-ordered array of the same library on the same GPU."""
     if hasattr(array, "new_empty"):
         return array.new_empty(tuple(shape))
     with getattr(array, "device", None) or nullcontext():  # cupy allocates on the current device.
@@ -95,13 +96,13 @@ def empty(array: Any, shape: Sequence[int]) -> Any:
 
 
 def of_host(array: Any, content: Array) -> Any:
-    """A new array of the same library on the same GPU, of the content of one of the host, which may then change."""
+    """A new array of the same library on the same GPU with the content of a host array, which may be reused then."""
     made = array.__array_namespace__().asarray(content, device=array.device)
     return made.block_until_ready() if hasattr(made, "block_until_ready") else made
 
 
 def of_its_memory(array: Any, shape: Sequence[int]) -> Any:
-    """A C-ordered array's memory, from its start, as an array of another shape, if its kind has views."""
+    """The start of a C-ordered array's memory as an array of another shape; a view, if this kind has views."""
     return array.reshape(-1)[: math.prod(shape)].reshape(tuple(shape))
 
 
@@ -110,12 +111,12 @@ def _library(array: Any) -> object:
 
 
 def described(array: Any, what: str) -> GpuArray:
-    """Where an array lies; `TileError` if it cannot say, for an element type unknown to numpy or an array split over
-    GPUs, say.
+    """Describes where an array lies. Raises `TileError` if the array does not say, for example because its element
+    type is unknown to numpy or because it is split over several GPUs.
     """
     try:
         if hasattr(array, "block_until_ready"):
-            array.block_until_ready()  # jax's may not be there yet, and no stream says when.
+            array.block_until_ready()  # jax computes asynchronously, on streams that it does not expose.
         return _by_dlpack(array) if hasattr(array, "__dlpack__") else _by_interface(array)
     except TileError:
         raise
@@ -127,16 +128,16 @@ def described(array: Any, what: str) -> GpuArray:
 
 
 def _by_interface(array: Any) -> GpuArray:
-    found: dict[str, Any] = array.__cuda_array_interface__
-    shape, address = tuple(found["shape"]), int(found["data"][0])
-    dtype = np.dtype(found["typestr"])
-    strides = found.get("strides") or c_strides(shape, dtype.itemsize)
+    interface: dict[str, Any] = array.__cuda_array_interface__
+    shape, address = tuple(interface["shape"]), int(interface["data"][0])
+    dtype = np.dtype(interface["typestr"])
+    strides = interface.get("strides") or c_strides(shape, dtype.itemsize)
     device = device_of(address) if address else 0
     return GpuArray(array, device, Strided(address, tuple(strides)), shape, dtype)
 
 
 class _Tensor(ctypes.Structure):
-    """DLTensor, which a DLManagedTensor begins with."""
+    """DLPack's struct DLTensor, the first field of a DLManagedTensor."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -157,13 +158,15 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes
 
 
 def _by_dlpack(array: Any) -> GpuArray:
-    """The capsule is only looked at, so that its own destructor frees it."""
+    """Reads the capsule without consuming it, so that its own destructor frees the memory."""
     capsule = array.__dlpack__()
     tensor = _Tensor.from_address(_pointer(capsule, b"dltensor") or 0)
     shape = tuple(tensor.shape[: tensor.ndim])
-    dtype = numpy_dtype(str(array.dtype).rpartition(".")[2])  # torch writes its own name before it.
+    dtype = numpy_dtype(str(array.dtype).rpartition(".")[2])  # torch's dtypes are written "torch.float32".
     if tensor.bits * tensor.lanes != dtype.itemsize * 8:
-        raise TileError(f"the array's elements have {tensor.bits * tensor.lanes} bits, but {dtype} has not")
+        raise TileError(
+            f"the array's elements have {tensor.bits * tensor.lanes} bits, but {dtype} has {dtype.itemsize * 8}"
+        )
     strides = c_strides(shape, dtype.itemsize)
     if tensor.strides:
         strides = tuple(step * dtype.itemsize for step in tensor.strides[: tensor.ndim])

@@ -1,7 +1,9 @@
-"""A move of tiles on GPUs by messages whose memory is the GPUs': for an MPI that takes such pointers.
+"""Messages from GPU to GPU, for an MPI that accepts pointers to device memory (CUDA-aware).
 
-Every rank sends each other one what it lacks. Messages are packed and unpacked by copies on the GPU, in slots of
-two buffers there, and posted in the order of the move's turns, so that no rank waits for ever (see `exchange`).
+    tile --copy on the GPU--> slot of the send buffer --MPI--> slot of the receive buffer --copy on the GPU--> result
+
+Every rank sends each other rank what it lacks. Messages are posted in the order of the turns, so ranks never deadlock
+(see `wire.exchange`).
 """
 
 from __future__ import annotations
@@ -20,36 +22,35 @@ from reshard.errors import AgreementError
 from reshard.runtime.on_mpi.direct import STAGING, Direct, direct
 from reshard.runtime.on_mpi.gpu.cuda import Cuda, Strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, c_strides, described, empty
-from reshard.runtime.on_mpi.move import Request
-from reshard.runtime.on_mpi.wire.chunks import Chunk, Piece, Place
+from reshard.runtime.on_mpi.prepare import MoveRequest
+from reshard.runtime.on_mpi.wire.chunks import Chunk, MessagePiece, Region
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import plan
 
 CUDA_AWARE = "RESHARD_MPI_CUDA_AWARE"
-"""Environment variable: 1 if MPI takes pointers to a GPU's memory, 0 if not; without it, MPI is asked."""
+"""Environment variable: 1 if MPI accepts pointers to GPU memory, 0 if not; if unset, MPI is queried."""
 
 _TAG = 903
 
 
 def takes_pointers() -> bool:
-    """Whether MPI takes pointers to GPUs: as the environment says, else as MPI does."""
-    said = os.environ.get(CUDA_AWARE)
-    if said not in (None, "", "0", "1"):
-        raise AgreementError(f"{CUDA_AWARE}={said!r}: give 1 if MPI takes pointers to a GPU's memory, 0 if not")
-    return said == "1" if said else _says_so()
+    """Whether MPI accepts pointers to GPU memory, by the environment variable if it is set, else by MPI itself."""
+    setting = os.environ.get(CUDA_AWARE)
+    if setting not in (None, "", "0", "1"):
+        raise AgreementError(f"{CUDA_AWARE}={setting!r}: give 1 if MPI takes pointers to a GPU's memory, 0 if not")
+    return setting == "1" if setting else _is_cuda_aware()
 
 
-def _says_so() -> bool:
-    """Open MPI and MPICH answer a function; Cray's MPICH has its transport layer for GPUs switched on by a variable."""
-    ask = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
-    return bool(ask and ask()) or os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
+def _is_cuda_aware() -> bool:
+    """By the query function of Open MPI and MPICH, or the variable that enables GPU support in Cray's MPICH."""
+    query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
+    return bool(query and query()) or os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
 
 
-def between_gpus(request: Request, rank: int, itemsize: int) -> Direct | None:
-    """What a rank sends and receives, if no sum is to be finished and the plan's memory has room to pack."""
+def between_gpus(request: MoveRequest, rank: int, itemsize: int) -> Direct | None:
+    """A rank's messages between GPUs; None if a reduction is pending or the budget leaves no room to pack."""
     source, target = request.source, request.target
-    found = plan(source, target, request.budget, request.network)
-    spare = found.peak_bytes - source.tile_bytes - target.tile_bytes
+    spare = plan(source, target, request.budget, request.network).peak_bytes - source.tile_bytes - target.tile_bytes
     staging = min(STAGING, spare // 2)
     if source.partial != target.partial or staging < itemsize:
         return None
@@ -57,18 +58,20 @@ def between_gpus(request: Request, rank: int, itemsize: int) -> Direct | None:
 
 
 _abandoned: list[object] = []
-"""Moves that failed: MPI may still write to their buffers, so those are kept."""
+"""Moves that failed, kept alive because MPI may still write to their buffers."""
 
 
-class _Flight(NamedTuple):
+class _DeviceMessage(NamedTuple):
+    """A message under way: its chunk, its slot in the buffer of its direction, and that direction."""
+
     chunk: Chunk
     slot: int
     sent: bool
 
 
 @dataclass
-class _Side:
-    """The messages of one direction that wait, and the slots of its buffer, each as large as the largest of them."""
+class _DeviceLane:
+    """The waiting messages of one direction, and a buffer of slots of `slot` elements, the size of the largest one."""
 
     waiting: deque[Chunk]
     slot: int
@@ -76,12 +79,12 @@ class _Side:
     free: list[int] = field(default_factory=list[int])
 
     def at(self, slot: int) -> int:
-        """A slot's address."""
+        """The address of a slot."""
         return self.memory.memory.address + slot * self.slot * self.memory.dtype.itemsize
 
 
 class GpuExchange:
-    """One move from a tile to another, both on this rank's GPU."""
+    """The messages of one move between tiles on this rank's GPU."""
 
     def __init__(self, call: Call, gpu: Cuda, move: Direct, source: GpuArray, target: GpuArray) -> None:
         self._call, self._gpu, self._source, self._target = call, gpu, source, target
@@ -90,19 +93,17 @@ class GpuExchange:
         self._sends = self._side(move.messages.sends.chunks, staging)
         self._receives = self._side(move.messages.receives.chunks, staging)
         self._requests: list[MPI.Request] = []
-        self._flights: list[_Flight] = []
+        self._flights: list[_DeviceMessage] = []
 
-    def _side(self, messages: Sequence[Chunk], staging: int) -> _Side:
+    def _side(self, messages: Sequence[Chunk], staging: int) -> _DeviceLane:
         slot = max((chunk.elements for chunk in messages), default=1)
         slots = min(len(messages), staging // slot)
         memory = described(empty(self._source.array, (slots * slot,)), "buffer")
         self._call.memory.take(self._call.device, slots * slot)
-        return _Side(deque(messages), slot, memory, list(range(slots)))
+        return _DeviceLane(deque(messages), slot, memory, list(range(slots)))
 
     def run(self, clear: bool) -> None:
-        """Moves everything; the target is written to as messages arrive. `clear` writes zeros to all of it first, for
-        padding.
-        """
+        """Sends and receives everything; with `clear`, the target is filled with zeros first, for its padding."""
         try:
             self._run(clear)
         except BaseException:
@@ -118,28 +119,28 @@ class GpuExchange:
                 nbytes = math.prod(self._target.shape) * self._target.dtype.itemsize
                 self._gpu.clear(self._target.memory.address, nbytes)
             for source, target in self._own:
-                self._copy(_place(self._target, target), _place(self._source, source), source.extents)
+                self._copy(_strided(self._target, target), _strided(self._source, source), source.extents)
             self._post()
             while self._requests:
                 self._progress()
             self._gpu.wait(0)
 
     def _post(self) -> None:
-        """Posts what there is room for, receives first."""
+        """Posts as many messages as there is room for, receives first."""
         comm = self._call.team.comm
         while self._receives.waiting and self._receives.free:
-            flight = _Flight(self._receives.waiting.popleft(), self._receives.free.pop(), False)
+            flight = _DeviceMessage(self._receives.waiting.popleft(), self._receives.free.pop(), False)
             self._add(flight, comm.Irecv(self._spec(self._receives, flight), flight.chunk.peer, _TAG))
         while self._sends.waiting and self._sends.free:
-            flight = _Flight(self._sends.waiting.popleft(), self._sends.free.pop(), True)
+            flight = _DeviceMessage(self._sends.waiting.popleft(), self._sends.free.pop(), True)
             for piece in flight.chunk.pieces:
-                for buffer, place in self._parts(self._sends, flight.slot, piece):
-                    self._copy(buffer, _place(self._source, place), place.extents)
+                for buffer, region in self._parts(self._sends, flight.slot, piece):
+                    self._copy(buffer, _strided(self._source, region), region.extents)
             self._gpu.wait(0)
             self._add(flight, comm.Isend(self._spec(self._sends, flight), flight.chunk.peer, _TAG))
 
     def _progress(self) -> None:
-        """Unpacks what has arrived, and posts what that made room for."""
+        """Unpacks messages that have arrived and posts others in their room."""
         done = MPI.Request.Testsome(self._requests)
         for at in sorted(done or (), reverse=True):
             self._requests.pop(at)
@@ -152,38 +153,38 @@ class GpuExchange:
         else:
             self._call.watch.pause()
 
-    def _unpack(self, flight: _Flight) -> None:
+    def _unpack(self, flight: _DeviceMessage) -> None:
         self._call.memory.receive(self._call.device, flight.chunk.elements)
         for piece in flight.chunk.pieces:
-            for buffer, place in self._parts(self._receives, flight.slot, piece):
-                self._copy(_place(self._target, place), buffer, place.extents)
-        self._gpu.wait(0)  # Before MPI writes to the slot again.
+            for buffer, region in self._parts(self._receives, flight.slot, piece):
+                self._copy(_strided(self._target, region), buffer, region.extents)
+        self._gpu.wait(0)  # The slot is free only when the copies out of it are done.
 
-    def _parts(self, side: _Side, slot: int, piece: Piece) -> list[tuple[Strided, Place]]:
-        """A piece's parts in a slot, and where they are in a tile."""
+    def _parts(self, side: _DeviceLane, slot: int, piece: MessagePiece) -> list[tuple[Strided, Region]]:
+        """The parts of a piece: the memory of each in a slot, and its region of the tile."""
         itemsize = side.memory.dtype.itemsize
         whole = Strided(side.at(slot) + piece.at * itemsize, c_strides(piece.extents, itemsize))
         return [
-            (whole.at([cut.start for cut in where if isinstance(cut, slice)]), place) for where, place in piece.parts
+            (whole.at([cut.start for cut in index if isinstance(cut, slice)]), region) for index, region in piece.parts
         ]
 
     def _copy(self, to: Strided, by: Strided, extents: Sequence[int]) -> None:
         self._gpu.copy(to, by, extents, self._source.dtype.itemsize, 0)
 
-    def _spec(self, side: _Side, flight: _Flight) -> list[Any]:
+    def _spec(self, side: _DeviceLane, flight: _DeviceMessage) -> list[Any]:
         return [_memory(side.at(flight.slot), flight.chunk.elements * side.memory.dtype.itemsize), MPI.BYTE]
 
-    def _add(self, flight: _Flight, request: MPI.Request) -> None:
+    def _add(self, flight: _DeviceMessage, request: MPI.Request) -> None:
         self._requests.append(request)
         self._flights.append(flight)
 
 
 def _memory(address: int, nbytes: int) -> MPI.memory:
-    """A GPU's memory as MPI is given it; nobody on the host may look into it."""
+    """GPU memory in the form that mpi4py accepts; the host must not read it."""
     return MPI.memory.fromaddress(address, nbytes)
 
 
-def _place(array: GpuArray, place: Place) -> Strided:
-    """A place of a tile, with the strides of its axes."""
-    start = array.memory.at(place.start).address
-    return Strided(start, tuple(array.memory.strides[dim] * step for dim, step in place.steps))
+def _strided(array: GpuArray, region: Region) -> Strided:
+    """A region of a tile as strided memory."""
+    start = array.memory.at(region.start).address
+    return Strided(start, tuple(array.memory.strides[dim] * step for dim, step in region.steps))

@@ -1,10 +1,10 @@
-"""A move of tiles on GPUs: chunk by chunk to the host through pinned memory, the host's move, and back.
+"""Moves of tiles on GPUs: chunk by chunk through pinned memory to the host, the host's move, and back.
 
     GPU tile -> pinned chunks -> shared window -> [move] -> window -> pinned chunks -> GPU result
 
-The ranks of a node read each other's tiles in the window, so that nothing more is staged than for a `DistArray`.
-While one chunk is on its way to or from the GPU, another is copied on the host. Where MPI takes pointers to a GPU's
-memory, messages go from GPU to GPU instead (`gpu_messages`).
+The host copies lie in shared windows, where the ranks of a node read each other's, so that nothing else is staged.
+While one chunk crosses the bus, another one is copied on the host. If MPI accepts pointers to GPU memory, messages go
+from GPU to GPU instead (`device_messages`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,27 @@ import numpy as np
 
 from reshard.errors import TileError
 from reshard.runtime.account import Account, begin_account
+from reshard.runtime.on_mpi.agreement import begin
 from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.gpu.cuda import LANES, Cuda, Strided, cuda, strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, described, empty, of_host, of_its_memory, writable
 from reshard.runtime.on_mpi.gpu.device_messages import GpuExchange, between_gpus
-from reshard.runtime.on_mpi.move import Prepared, Request, begin, move, new_tile, where
+from reshard.runtime.on_mpi.move import move
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.team import Team, Watch, moving
+from reshard.runtime.on_mpi.window_tiles import new_tile, where
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types.pair import pieces
 
 CHUNK = 4 << 20
-"""Bytes of a pinned buffer at most, of which each lane has one; the smaller tile holds all of them."""
+"""The most bytes of a pinned buffer, of which each lane has one; together they are no larger than the smaller tile."""
 
 
-class Given(NamedTuple):
-    """A tile on a GPU, where its result goes if that is given, the GPU, and what goes from GPU to GPU, if that can."""
+class DeviceTiles(NamedTuple):
+    """One rank's tile on a GPU, the caller's `out` if there is one, the GPU, and the messages between GPUs; None if the
+    move goes through the host.
+    """
 
     tile: GpuArray
     out: GpuArray | None
@@ -42,92 +47,109 @@ class Given(NamedTuple):
     pointers: Direct | None
 
 
-def given(tile: GpuArray, out: GpuArray | None, ready: Prepared, request: Request, rank: int, aware: bool) -> Given:
-    """What a rank gives to a move, checked as far as a GPU's memory makes a difference; `aware`: MPI takes pointers."""
+def device_tiles(
+    tile: GpuArray, out: GpuArray | None, ready: Prepared, request: MoveRequest, rank: int, aware: bool
+) -> DeviceTiles:
+    """One rank's part of a move on GPUs; `aware` says that MPI accepts pointers to GPU memory.
+
+    Raises `TileError` if the tile must be overwritten and is not C-ordered.
+    """
     if ready.way == "overwrite" and not tile.c_contiguous:
         raise TileError("the budget is met only by overwriting the donated tile, which is not C-ordered on its GPU")
     by_pointers = aware and ready.way != "overwrite"
     pointers = between_gpus(request, rank, tile.dtype.itemsize) if by_pointers else None
-    return Given(tile, out, cuda(tile.device), pointers)
+    return DeviceTiles(tile, out, cuda(tile.device), pointers)
 
 
 def host_like(tile: GpuArray) -> Array:
-    """An array of the host of the same shape and dtype; as long as nobody writes to it, it takes no memory."""
+    """A host array of the same shape and dtype, for checks; it takes no memory as long as it is not written to."""
     return np.empty(tile.shape, tile.dtype)
 
 
 def move_on_gpu(
-    team: Team, watch: Watch, ready: Prepared, request: Request, given: Given, limit: float, memory: Account | None
+    team: Team,
+    watch: Watch,
+    ready: Prepared,
+    request: MoveRequest,
+    tiles: DeviceTiles,
+    limit: float,
+    memory: Account | None,
 ) -> Any:
-    """The target's tile on the GPU, after agreement; where there is nothing to do, it is the caller's tile itself."""
+    """The target's tile on the GPU, after agreement; if there is nothing to move, the caller's tile itself."""
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
-    if not ready.steps.steps or given.pointers:
+    if not ready.steps.steps or tiles.pointers:
         with moving(team):
-            found = _between(call, request, given) if ready.steps.steps else _as_it_is(given)
+            result = _between_gpus(call, request, tiles) if ready.steps.steps else _unmoved(tiles)
             team.settle(watch)
-        return found
-    stage = Stage(call, given.gpu, _chunk(ready, request, given.tile))
-    host = _moved_by_host(stage, ready, request, given.tile, limit)
+        return result
+    stage = DeviceStage(call, tiles.gpu, _chunk(ready, request, tiles.tile))
+    host = _move_on_host(stage, ready, request, tiles.tile, limit)
     with moving(team):
-        found = _result(stage, given, host, ready.way == "overwrite")
+        result = _result(stage, tiles, host, ready.way == "overwrite")
         team.settle(Watch(team, limit))
-    return found
+    return result
 
 
-def _between(call: Call, request: Request, given: Given) -> Any:
-    tile, shape = given.tile, request.target.tile_shape
-    into = given.out or described(empty(tile.array, shape), "result")
-    clear = given.out is None and not request.target.even
+def _between_gpus(call: Call, request: MoveRequest, tiles: DeviceTiles) -> Any:
+    """Moves by messages from GPU to GPU."""
+    tile, shape = tiles.tile, request.target.tile_shape
+    into = tiles.out or described(empty(tile.array, shape), "result")
+    clear = tiles.out is None and not request.target.even
     for size in (math.prod(tile.shape), math.prod(shape)):
         call.memory.take(call.device, size)
-    GpuExchange(call, given.gpu, cast(Direct, given.pointers), tile, into).run(clear)
+    GpuExchange(call, tiles.gpu, cast(Direct, tiles.pointers), tile, into).run(clear)
     return into.array
 
 
-def _moved_by_host(stage: Stage, ready: Prepared, request: Request, tile: GpuArray, limit: float) -> Array:
-    """The result on the host; the tile's copy there has been let go of."""
+def _move_on_host(stage: DeviceStage, ready: Prepared, request: MoveRequest, tile: GpuArray, limit: float) -> Array:
+    """Copies the tile to the host and moves it there; returns the host's result."""
     call = stage.call
     with moving(call.team):
         held = new_tile(call.team, request.source, tile.dtype)
         call.memory.take(call.device, held.tile.size)
         stage.to_host(tile, held.tile)
-        call.memory.free(call.device, held.tile.size)  # `move` counts it from here on.
+        call.memory.free(call.device, held.tile.size)  # From here on, `move` counts it.
     watch, _ = begin(call.team, limit, str(request), lambda: None, lambda _: where(held))
-    found = move(call.team, watch, ready, request, held, None, call.memory).tile
+    result = move(call.team, watch, ready, request, held, None, call.memory).tile
     if ready.way != "overwrite":
-        call.memory.free(call.device, held.tile.size)
-    return found
+        call.memory.free(call.device, held.tile.size)  # The host copy of the tile dies here.
+    return result
 
 
-def _chunk(ready: Prepared, request: Request, tile: GpuArray) -> int:
-    """Elements of a pinned buffer: all of them fit where the other tile's host copy is not, or is no longer."""
+def _chunk(ready: Prepared, request: MoveRequest, tile: GpuArray) -> int:
+    """Elements of a pinned buffer; 0 for a plan that overwrites the tile, whose budget has no room for buffers.
+
+    While tiles are copied to or from the GPU, only one of the two tiles has its host copy, so all pinned buffers
+    together may be as large as the smaller tile.
+    """
     if ready.way == "overwrite":
         return 0
     smaller = min(math.prod(request.source.tile_shape), math.prod(request.target.tile_shape))
     return min(CHUNK // tile.dtype.itemsize, smaller // LANES)
 
 
-def _as_it_is(given: Given) -> Any:
-    """The same elements: the tile itself, or a copy of it from GPU memory to GPU memory."""
-    tile, out = given.tile, given.out
+def _unmoved(tiles: DeviceTiles) -> Any:
+    """The result if nothing moves: the tile itself, or a C-ordered copy of it on the GPU."""
+    tile, out = tiles.tile, tiles.out
     if out is None and (tile.c_contiguous or not writable(tile.array)):
         return tile.array
     into = out or described(empty(tile.array, tile.shape), "result")
-    with given.gpu.current():
-        given.gpu.synchronise()
-        given.gpu.copy(into.memory, tile.memory, tile.shape, tile.dtype.itemsize, 0)
-        given.gpu.wait(0)
+    with tiles.gpu.current():
+        tiles.gpu.synchronise()
+        tiles.gpu.copy(into.memory, tile.memory, tile.shape, tile.dtype.itemsize, 0)
+        tiles.gpu.wait(0)
     return into.array
 
 
-def _result(stage: Stage, given: Given, host: Array, overwritten: bool) -> Any:
-    tile = given.tile.array
-    if given.out is None and not writable(tile):
-        found = of_host(tile, host)
+def _result(stage: DeviceStage, tiles: DeviceTiles, host: Array, overwritten: bool) -> Any:
+    """The host's result on the GPU; if the budget demanded it, in the memory of the donated tile."""
+    tile = tiles.tile.array
+    if tiles.out is None and not writable(tile):
+        result = of_host(tile, host)
         if overwritten and hasattr(tile, "delete"):
             tile.delete()
-        return found
-    into = given.out
+        return result
+    into = tiles.out
     if into is None:
         new = of_its_memory(tile, host.shape) if overwritten else empty(tile, host.shape)
         into = described(new, "result")
@@ -136,15 +158,15 @@ def _result(stage: Stage, given: Given, host: Array, overwritten: bool) -> Any:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Copies between a GPU and the host, through pinned chunks of so many elements, or straight if that is 0."""
+class DeviceStage:
+    """Copies between a GPU and the host through pinned buffers of `chunk` elements; directly if that is 0."""
 
     call: Call
     gpu: Cuda
     chunk: int
 
     def to_host(self, source: GpuArray, target: Array) -> None:
-        """Copies a tile on the GPU, of any strides, into an array of the host."""
+        """Copies a tile of any strides on the GPU into a host array."""
         with self.gpu.current():
             self.gpu.synchronise()
             if not self.chunk:
@@ -162,7 +184,7 @@ class Stage:
             self._unpin()
 
     def to_gpu(self, target: GpuArray, source: Array) -> None:
-        """Copies an array of the host into one on the GPU, of any strides."""
+        """Copies a host array into a tile of any strides on the GPU."""
         with self.gpu.current():
             self.gpu.synchronise()
             if not self.chunk:
@@ -178,7 +200,10 @@ class Stage:
             self._unpin()
 
     def _parts(self, memory: GpuArray, host: Array) -> Iterator[tuple[int, Array, Array, Strided]]:
-        """Lane, pinned buffer, part of the host's array and where that is on the GPU, in the order of its memory."""
+        """For each part: its lane, its pinned buffer, the part of the host array, and its memory on the GPU.
+
+        Parts come in the order of the GPU's memory.
+        """
         order = sorted(range(host.ndim), key=lambda dim: -abs(memory.memory.strides[dim]))
         ordered, strides = host.transpose(order), tuple(memory.memory.strides[dim] for dim in order)
         buffers = self.gpu.pinned(self.chunk * host.itemsize)
@@ -194,5 +219,5 @@ class Stage:
         copy(raw(part), raw(buffer))
 
     def _unpin(self) -> None:
-        """The pinned buffers hold nothing any more; they are kept for the next call."""
+        """Counts the pinned buffers as free; they are kept for the next call."""
         self.call.memory.free(self.call.device, LANES * self.chunk)

@@ -1,7 +1,7 @@
-"""Reading another process's memory where the kernel allows it (`process_vm_readv`, Linux).
+"""Cross-memory attach (CMA): reading another process's memory through the kernel (`process_vm_readv`, Linux).
 
-One copy, no staging, but each run of it costs the kernel a look at the other process's pages: against a plain
-copy of the same bytes 1.1x for runs of 256 KiB, 2x for 16 KiB, 6x for 4 KiB.
+It takes one copy and no staging, but for each run the kernel looks up the other process's pages. Relative to a plain
+copy of the same bytes: 1.1x for runs of 256 KiB, 2x for 16 KiB, 6x for 4 KiB.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ from numpy.typing import NDArray
 from reshard.errors import RankError
 
 WORTHWHILE = 32 << 10
-"""Bytes of a run from which on reading it is faster than having it staged in shared memory."""
+"""Bytes of a run from which reading it is faster than staging it in shared memory."""
 
-_VECTORS = 1024  # What the kernel takes in one call,
-_LONGEST = 1 << 20  # and bytes of each that keep all together below the 2^31 that it reads.
+_VECTORS = 1024  # The most runs that the kernel takes in one call.
+_LONGEST = 1 << 20  # Bytes of a run, so that a call stays below the 2^31 bytes that the kernel reads.
 
 
-class Remote:
-    """The memory of a node's members, if every one of them can read that of all others."""
+class RemoteMemory:
+    """The private memory of a node's members; `works` if every member can read that of all others.
+
+    That is tried, since permission depends on the kernel, on containers and on the user. Members are numbered as in
+    the node's communicator.
+    """
 
     def __init__(self, node: MPI.Intracomm) -> None:
         self._read = _system_call()
@@ -36,7 +40,10 @@ class Remote:
         self.works = bool(node.allreduce(all(self._reads(n, *other[1:]) for n, other in enumerate(others)), MPI.LAND))
 
     def read(self, member: int, remote: NDArray[Any], local: NDArray[Any]) -> None:
-        """Reads runs of a member's memory, uint64 (address, bytes), into one local run, or as many of their sizes."""
+        """Reads runs of a member's memory into local ones; runs are rows of uint64 (address, bytes).
+
+        There are as many local runs as remote ones, of the same sizes, or a single one that takes all in order.
+        """
         done = 0
         remote, local = _short(remote), _short(local)
         for start in range(0, len(remote), _VECTORS):
@@ -57,32 +64,32 @@ class Remote:
         return int(self._read(self._pids[member], here.ctypes.data, len(here), there.ctypes.data, len(there), 0))
 
     def _reads(self, member: int, address: int, sign: Sequence[int]) -> bool:
-        """Whether what is read there is what the member wrote: process numbers may be those of a container."""
-        found = np.zeros(2, np.int64)
-        there = np.array([[address, found.nbytes]], np.uint64)
-        here = np.array([[found.ctypes.data, found.nbytes]], np.uint64)
-        return self._call(member, there, here) == found.nbytes and found.tolist() == list(sign)
+        """Whether a read returns the member's sign: in containers, its process number may be another process's here."""
+        into = np.zeros(2, np.int64)
+        there = np.array([[address, into.nbytes]], np.uint64)
+        here = np.array([[into.ctypes.data, into.nbytes]], np.uint64)
+        return self._call(member, there, here) == into.nbytes and into.tolist() == list(sign)
 
 
 def _short(runs: NDArray[Any]) -> NDArray[Any]:
-    """The same memory in runs of at most `_LONGEST` bytes."""
+    """The same memory as runs of at most `_LONGEST` bytes."""
     if not len(runs) or int(runs[0, 1] if len(runs) == 1 else runs[:, 1].max()) <= _LONGEST:
         return runs
     counts = -(-runs[:, 1].astype(np.int64) // _LONGEST)
     within: NDArray[Any] = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-    found = np.repeat(runs, counts, axis=0)
+    short = np.repeat(runs, counts, axis=0)
     skipped = (within * _LONGEST).astype(np.uint64)
-    found[:, 0] += skipped
-    found[:, 1] = np.minimum(found[:, 1] - skipped, _LONGEST)
-    return found
+    short[:, 0] += skipped
+    short[:, 1] = np.minimum(short[:, 1] - skipped, _LONGEST)
+    return short
 
 
 def _system_call() -> Any:
     if sys.platform != "linux":
         return None
-    found = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if found is not None:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if call is not None:
         vector, count = ctypes.c_void_p, ctypes.c_ulong
-        found.argtypes = [ctypes.c_int, vector, count, vector, count, count]
-        found.restype = ctypes.c_ssize_t
-    return found
+        call.argtypes = [ctypes.c_int, vector, count, vector, count, count]
+        call.restype = ctypes.c_ssize_t
+    return call

@@ -1,9 +1,9 @@
-"""Huge pages for the memory of shared windows, on Linux from 6.1 on; elsewhere it stays as it is.
+"""Huge pages for the memory of shared windows, on Linux 6.1 and later; elsewhere the memory stays as it is.
 
-Numpy's own arrays have them, and shared memory does not: reading and writing it takes a tenth to a quarter longer, and
-its first use twice as long. The kernel makes them on request (`MADV_COLLAPSE`, whatever its settings for shared memory
-are), for mappings that lie in memory as in their file, modulo their size. MPI's need not, so that the same memory is
-mapped once more where it does (`mremap` of no bytes).
+Numpy's own arrays get huge pages, shared memory does not: without them, reading and writing takes a tenth to a quarter
+longer, and first use twice as long. The kernel makes huge pages on request (`MADV_COLLAPSE`, whatever the system's
+settings for shared memory), but only for mappings whose address and file offset agree modulo the huge page size. MPI's
+mappings may not, so the memory is mapped a second time at an address that does (`mremap` with an old size of 0).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ import numpy as np
 from reshard.runtime.on_mpi.strided_copy import Array
 
 WORTHWHILE = 8 << 20
-"""Bytes of memory from which on this is done."""
+"""Bytes of memory from which huge pages are worth the calls."""
 
-_HUGE = 2 << 20  # Of x86 and of 64-bit Arm with pages of 4 KiB; of others the kernel refuses.
+_HUGE = 2 << 20  # The size on x86 and on 64-bit Arm with pages of 4 KiB; with others the kernel refuses.
 _PAGE = 4096
 _COLLAPSE = 25  # MADV_COLLAPSE
 _MAYMOVE, _FIXED = 1, 2
 _ANONYMOUS, _NORESERVE = 0x22, 0x4000  # MAP_PRIVATE | MAP_ANONYMOUS
 
 
-class Again(NamedTuple):
-    """Memory that is mapped a second time: the array there, and the mapping."""
+class HugeMapping(NamedTuple):
+    """A second mapping of shared memory: the array there, and the mapping's start and length."""
 
     memory: Array
     start: int
     nbytes: int
 
     def unmap(self) -> None:
-        """Takes the second mapping away; no array on it may be left."""
+        """Removes the mapping; no array on it may be alive."""
         _call("munmap", self.start, self.nbytes)
 
 
-def again(memory: Array) -> Again | None:
-    """The same shared memory where it can have huge pages; None where that cannot be."""
+def map_again(memory: Array) -> HugeMapping | None:
+    """Maps shared memory a second time, at an address where it can have huge pages; None if that is impossible."""
     if memory.size < WORTHWHILE or sys.platform != "linux" or os.environ.get("RESHARD_MPI_HUGE_PAGES") == "0":
         return None
     address = memory.ctypes.data
@@ -61,21 +61,21 @@ def again(memory: Array) -> Again | None:
     if start > reserved:
         _call("munmap", reserved, start - reserved)
     there: Any = (ctypes.c_char * memory.size).from_address(start)
-    return Again(np.frombuffer(there, np.uint8), start, end - start)
+    return HugeMapping(np.frombuffer(there, np.uint8), start, end - start)
 
 
-def fill(found: Again) -> None:
-    """Has the kernel make new memory, of zeros, of huge pages; nothing else changes if it cannot."""
-    first = -(-found.start // _HUGE) * _HUGE
-    last = (found.start + found.memory.size) // _HUGE * _HUGE
-    # It does not for what was never touched.
-    found.memory[first - found.start : max(first, last) - found.start : _HUGE] = 0
+def populate(mapping: HugeMapping) -> None:
+    """Requests huge pages for new memory, which holds zeros; if the kernel refuses, nothing changes."""
+    first = -(-mapping.start // _HUGE) * _HUGE
+    last = (mapping.start + mapping.memory.size) // _HUGE * _HUGE
+    # The kernel collapses only ranges that have been touched.
+    mapping.memory[first - mapping.start : max(first, last) - mapping.start : _HUGE] = 0
     if last > first:
         _call("madvise", first, last - first, _COLLAPSE)
 
 
 def _offset(address: int) -> int | None:
-    """Where in its file the memory at an address lies; that it is shared, the kernel sees to."""
+    """The offset in its file of the memory at an address; for private memory, the later `mremap` fails."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -97,10 +97,10 @@ _ARGUMENTS = {
 
 
 def _call(name: str, *arguments: int | None) -> int | None:
-    """What a function of the C library returns, None for its error."""
-    found: Any = getattr(ctypes.CDLL(None), name, None)
-    if found is None:
+    """Calls a function of the C library; None if it fails or does not exist."""
+    function: Any = getattr(ctypes.CDLL(None), name, None)
+    if function is None:
         return None
-    found.argtypes, found.restype = _ARGUMENTS[name], ctypes.c_size_t
-    result: int = found(*arguments)
+    function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_size_t
+    result: int = function(*arguments)
     return None if result in (2**64 - 1, 2**32 - 1) else result

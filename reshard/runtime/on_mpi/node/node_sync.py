@@ -1,10 +1,14 @@
-"""The notice board of a node: a small shared window in which its ranks agree, wait and report failure.
+"""Synchronization of a node's ranks: a small shared window in which they post words, wait, and report failure.
 
-    line of a member   [arrived | failed | words of even syncs | words of odd syncs]   then a line of text
+    member 0   arrived | failed | words of even syncs | words of odd syncs
+    member 1   arrived | failed | words of even syncs | words of odd syncs
+    ...
+    member 0   text of its failure
+    ...
 
-A member posts its words, then counts its arrival. Nobody posts for sync n + 2 before all have arrived at
-n + 1, which they do after reading the words of n, so two sets of words are enough. Waiting here yields the
-core: MPICH's own barrier is busy, and a rank that still copies while others wait then gets less of one.
+A member posts its words and then increments `arrived`. Two sets of words suffice: nobody posts for sync n + 2 before
+all members have arrived at n + 1, which each does after it has read the words of n. Waiting here yields the core;
+MPICH's own barrier spins, which takes time from ranks that are still copying.
 """
 
 from __future__ import annotations
@@ -15,15 +19,15 @@ from typing import Any, cast
 from mpi4py import MPI
 
 WORDS = 72
-"""How many 64-bit words a member can post in one sync."""
+"""The number of 64-bit words that a member can post in one sync."""
 
 _TEXT = 2048
 _WORD = 8
-_LINE = 2 + 2 * WORDS  # A multiple of no cache line, but two members' counters are never in one.
+_LINE = 2 + 2 * WORDS  # Not a multiple of a cache line, but no two members' counters share one.
 
 
-class Board:
-    """One member's view of the window; members are numbered as in `node`, which has this node's ranks."""
+class NodeSync:
+    """One member's view of the window; members are numbered by their rank in `node`, this node's communicator."""
 
     def __init__(self, node: MPI.Intracomm) -> None:
         self.size = node.size
@@ -42,7 +46,7 @@ class Board:
         node.Barrier()
 
     def post(self, words: Sequence[int]) -> None:
-        """Shows words to the other members, and counts this one's arrival at the next sync."""
+        """Posts words for the next sync, and this member's arrival at it."""
         self._synced += 1
         at = self._at(self.me)
         for number, word in enumerate(words, at):
@@ -51,11 +55,11 @@ class Board:
         self._words[self.me * _LINE] = self._synced
 
     def missing(self) -> list[int]:
-        """The members that have not arrived at the sync that this one posted for last."""
+        """The members that have not arrived at this member's last sync."""
         return [member for member in range(self.size) if self._words[member * _LINE] < self._synced]
 
     def complete(self) -> bool:
-        """Whether all have arrived; what they wrote before is then visible here."""
+        """Whether all members have arrived; what each wrote before that is then visible here."""
         for member in range(self.size):
             if self._words[member * _LINE] < self._synced:
                 return False
@@ -63,12 +67,12 @@ class Board:
         return True
 
     def read(self, member: int, count: int) -> list[int]:
-        """The words that a member posted for the sync that is complete."""
+        """The first `count` words that a member posted for the last complete sync."""
         at = self._at(member)
         return list(self._words[at : at + count])
 
     def fail(self, text: str) -> None:
-        """Reports this member's failure to the others."""
+        """Reports this member's failure to the other members."""
         message = text.encode()[: _TEXT - _WORD]
         at = self.me * _TEXT
         self._text[at : at + len(message)] = message
@@ -76,14 +80,14 @@ class Board:
         self._words[self.me * _LINE + 1] = len(message) + 1
 
     def failed(self) -> dict[int, str]:
-        """What went wrong, by member; empty as long as nothing has."""
-        lengths = {member: self._words[member * _LINE + 1] for member in range(self.size)}
-        found = {member: length - 1 for member, length in lengths.items() if length}
-        starts = {member: member * _TEXT for member in found}
-        return {m: bytes(self._text[starts[m] : starts[m] + n]).decode(errors="replace") for m, n in found.items()}
+        """The texts of the failures reported so far, by member."""
+        counters = {member: self._words[member * _LINE + 1] for member in range(self.size)}
+        lengths = {member: counter - 1 for member, counter in counters.items() if counter}
+        texts = {member: bytes(self._text[member * _TEXT :][:length]) for member, length in lengths.items()}
+        return {member: text.decode(errors="replace") for member, text in texts.items()}
 
     def free(self) -> None:
-        """Gives the window back; every member must."""
+        """Frees the window; collective among the members."""
         self._words.release()
         self._text.release()
         self._window.Unlock_all()
@@ -93,5 +97,5 @@ class Board:
         return member * _LINE + 2 + self._synced % 2 * WORDS
 
     def _fence(self) -> None:
-        # A full memory fence, and the compiler's too: stores above it are seen before stores below.
+        # A full memory fence: stores before it are visible to other members before stores after it.
         self._window.Sync()

@@ -1,4 +1,11 @@
-"""Messages cut from blocks: what each one holds, and where that lies in a tile."""
+"""Messages cut from blocks: what each message holds, and where its elements lie in a tile.
+
+    Region         a strided part of a tile
+    MessagePiece   one block of a message, and the regions of the tile that it covers
+    Chunk          one message: a peer and its pieces
+
+A piece covers one region, unless the tile has padding: padding is sent too, but lies in no region.
+"""
 
 from __future__ import annotations
 
@@ -14,83 +21,93 @@ from reshard.lower.to_mpi.blocks import cut, inside
 from reshard.runtime.on_mpi.strided_copy import Array, copy, view
 
 
-class Place(NamedTuple):
-    """A strided part of a tile: its first local index, and (dim, step) axes with their extents."""
+class Region(NamedTuple):
+    """A strided part of a tile: its first local index, and (dim, step) axes with their extents.
+
+    >>> import numpy as np
+    >>> Region((1, 0), ((0, 2), (1, 1)), (2, 3)).of(np.arange(12).reshape(4, 3))
+    array([[ 3,  4,  5],
+           [ 9, 10, 11]])
+    """
 
     start: tuple[int, ...]
     steps: tuple[tuple[int, int], ...]
     extents: tuple[int, ...]
 
     def of(self, tile: Array) -> Array:
-        """The part as a view of the tile."""
+        """The region as a view of a tile."""
         return view(tile, self.start, self.steps, self.extents)
 
-    def part(self, spans: Sequence[Span]) -> Place:
-        """The place of these (start, extent) spans of the axes."""
+    def part(self, spans: Sequence[Span]) -> Region:
+        """The part of the region with these (start, extent) spans of its axes."""
         start = list(self.start)
         for (dim, step), (low, _) in zip(self.steps, spans, strict=True):
             start[dim] += low * step
-        return Place(tuple(start), self.steps, tuple(extent for _, extent in spans))
+        return Region(tuple(start), self.steps, tuple(extent for _, extent in spans))
 
 
-class Piece(NamedTuple):
-    """Elements `at`, ... of a message, an array of these extents, and which part of it is where in a tile.
+class MessagePiece(NamedTuple):
+    """An array of these extents, starting at element `at` of a message; `parts` says which of it lies where in a tile.
 
-    Several parts, or none, where some of the elements are padding, which is sent along but lies in no tile.
+    There is one part, the whole piece, unless some elements are padding (`padded`): then there are several, or none.
     """
 
     at: int
     extents: tuple[int, ...]
-    parts: tuple[tuple[tuple[slice | EllipsisType, ...], Place], ...]
+    parts: tuple[tuple[tuple[slice | EllipsisType, ...], Region], ...]
     padded: bool
 
     def of(self, buffer: Array) -> Array:
-        """The piece as a view of the message."""
+        """The piece as a view of the message's buffer."""
         return buffer[self.at : self.at + math.prod(self.extents)].reshape(self.extents)
 
 
 class Chunk(NamedTuple):
-    """One message: the rank at its other end, and its pieces, one after another."""
+    """One message: the rank at its other end, and its pieces in order."""
 
     peer: int
     elements: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[MessagePiece, ...]
 
     @property
     def padded(self) -> bool:
-        """Whether some of it lies in no tile."""
+        """Whether some elements are padding."""
         return any(piece.padded for piece in self.pieces)
 
     def direct(self, tile: Array) -> Array | None:
-        """The memory of the tile that the message is, if it lies there whole and in one run."""
+        """The message as contiguous memory of the tile, if it lies there in one run; then it needs no staging."""
         if len(self.pieces) != 1 or self.pieces[0].padded:
             return None
-        found = self.pieces[0].parts[0][1].of(tile)
-        return found.reshape(-1) if found.flags.c_contiguous else None
+        elements = self.pieces[0].parts[0][1].of(tile)
+        return elements.reshape(-1) if elements.flags.c_contiguous else None
 
     def pack(self, tile: Array, buffer: Array) -> None:
-        """Copies the pieces out of the tile, with zeros for padding."""
+        """Copies the pieces out of the tile into the message's buffer, with zeros for padding."""
         for piece in self.pieces:
             whole = piece.of(buffer)
             if piece.padded:
                 whole[...] = 0
-            for where, place in piece.parts:
-                copy(whole[where], place.of(tile))
+            for index, region in piece.parts:
+                copy(whole[index], region.of(tile))
 
     def unpack(self, tile: Array, buffer: Array) -> None:
-        """Copies the pieces into the tile, all but padding."""
+        """Copies the pieces out of the message's buffer into the tile, except for padding."""
         for piece in self.pieces:
             whole = piece.of(buffer)
-            for where, place in piece.parts:
-                copy(place.of(tile), whole[where])
+            for index, region in piece.parts:
+                copy(region.of(tile), whole[index])
 
 
 def chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequence[int]) -> Iterator[Chunk]:
-    """Blocks as messages of at most `cap` elements, as many blocks or as much of one in each as fit.
+    """Packs blocks into messages of at most `cap` elements; a block that is larger is cut.
 
     `end` says which end of the blocks is the tile of this shape: "src" or "dst".
+
+    >>> from reshard.lower.to_mpi import Axis
+    >>> [chunk.elements for chunk in chunks(1, [Block((0,), (0,), (Axis(0, 7, 1, 1),))], 3, "src", (7,))]
+    [3, 3, 1]
     """
-    pieces: list[Piece] = []
+    pieces: list[MessagePiece] = []
     total = 0
     for block in itertools.chain.from_iterable(cut(whole, cap) for whole in blocks):
         if pieces and total + block.elements > cap:
@@ -102,26 +119,26 @@ def chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequen
         yield Chunk(peer, total, tuple(pieces))
 
 
-def _piece(block: Block, at: int, end: str, shape: Sequence[int]) -> Piece:
+def _piece(block: Block, at: int, end: str, shape: Sequence[int]) -> MessagePiece:
     parts = tuple(
-        ((*(slice(low, low + extent) for low, extent in spans), ...), place(block.part(spans), end))
+        ((*(slice(low, low + extent) for low, extent in spans), ...), region(block.part(spans), end))
         for spans in inside(block, end, shape)
     )
-    elements = sum(math.prod(where.extents) for _, where in parts)
-    return Piece(at, block.extents, parts, elements != block.elements)
+    elements = sum(math.prod(part.extents) for _, part in parts)
+    return MessagePiece(at, block.extents, parts, elements != block.elements)
 
 
-def copies(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Place, Place]]:
-    """The block's copies from tile to tile, all but padding."""
+def copies(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Region, Region]]:
+    """The copies that a block makes between tiles of these shapes, without padding: (region before, region after)."""
     for spans in inside(block, "src", before):
         held = block.part(spans)
         for wanted in inside(held, "dst", after):
             part = held.part(wanted)
-            yield place(part, "src"), place(part, "dst")
+            yield region(part, "src"), region(part, "dst")
 
 
-def place(block: Block, end: str) -> Place:
-    """One end of a block, "src" or "dst"."""
+def region(block: Block, end: str) -> Region:
+    """The region at one end of a block, "src" or "dst"."""
     source = end == "src"
     steps = tuple((axis.dim, axis.src if source else axis.dst) for axis in block.axes)
-    return Place(block.src if source else block.dst, steps, block.extents)
+    return Region(block.src if source else block.dst, steps, block.extents)

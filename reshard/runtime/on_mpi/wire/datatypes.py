@@ -1,9 +1,13 @@
-"""MPI datatypes of messages that do not lie in one run: MPI then packs and unpacks while it sends.
+"""MPI datatypes for messages that are not contiguous in a tile, so that MPI packs and unpacks while it sends.
 
-Where the budget leaves no room for a buffer, and for long runs on MPICH, which takes them one by one: on four and
-eight ranks runs of 256 KiB take 1.3 to 1.5 times a plain copy, and 2.5 to 3.7 if packed before; runs of 16 KiB 1.9 to
-2.1, and 2.1 to 2.7; but short ones 4 to 11. Open MPI is as fast as packing before sending while all ranks have a
-core, and was seen to be slower when they share them, whatever the runs.
+They are used where the budget leaves no room for a buffer, and on MPICH for long runs, which it sends one by one:
+
+    four and eight ranks, relative to a plain copy    as a datatype    packed before
+    runs of 256 KiB                                   1.3 to 1.5       2.5 to 3.7
+    runs of 16 KiB                                    1.9 to 2.1       2.1 to 2.7
+    short runs                                        4 to 11
+
+On Open MPI, datatypes are as fast as packing first if every rank has a core, and were slower when ranks shared cores.
 """
 
 from __future__ import annotations
@@ -14,17 +18,17 @@ from dataclasses import dataclass, field
 from mpi4py import MPI
 
 from reshard.runtime.on_mpi.strided_copy import Array
-from reshard.runtime.on_mpi.wire.chunks import Chunk, Place
+from reshard.runtime.on_mpi.wire.chunks import Chunk, Region
 
 TAKES_RUNS = "MPICH" in MPI.Get_library_version()
-"""Whether this MPI had better take long runs one by one than have them packed."""
+"""Whether this MPI sends long runs faster from a datatype than packed."""
 
 LONG = 16 << 10
-"""Bytes of such a run."""
+"""Bytes from which a run counts as long."""
 
 
 class Datatypes:
-    """The types of the messages of one side of a move, made once for tiles of the same strides."""
+    """The datatypes of one direction's messages, cached until a tile of other strides comes."""
 
     def __init__(self) -> None:
         self._strides: tuple[int, ...] = ()
@@ -32,13 +36,13 @@ class Datatypes:
         self._long: dict[int, bool] = {}
 
     def long(self, number: int, chunk: Chunk, tile: Array) -> bool:
-        """Whether MPI had better be given the message as it lies in the tile than packed."""
+        """Whether a message consists of long runs, which this MPI sends faster from a datatype than packed."""
         if not TAKES_RUNS or chunk.padded:
             return False
         self._for(tile)
         if number not in self._long:
-            places = [where for piece in chunk.pieces for _, where in piece.parts]
-            runs = sum(math.prod(where.extents) * tile.itemsize // _run(where, tile)[0] for where in places)
+            regions = [region for piece in chunk.pieces for _, region in piece.parts]
+            runs = sum(math.prod(region.extents) * tile.itemsize // _run(region, tile)[0] for region in regions)
             self._long[number] = chunk.elements * tile.itemsize >= LONG * runs
         return self._long[number]
 
@@ -48,14 +52,14 @@ class Datatypes:
             self._strides = tile.strides
 
     def of(self, number: int, chunk: Chunk, tile: Array) -> MPI.Datatype:
-        """The type of the side's message of this number, relative to a tile's lowest address."""
+        """The datatype of message number `number`, relative to the tile's lowest address (see `memory_of`)."""
         self._for(tile)
         if number not in self._made:
             self._made[number] = _message(chunk, tile).Commit()
         return self._made[number]
 
     def free(self) -> None:
-        """Gives all types back."""
+        """Frees all datatypes."""
         for made in self._made.values():
             made.Free()
         self._made, self._long = {}, {}
@@ -67,14 +71,14 @@ class Datatypes:
 
 @dataclass(frozen=True)
 class Side:
-    """The messages that a rank sends, or those that it receives, and their datatypes."""
+    """One direction of a move: the messages that a rank sends, or those that it receives, and their datatypes."""
 
     chunks: tuple[Chunk, ...]
     types: Datatypes = field(default_factory=Datatypes, compare=False)
 
 
 def memory_of(tile: Array) -> MPI.memory:
-    """All memory of a tile, from its lowest address up."""
+    """All memory of a tile as MPI takes it, from the lowest address, wherever its first element lies."""
     reach = [(extent - 1) * abs(stride) for extent, stride in zip(tile.shape, tile.strides, strict=True)]
     address: int = tile.__array_interface__["data"][0]
     lowest = address - _below(tile)
@@ -82,24 +86,24 @@ def memory_of(tile: Array) -> MPI.memory:
 
 
 def _below(tile: Array) -> int:
-    """Bytes from a tile's lowest address to its first element."""
+    """Bytes from a tile's lowest address to its first element: 0 unless some strides are negative."""
     return sum((n - 1) * -stride for n, stride in zip(tile.shape, tile.strides, strict=True) if stride < 0)
 
 
 def _message(chunk: Chunk, tile: Array) -> MPI.Datatype:
-    places = [where for piece in chunk.pieces for _, where in piece.parts]
+    regions = [region for piece in chunk.pieces for _, region in piece.parts]
     start = _below(tile)
-    offsets = [start + sum(at * by for at, by in zip(where.start, tile.strides, strict=True)) for where in places]
-    types = [_place(where, tile) for where in places]
+    offsets = [start + sum(at * by for at, by in zip(region.start, tile.strides, strict=True)) for region in regions]
+    types = [_region(region, tile) for region in regions]
     made = MPI.Datatype.Create_struct([1] * len(types), offsets, types)
     for each in types:
         each.Free()
     return made
 
 
-def _place(where: Place, tile: Array) -> MPI.Datatype:
-    """A run of bytes, repeated along the axes from the innermost out."""
-    run, axes = _run(where, tile)
+def _region(region: Region, tile: Array) -> MPI.Datatype:
+    """A run of bytes, repeated along the axes from the innermost to the outermost."""
+    run, axes = _run(region, tile)
     made = MPI.BYTE.Create_contiguous(run)
     for extent, stride in reversed(axes):
         inner, made = made, made.Create_hvector(extent, 1, stride)
@@ -107,9 +111,9 @@ def _place(where: Place, tile: Array) -> MPI.Datatype:
     return made
 
 
-def _run(where: Place, tile: Array) -> tuple[int, list[tuple[int, int]]]:
-    """The bytes of a place's runs, and the (extent, stride) of the axes along which they lie."""
-    axes = [(n, tile.strides[dim] * step) for n, (dim, step) in zip(where.extents, where.steps, strict=True)]
+def _run(region: Region, tile: Array) -> tuple[int, list[tuple[int, int]]]:
+    """The bytes of a region's contiguous runs, and the (extent, stride) axes along which the runs are repeated."""
+    axes = [(n, tile.strides[dim] * step) for n, (dim, step) in zip(region.extents, region.steps, strict=True)]
     run = tile.itemsize
     while axes and (axes[-1][1] == run or axes[-1][0] == 1):
         run *= axes.pop()[0]

@@ -1,8 +1,8 @@
-"""A move's messages: packed, sent, received and unpacked side by side, within a bounded set of buffers.
+"""The messages of one step: packed, sent, received and unpacked concurrently, within a bounded set of buffers.
 
-Messages are posted in the order of the move's turns, in which every rank does at most one send and one
-receive. The first message that is not finished anywhere is therefore posted at both of its ends, however few
-buffers there are, and no rank waits for ever.
+It cannot deadlock: messages are posted in the order of the turns, in each of which a rank sends at most one message
+and receives at most one. The first unfinished message is therefore posted at both of its ends, however few buffers
+there are.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from reshard.runtime.on_mpi.wire.messages import Messages
 _TAG = 902
 _TRIES = 1000 if YIELDS else 1
 _BYTE = np.dtype(np.uint8)
-_WINDOW = 64  # Unstaged messages under way in one direction.
+_WINDOW = 64  # The most messages under way in one direction.
 
 
 @dataclass(frozen=True)
 class Call:
-    """What every step of one call uses: the team, its waits, its buffers, and the account of this device."""
+    """What all steps of one call share: the team, the waits, the buffers, and the account of this device."""
 
     team: Team
     watch: Watch
@@ -40,8 +40,8 @@ class Call:
     device: int
 
 
-class _Flight(NamedTuple):
-    """A message under way: its chunk, what MPI is given, and the buffer that stages it, if one does."""
+class _PostedMessage(NamedTuple):
+    """A message under way: its chunk, the buffer specification for MPI, and the buffer that stages it, if any."""
 
     chunk: Chunk
     spec: list[Any]
@@ -49,7 +49,10 @@ class _Flight(NamedTuple):
 
 
 class _Lane:
-    """The messages of one direction: those that wait, in order, and how much of the staging they use."""
+    """The messages of one direction: those not posted yet, in order, and how much staging the posted ones use.
+
+    With `held`, received messages stay in buffers, all of them, until the target may be written to.
+    """
 
     def __init__(self, call: Call, side: Side, tile: Array, staging: int) -> None:
         self.waiting = deque(enumerate(side.chunks))
@@ -61,8 +64,8 @@ class _Lane:
         self._side = side
         self._call = call
 
-    def next(self) -> _Flight | None:
-        """The next message, if there is one and room for it; a single one has room always."""
+    def next(self) -> _PostedMessage | None:
+        """The next message, or None if there is none or no room; if nothing else is staged, there is always room."""
         if not self.waiting or self.under_way == _WINDOW:
             return None
         number, chunk = self.waiting[0]
@@ -72,29 +75,29 @@ class _Lane:
         self.waiting.popleft()
         self.under_way += 1
         if spec is not None:
-            return _Flight(chunk, spec, None)
+            return _PostedMessage(chunk, spec, None)
         buffer = self._stage(chunk)
-        return _Flight(chunk, [buffer.view(_BYTE), MPI.BYTE], buffer)
+        return _PostedMessage(chunk, [buffer.view(_BYTE), MPI.BYTE], buffer)
 
     def unstaged(self) -> int:
-        """Elements of the messages that wait and must be staged."""
+        """Elements of the waiting messages that must be staged."""
         return sum(chunk.elements for number, chunk in self.waiting if self._unstaged(number, chunk) is None)
 
     def _unstaged(self, number: int, chunk: Chunk) -> list[Any] | None:
-        """The message as MPI can take it from the tile itself, or put it there."""
+        """The specification with which MPI sends from, or receives into, the tile itself; None if it must be staged."""
         if self.held:
             return None
         memory = chunk.direct(self.tile)
         if memory is not None:
             return [memory.view(_BYTE), MPI.BYTE]
-        # Where the plan has no room for buffers, since tiles lie in C order, MPI sends those that do not.
+        # Plans assume C-ordered tiles and may leave no room to stage messages of other tiles: MPI packs those.
         roomless = chunk.elements > self.staging and not chunk.padded
         if roomless or self._side.types.long(number, chunk, self.tile):
             return [memory_of(self.tile), 1, self._side.types.of(number, chunk, self.tile)]
         return None
 
-    def done(self, flight: _Flight) -> None:
-        """Takes back what a message used."""
+    def done(self, flight: _PostedMessage) -> None:
+        """Releases what a finished message used."""
         if flight.buffer is not None:
             self.staged -= flight.chunk.elements
             self._call.memory.free(self._call.device, flight.chunk.elements)
@@ -106,21 +109,21 @@ class _Lane:
         return self._call.pool.take(chunk.elements * self.tile.itemsize).view(self.tile.dtype)
 
 
-class Exchange:
-    """One move from a tile to another, both raw (`packing.raw`)."""
+class MessageExchange:
+    """The messages of one step, from one tile to another, both raw (`strided_copy.raw`)."""
 
     def __init__(self, call: Call, messages: Messages, source: Array, target: Array) -> None:
         self._call = call
         self._messages = messages
         self._sends = _Lane(call, messages.sends, source, messages.staging)
         self._receives = _Lane(call, messages.receives, target, messages.staging)
-        self._packed: deque[_Flight] = deque()
-        self._arrived: deque[_Flight] = deque()
+        self._packed: deque[_PostedMessage] = deque()
+        self._arrived: deque[_PostedMessage] = deque()
         self._requests: list[MPI.Request] = []
-        self._flights: list[tuple[_Lane, _Flight]] = []
+        self._flights: list[tuple[_Lane, _PostedMessage]] = []
 
     def run(self, ready: Callable[[], None] | None = None) -> None:
-        """Moves everything; `ready` as in `ahead`."""
+        """Sends and receives everything; `ready` is as in `ahead`."""
         if ready is not None:
             self.ahead(ready)
         self.start()
@@ -130,10 +133,10 @@ class Exchange:
         self.finish()
 
     def ahead(self, ready: Callable[[], None]) -> None:
-        """Calls `ready()` once as much is behind as there is room for, and before a byte of the target is written.
+        """Does as much as there is room for without writing to the target, then calls `ready()`.
 
-        That is everything but copies, where all that arrives has room beside the target (`Messages.held`, the same
-        on all ranks). Else it is the packing, where what is sent has room, or nothing.
+        If all that arrives fits into buffers (`Messages.held`, the same on all ranks), only copies are left afterwards.
+        Otherwise messages are packed, if all of them fit, or nothing is done.
         """
         if not self._messages.held:
             self._pack_ahead()
@@ -145,7 +148,7 @@ class Exchange:
         ready()
 
     def start(self) -> None:
-        """Posts what there is room for, receives first."""
+        """Posts as many messages as there is room for, receives first."""
         comm = self._call.team.comm
         while (flight := self._receives.next()) is not None:
             request = comm.Irecv(flight.spec, flight.chunk.peer, _TAG)
@@ -157,13 +160,13 @@ class Exchange:
             self._send(flight)
 
     def finish(self) -> None:
-        """Waits until every message has arrived and every one has left, and unpacks what was held back."""
+        """Waits until all messages have been sent and received, and unpacks those that were held."""
         self._wait()
         while self._arrived:
             self._unpack(self._arrived.popleft())
 
     def progress(self) -> bool:
-        """Unpacks what has arrived, and posts what that made room for; whether there was anything."""
+        """Unpacks messages that have arrived and posts others in their room; returns whether any were finished."""
         done = MPI.Request.Testsome(self._requests) if self._requests else None
         for at in sorted(done or (), reverse=True):
             self._requests.pop(at)
@@ -186,13 +189,13 @@ class Exchange:
             if not any(self.progress() for _ in range(_TRIES)):
                 self._call.watch.pause()
 
-    def _unpack(self, flight: _Flight) -> None:
+    def _unpack(self, flight: _PostedMessage) -> None:
         if flight.buffer is not None:
             flight.chunk.unpack(self._receives.tile, flight.buffer)
         self._receives.done(flight)
 
     def _pack_ahead(self) -> None:
-        """Packs every message, if the room for staging holds them all and the largest that arrives."""
+        """Packs all messages, if the staging has room for them and for the largest message that arrives."""
         largest = max((chunk.elements for _, chunk in self._receives.waiting), default=0)
         staged = self._sends.unstaged()
         if not staged or staged + largest > 2 * self._messages.staging:
@@ -203,14 +206,14 @@ class Exchange:
             self._pack(flight)
             self._packed.append(flight)
 
-    def _pack(self, flight: _Flight) -> None:
+    def _pack(self, flight: _PostedMessage) -> None:
         if flight.buffer is not None:
             flight.chunk.pack(self._sends.tile, flight.buffer)
 
-    def _send(self, flight: _Flight) -> None:
+    def _send(self, flight: _PostedMessage) -> None:
         request = self._call.team.comm.Isend(flight.spec, flight.chunk.peer, _TAG)
         self._add(self._sends, flight, request)
 
-    def _add(self, lane: _Lane, flight: _Flight, request: MPI.Request) -> None:
+    def _add(self, lane: _Lane, flight: _PostedMessage, request: MPI.Request) -> None:
         self._requests.append(request)
         self._flights.append((lane, flight))

@@ -1,7 +1,6 @@
-"""The messages of a move: where each begins and ends, the same for its sender and its receiver.
+"""The messages of a move: how its blocks are cut into messages, the same at the sender and at the receiver.
 
-That follows from the plan alone, never from how one rank's tile happens to lie in memory, so that both ends
-agree without a word.
+The cut depends on the plan alone, never on the memory order of one rank's tile, so both ends agree without negotiation.
 """
 
 from __future__ import annotations
@@ -10,59 +9,61 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.lower.to_mpi import Block, Move
-from reshard.runtime.on_mpi.wire.chunks import Chunk, Place, chunks, copies
+from reshard.lower.to_mpi import Block, StepMessages
+from reshard.runtime.on_mpi.wire.chunks import Chunk, Region, chunks, copies
 from reshard.runtime.on_mpi.wire.datatypes import Side
 
 DIRECT = 64 << 20
-"""Bytes of a message that goes from tile to tile, unstaged: far below the 2^31 that Open MPI can count."""
+"""The most bytes of a message that is not staged: far below the 2^31 that Open MPI can count."""
 
 STAGED = 4 << 20
-"""Bytes of a staged message where there is room: several are then packed, under way and unpacked at once."""
+"""The most bytes of a staged message, so that several can be packed, under way and unpacked at once."""
 
 SMALL = 64 << 10
-"""Bytes below which messages are not cut further just to have more of them under way."""
+"""Bytes below which messages are not cut further just to have several under way."""
 
 
 @dataclass(frozen=True)
 class Messages:
-    """A move's messages in the order of its turns, its local copies, and the elements a side may stage at once.
+    """One rank's messages in the order of the turns, its local copies, and how many elements each direction may stage.
 
-    `held` says that beside those, on every rank, all that it receives has room.
+    `held`: on every rank, all that it receives fits into buffers beside those, so that the result can stay untouched
+    until everything has arrived.
     """
 
     sends: Side
     receives: Side
-    local: tuple[tuple[Place, Place], ...]
+    local: tuple[tuple[Region, Region], ...]
     staging: int
     held: bool = False
 
 
-Given = Sequence[tuple[int, Sequence[Block]]]
-"""What goes to, or comes from, each of some ranks, in the order of the turns."""
+BlocksByRank = Sequence[tuple[int, Sequence[Block]]]
+"""The blocks that go to, or come from, each peer, in the order of the turns."""
 
 
 def messages(
-    move: Move,
+    step: StepMessages,
     ranks: Mapping[int, int],
     before: Sequence[int],
     after: Sequence[int],
     itemsize: int,
     received: int,
 ) -> Messages:
-    """A move's messages between tiles of these shapes; `ranks` says which rank each device is, and `received` how
-    many bytes one of them receives at most.
+    """The messages of one step between tiles of shapes `before` and `after`.
+
+    `ranks` has the rank of each device, `received` is the most bytes that any of them receives in the step.
     """
-    staging = move.scratch // itemsize // 2
+    staging = step.scratch // itemsize // 2
     held = received <= staging * itemsize
-    sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in move.turns if turn.send]
-    taken = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in move.turns if turn.receive]
-    return between(sent, taken, move.local, before, after, itemsize, staging, held)
+    sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in step.turns if turn.send]
+    taken = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in step.turns if turn.receive]
+    return between(sent, taken, step.local, before, after, itemsize, staging, held)
 
 
 def between(
-    sent: Given,
-    received: Given,
+    sent: BlocksByRank,
+    received: BlocksByRank,
     local: Sequence[Block],
     before: Sequence[int],
     after: Sequence[int],
@@ -70,28 +71,32 @@ def between(
     staging: int,
     held: bool = False,
 ) -> Messages:
-    """Messages and local copies between tiles of these shapes, with `staging` elements of buffers a side."""
+    """Messages and local copies between tiles of shapes `before` and `after`; each direction may stage `staging`
+    elements.
+    """
     cap = _cap(staging, itemsize)
 
-    def side(given: Given, end: str, shape: Sequence[int]) -> Side:
-        found: list[Chunk] = []
-        for peer, blocks in given:
-            found += chunks(peer, blocks, cap, end, shape)
-        return Side(tuple(found))
+    def side(by_rank: BlocksByRank, end: str, shape: Sequence[int]) -> Side:
+        cut: list[Chunk] = []
+        for peer, blocks in by_rank:
+            cut += chunks(peer, blocks, cap, end, shape)
+        return Side(tuple(cut))
 
     pairs = tuple(pair for block in local for pair in copies(block, before, after))
     return Messages(side(sent, "src", before), side(received, "dst", after), pairs, staging, held)
 
 
 def _cap(staging: int, itemsize: int) -> int:
-    """Elements of the largest message, where a side may stage so many: four under way, but no small ones."""
+    """The most elements of a message, if `staging` elements can be staged: a quarter, for four messages under way, but
+    not less than `SMALL` bytes if there is room.
+    """
     if not staging:
         return max(1, DIRECT // itemsize)
     return max(1, min(staging, STAGED // itemsize, max(staging // 4, SMALL // itemsize)))
 
 
 def mean_run(blocks: Sequence[Block], before: Sequence[int] | None, after: Sequence[int] | None) -> float:
-    """How many elements of the blocks lie in one run in both tiles, on average, or in the one that is given.
+    """The average number of elements per contiguous run in both tiles; in one tile, if the other's shape is None.
 
     >>> from reshard.lower.to_mpi import Axis
     >>> block = Block((0, 0), (0, 0), (Axis(0, 4, 1, 1), Axis(1, 8, 1, 1)))
@@ -103,7 +108,7 @@ def mean_run(blocks: Sequence[Block], before: Sequence[int] | None, after: Seque
 
 
 def _run(block: Block, before: Sequence[int] | None, after: Sequence[int] | None) -> int:
-    """The same for one block, if the tiles are C-ordered."""
+    """The elements per contiguous run of one block in C-ordered tiles."""
     run = 1
     for axis in reversed(block.axes):
         if before is not None and axis.src * math.prod(before[axis.dim + 1 :]) != run:

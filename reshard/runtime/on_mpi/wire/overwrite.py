@@ -1,7 +1,13 @@
-"""Exchanges that overwrite a donated tile: packed into slots of its own buffer, sent slot by slot, unpacked.
+"""An exchange inside a donated tile: packed into slots of its own memory, sent slot by slot, and unpacked.
 
-Packing and unpacking permute runs of the buffer along cycles, one run in hand: slow, and chosen only under a
-budget that leaves no room for a second tile.
+Packing and unpacking permute runs of the buffer along cycles, with room for one run besides. That is slow, and used
+only if the budget leaves no room for a second tile. Worked example, a permutation of four runs with one cycle of three:
+
+    cells            [a, b, c, d]      cell 0 <- cell 2, 2 <- 1, 1 <- 0
+    held = cell 0    [a, b, c, d]      held a
+    0 <- 2           [c, b, c, d]
+    2 <- 1           [c, b, b, d]
+    1 <- held        [c, a, b, d]      the cycle is closed
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from mpi4py import MPI
 
-from reshard.lower.to_mpi import Block, Overwrite, Slot
+from reshard.lower.to_mpi import Block, Overwrite, SlotMessage
 from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.wire.exchange import Call
 
@@ -20,20 +26,25 @@ _TAG = 903
 
 
 def overwrite(call: Call, step: Overwrite, ranks: Mapping[int, int], tile: Array, shape: Sequence[int]) -> Array:
-    """The result's tile, in the memory of the operand's, which is C-ordered and no smaller."""
+    """Runs the exchange; the result is a view of the operand's memory, which is C-ordered and at least as large."""
     buffer = tile.reshape(-1)
     _rearrange(buffer, _sources(step.pack, step.slot, tile.shape))
     for out, into in step.turns:
         _turn(call, step, ranks, buffer, out, into)
     slots = _sources(step.unpack, step.slot, shape)
-    _rearrange(buffer, _Runs(slots.run, slots.source, slots.target))
+    _rearrange(buffer, _RunPermutation(slots.run, slots.source, slots.target))
     return buffer[: math.prod(shape)].reshape(tuple(shape))
 
 
 def _turn(
-    call: Call, step: Overwrite, ranks: Mapping[int, int], buffer: Array, out: Slot | None, into: Slot | None
+    call: Call,
+    step: Overwrite,
+    ranks: Mapping[int, int],
+    buffer: Array,
+    out: SlotMessage | None,
+    into: SlotMessage | None,
 ) -> None:
-    """What leaves is staged, since what arrives may take its slot in the same turn."""
+    """One turn; what is sent is staged, because what arrives may use the same slot in this turn."""
     comm, memory = call.team.comm, call.memory
     requests: list[MPI.Request] = []
     staging = sum(slot.length for slot in (out, into) if slot is not None) if step.scratch else 0
@@ -53,37 +64,44 @@ def _turn(
     memory.free(call.device, staging)
 
 
-class _Runs:
-    """Runs of `run` elements: number `target[i]` of the buffer is to hold what number `source[i]` does."""
+class _RunPermutation:
+    """A permutation of runs of `run` elements: run number `target[i]` of the buffer receives run number `source[i]`."""
 
     def __init__(self, run: int, target: Array, source: Array) -> None:
         self.run, self.target, self.source = run, target, source
 
 
-def _sources(places: Sequence[tuple[int, Block]], slot: int, shape: Sequence[int]) -> _Runs:
-    """The runs of every slot, and where they lie in a tile of this shape."""
+def _sources(places: Sequence[tuple[int, Block]], slot: int, shape: Sequence[int]) -> _RunPermutation:
+    """The permutation that fills slots from a tile of this shape, with the longest runs possible."""
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     source = [_offsets(block, strides) for _, block in places]
     target = [np.arange(slot) + number * slot for number, _ in places]
     if not source:
-        return _Runs(1, np.empty(0, np.int64), np.empty(0, np.int64))
+        return _RunPermutation(1, np.empty(0, np.int64), np.empty(0, np.int64))
     to, at = np.concatenate(target), np.concatenate(source)
-    # The longest runs that keep together wherever they go: jumps, on either side, are at their multiples only.
+    # A run length is possible if all jumps, in the slots and in the tile, occur at its multiples only.
     jumps = np.flatnonzero((np.diff(to) != 1) | (np.diff(at) != 1)) + 1
     starts = np.concatenate([[0], jumps])
     run = int(np.gcd.reduce(np.concatenate([starts, to[starts], at[starts], [to.size]])))
-    return _Runs(run, to[::run] // run, at[::run] // run)
+    return _RunPermutation(run, to[::run] // run, at[::run] // run)
 
 
 def _offsets(block: Block, strides: Sequence[int]) -> Array:
-    found = np.array([sum(at * stride for at, stride in zip(block.src, strides, strict=True))])
+    """The flat offsets of a block's elements in the tile at its `src` end, in order."""
+    offsets = np.array([sum(at * stride for at, stride in zip(block.src, strides, strict=True))])
     for axis in block.axes:
-        found = (found[:, None] + np.arange(axis.extent) * (axis.src * strides[axis.dim])).reshape(-1)
-    return found
+        offsets = (offsets[:, None] + np.arange(axis.extent) * (axis.src * strides[axis.dim])).reshape(-1)
+    return offsets
 
 
-def _rearrange(buffer: Array, runs: _Runs) -> None:
-    """Moves all runs at once, along chains and cycles, one run in hand."""
+def _rearrange(buffer: Array, runs: _RunPermutation) -> None:
+    """Permutes runs in place, along chains and cycles, with one run of extra memory.
+
+    >>> cells = np.array(list("abcd"))
+    >>> _rearrange(cells, _RunPermutation(1, np.array([0, 1, 2]), np.array([2, 0, 1])))
+    >>> "".join(cells)
+    'cabd'
+    """
     cells = buffer[: buffer.size // runs.run * runs.run].reshape(-1, runs.run)
     source: dict[int, int] = dict(zip(runs.target.tolist(), runs.source.tolist(), strict=True))
     readers = {at: to for to, at in source.items()}

@@ -1,6 +1,13 @@
-"""Reductions: a step's summands are packed, and MPI's own reduce-scatter or all-reduce combines them.
+"""Reductions: a step's summands are packed if necessary, and MPI's reduce-scatter or all-reduce combines them.
 
-MPI knows most dtypes. For the others (float16, bfloat16, float8) it moves bytes and calls numpy to combine.
+A reduce-scatter of the tile [a b | c d] over two ranks, where rank 0 keeps the first column and rank 1 the second:
+
+    rank    tile          packed, one share per rank    received share    placed in the result
+    0       1 2 / 3 4     [1 3 | 2 4]                   1+10, 3+30        11 / 33
+    1       10 20 / 30 40 [10 30 | 20 40]               2+20, 4+40        22 / 44
+
+If the shares are consecutive in the tile and the result is contiguous, nothing is packed. MPI knows most dtypes; for
+the others (float16, bfloat16, float8) it moves bytes and calls numpy to combine them.
 """
 
 from __future__ import annotations
@@ -18,19 +25,12 @@ from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.wire.chunks import chunks
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.messages import DIRECT
-from reshard.types.reductions import all_reduce_elements
+from reshard.types.reductions import UFUNCS, all_reduce_elements
 
-_UFUNC: dict[str, Callable[..., Array]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "product": np.multiply,
-}
 _OPS = {"sum": MPI.SUM, "mean": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN, "product": MPI.PROD}
 _LOGICAL = {"max": MPI.LOR, "min": MPI.LAND, "product": MPI.LAND}
 _KNOWN = "?bhilqBHILQfdFD"
-"""The codes of numpy's dtypes that MPI can combine."""
+"""The type codes of the numpy dtypes that MPI can combine."""
 
 
 def reduce(
@@ -41,34 +41,50 @@ def reduce(
     target: Array,
     ready: Callable[[], None] | None = None,
 ) -> None:
-    """One reduction from a tile to another, both of the true dtype.
+    """Runs one reduction between tiles of the true dtype (not raw words).
 
-    `ready` is called once the first summands are packed, and again once they are combined. Before the second call the
-    target changes only where the plan has no buffer to combine them in.
+    `ready` is called twice: after the first summands are packed, and after they are combined. Before the second call
+    the target changes only if the plan has no buffer to combine them in.
     """
     comm = call.team.group(tuple(ranks[device] for device in step.group))
     cap = max(1, DIRECT // source.itemsize // (len(step.group) if step.scatter else 1))
-    lies = not step.packed and not step.placed and target.flags.c_contiguous
-    whole = all(block.elements <= cap for blocks in step.each for block in blocks)
-    if whole and lies and (source.flags.c_contiguous or not step.scatter):
-        if ready is not None:
-            ready()
-        if source.size:
-            _straight(call, comm, step, source, target)
-        if ready is not None:
-            ready()
+    if _is_straight(step, cap, source, target):
+        _straight(call, comm, step, source, target, ready or _nothing)
         return
     for blocks in step.each:
         for pieces in zip(*(cut(block, cap) for block in blocks), strict=True):
-            _packed(call, comm, step, pieces, source, target, ready)
+            _packed(call, comm, step, pieces, source, target, ready or _nothing)
             ready = None
-    if ready is not None:
+    if ready is not None:  # There was nothing to reduce, but other ranks wait for both calls.
         ready()
         ready()
 
 
-def _straight(call: Call, comm: MPI.Intracomm, step: Reduce, source: Array, target: Array) -> None:
-    """Tile to tile; a tile in another order is first put in order, where the result will be."""
+def _nothing() -> None:
+    pass
+
+
+def _is_straight(step: Reduce, cap: int, source: Array, target: Array) -> bool:
+    """Whether MPI can combine from tile to tile: shares consecutive in both, none above `cap` elements."""
+    if step.packed or step.placed or not target.flags.c_contiguous:
+        return False
+    if step.scatter and not source.flags.c_contiguous:
+        return False
+    return all(block.elements <= cap for blocks in step.each for block in blocks)
+
+
+def _straight(
+    call: Call, comm: MPI.Intracomm, step: Reduce, source: Array, target: Array, ready: Callable[[], None]
+) -> None:
+    """Reduces from tile to tile, between the two calls of `ready`."""
+    ready()
+    if source.size:
+        _tile_to_tile(call, comm, step, source, target)
+    ready()
+
+
+def _tile_to_tile(call: Call, comm: MPI.Intracomm, step: Reduce, source: Array, target: Array) -> None:
+    """Combines straight from the source, or in the target, if the source is not C-ordered and is copied there first."""
     if source.flags.c_contiguous:
         _combine(call, comm, step, source.reshape(-1), target.reshape(-1))
         return
@@ -83,20 +99,18 @@ def _packed(
     blocks: Sequence[Block],
     source: Array,
     target: Array,
-    ready: Callable[[], None] | None,
+    ready: Callable[[], None],
 ) -> None:
-    """Reduces shares that are packed one after another, and puts the result in its place."""
+    """Packs shares one after another, combines them, and copies this rank's result into place."""
     elements = sum(block.elements for block in blocks)
     call.memory.take(call.device, elements)
     buffer = call.pool.take(elements * source.itemsize)
     packed = buffer.view(source.dtype)
     (out,) = chunks(-1, blocks, elements, "src", source.shape)
     out.pack(source, packed)
-    if ready is not None:
-        ready()
+    ready()
     _combine(call, comm, step, None, packed)
-    if ready is not None:
-        ready()
+    ready()
     mine = blocks[comm.rank if step.scatter else 0]
     (into,) = chunks(-1, [mine], mine.elements, "dst", target.shape)
     into.unpack(target, packed)
@@ -105,17 +119,17 @@ def _packed(
 
 
 def _combine(call: Call, comm: MPI.Intracomm, step: Reduce, send: Array | None, receive: Array) -> None:
-    """MPI's collective; without `send`, from the head of `receive` into it. A mean is divided at the end."""
+    """Runs MPI's collective; without `send`, in place in `receive`. A mean is a sum, divided at the end."""
     datatype, op = _operation(receive.dtype, step.reduction)
     count = receive.size if send is None else send.size
     if step.scatter:
         count //= comm.size
-    given: Any = MPI.IN_PLACE if send is None else [send, count, datatype]
+    operand: Any = MPI.IN_PLACE if send is None else [send, count, datatype]
     if step.scatter:
-        request = comm.Ireduce_scatter_block(given, [receive, count, datatype], op)
+        request = comm.Ireduce_scatter_block(operand, [receive, count, datatype], op)
         crossed = (comm.size - 1) * count
     else:
-        request = comm.Iallreduce(given, [receive, count, datatype], op)
+        request = comm.Iallreduce(operand, [receive, count, datatype], op)
         crossed = all_reduce_elements(count, comm.size)
     call.watch.until(request.Test)
     call.memory.receive(call.device, crossed)
@@ -125,10 +139,11 @@ def _combine(call: Call, comm: MPI.Intracomm, step: Reduce, send: Array | None, 
 
 @cache
 def _operation(dtype: np.dtype[Any], reduction: str) -> tuple[MPI.Datatype, MPI.Op]:
+    """The datatype and the operation for a dtype: MPI's own, or bytes that numpy combines."""
     if dtype.char in _KNOWN:
         op = _LOGICAL[reduction] if dtype.char == "?" else _OPS[reduction]
         return MPI.Datatype.fromcode(dtype.char), op
-    ufunc = _UFUNC[reduction]
+    ufunc: np.ufunc = getattr(np, UFUNCS[reduction])
 
     def combine(one: Any, other: Any, _: MPI.Datatype) -> None:
         into = np.frombuffer(other, dtype)

@@ -1,0 +1,170 @@
+"""What a rank works out before a call: the plan, its own part of it, and the way that the elements go.
+
+Everything here is computed alike on every rank, without a message; results are cached, so a repeated call costs a
+look-up. `ways` lists the ways and runs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from reshard.errors import BudgetError, PlanError, TileError
+from reshard.lower.to_mpi import ranks
+from reshard.runtime.on_mpi.direct import STAGING, Direct, direct
+from reshard.runtime.on_mpi.node.cma import WORTHWHILE
+from reshard.runtime.on_mpi.node.cma_read import SCRATCH, STRAIGHT
+from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
+from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.team import Facts, Team
+from reshard.runtime.on_mpi.wire.messages import SMALL
+from reshard.synth import Network, plan
+from reshard.types import Layout
+from reshard.types.plan import Plan
+
+Way = Literal["pull", "push", "read", "stage", "pack", "plan", "overwrite"]
+
+
+@dataclass(frozen=True)
+class MoveRequest:
+    """What all ranks must request alike. `into`: the caller gave `out` for the result; `shared`: the source's tiles
+    lie in shared windows.
+    """
+
+    source: Layout
+    target: Layout
+    budget: int | None = None
+    network: Network | str | None = None
+    donate: bool = False
+    into: bool = False
+    shared: bool = False
+
+    @property
+    def careful(self) -> bool:
+        """Whether the result goes to an array that must stay unchanged if the call fails."""
+        return self.into and not self.donate
+
+    def __str__(self) -> str:
+        ends = f"{self.source} -> {self.target} on {self.source.mesh!r}"
+        if self.target.mesh != self.source.mesh:
+            ends += f" and {self.target.mesh!r}"
+        options = {"budget": self.budget, "network": self.network, "donate": self.donate}
+        options |= {"out": self.into, "shared": self.shared}
+        return ", ".join([ends, *(f"{name}={value}" for name, value in options.items() if value)])
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """One rank's part of a request.
+
+    `way` is the way that all ranks take, `otherwise` the one they take instead of `read` if some tile is not
+    C-ordered. `direct` is None if the plan's steps must be run. `device` is this rank's device id, `spare` the bytes
+    for buffers, `buffered` whether reads of short runs go through a buffer, and `push` whether writing into the
+    peers' results is faster than reading from their tiles.
+    """
+
+    way: Way
+    otherwise: Way
+    direct: Direct | None
+    steps: RankPlan
+    device: int
+    spare: int
+    buffered: bool = False
+    push: bool = False
+
+
+def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
+    """This rank's part of a request.
+
+    Raises the errors of `reshard.plan`, `PlanError` if the mesh does not have one device per rank, and `TileError`
+    if the budget requires that the tile be overwritten and it cannot be.
+    """
+    check_mesh(request.source, team.size)
+    ready = _prepared(request, team.rank, team.facts, tile.itemsize)
+    if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
+        raise TileError(
+            f"the budget of {request.budget} B is met only by overwriting the donated tile, which is not C-ordered or "
+            f"not writeable; give one that is, or a higher budget"
+        )
+    return ready
+
+
+def check_mesh(layout: Layout, size: int) -> None:
+    """Raises `PlanError` unless a layout's mesh has one device per rank."""
+    if layout.mesh.size != size:
+        raise PlanError(
+            f"mesh {layout.mesh} of {layout} has {layout.mesh.size} devices, the communicator {size} ranks; give a "
+            f"layout on a mesh of as many devices, one a rank"
+        )
+
+
+@lru_cache(maxsize=512)
+def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> Prepared:
+    source, target, nodes = request.source, request.target, facts.nodes
+    chosen = _plan(request)
+    steps = rank_plan(chosen, rank, itemsize)
+    device = ranks(source.mesh)[rank]
+    spare = chosen.peak_bytes - source.tile_bytes - target.tile_bytes
+    if chosen.donate:
+        return Prepared("overwrite", "overwrite", None, steps, device, 0)
+    across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # Messages between nodes need at least this much staging.
+    if source.partial != target.partial or spare < across:
+        return Prepared("plan", "plan", None, steps, device, chosen.peak_bytes - source.tile_bytes)
+    # All ranks must choose alike, so each looks at what rank 0 would read if all ranks were on one node.
+    sample = direct(source, target, 0, (0,) * len(nodes), itemsize, 0)
+    way = _way(request, facts, spare - across, sample)
+    otherwise = _staging_way(request, facts, spare - across)
+    buffered = way == "read" and sample.run < STRAIGHT <= SCRATCH <= spare - across
+    used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
+    staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
+    mine = direct(source, target, rank, nodes, itemsize, staging, held)
+    return Prepared(way, otherwise, mine, steps, device, spare, buffered, sample.prefers_push)
+
+
+def _plan(request: MoveRequest) -> Plan:
+    """The plan, which overwrites a donated tile only if the budget leaves no room for a second one.
+
+    A caller's array stays alive for the whole call, so overwriting it is the only way to save its memory.
+    """
+    source, target, budget, network = request.source, request.target, request.budget, request.network
+    try:
+        return plan(source, target, budget, network)
+    except BudgetError:
+        if not request.donate or request.into:
+            raise
+        donating = plan(source, target, budget, network, donate=True)
+        if not _overwrites(donating):
+            raise
+        return donating
+
+
+def _overwrites(chosen: Plan) -> bool:
+    """Whether a plan is a single step in place whose result is no larger: a numpy array cannot grow where it is."""
+    fits = chosen.target.tile_bytes <= chosen.source.tile_bytes
+    return len(chosen.steps) == 1 and chosen.steps[0].mode.in_place and fits
+
+
+def _way(request: MoveRequest, facts: Facts, spare: int, sample: Direct) -> Way:
+    """The fastest way that fits into `spare` bytes."""
+    if request.shared or len(set(facts.nodes)) == len(facts.nodes):
+        return "pull"
+    if facts.reads and sample.reach >= WORTHWHILE and (sample.run >= STRAIGHT or spare >= SCRATCH):
+        return "read"
+    return _staging_way(request, facts, spare)
+
+
+def _staging_way(request: MoveRequest, facts: Facts, spare: int) -> Way:
+    return "stage" if request.source.tile_bytes <= min(spare, facts.room) else "plan"
+
+
+def _staging(request: MoveRequest, room: int, received: int, itemsize: int) -> tuple[int, bool]:
+    """Bytes that each direction of messages may stage at once, and whether all that arrives fits beside them.
+
+    It must fit if the result is the caller's `out`, which no message may touch before all ranks have sent theirs.
+    """
+    rest = room - received
+    least = min(SMALL, max(itemsize, received // request.source.mesh.size))
+    if request.careful and rest >= least:
+        return min(STAGING, rest), True
+    return min(STAGING, room // 2), False
