@@ -1,26 +1,28 @@
 """Programs: a checked plan spelled out for every device, as plain data.
 
-    slice            which block of its tile each device keeps
+    slice            the block of its tile that each device keeps
     all_gather       groups; member j's tile is block j of everyone's result
     all_to_all       groups; block j of member i's tile is block i of member j's result
     reduce_scatter   groups; block j of everyone's tile, combined, is member j's result
     all_reduce       groups; everyone's tile, combined
     permute          (sender, receiver) pairs of whole tiles
     exchange         local copies, then rounds of transfers; in a round each device sends at most
-                     one box list and receives at most one; or in place, slot by slot
+                     one list of boxes and receives at most one; or in place, slot by slot
 
-Devices are ids of the mesh. Views say how a tile falls into blocks; a runtime needs nothing else,
-and in particular no layout.
+Devices are ids of the mesh. Tile views say how a tile falls into blocks. A runtime needs nothing else, and in
+particular no layout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reshard.errors import PlanError
 from reshard.lower.exchange import Transfer, rounds
 from reshard.lower.exchange_in_place import ExchangeInPlace, in_place
-from reshard.lower.groups import Groups, coordinates, groups_along, permutation
+from reshard.lower.groups import Groups, block_numbers, groups_along
+from reshard.lower.permutation import permutation
 from reshard.types.layout import Layout
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
@@ -40,7 +42,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class AllGather:
-    """Every member of a group gets all members' tiles, as blocks in group order."""
+    """Every member of a group receives the tiles of all members, as blocks in group order."""
 
     groups: Groups
     send: TileView
@@ -58,7 +60,7 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """Member j gets everyone's block j, combined by `reduction`."""
+    """Member j receives everyone's block j, combined by `reduction`."""
 
     groups: Groups
     send: TileView
@@ -68,7 +70,7 @@ class ReduceScatter:
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Every member gets everyone's tile, combined by `reduction`."""
+    """Every member receives everyone's tile, combined by `reduction`."""
 
     groups: Groups
     reduction: str
@@ -76,14 +78,14 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Permute:
-    """Whole tiles go from sender to receiver; every device is one receiver."""
+    """Whole tiles go from sender to receiver; every device receives exactly one, perhaps its own."""
 
     pairs: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Boxes go from the operand's digits to the result's, in rounds; `staged` if via buffers."""
+    """Boxes go from the operand's digits to the result's, in rounds; `staged` if messages need buffers."""
 
     send: TileView
     receive: TileView
@@ -97,7 +99,7 @@ Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | Permute | Exc
 
 @dataclass(frozen=True)
 class InParts:
-    """One instruction, run on part after part: cut out of the operand by `take`, into the result by `put`."""
+    """One instruction, run on one part after another: `take` cuts parts out of the operand, `put` into the result."""
 
     each: Plain
     take: Cut
@@ -109,7 +111,7 @@ Instruction = Plain | InParts
 
 @dataclass(frozen=True)
 class Program:
-    """Instructions with the shape of the tile after each; `keep_source` unless it was donated."""
+    """Instructions, and the shape of a tile after each; `keep_source` unless the source was donated."""
 
     devices: tuple[int, ...]
     dtype: str
@@ -120,7 +122,7 @@ class Program:
 
 
 def lower(plan: Plan) -> Program:
-    """Spells out a checked plan; raises `PlanError` for anything else.
+    """Spells out a checked plan as a program; raises `PlanError` for anything else.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Mesh
@@ -153,31 +155,60 @@ def _plain(step: Step) -> Plain:
     if step.kind == "permute":
         return Permute(permutation(operand, result))
     if step.kind == "exchange":
-        if step.mode.in_place:
-            return in_place(operand, result, step.mode.chunk)
-        send, receive, local, turns = rounds(operand, result, step.mode.chunk)
-        return Exchange(send, receive, local, turns, step.cost.scratch > 0)
+        return _exchange(step)
     refinement = refine(operand, result)
-    if refinement is None:  # A checked step has one; the rule of its kind asked for it.
+    if refinement is None:  # The typing rule of a checked step required one.
         raise PlanError(f"{step.kind}: {operand} and {result} have no common refinement; check the plan first")
-    return _collective(step.kind, operand, result, refinement)
+    return _COLLECTIVES[step.kind](operand, result, refinement)
 
 
-def _collective(kind: str, operand: Layout, result: Layout, r: Refinement) -> Plain:
-    mesh = operand.mesh
-    if kind == "all_reduce":
-        order = tuple(f.stride for f in r.reduced)
-        return AllReduce(groups_along(mesh, [(f.stride, f.size) for f in r.reduced]), str(operand.reduction))
-    order = gather_order(r) if kind == "all_gather" else scatter_order(r)
-    radix = {s: a.radix for a in (*r.sliced, *r.gathered) for s in (a.src, a.dst) if s is not None}
-    factors = [(stride, radix[stride]) for stride in order]
-    if kind == "slice":
-        send, receive = tile_view.before(operand, r, order), tile_view.after(result, r)
-        return Slice(send, receive, coordinates(mesh, factors))
-    groups = groups_along(mesh, factors)
-    if kind == "all_gather":
-        return AllGather(groups, tile_view.before(operand, r), tile_view.after(result, r, order))
-    if kind == "all_to_all":
-        return AllToAll(groups, tile_view.before(operand, r, order), tile_view.after(result, r, order))
-    send, receive = tile_view.before(operand, r, order), tile_view.after(result, r)
-    return ReduceScatter(groups, send, receive, str(operand.reduction))
+def _exchange(step: Step) -> Exchange | ExchangeInPlace:
+    if step.mode.in_place:
+        return in_place(step.operand, step.result, step.mode.chunk)
+    send, receive, local, turns = rounds(step.operand, step.result, step.mode.chunk)
+    return Exchange(send, receive, local, turns, staged=step.cost.scratch > 0)
+
+
+def _slice(operand: Layout, result: Layout, r: Refinement) -> Slice:
+    order = scatter_order(r)
+    numbers = block_numbers(operand.mesh, _factors(r, order))
+    return Slice(tile_view.before(operand, r, order), tile_view.after(result, r), numbers)
+
+
+def _all_gather(operand: Layout, result: Layout, r: Refinement) -> AllGather:
+    order = gather_order(r)
+    groups = groups_along(operand.mesh, _factors(r, order))
+    return AllGather(groups, tile_view.before(operand, r), tile_view.after(result, r, order))
+
+
+def _all_to_all(operand: Layout, result: Layout, r: Refinement) -> AllToAll:
+    order = scatter_order(r)
+    groups = groups_along(operand.mesh, _factors(r, order))
+    return AllToAll(groups, tile_view.before(operand, r, order), tile_view.after(result, r, order))
+
+
+def _reduce_scatter(operand: Layout, result: Layout, r: Refinement) -> ReduceScatter:
+    order = scatter_order(r)
+    groups = groups_along(operand.mesh, _factors(r, order))
+    return ReduceScatter(
+        groups, tile_view.before(operand, r, order), tile_view.after(result, r), str(operand.reduction)
+    )
+
+
+def _all_reduce(operand: Layout, result: Layout, r: Refinement) -> AllReduce:
+    return AllReduce(groups_along(operand.mesh, r.reduced), str(operand.reduction))
+
+
+_COLLECTIVES: dict[str, Callable[[Layout, Layout, Refinement], Plain]] = {
+    "slice": _slice,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "reduce_scatter": _reduce_scatter,
+    "all_reduce": _all_reduce,
+}
+
+
+def _factors(r: Refinement, order: Sequence[int]) -> list[tuple[int, int]]:
+    """The (stride, size) factors of the positions along strides that hold a digit on one side only."""
+    radix = {stride: d.radix for d in (*r.sliced, *r.gathered) for stride in (d.src, d.dst) if stride is not None}
+    return [(stride, radix[stride]) for stride in order]

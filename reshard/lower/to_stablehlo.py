@@ -1,7 +1,10 @@
-"""A plan as StableHLO: the function that every device runs on its own tile, and its place in a program.
+"""A plan as StableHLO: the function that every device runs on its own tile, and its insertion into a program.
 
-There is one spelling of a plan in collectives, `to_shard_map.tile_function`: it is traced here, once a plan,
-and what comes out goes into a program's module as the body of a Shardy manual computation.
+tile_module    a plan as a StableHLO module of one function
+insert         builds the manual computation that applies a plan to a value of another module
+
+Plans become collectives in one place only, `to_shard_map.tile_function`. It is traced here, once for each plan, and
+the result becomes the body of a Shardy manual computation in the program's module.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
 
-# jaxlib's stubs leave the types of most members unknown: all of MLIR is Any here.
+# The stubs of jaxlib leave most types of MLIR unknown: they are Any here.
 Module: TypeAlias = Any
 Operation: TypeAlias = Any
 Block: TypeAlias = Any
@@ -46,8 +49,8 @@ _MESH_AXIS = re.compile(r'axis_ref<name = "([^"]+)"')
 def tile_module(plan: Plan) -> str:
     """A StableHLO module with one function, from a device's source tile to its target tile.
 
-    It refers to nothing outside, and is the same for every platform. Raises `PlanError` for scalars, and for
-    a mesh whose devices have an order of their own: a program counts them by position.
+    It is self-contained and the same for every platform. Raises `PlanError` for scalars, and for a mesh with device
+    ids of its own: StableHLO numbers devices by position.
 
     >>> from reshard.synth import plan
     >>> mesh = Mesh(x=2)
@@ -56,7 +59,10 @@ def tile_module(plan: Plan) -> str:
     (True, True)
     """
     if not plan.source.shape or plan.source.mesh.device_ids is not None:
-        raise PlanError(f"{plan.source} on {plan.source.mesh!r} has no dims, or devices out of order: no StableHLO")
+        raise PlanError(
+            f"{plan.source} on {plan.source.mesh!r} has no dims, or its mesh has device ids of its own; StableHLO "
+            f"takes neither"
+        )
     module = _traced(plan)
     with module.context, ir.Location.unknown():
         (computation,) = (op for op in walk(module.operation) if op.name == _COMPUTATION)
@@ -71,12 +77,12 @@ def tile_module(plan: Plan) -> str:
 
 
 def insert(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) -> Value:
-    """Builds the manual computation that takes `operand` through a plan, at MLIR's insertion point.
+    """Builds, at MLIR's insertion point, the manual computation that applies a plan to `operand`; returns its result.
 
-    `mesh` is the symbol, without @, of a mesh of the same module that has the axes of the plan's; `channels`
-    numbers the collectives. Operand and result have the layouts' padded shapes.
+    `mesh` is the symbol, without @, of a mesh of the same module with the axes of the plan's mesh; `channels` numbers
+    the collectives. Operand and result have the layouts' padded shapes.
     """
-    module = ir.Module.parse(tile_module(plan))  # It must be named: what it holds goes when it does.
+    module = ir.Module.parse(tile_module(plan))  # A named module stays alive, and with it the function.
     function = module.body.operations[0]
     result = ir.RankedTensorType.get(plan.target.padded_shape, ir.RankedTensorType(operand.type).element_type)
     names = ", ".join(f'"{name}"' for name in plan.source.mesh.axes)
@@ -96,7 +102,7 @@ def insert(plan: Plan, operand: Value, mesh: str, channels: Iterator[int]) -> Va
 
 
 def framed(layout: Layout, mesh: str) -> str:
-    """Shardy's sharding of a contiguous layout, on the mesh of that symbol.
+    """A contiguous layout as a Shardy sharding on the mesh with symbol `mesh`.
 
     >>> framed(Layout.parse("f32[{y}8, {x:(1)2}8]", Mesh(x=4, y=2)), "mesh")
     '<@mesh, [{"y"}, {"x":(1)2}]>'
@@ -109,27 +115,29 @@ def framed(layout: Layout, mesh: str) -> str:
 
 
 def walk(op: Operation) -> list[Operation]:
-    """All operations inside of one, itself excluded, in order; it may be changed while they are visited."""
-    found: list[Operation] = []
+    """All operations nested in one, in order, as a list: the operation may be changed while one iterates."""
+    operations: list[Operation] = []
 
     def visit(inner: Operation) -> Any:
-        found.append(inner)
+        operations.append(inner)
         return ir.WalkResult.ADVANCE
 
     op.walk(visit, ir.WalkOrder.PRE_ORDER)
-    return found[1:]
+    return operations[1:]
 
 
 def run_passes(module: Module, pipeline: str) -> None:
-    """Runs MLIR passes, named as `mlir-opt` names them, on a module in place."""
+    """Runs MLIR passes on a module in place; `pipeline` is in the syntax of `mlir-opt`."""
     with module.context:
         _PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
 
 
 def _traced(plan: Plan) -> Module:
-    """The tile function under a `shard_map` that spreads tiles over the first dim, whatever the layouts are."""
+    """The tile function, traced under a `shard_map` that stacks the tiles along the first dim, whatever the layouts."""
     mesh, shape = plan.source.mesh, plan.source.tile_shape
-    kinds = (AxisType.Auto,) * len(mesh.axes)  # Explicit axes, 0.12's default, would ask for sharded arguments.
+    kinds = (AxisType.Auto,) * len(
+        mesh.axes
+    )  # Explicit axes, the default of jax 0.12, would require sharded arguments.
     devices = AbstractMesh(tuple(mesh.axes.values()), tuple(mesh.axes), axis_types=kinds)
     spec = PartitionSpec(tuple(mesh.axes))
     tile = tile_function(lower(plan), mesh.axes)
@@ -137,18 +145,18 @@ def _traced(plan: Plan) -> Module:
 
     wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32
 
-    def trace() -> Module:  # For CUDA, since CPU and TPU have spellings of their own.
+    def trace() -> Module:  # For CUDA, whose form is the general one: CPU and TPU have special ones.
         with jax.enable_x64(wide):
             tiles = jax.ShapeDtypeStruct((shape[0] * mesh.size, *shape[1:]), plan.source.dtype)
             jitted: Any = jax.jit(spread)  # pyright: ignore[reportUnknownMemberType]
             return jitted.trace(tiles).lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
 
-    with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh`, or the trace it is in, are of its thread.
+    with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh` and its trace belong to its own thread.
         return fresh.submit(trace).result()
 
 
 def _closed(computation: Operation) -> Block:
-    """The body with its constants inside: jax passes those of a `shard_map` as further operands."""
+    """The body with its constants moved inside; jax passes the constants of a `shard_map` as extra operands."""
     block = computation.regions[0].blocks[0]
     start = ir.InsertionPoint.at_block_begin(block)
     for at in reversed(range(len(computation.operands))):
@@ -160,7 +168,7 @@ def _closed(computation: Operation) -> Block:
 
 
 def _inline(call: Operation, module: Module) -> None:
-    """The function's own operations in the place of a call: jaxlib has no inliner for functions."""
+    """Replaces a call by the operations of the called function; jaxlib has no inliner for functions."""
     callee = ir.StringAttr.get(call.attributes["callee"].value)
     (function,) = (op.operation for op in module.body.operations if op.attributes["sym_name"] == callee)
     copy = function.clone()
@@ -176,7 +184,7 @@ def _inline(call: Operation, module: Module) -> None:
 
 
 def _list_groups(op: Operation, mesh: Mesh) -> None:
-    """Replica groups as lists of devices: 0.12 writes them as axes of a mesh, which is another module's symbol."""
+    """Writes replica groups as lists of devices; jax 0.12 writes them as axes of a mesh, a symbol of its own module."""
     if _GROUPS not in op.attributes or "mesh_axes" not in str(op.attributes[_GROUPS]):
         return
     axes = [mesh.sub_axis(name) for name in _MESH_AXIS.findall(str(op.attributes[_GROUPS]))]
@@ -185,7 +193,7 @@ def _list_groups(op: Operation, mesh: Mesh) -> None:
 
 
 def _as_function(module: Module, block: Block) -> Operation:
-    """The block as the body of the only public function of a module."""
+    """Makes the block the body of a function `tile` and removes the module's `main` and mesh."""
     _return_with("func.return", block)
     kinds = ir.FunctionType.get([a.type for a in block.arguments], [o.type for o in _last(block).operands])
     attributes = {"sym_name": ir.StringAttr.get("tile"), "function_type": ir.TypeAttr.get(kinds)}
@@ -199,7 +207,7 @@ def _as_function(module: Module, block: Block) -> Operation:
 
 
 def _return_with(name: str, block: Block) -> None:
-    """Ends a block by the terminator of the operation that it is in now."""
+    """Replaces the terminator of a block by one for the operation that contains it now."""
     last = _last(block)
     with ir.InsertionPoint(last):
         ir.Operation.create(name, [], list(last.operands))

@@ -1,9 +1,15 @@
-"""Runs programs, and measures what they take.
+"""Runs programs, and measures the memory and the traffic that they need.
 
-simulate    a plan on numpy, all devices in one process
-run         a lowered program, the same way
-Account     bytes live and received, per device, of one call
-measure     the accounts of all calls inside a `with`
+simulate    runs a plan on numpy arrays, all devices in this process
+run         does the same with a lowered program
+measure     collects the accounts of all calls inside a `with`
+Measured    what `measure` collects: bytes live at most and bytes received, per device
+Account     the bytes of one call, counted by the runtime as it allocates, frees and receives
+
+on_numpy    the reference runtime: `simulate` and `run`
+on_jax      plans inside a compiled JAX program
+on_mpi      plans on MPI ranks
+oracle      what each device must hold, to check a run
 """
 
 from reshard.runtime.account import Account as Account

@@ -1,7 +1,8 @@
-"""What a run needed: bytes live on each device, now and at most, and bytes that crossed the wire.
+"""What a run needs: the bytes live on each device, now and at most, and the bytes that it receives.
 
-Every runtime keeps one `Account` a call, as it allocates, frees and receives, so that a plan's promise can be
-compared with what happened. `measure` collects the accounts of all calls inside a `with`.
+Every runtime keeps one `Account` for each call and updates it as it allocates, frees and receives. So a plan's promise
+can be compared with a measurement that knows nothing of the plan. `measure` collects the accounts of all calls inside
+a `with`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from reshard.types import dtypes
 
 
 class Account:
-    """What a run needed: live bytes now and at most, per device, and bytes and calls on the wire."""
+    """The memory and traffic of one call, by device id.
+
+    >>> account = Account("float32")
+    >>> account.take(0, 8), account.free(0, 6), account.receive(0, 2)
+    (None, None, None)
+    >>> account.peak_bytes, account.live[0], account.received_bytes
+    (32, 8, 8)
+    """
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -26,16 +34,16 @@ class Account:
         self.launches = 0
 
     def take(self, device: int, elements: int) -> None:
-        """A device allocates a buffer."""
+        """Counts a buffer that a device allocates."""
         self.live[device] += dtypes.nbytes(elements, self.dtype)
         self.peak[device] = max(self.peak[device], self.live[device])
 
     def free(self, device: int, elements: int) -> None:
-        """A device frees a buffer."""
+        """Counts a buffer that a device frees."""
         self.live[device] -= dtypes.nbytes(elements, self.dtype)
 
     def receive(self, device: int, elements: int) -> None:
-        """A device receives elements from another one."""
+        """Counts elements that a device receives from another one."""
         self.elements[device] += elements
 
     @property
@@ -45,7 +53,7 @@ class Account:
 
     @property
     def received(self) -> Counter[int]:
-        """The bytes that each device received, all its messages packed."""
+        """The bytes that each device received, as if all its messages were packed into one."""
         return Counter({device: dtypes.nbytes(count, self.dtype) for device, count in self.elements.items()})
 
     @property
@@ -55,9 +63,9 @@ class Account:
 
 
 class Measured:
-    """The accounts of the calls so far, in order, and what they say together, by device id.
+    """The accounts of the calls so far, in order, and their sums and maxima by device id.
 
-    A rank of MPI knows its own device alone: `comm.allgather(measured.peak_bytes)` is every rank's.
+    An MPI rank knows its own device only; `comm.allgather(measured.peak_bytes)` collects those of all ranks.
     """
 
     def __init__(self) -> None:
@@ -65,22 +73,22 @@ class Measured:
 
     @property
     def peak(self) -> Counter[int]:
-        """Per device, the most bytes that were live in one call: tile, result and buffers, as in `plan.peak_bytes`."""
+        """The most bytes live on each device in any one call: tile, result and buffers, as in `plan.peak_bytes`."""
         return reduce(lambda one, other: one | other, (call.peak for call in self.calls), Counter[int]())
 
     @property
     def received(self) -> Counter[int]:
-        """Per device, the bytes that it received in all calls together."""
+        """The bytes that each device received in all calls together."""
         return reduce(lambda one, other: one + other, (call.received for call in self.calls), Counter[int]())
 
     @property
     def peak_bytes(self) -> int:
-        """The most of any device here."""
+        """The most bytes that were live on one device in any one call."""
         return max(self.peak.values(), default=0)
 
     @property
     def received_bytes(self) -> int:
-        """The most of any device here."""
+        """The most bytes that one device received in all calls together."""
         return max(self.received.values(), default=0)
 
 
@@ -89,7 +97,7 @@ _measuring: ContextVar[tuple[Measured, ...]] = ContextVar("_measuring", default=
 
 @contextmanager
 def measure() -> Generator[Measured]:
-    """Measures the calls inside, of the numpy runtime (`rs.simulate`) and of `reshard.mpi`.
+    """Measures all calls inside a `with`, of the numpy runtime (`rs.simulate`) and of `reshard.mpi`.
 
     >>> import numpy as np
     >>> import reshard as rs
@@ -110,9 +118,9 @@ def measure() -> Generator[Measured]:
 
 
 def begin_account(dtype: str, account: Account | None = None) -> Account:
-    """The account of a call that begins: the caller's own or a new one, which those who measure see too."""
-    begun = Account(dtype) if account is None else account
+    """Returns the account for a call that begins, a new one unless the caller brings its own, and measures it."""
+    account = Account(dtype) if account is None else account
     for measured in _measuring.get():
-        if not any(begun is call for call in measured.calls):
-            measured.calls.append(begun)
-    return begun
+        if not any(account is call for call in measured.calls):
+            measured.calls.append(account)
+    return account

@@ -1,8 +1,8 @@
 """Plans on global JAX arrays: the lowered program inside `jax.shard_map`.
 
-Layouts are by position: device d of a plan is the d-th device of the jax mesh, over the axes that are not
-manual already. Uneven dims are padded to whole pieces first and cut again after; XLA keeps its shards so
-already, hence neither moves data.
+Layouts are by position: device d of a plan is the d-th device of the jax mesh, over those axes that are not manual
+already. Uneven dims are padded to whole pieces before the move and trimmed after it; XLA stores shards padded anyway,
+so neither moves data.
 """
 
 # jax annotates its functions only in part.
@@ -10,7 +10,7 @@ already, hence neither moves data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
@@ -24,7 +24,7 @@ from reshard.errors import MeshError
 from reshard.lower import lower
 from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import jax_sharding
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.cost import PLAIN, StepMode
@@ -33,15 +33,21 @@ from reshard.types.rules.parts import counts, split_step
 
 AnyMesh = JaxMesh | AbstractMesh
 LEAST = 16 << 20
-"""Bytes of operand and result on a device from which a step is done in parts."""
+"""A step is done in parts from this many bytes of operand and result on a device."""
 PARTS = 8
+"""The number of parts aimed at."""
 
 
 def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
-    """The array, moved by the plan; to be traced, or run as it is.
+    """Moves an array by a plan; may be traced inside `jax.jit`.
 
-    `mesh` has the plan's devices by position on its axes that are not manual; its axes are cut where the
-    layouts use parts of them. Raises `LayoutError` for layouts that no `NamedSharding` says.
+    The axes of `mesh` that are not manual have the plan's devices by position; they are cut where the layouts use
+    parts of them. Raises `LayoutError` for layouts that no `NamedSharding` can express.
+
+    >>> import jax.numpy as jnp, reshard as rs
+    >>> rows = rs.Layout.parse("f32[{x}4, 4]", rs.Mesh(x=1))
+    >>> apply(rs.plan(rows, rows), jax.make_mesh((1,), ("x",)), jnp.ones((4, 4))).shape
+    (4, 4)
     """
     if not plan.steps:
         return array
@@ -53,22 +59,23 @@ def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
 
 
 def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedSharding) -> jax.Array:
-    """Moves an array to another mesh of the same devices, in another order or of other axes; not to be traced.
+    """Moves an array to another mesh of the same devices, with other axes or in another order; cannot be traced.
 
-    Every device computes its tile on the source's mesh, and the tiles are then read as the target's.
+    Every device computes its tile on the source's mesh; the tiles are then taken as shards of the target's mesh.
+    Raises `MeshError` for uneven layouts.
     """
     if not plan.source.even or not plan.target.even:
         raise MeshError(
             f"{plan.source} on {plan.source.mesh} to {plan.target} on {plan.target.mesh}: uneven arrays move on one "
             f"mesh only; redistribute to an even sharding on the source's mesh first"
         )
-    stacked = _stacked(plan, mesh)(array) if array.ndim else array  # Every device has a scalar.
+    stacked = _stacked(plan, mesh)(array) if array.ndim else array  # Every device already has a scalar.
     return jax.make_array_from_single_device_arrays(array.shape, target, [s.data for s in stacked.addressable_shards])
 
 
 @lru_cache(maxsize=1024)
 def _stacked(plan: Plan, mesh: JaxMesh) -> Callable[[jax.Array], jax.Array]:
-    """The move, its tiles stacked along dim 0 in the order of the source's devices."""
+    """The compiled move, its result's tiles stacked along dim 0 in the order of the source's devices."""
     axes = free_axes(mesh)
     return jax.jit(_on_tiles(plan, mesh, axes, spec(plan.source, axes), PartitionSpec(tuple(axes.axes))))
 
@@ -82,7 +89,7 @@ def _on_tiles(
         in_specs=before,
         out_specs=after,
         axis_names=frozenset(axes.axes),
-        check_vma=False,  # Gathers and permutes give replicated results, which its rules cannot see.
+        check_vma=False,  # Its rules cannot see that gathers and permutes give replicated results.
     )
 
 
@@ -101,20 +108,20 @@ def spec(layout: Layout, axes: Mesh) -> PartitionSpec:
 def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS) -> Plan:
     """The plan with its large collectives in parts, so that their buffers are a fraction of the tiles.
 
-    XLA stages a collective's operand and result beside the tiles themselves (an all-to-all peaks at twice
-    source and target on TPU, an all-gather at 1.9 times the two), but in a loop it reuses one part's.
+    XLA stages a collective's operand and result beside the tiles themselves: on TPU an all-to-all peaks at twice
+    source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part.
     """
     moves = [_parted(step, least, count) for step in plan.steps]
     return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps])
 
 
 def _parted(step: Step, least: int, count: int) -> StepSpec:
-    """The step in parts; should there be too few, as an exchange, if its messages are smaller."""
+    """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
     if step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
         return as_it_is
     if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
-        return as_it_is  # Only to slice its minor dim does TPU lay the whole operand out anew.
+        return as_it_is  # TPU copies the whole operand only for a slice of its minor dim.
     parts = _in_parts(step, count)
     if parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_size(step.operand, step.result).rounds
@@ -124,23 +131,23 @@ def _parted(step: Step, least: int, count: int) -> StepSpec:
 
 
 def _in_parts(step: Step, count: int) -> int:
-    """A number of parts: aligned if there are any, and if it can be, from `count` to four times as many."""
-    able = counts(step.operand, step.result)
-    enough = [found for found in able if count <= found <= 4 * count]
-    wanted = [*enough, *reversed([found for found in able if found < count])]
-    parts = ((found, split_step(step.operand, step.result, found)) for found in wanted)
-    aligned = (found for found, part in parts if part is not None and part.aligned)
-    return next(aligned, next(iter(wanted), 1))
+    """The number of parts: one that keeps parts aligned if possible, and from `count` to four times as many."""
+    possible = counts(step.operand, step.result)
+    enough = [number for number in possible if count <= number <= 4 * count]
+    preferred = [*enough, *reversed([number for number in possible if number < count])]
+    parts = ((number, split_step(step.operand, step.result, number)) for number in preferred)
+    aligned = (number for number, part in parts if part is not None and part.aligned)
+    return next(aligned, next(iter(preferred), 1))
 
 
 def peak_bytes(plan: Plan) -> int:
-    """The plan's peak where the target is there from the start: XLA is given memory for a result before it runs."""
+    """The plan's peak bytes on XLA, which allocates the result, the target's tile, before it runs anything."""
     later = (step.live_bytes + plan.target.tile_bytes for step in plan.steps[:-1])
     return max(plan.peak_bytes, *later) if len(plan.steps) > 1 else plan.peak_bytes
 
 
 def overwrites(plan: Plan) -> bool:
-    """Whether XLA can run the plan's exchanges in place: where shares must be rearranged first, it would copy."""
+    """Whether XLA can run the plan's exchanges in place; it would copy a tile whose shares must be rearranged first."""
     return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower(plan))
 
 
@@ -159,28 +166,40 @@ def _trimmed(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.A
 
 
 def cut(mesh: AnyMesh, layouts: Sequence[Layout]) -> AnyMesh:
-    """The mesh itself if the layouts hold whole axes of it, else one whose axes are cut where they do.
+    """The mesh itself if the layouts use whole axes of it, else one whose axes are cut where the layouts cut them.
 
-    Raises `MeshError` where one is needed but an axis is manual, or no axes can be cut so.
+    Raises `MeshError` if axes must be cut but one is manual, or if the cuts do not divide each other.
+
+    >>> halves = Layout.parse("f32[{x:(1)2}8]", Mesh(x=4, y=2))
+    >>> dict(cut(AbstractMesh((4, 2), ("x", "y")), [halves]).shape)
+    {'axis0': 2, 'axis1': 2, 'axis2': 2}
     """
     own = free_axes(mesh)
-    spans = [(own.stride(axis), own.stride(axis) * axis.size) for axis in map(own.sub_axis, own.axes)]
-    ends = sorted({1, own.size} | {end for span in spans for end in span} | {e for lay in layouts for e in _ends(lay)})
+    spans = [_span(own, axis) for axis in map(own.sub_axis, own.axes)]
+    ends = {1, own.size}.union(*spans, *(_ends(layout) for layout in layouts))
     if not any(low < end < high for low, high in spans for end in ends):
         return mesh
-    told = f"mesh {own} cannot be cut for {', '.join(map(str, layouts))}"
-    if any(high % low for low, high in pairwise(ends)):
-        raise MeshError(f"{told}: its axes would have to be cut at {ends}, which do not divide each other")
+    refusal = f"mesh {own} cannot be cut for {', '.join(map(str, layouts))}"
+    sizes = _sizes_between(sorted(ends), refusal)
     if any(kind == AxisType.Manual for kind in mesh.axis_types):
-        raise MeshError(f"{told} inside a shard_map that is manual over other axes; use layouts of whole axes there")
-    sizes = [high // low for low, high in pairwise(ends)][::-1]
+        raise MeshError(f"{refusal} inside a shard_map that is manual over other axes; use layouts of whole axes there")
     names = tuple(f"axis{at}" for at in range(len(sizes)))
     if isinstance(mesh, JaxMesh):
         return JaxMesh(mesh.devices.reshape(sizes), names)
-    return AbstractMesh(tuple(sizes), names)
+    return AbstractMesh(sizes, names)
 
 
-def _ends(layout: Layout) -> Iterator[int]:
-    for axis in (*layout.held, *layout.partial):
-        yield layout.mesh.stride(axis)
-        yield layout.mesh.stride(axis) * axis.size
+def _sizes_between(ends: Sequence[int], refusal: str) -> tuple[int, ...]:
+    """The sizes of the axes, major first, whose strides are these ends."""
+    if any(high % low for low, high in pairwise(ends)):
+        raise MeshError(f"{refusal}: its axes would have to be cut at {list(ends)}, which do not divide each other")
+    return tuple(high // low for low, high in pairwise(ends))[::-1]
+
+
+def _ends(layout: Layout) -> set[int]:
+    """The strides at which the sub-axes that a layout uses begin and end."""
+    return {end for axis in (*layout.held, *layout.partial) for end in _span(layout.mesh, axis)}
+
+
+def _span(mesh: Mesh, axis: SubAxis) -> tuple[int, int]:
+    return mesh.stride(axis), mesh.stride(axis) * axis.size

@@ -1,8 +1,8 @@
 """The reference runtime: all devices in one process, on numpy.
 
-It follows the lowered program and nothing else, so that running it tests the lowering. Every
-buffer is counted while it lives (`Account`) and every byte between devices as it is received, so
-that what a plan promises can be compared with what happens.
+It follows the lowered program and nothing else, so that running it tests the lowering. Every buffer is counted while
+it lives, and every element when it is received from another device (`Account`). These counts are an independent
+measurement to compare with what a plan promises and with what `lower.traffic` derives from the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reshard.errors import TileError
 from reshard.lower import lower
 from reshard.lower.exchange import Box, Span, Transfer
-from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
+from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets
 from reshard.lower.program import (
     AllGather,
     AllReduce,
@@ -32,6 +32,7 @@ from reshard.lower.program import (
     Slice,
 )
 from reshard.runtime.account import Account, begin_account
+from reshard.runtime.numpy_dtypes import ufunc
 from reshard.types.plan import Plan
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.rules.parts import Cut
@@ -40,20 +41,12 @@ from reshard.types.rules.tile_view import TileView
 Array = NDArray[Any]
 Tiles = dict[int, Array]
 
-_COMBINE: dict[str, Callable[[Array, Array], Array]] = {
-    "sum": np.add,
-    "mean": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "product": np.multiply,
-}
-
 
 def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
-    """Runs a plan on numpy arrays, all devices in this process: the target's tiles by device id, from the source's.
+    """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
 
-    Tiles have the layout's tile shape, padding included, and its dtype; the given ones are not written to. `memory`
-    is filled with the bytes that were live and received. Raises `TileError` if the tiles are not the source's.
+    Tiles have their layout's tile shape, padding included, and its dtype. The given tiles are not written to.
+    `memory` is updated with the bytes live and received. Raises `TileError` for tiles that do not fit the source.
 
     >>> import numpy as np, reshard as rs
     >>> mesh = rs.Mesh(x=2)
@@ -65,24 +58,31 @@ def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = No
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
-    """Runs a program on one tile per device id and returns the result's tiles.
+    """Runs a program on one tile for each device id; returns the result's tiles.
 
-    The given tiles are never written to. Raises `TileError` if they are not the source's.
+    The given tiles are never written to. Raises `TileError` for tiles that do not fit the program's source.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> mesh = Mesh(x=2)
+    >>> program = lower(plan(Layout.parse("int64[{x}1]", mesh), Layout.parse("int64[2]", mesh)))
+    >>> run(program, {0: np.array([5]), 1: np.array([6])})
+    {0: array([5, 6]), 1: array([5, 6])}
     """
     checked = _checked(program, tiles)
     memory = begin_account(program.dtype, memory)
     for device, tile in checked.items():
         memory.take(device, tile.size)
-    now = checked
+    after = checked
     for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
-        before = now
-        now = _RUN[type(instruction)](instruction, before, shape, memory)
+        before = after
+        after = _RUN[type(instruction)](instruction, before, shape, memory)
         if isinstance(instruction, ExchangeInPlace):
             continue  # The operand's buffer is now the result's.
         if before is not checked or not program.keep_source:
             for device, tile in before.items():
                 memory.free(device, tile.size)
-    return {device: tile.copy() if now is checked else tile for device, tile in now.items()}
+    return {device: tile.copy() if after is checked else tile for device, tile in after.items()}
 
 
 def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
@@ -109,20 +109,20 @@ def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
 
 
 def _open(view: TileView, tile: Array) -> Array:
-    """A tile padded and reshaped to its digits, without a copy where nothing is padded."""
+    """A tile, padded and reshaped to its digits; a view of it if nothing is padded."""
     if view.tile != view.padded:
         tile = np.pad(tile, [(0, p - t) for t, p in zip(view.tile, view.padded, strict=True)])
     return tile.reshape(view.digits)
 
 
 def _blocks(view: TileView, digits: Array) -> Array:
-    """Digits with the block number first: one contiguous block after another."""
+    """The blocks of a tile that is reshaped to its digits, numbered along a new first axis."""
     rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
     return digits.transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
 
 
 def _close(view: TileView, blocks: Array) -> Array:
-    """The tile made of numbered blocks, cut to its true shape."""
+    """The tile that numbered blocks make up, cut to its true shape."""
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     order = [*view.blocks, *rest]
     spread = blocks.reshape([view.digits[axis] for axis in order])
@@ -131,28 +131,28 @@ def _close(view: TileView, blocks: Array) -> Array:
 
 
 def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    found: Tiles = {}
+    result: Tiles = {}
     for device, tile in tiles.items():
         block = _blocks(step.send, _open(step.send, tile))[step.block[device]]
-        found[device] = _new(memory, device, _close(step.receive, block), shape)
-    return found
+        result[device] = _new(memory, device, _close(step.receive, block), shape)
+    return result
 
 
 def _all_gather(step: AllGather, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
-    found: Tiles = {}
+    result: Tiles = {}
     for group in step.groups:
         for device in group:
             buffer = _arrivals(memory, device, step.receive, tiles[device].dtype)
             for at, peer in enumerate(group):
                 _receive(memory, device, peer, buffer, at, tiles[peer])
-            found[device] = _unpack(memory, device, step.receive, buffer, shape)
-    return found
+            result[device] = _unpack(memory, device, step.receive, buffer, shape)
+    return result
 
 
 def _all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
-    found: Tiles = {}
+    result: Tiles = {}
     for group in step.groups:
         packed = {device: _pack(memory, device, step.send, tiles[device]) for device in group}
         arrived: Tiles = {}
@@ -162,63 +162,62 @@ def _all_to_all(step: AllToAll, tiles: Tiles, shape: Sequence[int], memory: Acco
                 _receive(memory, device, peer, arrived[device], at, packed[peer][to])
         for device in group:
             _unpacked(memory, device, step.send)
-            found[device] = _unpack(memory, device, step.receive, arrived[device], shape)
-    return found
+            result[device] = _unpack(memory, device, step.receive, arrived[device], shape)
+    return result
 
 
 def _reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
-    found: Tiles = {}
+    result: Tiles = {}
     for group in step.groups:
         packed = {device: _pack(memory, device, step.send, tiles[device]) for device in group}
         for to, device in enumerate(group):
             total = _combined(step.reduction, [packed[peer][to] for peer in group])
-            found[device] = _new(memory, device, _close(step.receive, total), shape)
+            result[device] = _new(memory, device, _close(step.receive, total), shape)
             memory.receive(device, (len(group) - 1) * packed[device][to].size)
         for device in group:
             _unpacked(memory, device, step.send)
-    return found
+    return result
 
 
 def _all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
-    found: Tiles = {}
+    result: Tiles = {}
     for group in step.groups:
         total = _combined(step.reduction, [tiles[peer] for peer in group])
         for device in group:
-            found[device] = _new(memory, device, total, shape)
-            # A reduce-scatter and an all-gather of what it made.
+            result[device] = _new(memory, device, total, shape)
             memory.receive(device, all_reduce_elements(total.size, len(group)))
-    return found
+    return result
 
 
 def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     memory.launches += 1
-    found: Tiles = {}
+    result: Tiles = {}
     for sender, receiver in step.pairs:
         if sender != receiver:
             memory.receive(receiver, tiles[sender].size)
-        found[receiver] = _new(memory, receiver, tiles[sender], shape)
-    return found
+        result[receiver] = _new(memory, receiver, tiles[sender], shape)
+    return result
 
 
 def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    found: Tiles = {}
+    result: Tiles = {}
     for device, tile in tiles.items():
-        memory.take(device, int(np.prod(shape)))
-        found[device] = np.zeros(shape, tile.dtype)
+        memory.take(device, math.prod(shape))
+        result[device] = np.zeros(shape, tile.dtype)
     opened = {device: tile.reshape(step.send.digits) for device, tile in tiles.items()}
-    filled = {device: tile.reshape(step.receive.digits) for device, tile in found.items()}
+    filled = {device: tile.reshape(step.receive.digits) for device, tile in result.items()}
     for transfer in step.local:
         _copy(transfer, opened, filled)
     for turn in step.rounds:
         memory.launches += 1
         _turn(step, turn, opened, filled, memory)
-    return found
+    return result
 
 
 def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles, memory: Account) -> None:
-    """One round: all staging buffers of a round live together."""
+    """One round, whose staging buffers are all live at once."""
     sent = [t for t in turn if t.sender != t.receiver]
     ends = [(device, t.elements) for t in sent for device in (t.sender, t.receiver)] if step.staged else []
     for device, elements in ends:
@@ -232,7 +231,7 @@ def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles
 
 
 def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    """One buffer a device, for operand and result alike; only its slots are ever written."""
+    """One buffer a device holds the operand, then the result; only its slots are ever written."""
     size = step.slot * step.slots
     buffers: Tiles = {}
     for device, tile in tiles.items():
@@ -241,23 +240,28 @@ def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int]
         _rearrange(buffers[device], _slots(step, step.pack[device], step.send))
     for turn in step.rounds:
         memory.launches += 1
-        ends = [(device, t.length) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
-        for device, length in ends:
-            memory.take(device, length)
-        flying = [buffers[t.sender][_slot(step, t.src_slot, t.start, t.length)].copy() for t in turn]
-        for t, content in zip(turn, flying, strict=True):
-            memory.receive(t.receiver, t.length)
-            buffers[t.receiver][_slot(step, t.dst_slot, t.start, t.length)] = content
-        for device, length in ends:
-            memory.free(device, length)
-    found: Tiles = {}
+        _slot_turn(step, turn, buffers, memory)
+    result: Tiles = {}
+    count = math.prod(shape)
     for device, buffer in buffers.items():
         order = {to: at for at, to in _slots(step, step.unpack[device], step.receive).items()}
         _rearrange(buffer, order)
-        count = int(np.prod(shape))
-        found[device] = buffer[:count].reshape(tuple(shape))
+        result[device] = buffer[:count].reshape(tuple(shape))
         memory.free(device, buffer.size - count)
-    return found
+    return result
+
+
+def _slot_turn(step: ExchangeInPlace, turn: Sequence[SlotTransfer], buffers: Tiles, memory: Account) -> None:
+    """One round: all slots are read before any is written, as if the messages crossed."""
+    ends = [(device, t.length) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
+    for device, length in ends:
+        memory.take(device, length)
+    in_flight = [buffers[t.sender][_slot(step, t.src_slot, t.start, t.length)].copy() for t in turn]
+    for t, content in zip(turn, in_flight, strict=True):
+        memory.receive(t.receiver, t.length)
+        buffers[t.receiver][_slot(step, t.dst_slot, t.start, t.length)] = content
+    for device, length in ends:
+        memory.free(device, length)
 
 
 def _slot(step: ExchangeInPlace, slot: int, start: int, length: int) -> slice:
@@ -265,15 +269,23 @@ def _slot(step: ExchangeInPlace, slot: int, start: int, length: int) -> slice:
 
 
 def _slots(step: ExchangeInPlace, places: Sequence[tuple[int, Any]], view: TileView) -> dict[int, int]:
-    """Offset in the slots -> offset in the tile, for every element that some slot holds."""
-    found: dict[int, int] = {}
+    """Offset in the buffer -> offset in the tile, for every element that some slot holds."""
+    source: dict[int, int] = {}
     for slot, place in places:
-        found.update(enumerate(offsets(view, place), slot * step.slot))
-    return found
+        source.update(enumerate(offsets(view, place), slot * step.slot))
+    return source
 
 
 def _rearrange(buffer: Array, source: dict[int, int]) -> None:
-    """buffer[to] = buffer[source[to]] for all at once, along chains and cycles, one element in hand."""
+    """Assigns buffer[to] = buffer[source[to]] for all `to` at once, in place.
+
+    It follows each chain of assignments from its end, and each cycle from anywhere, with one element set aside.
+
+    >>> buffer = np.array([5, 6, 7])
+    >>> _rearrange(buffer, {0: 1, 1: 0})
+    >>> buffer
+    array([6, 5, 7])
+    """
     readers = {at: to for to, at in source.items()}
     starts = [to for to in source if to not in readers] + list(source)
     done: set[int] = set()
@@ -303,25 +315,25 @@ def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
 
 
 def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    """The result is there from the start; beside it live one part of it and one of the operand."""
-    found: Tiles = {}
+    """One part after another; one part of the operand and one of the result live beside both tiles."""
+    result: Tiles = {}
     for device, tile in tiles.items():
-        memory.take(device, int(np.prod(shape)))
-        found[device] = np.empty(tuple(shape), tile.dtype)
+        memory.take(device, math.prod(shape))
+        result[device] = np.empty(tuple(shape), tile.dtype)
     for number in range(step.take.parts):
         parts = {device: _new(memory, device, *_cut(step.take, tile, number)) for device, tile in tiles.items()}
-        done = _RUN[type(step.each)](step.each, parts, _cut(step.put, found[next(iter(found))], number)[1], memory)
-        for device, part in done.items():
-            _middle(step.put, found[device])[:, number] = part.reshape(
-                _middle(step.put, found[device])[:, number].shape
-            )
+        part_shape = _cut(step.put, result[next(iter(result))], number)[1]
+        moved = _RUN[type(step.each)](step.each, parts, part_shape, memory)
+        for device, part in moved.items():
+            place = _middle(step.put, result[device])[:, number]
+            place[...] = part.reshape(place.shape)
             memory.free(device, part.size)
             memory.free(device, parts[device].size)
-    return found
+    return result
 
 
 def _middle(cut: Cut, tile: Array) -> Array:
-    """A tile with everything before its parts as axis 0 and its parts as axis 1."""
+    """A view of a tile with its parts along axis 1, and everything before them as axis 0."""
     rest = tile.shape[cut.axis + 1 :]
     return tile.reshape(math.prod(tile.shape[: cut.axis]) * cut.outer, cut.parts, cut.inner, *rest)
 
@@ -338,7 +350,7 @@ def _new(memory: Account, device: int, content: Array, shape: Sequence[int]) -> 
 
 
 def _pack(memory: Account, device: int, view: TileView, tile: Array) -> Array:
-    """Blocks one after another: the tile itself where they lie so already."""
+    """The blocks one after another; the tile itself, which costs no memory, if they lie so already."""
     if not view.in_place:
         memory.take(device, view.elements)
     return np.ascontiguousarray(_blocks(view, _open(view, tile)))
@@ -350,7 +362,7 @@ def _unpacked(memory: Account, device: int, view: TileView) -> None:
 
 
 def _arrivals(memory: Account, device: int, view: TileView, dtype: np.dtype[Any]) -> Array:
-    """The buffer that blocks arrive in: the result itself where they lie so already."""
+    """The buffer in which blocks arrive; it becomes the result itself if they lie there in the same order."""
     memory.take(device, view.elements)
     return np.empty((view.count, *view.block_shape), dtype)
 
@@ -364,13 +376,13 @@ def _receive(memory: Account, device: int, peer: int, buffer: Array, at: int, bl
 def _unpack(memory: Account, device: int, view: TileView, buffer: Array, shape: Sequence[int]) -> Array:
     if view.in_place:
         return buffer.reshape(tuple(shape))
-    found = _new(memory, device, _close(view, buffer), shape)
+    result = _new(memory, device, _close(view, buffer), shape)
     memory.free(device, view.elements)
-    return found
+    return result
 
 
 def _combined(reduction: str, parts: Sequence[Array]) -> Array:
-    total = reduce(_COMBINE[reduction], parts)
+    total = reduce(ufunc(reduction), parts)
     return total / np.asarray(len(parts), total.dtype) if reduction == "mean" else total
 
 

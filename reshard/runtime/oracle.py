@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.runtime.numpy_dtypes import ufunc
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
-from reshard.types.reductions import UFUNCS
 
 Array = NDArray[Any]
 Summand = tuple[int, ...]
@@ -96,7 +96,7 @@ def combine(reduction: str | None, parts: list[Array]) -> Array:
     """The parts combined element by element; a single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
-    total = reduce(getattr(np, UFUNCS[reduction or "sum"]), parts)
+    total = reduce(ufunc(reduction or "sum"), parts)
     return total / len(parts) if reduction == "mean" else total
 
 

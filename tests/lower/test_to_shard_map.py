@@ -21,7 +21,7 @@ from reshard.errors import PlanError
 from reshard.lower import Program, lower
 from reshard.lower.program import ExchangeInPlace
 from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
-from reshard.lower.to_shard_map.place import Place
+from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, StepSpec, chain
 from reshard.types.rules.checker import RULES
@@ -255,7 +255,7 @@ def test_a_step_is_one_collective(kind: str, source: str, target: str):
 
 def test_groups_are_whole_axes_where_they_can_be():
     """XLA then writes a mesh and axes, not lists."""
-    place = Place(range(8), {"x": 4, "y": 2})
+    place = MeshPlace(range(8), {"x": 4, "y": 2})
     assert place.group(((0, 2, 4, 6), (1, 3, 5, 7))) == {"axis_name": ("x",)}
     assert place.group(((0, 1), (2, 3), (4, 5), (6, 7))) == {"axis_name": ("y",)}
     assert place.group((tuple(range(8)),)) == {"axis_name": ("x", "y")}
@@ -272,12 +272,12 @@ def test_groups_are_whole_axes_where_they_can_be():
     ],
 )
 def test_groups_of_parts_of_axes_are_listed(groups: tuple[tuple[int, ...], ...]):
-    place = Place(range(8), {"x": 4, "y": 2})
+    place = MeshPlace(range(8), {"x": 4, "y": 2})
     assert place.group(groups) == {"axis_name": ("x", "y"), "axis_index_groups": groups}
 
 
 def test_axes_of_one_device_are_left_out():
-    place = Place(range(4), {"x": 4, "one": 1})
+    place = MeshPlace(range(4), {"x": 4, "one": 1})
     assert place.group(((0, 1, 2, 3),)) == {"axis_name": ("x",)}
 
 

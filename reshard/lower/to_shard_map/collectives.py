@@ -1,4 +1,4 @@
-"""Slices, gathers, all-to-alls, reductions and permutes on one tile."""
+"""One function a collective: slices, gathers, all-to-alls, reductions and permutes of a device's tile."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -13,14 +13,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
-from reshard.lower.to_shard_map.place import Place
+from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
 
 
-def slice_(step: Slice, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+def slice_(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """The block of the tile that this device keeps."""
     number = place.by_device(step.block)
     values: dict[int, Array] = {}
     for axis in reversed(step.send.blocks):
@@ -38,7 +39,8 @@ def _extent(view: TileView, run: Sequence[int], after: int = -1) -> int:
     return math.prod(view.digits[axis] for axis in run if axis > after)
 
 
-def all_gather(step: AllGather, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+def all_gather(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """The tiles of all members of the device's group, in group order."""
     dim = _gathered_dim(step.receive)
 
     def stacked(tile: Array) -> Array:
@@ -52,41 +54,41 @@ def all_gather(step: AllGather, place: Place, tile: Array, shape: Sequence[int])
         return stacked(tile)
     if dim == 0:
         return tiled(tile)
-    # Of an inner dim XLA:CPU and GPU lay out tile and result anew, in two transposes; TPU in none.
+    # Gathering an inner dim costs XLA:CPU and GPU two transposes, of tile and result; TPU needs none.
     return lax.platform_dependent(tile, tpu=tiled, default=stacked)
 
 
 def _gathered_dim(view: TileView) -> int | None:
-    """The dim along which the tiles come to lie one after another, if that is how they lie."""
+    """The dim along which the tiles lie one after another in the result, if they do."""
     dims = {view.dims[axis] for axis in view.blocks}
     if len(dims) != 1 or list(view.blocks) != sorted(view.blocks):
         return None
     dim = dims.pop()
-    return dim if view.dims.index(dim) == view.blocks[0] and len(_of(view, dim)) == 1 else None
+    runs = [run for run in view.runs if view.dims[run[0]] == dim]
+    return dim if view.dims.index(dim) == view.blocks[0] and len(runs) == 1 else None
 
 
-def _of(view: TileView, dim: int) -> list[tuple[int, ...]]:
-    return [run for run in view.runs if view.dims[run[0]] == dim]
-
-
-def all_to_all(step: AllToAll, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+def all_to_all(step: AllToAll, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """One block from every member of the group."""
     blocks = blocks_of(step.send, tile)
     moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
     return closed(step.receive, moved)
 
 
-def reduce_scatter(step: ReduceScatter, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+def reduce_scatter(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """The device's block of all members' tiles, combined."""
     blocks = blocks_of(step.send, tile)
     group = place.group(step.groups)
     if step.reduction in ("sum", "mean"):
         total = lax.psum_scatter(blocks, scatter_dimension=0, tiled=False, **group)
-    else:  # XLA's reduce-scatter is reached for sums only; the same bytes go through an all-to-all.
+    else:  # jax.lax has a reduce-scatter for sums only; an all-to-all moves the same bytes.
         moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **group)
         total = _combined(step.reduction, moved)
     return resized(_averaged(step.reduction, total, step.send.count).reshape(step.receive.padded), shape)
 
 
-def all_reduce(step: AllReduce, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+def all_reduce(step: AllReduce, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """The tiles of all members, combined."""
     group = place.group(step.groups)
     match step.reduction:
         case "sum" | "mean":
@@ -110,5 +112,6 @@ def _averaged(reduction: str, total: Array, count: int) -> Array:
     return total / jnp.asarray(count, total.dtype) if reduction == "mean" else total
 
 
-def permute(step: Permute, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+def permute(step: Permute, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """The whole tile of another device."""
     return place.permute(tile, step.pairs)

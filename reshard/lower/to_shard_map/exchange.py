@@ -1,4 +1,4 @@
-"""An exchange on one tile: a `ppermute` a round, between slices and updates in place."""
+"""An exchange on a device's tile: one `ppermute` a round, between slices and in-place updates."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -18,40 +18,41 @@ from jax import lax
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
-from reshard.lower.to_shard_map.place import Place
+from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import resized, written
 
 Array = jax.Array
 LOOPED = 4
-"""Rounds between the same devices from which they are a loop: a tight budget cuts messages in thousands of pieces."""
+"""The fewest rounds between the same devices that become a loop: a tight budget cuts messages into thousands of pieces.
+"""
 Turn = Sequence[Transfer]
 
 
-def exchange(step: Exchange, place: Place, tile: Array, shape: Sequence[int]) -> Array:
-    """Round by round, except on CPUs, where all messages are there at once if they are not in pieces."""
+def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """Round by round; on CPUs, which hold all messages at once anyway, joined at the end if none is in pieces."""
     by_device = joining.orders(step)
     if by_device is None:
         return _by_rounds(step, place, tile, shape)
 
     def at_once(tile: Array) -> Array:
-        here = Place(place.devices, place.axes)
+        here = place.anew()
         opened = tile.reshape(step.send.digits)
-        found = [_message(_Boxes([turn], here), here, opened) for turn in joining.turns(step)]
-        return joining.joined(step, here, by_device, found).reshape(shape)
+        messages = [_message(_Boxes([turn], here), here, opened) for turn in joining.turns(step)]
+        return joining.joined(step, here, by_device, messages).reshape(shape)
 
     def by_rounds(tile: Array) -> Array:
-        return _by_rounds(step, Place(place.devices, place.axes), tile, shape)
+        return _by_rounds(step, place.anew(), tile, shape)
 
     return lax.platform_dependent(tile, cpu=at_once, default=by_rounds)
 
 
-def _message(boxes: _Boxes, place: Place, opened: Array) -> Array:
+def _message(boxes: _Boxes, place: MeshPlace, opened: Array) -> Array:
     message = boxes.take(opened)
     local = all(t.sender == t.receiver for t in boxes.transfers)
     return message if local else place.permute(message, _pairs(boxes.transfers))
 
 
-def _by_rounds(step: Exchange, place: Place, tile: Array, shape: Sequence[int]) -> Array:
+def _by_rounds(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     opened = tile.reshape(step.send.digits)
     filled = jnp.zeros(step.receive.digits, tile.dtype)
     for kind in _kinds(step.local):
@@ -64,31 +65,31 @@ def _by_rounds(step: Exchange, place: Place, tile: Array, shape: Sequence[int]) 
 
 
 def _alike(rounds: Sequence[Turn]) -> list[list[Turn]]:
-    """The rounds, those together that a loop can do: boxes of one shape, between the same devices."""
-    found: list[list[Turn]] = []
+    """The rounds, grouped where one loop can run them: boxes of one shape between the same devices."""
+    groups: list[list[Turn]] = []
     for _, same in itertools.groupby(rounds, _form):
         turns = list(same)
-        found += [turns] if len(turns) >= LOOPED and len(_kinds(turns[0])) == 1 else [[turn] for turn in turns]
-    return found
+        groups += [turns] if len(turns) >= LOOPED and len(_kinds(turns[0])) == 1 else [[turn] for turn in turns]
+    return groups
 
 
 def _form(turn: Turn) -> tuple[Any, ...]:
     return tuple((t.sender, t.receiver, _shape(t)) for t in turn)
 
 
-def _turns(turns: Sequence[Turn], place: Place, opened: Array, filled: Array) -> Array:
+def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array) -> Array:
     if len(turns) == 1:
         return _turn(turns[0], place, opened, filled)
 
     def one(number: Array, filled: Array) -> Array:
-        here = Place(place.devices, place.axes)  # traced anew in the loop
+        here = place.anew()
         return _sent(_Boxes(turns, here, number), here, opened, filled)
 
     return lax.fori_loop(0, len(turns), one, filled)
 
 
-def _turn(turn: Turn, place: Place, opened: Array, filled: Array) -> Array:
-    """One round: every device packs the boxes that it sends, if any, and places those that it gets."""
+def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
+    """One round: each device packs the boxes that it sends, if any, and writes those that it receives."""
     kinds = [_Boxes([kind], place) for kind in _kinds(turn)]
     if len(kinds) == 1:
         return _sent(kinds[0], place, opened, filled)
@@ -103,7 +104,7 @@ def _turn(turn: Turn, place: Place, opened: Array, filled: Array) -> Array:
     return filled
 
 
-def _sent(boxes: _Boxes, place: Place, opened: Array, filled: Array) -> Array:
+def _sent(boxes: _Boxes, place: MeshPlace, opened: Array, filled: Array) -> Array:
     return boxes.put(filled, place.permute(boxes.take(opened), _pairs(boxes.transfers)))
 
 
@@ -112,14 +113,14 @@ def _pairs(turn: Turn) -> list[tuple[int, int]]:
 
 
 def _kinds(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
-    """Transfers whose boxes have the same extents, together, at most one for each device."""
-    found: dict[tuple[Any, ...], list[Transfer]] = {}
+    """Transfers grouped by the extents of their boxes, with at most one transfer a device in each group."""
+    kinds: dict[tuple[Any, ...], list[Transfer]] = {}
     seen: Counter[tuple[int, Any]] = Counter()
     for t in transfers:
         shape = _shape(t)
-        found.setdefault((shape, seen[t.receiver, shape]), []).append(t)
+        kinds.setdefault((shape, seen[t.receiver, shape]), []).append(t)
         seen[t.receiver, shape] += 1
-    return list(found.values())
+    return list(kinds.values())
 
 
 def _shape(transfer: Transfer) -> tuple[Any, ...]:
@@ -131,9 +132,9 @@ def _extents(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
 
 
 class _Boxes:
-    """Transfers of one shape, in one turn or in turns alike: where each device's boxes start, and who takes part."""
+    """Transfers of one shape in one turn, or in several alike: the devices that take part, and where boxes start."""
 
-    def __init__(self, turns: Sequence[Turn], place: Place, number: Array | None = None) -> None:
+    def __init__(self, turns: Sequence[Turn], place: MeshPlace, number: Array | None = None) -> None:
         self.turns = turns
         self.number = number
         self.transfers = turns[0]
@@ -143,7 +144,7 @@ class _Boxes:
         self.sends = place.flag([t.sender for t in self.transfers])
 
     def _starts(self, number: int, side: str) -> list[Array]:
-        """Where box `number` starts on each axis of this device's operand or result."""
+        """The start of box `number` on each axis of this device's operand (`side` "sender") or result ("receiver")."""
         end = "src" if side == "sender" else "dst"
         rank = len(getattr(self.first.boxes[number], end))
         table = np.zeros((len(self.turns), len(self.place.devices), rank), np.int32)
@@ -158,11 +159,11 @@ class _Boxes:
         """This device's boxes in one message."""
         boxes = enumerate(self.first.boxes)
         parts = [lax.dynamic_slice(opened, self._starts(at, "sender"), _extents(box.src)) for at, box in boxes]
-        # One box keeps its shape: flat, XLA:CPU computes the index of every element anew, at half the speed.
+        # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
         return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
 
     def put(self, filled: Array, message: Array) -> Array:
-        """The message's boxes at their places, on the devices that get one."""
+        """`filled` with the message's boxes written at their places, on the devices that receive one."""
         gets = None
         if len(self.transfers) < len(self.place.devices):
             gets = self.place.flag([t.receiver for t in self.transfers])

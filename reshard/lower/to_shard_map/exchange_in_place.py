@@ -1,4 +1,4 @@
-"""An exchange that overwrites its operand: one buffer of slots, which XLA updates in place."""
+"""An exchange that overwrites its operand, in one buffer of slots that XLA updates in place."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -15,7 +15,7 @@ from jax import lax
 
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Program
-from reshard.lower.to_shard_map.place import Place
+from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import written
 from reshard.types.rules.tile_view import TileView
 
@@ -23,7 +23,10 @@ Array = jax.Array
 
 
 def shares_lie_in_order(program: Program) -> bool:
-    """Whether every exchange in place leaves shares where they lie, so that XLA need not copy the tile."""
+    """Whether every in-place exchange of a program packs and unpacks nothing: its slots, in order, are the tile.
+
+    Otherwise XLA would copy the tile to rearrange its shares, and so hold it twice.
+    """
     return all(
         in_order(step.pack, step.send) and in_order(step.unpack, step.receive)
         for step in program.instructions
@@ -31,8 +34,8 @@ def shares_lie_in_order(program: Program) -> bool:
     )
 
 
-def exchange_in_place(step: ExchangeInPlace, place: Place, tile: Array, shape: Sequence[int]) -> Array:
-    """One buffer of slots; XLA updates it in place, round by round."""
+def exchange_in_place(step: ExchangeInPlace, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """Packs the tile into slots, sends slots round by round, and unpacks the result."""
     buffer = _packed(step, place, tile)
     for turn in step.rounds:
         first = turn[0]
@@ -48,7 +51,7 @@ def exchange_in_place(step: ExchangeInPlace, place: Place, tile: Array, shape: S
     return _unpacked(step, place, buffer, shape)
 
 
-def _packed(step: ExchangeInPlace, place: Place, tile: Array) -> Array:
+def _packed(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
     opened = tile.reshape(step.send.digits)
     if step.slots * step.slot == tile.size and in_order(step.pack, step.send):
         return opened.reshape(step.slots, step.slot)
@@ -60,7 +63,7 @@ def _packed(step: ExchangeInPlace, place: Place, tile: Array) -> Array:
     return buffer
 
 
-def _unpacked(step: ExchangeInPlace, place: Place, buffer: Array, shape: Sequence[int]) -> Array:
+def _unpacked(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Sequence[int]) -> Array:
     if step.slots * step.slot == math.prod(shape) and in_order(step.unpack, step.receive):
         return buffer.reshape(tuple(shape))
     filled = jnp.zeros(step.receive.digits, buffer.dtype)
@@ -72,11 +75,13 @@ def _unpacked(step: ExchangeInPlace, place: Place, buffer: Array, shape: Sequenc
 
 
 _Places = Mapping[int, tuple[tuple[int, tuple[int | None, ...]], ...]]
-"""Per device id, which place of a view's digits each slot takes from or goes to."""
+"""By device id, (slot, place in a view) of each share."""
 
 
-def _table(places: _Places, view: TileView, number: int, place: Place) -> tuple[Array, list[Array], tuple[int, ...]]:
-    """The slot of this device's share `number`, where it starts in the view, and its extents."""
+def _table(
+    places: _Places, view: TileView, number: int, place: MeshPlace
+) -> tuple[Array, list[Array], tuple[int, ...]]:
+    """This device's share number `number`: its slot, its starts in the view, and its extents."""
     rows = [places[device][number] for device in place.devices]
     extents = tuple(radix if index is None else 1 for radix, index in zip(view.digits, rows[0][1], strict=True))
     columns = zip(*(tuple(index or 0 for index in where) for _, where in rows), strict=True)
@@ -84,7 +89,7 @@ def _table(places: _Places, view: TileView, number: int, place: Place) -> tuple[
 
 
 def in_order(places: _Places, view: TileView) -> bool:
-    """Whether slot after slot is the tile as it lies."""
+    """Whether the slots of every device, one after another, are the tile as it lies in memory."""
     first = next(iter(places.values()))
     whole = [index is None for index in first[0][1]] if first else []
     if whole != sorted(whole):

@@ -1,7 +1,7 @@
-"""An exchange whose messages are joined when all are there, for a platform that keeps them anyway.
+"""An exchange whose messages are joined once all have arrived, for a platform that keeps them all anyway.
 
-XLA:CPU starts all rounds at once, whatever barrier is between them. To join the messages then is one copy, where an
-update in place for each round is a fill and two.
+XLA:CPU starts all rounds at once, whatever barriers separate them. Joining the messages at the end is then one copy,
+while updating the result in place round by round is a fill and two copies.
 """
 
 # jax annotates its functions only in part.
@@ -10,7 +10,7 @@ update in place for each round is a fill and two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -19,32 +19,52 @@ from jax import lax
 
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map.place import Place
+from reshard.lower.to_shard_map.place import MeshPlace
 
 Array = jax.Array
 MOST = 16
-"""Orders of messages that devices may have, each a branch of the program."""
+"""The most different orders that devices may have; each is a branch of the program."""
 Order = tuple[int, ...]
+"""Numbers of turns."""
 
 
 def orders(step: Exchange) -> dict[int, Order] | None:
-    """By device, the turns whose messages lie one after another in its result, local copies being the first turn;
-    None unless every message is one box, all of one shape and together the result, and none is sent in pieces.
+    """For each device, the turns whose messages lie one after another in its result; local copies are the first turn.
+
+    None unless all messages are one box of one shape, they tile the result, and none is sent in pieces.
+
+    For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
+    turn 2, then its own share, of turn 0, and the message from device 2, of turn 1. So its order is (2, 0, 1).
     """
-    if len({_pairs(turn) for turn in step.rounds}) < len(step.rounds) or len(step.rounds) > MOST:
+    if not _whole_messages(step) or not _one_shape(step):
         return None
+    places = _places(step)
+    count = math.prod(grid(step))
+    if len(turns(step)) != count or any(len(by_turn) != count for by_turn in places.values()):
+        return None
+    by_device = {device: tuple(sorted(by_turn, key=by_turn.__getitem__)) for device, by_turn in places.items()}
+    return by_device if len(set(by_device.values())) <= MOST else None
+
+
+def _whole_messages(step: Exchange) -> bool:
+    """Whether no two rounds are between the same devices, as the pieces of one message are."""
+    distinct = {tuple((t.sender, t.receiver) for t in turn) for turn in step.rounds}
+    return len(distinct) == len(step.rounds) <= MOST
+
+
+def _one_shape(step: Exchange) -> bool:
+    """Whether every message is one box, and all boxes have the same extents at both ends."""
     shapes = {(tuple(n for _, n in box.src), tuple(n for _, n in box.dst)) for t in _all(step) for box in t.boxes}
-    if len(shapes) != 1 or any(len(t.boxes) != 1 for t in _all(step)):
-        return None
-    starts: dict[int, dict[int, Order]] = {}
+    return len(shapes) == 1 and all(len(t.boxes) == 1 for t in _all(step))
+
+
+def _places(step: Exchange) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Where in its result each device gets the message of each turn."""
+    places: dict[int, dict[int, tuple[int, ...]]] = {}
     for number, turn in enumerate(turns(step)):
         for t in turn:
-            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
-    count = math.prod(grid(step))
-    if any(len(found) != count for found in starts.values()) or len(turns(step)) != count:
-        return None
-    found = {device: tuple(sorted(at, key=at.__getitem__)) for device, at in starts.items()}
-    return found if len(set(found.values())) <= MOST else None
+            places.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
+    return places
 
 
 def turns(step: Exchange) -> list[Sequence[Transfer]]:
@@ -53,13 +73,13 @@ def turns(step: Exchange) -> list[Sequence[Transfer]]:
 
 
 def grid(step: Exchange) -> tuple[int, ...]:
-    """How many boxes lie along each axis of the result."""
+    """The number of boxes along each axis of the result."""
     box = next(_all(step)).boxes[0]
     return tuple(radix // n for radix, (_, n) in zip(step.receive.digits, box.dst, strict=True))
 
 
-def joined(step: Exchange, place: Place, by_device: dict[int, Order], messages: Sequence[Array]) -> Array:
-    """The result, from this device's messages by turn."""
+def joined(step: Exchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]) -> Array:
+    """The result, from this device's messages turn by turn."""
     extents = [n for _, n in next(_all(step)).boxes[0].dst]
     distinct = list(dict.fromkeys(by_device.values()))
     branches = [partial(_in_order, order, grid(step)) for order in distinct]
@@ -71,15 +91,12 @@ def joined(step: Exchange, place: Place, by_device: dict[int, Order], messages: 
 
 
 def _in_order(order: Order, boxes: Sequence[int], *messages: Array) -> Array:
-    found = [messages[at] for at in order]
+    """The messages in this order, joined along one axis of the grid after another, the minor one first."""
+    blocks = [messages[at] for at in order]
     for axis in reversed(range(len(boxes))):
         count = boxes[axis]
-        found = [jnp.concatenate(found[at : at + count], axis) for at in range(0, len(found), count)]
-    return found[0]
-
-
-def _pairs(turn: Sequence[Transfer]) -> tuple[tuple[int, int], ...]:
-    return tuple((t.sender, t.receiver) for t in turn)
+        blocks = [jnp.concatenate(blocks[at : at + count], axis) for at in range(0, len(blocks), count)]
+    return blocks[0]
 
 
 def _all(step: Exchange) -> Iterator[Transfer]:

@@ -1,4 +1,4 @@
-"""Part after part of a tile, in a loop."""
+"""A step run on one part of the tile after another, in a loop."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -17,15 +17,13 @@ from reshard.lower.program import InParts, Slice
 from reshard.types.rules.parts import Cut
 
 Array = jax.Array
-
-
 Run = Callable[[Array, Sequence[int]], Array]
 LANES = 128
-"""Elements to which a TPU pads the minor dim of an array in memory."""
+"""A TPU pads the minor dim of an array in memory to a multiple of this many elements."""
 
 
 def run_in_parts(step: InParts, run: Run, tile: Array, shape: Sequence[int]) -> Array:
-    """A loop, so that XLA keeps one part at a time: unrolled, it moves several at once."""
+    """Runs the step part by part. A loop keeps one part in memory at a time; unrolled, XLA moves several at once."""
     order = _lanes_last(shape)
     if isinstance(step.each, Slice) or order == tuple(range(len(shape))):
         return _loop(step, run, tile, shape)
@@ -34,8 +32,10 @@ def run_in_parts(step: InParts, run: Run, tile: Array, shape: Sequence[int]) -> 
 
 
 def _lanes_last(shape: Sequence[int]) -> tuple[int, ...]:
-    """The dims of a loop's result as a TPU should keep them: what a loop carries is laid out dim by dim, and a
-    narrow minor dim padded, to twice the bytes of the tile and more. A result that is not carried is not.
+    """The order of dims in which a TPU should carry a loop's result: one with full lanes last, if there is one.
+
+    A TPU lays out a loop's carry dim by dim and pads a narrow minor dim, to twice the bytes of the tile and more.
+    Results that no loop carries are not padded.
     """
     dims = range(len(shape))
     minor = next((dim for dim in reversed(dims) if shape[dim] % LANES == 0), len(shape) - 1)
@@ -43,13 +43,15 @@ def _lanes_last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _loop(step: InParts, run: Run, tile: Array, shape: Sequence[int], order: Sequence[int] | None = None) -> Array:
-    """All parts, in a result whose dims are kept in this order while the loop runs."""
+    """The result of all parts, its dims kept in this order while the loop runs."""
     order = order or range(len(shape))
     part_shape = [*shape[: step.put.axis], step.put.outer * step.put.inner, *shape[step.put.axis + 1 :]]
     put = step.put._replace(axis=list(order).index(step.put.axis))
 
     def one(number: Array, filled: Array) -> Array:
-        part = lax.optimization_barrier(_part(step.take, tile, number))  # Else TPU may lay the tile out as the part.
+        part = lax.optimization_barrier(
+            _part(step.take, tile, number)
+        )  # Without it TPU may give the tile the part's layout.
         part = run(part, part_shape)
         return _with_part(put, filled, part.transpose(order), number)
 

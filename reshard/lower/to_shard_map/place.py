@@ -1,4 +1,4 @@
-"""Where a device is on the mesh, and which others a collective is among, as `jax.lax` is told."""
+"""A device's place on the mesh, and the groups of a collective, in the terms of `jax.lax`."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -20,8 +20,8 @@ from reshard.lower.groups import Groups
 Array = jax.Array
 
 
-class Place:
-    """The mesh as a collective sees it, and where on it this device is."""
+class MeshPlace:
+    """The mesh as a collective sees it, and this device's place on it, while the device's program is traced."""
 
     def __init__(self, devices: Sequence[int], axes: Mapping[str, int]) -> None:
         self.devices = devices
@@ -29,6 +29,10 @@ class Place:
         self.names = tuple(self.axes)
         self.positions = {device: at for at, device in enumerate(devices)}
         self._here: Array | None = None
+
+    def anew(self) -> MeshPlace:
+        """The same place for a loop or a branch, which must not use a position that was traced outside of it."""
+        return MeshPlace(self.devices, self.axes)
 
     @property
     def here(self) -> Array:
@@ -38,33 +42,35 @@ class Place:
         return self._here
 
     def after(self, done: Array) -> Array:
-        """What is done, before anything that asks where this device is: without it XLA starts all rounds of an
-        exchange at once, and holds all their messages.
+        """Orders `done` before any later use of the device's position; returns `done`.
+
+        Otherwise XLA starts all rounds of an exchange at once and keeps all their messages alive.
         """
         done, self._here = lax.optimization_barrier((done, self.here))
         return done
 
     def look_up(self, values: Sequence[int] | np.ndarray[Any, Any], turn: Array | None = None) -> Array:
-        """This device's entry of a table with one per position, or one per turn and position; a constant where all
-        are equal.
-        """
+        """This device's entry of a table by position, or by turn and position; a constant if all entries are equal."""
         table = np.asarray(values, np.int32)
         if (table == table.flat[0]).all():
             return jnp.asarray(table.flat[0])
-        found = jnp.asarray(table)
-        return found[self.here] if turn is None else found[turn, self.here]
+        entries = jnp.asarray(table)
+        return entries[self.here] if turn is None else entries[turn, self.here]
 
     def by_device(self, values: Mapping[int, int]) -> Array:
         """This device's entry of a table by device id."""
         return self.look_up([values[device] for device in self.devices])
 
     def flag(self, devices: Iterable[int]) -> Array:
-        """Whether this device is one of these."""
-        there = set(devices)
-        return self.look_up([int(device in there) for device in self.devices]) != 0
+        """Whether this device is among the given ones."""
+        members = set(devices)
+        return self.look_up([int(device in members) for device in self.devices]) != 0
 
     def group(self, groups: Groups) -> dict[str, Any]:
-        """The arguments that say which devices a collective is among, and in which order."""
+        """The arguments of `jax.lax` for a collective within each of these groups, members in their order.
+
+        Groups along whole mesh axes are given by the names of the axes, which XLA keeps; others are listed.
+        """
         listed = tuple(tuple(self.positions[device] for device in group) for group in groups)
         names = _whole_axes(listed, tuple(self.axes.items()))
         if names is not None:
@@ -72,7 +78,7 @@ class Place:
         return {"axis_name": self.names, "axis_index_groups": listed}
 
     def permute(self, tile: Array, pairs: Sequence[tuple[int, int]]) -> Array:
-        """Whole arrays from sender to receiver."""
+        """Sends the whole array of each sender to its receiver; every other device gets zeros."""
         return lax.ppermute(tile, self.names, [(self.positions[a], self.positions[b]) for a, b in pairs])
 
 
@@ -83,20 +89,29 @@ def _whole_axes(groups: Groups, axes: tuple[tuple[str, int], ...]) -> tuple[str,
     >>> _whole_axes(((0, 2), (1, 3)), (("x", 2), ("y", 2)))
     ('x',)
     """
-    size = len(groups[0])
-    strides = {name: math.prod(s for _, s in axes[at + 1 :]) for at, (name, _) in enumerate(axes)}
+    strides = {name: math.prod(size for _, size in axes[at + 1 :]) for at, (name, _) in enumerate(axes)}
     sizes = dict(axes)
-    chosen: list[str] = []
-    below = 1
-    while below < size:  # Each turn finds the axis that the next more major place of the group runs along.
-        step = groups[0][below] - groups[0][0]
-        name = next((n for n, stride in strides.items() if stride == step and n not in chosen), None)
-        if name is None or size % (below * sizes[name]):
-            return None
-        chosen.insert(0, name)
-        below *= sizes[name]
+    names = _axes_of_group(groups[0], sizes, strides)
+    if names is None:
+        return None
     offsets = [0]
-    for name in chosen:
+    for name in names:
         offsets = [at + strides[name] * value for at in offsets for value in range(sizes[name])]
     same = all(group == tuple(group[0] + offset for offset in offsets) for group in groups)
-    return tuple(chosen) if same else None
+    return names if same else None
+
+
+def _axes_of_group(
+    group: Sequence[int], sizes: Mapping[str, int], strides: Mapping[str, int]
+) -> tuple[str, ...] | None:
+    """The axes that the group's neighbours suggest: members 1, n, n m, ... differ from member 0 by an axis's stride."""
+    names: list[str] = []
+    below = 1
+    while below < len(group):
+        step = group[below] - group[0]
+        name = next((n for n, stride in strides.items() if stride == step and n not in names), None)
+        if name is None or len(group) % (below * sizes[name]):
+            return None
+        names.insert(0, name)
+        below *= sizes[name]
+    return tuple(names)

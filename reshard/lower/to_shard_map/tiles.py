@@ -1,4 +1,4 @@
-"""A tile and its blocks: padding, digits and transposes, as `views.View` says."""
+"""Tiles and their blocks: the padding, digits and transposes of a `TileView`, in JAX."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -18,12 +18,12 @@ Array = jax.Array
 
 
 def opened(view: TileView, tile: Array) -> Array:
-    """The tile, padded, as its digits."""
+    """The tile, padded and reshaped to its digits."""
     return resized(tile, view.padded).reshape(view.digits)
 
 
 def resized(tile: Array, shape: Sequence[int]) -> Array:
-    """Padded or cut at the high end of each dim."""
+    """The tile, padded with zeros or cut at the high end of each dim."""
     if tile.shape == tuple(shape):
         return tile
     return lax.pad(
@@ -38,7 +38,7 @@ def blocks_of(view: TileView, tile: Array) -> Array:
 
 
 def closed(view: TileView, blocks: Array) -> Array:
-    """The tile made of numbered blocks, cut to its true shape."""
+    """The tile that numbered blocks make up, cut to its true shape."""
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     order = [*view.blocks, *rest]
     spread = blocks.reshape([view.digits[axis] for axis in order])
@@ -46,7 +46,7 @@ def closed(view: TileView, blocks: Array) -> Array:
 
 
 def written(filled: Array, content: Array, starts: list[Array], gets: Array | None) -> Array:
-    """The content at its place, on the devices that get it."""
+    """`filled` with the content written at `starts`, on the devices where `gets` is true (None: on all)."""
     if gets is not None:
         now = lax.dynamic_slice(filled, starts, content.shape)
         content = lax.select(jnp.broadcast_to(gets, content.shape), content, now)

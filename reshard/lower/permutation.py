@@ -1,0 +1,53 @@
+"""The pairs of a permute: which device sends its whole tile to which."""
+
+from __future__ import annotations
+
+from reshard.errors import PlanError
+from reshard.lower.even_rounds import EvenRounds
+from reshard.types.layout import Layout
+from reshard.types.pair.overlap import piece
+from reshard.types.pair.refine import refine
+
+
+def permutation(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
+    """(sender, receiver) for every receiver: who holds before what it must hold after.
+
+    Where several devices hold the same tile, senders are chosen so that each sends once.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2, y=2)
+    >>> permutation(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
+    ((0, 0), (2, 1), (1, 2), (3, 3))
+    """
+    r = refine(operand, result)
+    if r is not None and operand.partial == result.partial:
+        rounds = EvenRounds(r)
+        ids = operand.mesh.devices
+        return tuple((ids[rounds.sender(at, ())], ids[at]) for at in range(operand.mesh.size))
+    return _matched(operand, result)
+
+
+def _matched(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
+    """Devices matched by the tile that they hold and need; a device keeps its own where it can."""
+    waiting: dict[tuple[int, ...], list[int]] = {}
+    pairs: list[tuple[int, int]] = []
+    needs = {device: _tile(result, device) for device in operand.mesh.devices}
+    for device in operand.mesh.devices:
+        held = _tile(operand, device)
+        if held == needs[device]:
+            pairs.append((device, device))
+            del needs[device]
+        else:
+            waiting.setdefault(held, []).append(device)
+    for device, needed in needs.items():
+        if not waiting.get(needed):
+            raise PlanError(f"permute: no device is left that holds what device {device} of {result} needs")
+        pairs.append((waiting[needed].pop(), device))
+    return tuple(sorted(pairs, key=lambda pair: pair[1]))
+
+
+def _tile(layout: Layout, device: int) -> tuple[int, ...]:
+    """What identifies a device's tile: its piece of each dim, and its summand."""
+    position = layout.mesh.position(device)
+    summand = layout.mesh.coordinates(position, layout.partial)
+    return (*(piece(dim, layout.mesh, position) for dim in layout.dims), *summand)

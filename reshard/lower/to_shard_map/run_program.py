@@ -1,0 +1,87 @@
+"""A whole program on one tile: its instructions one after another, each by the function of its kind."""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from reshard.errors import PlanError
+from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.program import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Exchange,
+    InParts,
+    Instruction,
+    Permute,
+    Plain,
+    Program,
+    ReduceScatter,
+    Slice,
+)
+from reshard.lower.to_shard_map import collectives
+from reshard.lower.to_shard_map.exchange import exchange
+from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
+from reshard.lower.to_shard_map.parts import run_in_parts
+from reshard.lower.to_shard_map.place import MeshPlace
+
+Array = jax.Array
+
+
+def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[[Array], Array]:
+    """The function from a device's tile of the source to its tile of the target.
+
+    `axes` are the mesh axes in order, with their sizes; the n-th device of the program is the n-th of the mesh.
+    Raises `PlanError` if the sizes do not multiply to the number of the program's devices.
+
+    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> from reshard.lower import lower
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2, 4]", "f32[4, {x}2]"))
+    >>> tile = tile_function(lower(plan(rows, columns)), {"x": 2})
+    >>> mesh = AbstractMesh((2,), ("x",))
+    >>> moved = jax.shard_map(tile, mesh=mesh, in_specs=P("x"), out_specs=P(None, "x"), check_vma=False)
+    >>> "all_to_all" in str(jax.make_jaxpr(moved)(jax.ShapeDtypeStruct((4, 4), "float32")))
+    True
+    """
+    if math.prod(axes.values()) != len(program.devices):
+        raise PlanError(f"mesh axes {dict(axes)} have {math.prod(axes.values())} devices, not {len(program.devices)}")
+
+    def run(tile: Array) -> Array:
+        place = MeshPlace(program.devices, axes)
+        for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
+            tile = _run(instruction, place, tile, shape)
+        return tile
+
+    return run
+
+
+def _run(instruction: Instruction, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    if not isinstance(instruction, InParts):
+        return _RUN[type(instruction)](instruction, place, tile, shape)
+    each = instruction.each
+
+    def one(part: Array, part_shape: Sequence[int]) -> Array:
+        return _RUN[type(each)](each, place.anew(), part, part_shape)
+
+    return run_in_parts(instruction, one, tile, shape)
+
+
+_RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]] = {
+    Slice: collectives.slice_,
+    AllGather: collectives.all_gather,
+    AllToAll: collectives.all_to_all,
+    ReduceScatter: collectives.reduce_scatter,
+    AllReduce: collectives.all_reduce,
+    Permute: collectives.permute,
+    Exchange: exchange,
+    ExchangeInPlace: exchange_in_place,
+}
