@@ -1,20 +1,25 @@
-"""What a proof is made of: parts, each with its claims and its argument."""
+"""What a proof consists of: parts, each with a statement, an argument and claims."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from reshard.proofs.symbolic import Form, Query, to_smt2
 from reshard.types.plan import Plan
 
 WIDTH = 100
-"""Columns of a proof's text, if nothing says less."""
+"""Columns of a proof's text, unless a caller asks for fewer."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One statement, the steps of its argument, and the claims that z3 decided."""
+class ProofPart:
+    """One statement, the steps of its argument, and the claims that z3 decided.
+
+    >>> ProofPart("a device receives 48 bytes", ("step 1: 48 bytes",)).holds
+    True
+    """
 
     statement: str
     argument: tuple[str, ...]
@@ -23,9 +28,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Fewest(Part):
-    """What a search for a plan of fewer launches came to: it `holds` if there is none. Else `better` is one that meets
-    the same bytes and memory, or None where that was not decided.
+class Fewest(ProofPart):
+    """The result of a search for a plan with fewer launches.
+
+    `holds` if there is none. Otherwise `better` is one within the same bytes and memory, or None if that is undecided.
     """
 
     better: Plan | None = None
@@ -35,33 +41,39 @@ class Fewest(Part):
 class Proof:
     """A plan is right and bounded for all sizes of its form; `minimal.holds` says whether it reaches the bound.
 
-    `form.names` are the sizes that vary, at least 1 each; `form.fixed` the dims that keep theirs. `launches` is None
-    where no search was asked for.
+    `form.names` are the sizes that vary, each at least 1, and `form.fixed` the dims that keep their size. `launches` is
+    None unless `prove` was called with `launches=True`.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=2)
+    >>> proof = rs.prove(rs.plan(rs.Layout.parse("f32[{x}4]", mesh), rs.Layout.parse("f32[8]", mesh)))
+    >>> proof.right.holds, proof.minimal.holds, proof.form.sizes
+    (True, True, {'n0': 4})
     """
 
     plan: Plan
     form: Form
-    right: Part
-    bounded: Part
-    minimal: Part
+    right: ProofPart
+    bounded: ProofPart
+    minimal: ProofPart
     launches: Fewest | None = None
 
     @property
-    def parts(self) -> tuple[tuple[str, Part], ...]:
+    def parts(self) -> tuple[tuple[str, ProofPart], ...]:
         """The parts by name."""
-        found = ("right", self.right), ("bounded", self.bounded), ("minimal", self.minimal)
-        return found if self.launches is None else (*found, ("launches", self.launches))
+        parts = ("right", self.right), ("bounded", self.bounded), ("minimal", self.minimal)
+        return parts if self.launches is None else (*parts, ("launches", self.launches))
 
     @property
     def claims(self) -> tuple[Query, ...]:
-        """All that z3 decided."""
+        """Everything that z3 decided."""
         return tuple(claim for _, part in self.parts for claim in part.claims)
 
     def explain(self, width: int = WIDTH) -> str:
-        """The argument as text, of so many columns where words allow it."""
-        parts = (line for name, part in self.parts for line in lines(name, part, width))
+        """The argument as text, wrapped to `width` columns where its words allow."""
         first, *rest = _head(self)
-        return "\n".join([first, *(line for each in rest for line in _wrapped(each, "  ", width)), *parts])
+        wrapped = [line for each in rest for line in _wrapped(each, "  ", width)]
+        return "\n".join([first, *wrapped, *(line for name, part in self.parts for line in lines(name, part, width))])
 
     def to_smt2(self) -> str:
         """Every claim negated, in SMT-LIB 2, one after another: a solver must answer `unsat` to each."""
@@ -71,27 +83,25 @@ class Proof:
         return self.explain()
 
 
-def _head(proof: Proof) -> list[str]:
+def _head(proof: Proof) -> Iterator[str]:
     plan, form = proof.plan, proof.form
-    lines = [
-        f"{plan.source} -> {plan.target} on {plan.source.mesh}",
-        f"form {form.spell(plan.source)} -> {form.spell(plan.target)}",
-    ]
+    yield f"{plan.source} -> {plan.target} on {plan.source.mesh}"
+    yield f"form {form.spell(plan.source)} -> {form.spell(plan.target)}"
     if form.names:
         here = ", ".join(f"{name} = {size}" for name, size in sorted(form.sizes.items()))
-        lines.append(f"for all {', '.join(sorted(form.sizes))} >= 1 (here {here}); N is their product")
+        yield f"for all {', '.join(sorted(form.sizes))} >= 1 (here {here}); N is their product"
     else:
-        lines.append("for these sizes")
-    return lines + [f"dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items())]
+        yield "for these sizes"
+    yield from (f"dim {at} keeps its size: {why}" for at, why in sorted(form.fixed.items()))
 
 
-def lines(name: str, part: Part, width: int = WIDTH) -> list[str]:
-    """A part as text: its statement, and its argument and claims beneath."""
+def lines(name: str, part: ProofPart, width: int = WIDTH) -> list[str]:
+    """A part as lines of text: its statement, with its argument and its claims below."""
     head, *rest = f"{name}: {part.statement}".splitlines()
-    found = [*textwrap.wrap(head, width, subsequent_indent="  ", break_long_words=False), *rest]
+    text = [*textwrap.wrap(head, width, subsequent_indent="  ", break_long_words=False), *rest]
     for line in (*part.argument, *map(str, part.claims)):
-        found += _wrapped(line, "  - ", width)
-    return found
+        text += _wrapped(line, "  - ", width)
+    return text
 
 
 def _wrapped(line: str, mark: str, width: int) -> list[str]:

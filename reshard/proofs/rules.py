@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from reshard.proofs import symbolic
 from reshard.proofs.numerals import Digit, Numeral, Run, Taken, Typed, commutes
-from reshard.proofs.proof import Part, lines
+from reshard.proofs.proof import ProofPart, lines
 from reshard.proofs.symbolic import Law, Term
 
 
@@ -38,7 +38,7 @@ from reshard.proofs.symbolic import Law, Term
 class Rules:
     """The rules by name, each with its laws; z3 has decided all of them."""
 
-    parts: Mapping[str, Part]
+    parts: Mapping[str, ProofPart]
 
     @property
     def claims(self) -> tuple[symbolic.Query, ...]:
@@ -154,7 +154,7 @@ def from_member(whole: Term) -> Taken:
     return found._replace(sender={X: Term("member1"), Y: Term("member2")})
 
 
-def _slice() -> Part:
+def _slice() -> ProofPart:
     laws = [commutes("a digit", one(None, X), Taken({}, {"p": X}))]
     laws += [commutes(how, typed, kept_block(number(X, Y))) for how, typed in two((None, None), (X, Y)).items()]
     tile = Term("tile")
@@ -162,7 +162,7 @@ def _slice() -> Part:
     return _part("slice", "of its own tile each device keeps the block of its number", laws)
 
 
-def _all_gather() -> Part:
+def _all_gather() -> ProofPart:
     e_p, e_q = Term("e_p"), Term("e_q")
     laws = [commutes("a digit", one(X, None), Taken({X: e_p}, {}))]
     laws += [commutes(how, typed, from_member(number(e_p, e_q))) for how, typed in two((X, Y), (None, None)).items()]
@@ -171,7 +171,7 @@ def _all_gather() -> Part:
     return _part("all_gather", "block n of every result is the tile of member n", laws)
 
 
-def _all_to_all() -> Part:
+def _all_to_all() -> ProofPart:
     laws = [commutes(f"a pair {how}", typed, Taken({X: Term("e_q")}, {"p": X})) for how, typed in swaps().items()]
     arrived = number(Term("e_u"), Term("e_v"))
     taken = both(kept_block(number(X, Y)), from_member(arrived))
@@ -182,7 +182,7 @@ def _all_to_all() -> Part:
     return _part("all_to_all", "block n of member k's result is block k of member n's tile", laws)
 
 
-def _reduce_scatter() -> Part:
+def _reduce_scatter() -> ProofPart:
     m = Term("m")
     summand = Taken({}, {"p": X}, ((m, R),))
     laws = [commutes("a digit, in the summand of any member", one(None, X), summand)]
@@ -197,12 +197,12 @@ def _reduce_scatter() -> Part:
     return _part("reduce_scatter", "member k gets the sum of all members' blocks k", [*laws, *_summands()])
 
 
-def _all_reduce() -> Part:
+def _all_reduce() -> ProofPart:
     laws = [commutes("the place in the summand of any member", Typed(((PRE,),), ((PRE,),)), Taken({}, {}))]
     return _part("all_reduce", "each member gets the sum of all members' tiles", [*laws, *_summands()])
 
 
-def _permute() -> Part:
+def _permute() -> ProofPart:
     """Held runs keep their places and change their holders: the sender is the one who spells them alike."""
     turned = Typed(
         ((PRE, Digit("p", R, X), Digit("q", S, Y), POST),),
@@ -221,7 +221,7 @@ def _permute() -> Part:
     return _part("permute", "each device gets the tile of the one whose coordinates spell before what its own do", laws)
 
 
-def _exchange() -> Part:
+def _exchange() -> ProofPart:
     laws = [
         commutes("a digit that changes its holder", one(X, Y), Taken({X: Y}, {})),
         commutes("a digit of which each share comes from its holder", one(X, None), Taken({X: Term("e_p")}, {})),
@@ -329,18 +329,18 @@ def neighbours() -> Law:
     return Law("a box of neighbours that nest in no common digit", (R, S), (*digits, *o), given, equal)
 
 
-def _numerals() -> Part:
+def _numerals() -> ProofPart:
     laws = [_unique("a number has one string of digits"), _complete("a number below the radices' product has one")]
     argument = ("digit by digit, from the last one, so that numerals of any length are equal where all digits are",)
-    return Part("a number and its digits say the same", argument, tuple(laws))
+    return ProofPart("a number and its digits say the same", argument, tuple(laws))
 
 
-def _part(kind: str, definition: str, laws: Sequence[Law]) -> Part:
+def _part(kind: str, definition: str, laws: Sequence[Law]) -> ProofPart:
     statement = "it leaves in each tile what meaning(result) says, for every mesh and size"
-    return Part(statement, (f"{kind} means that {definition}",), tuple(laws))
+    return ProofPart(statement, (f"{kind} means that {definition}",), tuple(laws))
 
 
-RULES: Mapping[str, Callable[[], Part]] = {
+RULES: Mapping[str, Callable[[], ProofPart]] = {
     "numerals": _numerals,
     "slice": _slice,
     "all_gather": _all_gather,

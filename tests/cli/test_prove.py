@@ -1,8 +1,7 @@
-"""`reshard prove`: prints the proof, writes its queries, and says where a program is wrong."""
+"""`reshard prove`: the proof, its queries, and the place where a wrong program goes wrong."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,10 @@ import pytest
 import reshard as rs
 from reshard.cli import main
 from reshard.lower import lower
+from reshard.proofs import plan_proof
 
 PAIR = ["--mesh", "x=4,y=2", "f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"]
+
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
 
@@ -20,7 +21,7 @@ z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
 def test_it_prints_the_proof_and_writes_queries(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    """The queries, as another solver reads them, have no solution: they ask for a claim to fail."""
+    """Each query asks for a counterexample to one claim, so another solver must find it unsatisfiable."""
     monkeypatch.setenv("COLUMNS", "90")
     assert main(["prove", *PAIR, "-o", str(tmp_path / "q.smt2")]) == 0
     mesh = rs.Mesh(x=4, y=2)
@@ -39,17 +40,17 @@ def test_a_budget_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]):
     assert "step 1, exchange" in capsys.readouterr().out
 
 
-def test_a_wrong_program_is_an_exit_code_of_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_program_exits_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     def wrong(plan: rs.Plan):
         program = lower(plan)
         (step,) = program.instructions
         swapped = tuple(tuple(reversed(group)) for group in step.groups)
         return replace(program, instructions=(replace(step, groups=swapped),))
 
-    monkeypatch.setattr(sys.modules["reshard.prove"], "lower", wrong)
+    monkeypatch.setattr(plan_proof, "lower", wrong)
     assert main(["prove", *PAIR]) == 1
-    said = capsys.readouterr()
-    assert not said.out and "device" in said.err and "f32[{y}8, 16, {x}4]" in said.err
+    printed = capsys.readouterr()
+    assert not printed.out and "device" in printed.err and "f32[{y}8, 16, {x}4]" in printed.err
 
 
 def test_a_file_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path):
@@ -73,7 +74,7 @@ def test_a_search_ends_at_its_limit(capsys: pytest.CaptureFixture[str]):
     assert "launches: not decided: the search was ended after 0 s" in capsys.readouterr().out
 
 
-def test_a_limit_that_is_none(capsys: pytest.CaptureFixture[str]):
+def test_a_bad_limit_is_refused(capsys: pytest.CaptureFixture[str]):
     for limit in ("-1", "nan"):
         assert main(["prove", *FOUR, "--launches", f"--limit={limit}"]) == 2
         assert "--limit" in capsys.readouterr().err

@@ -24,7 +24,8 @@ from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules import parts
-from reshard.types.rules.checker import PLAIN, StepMode, check_step
+from reshard.types.rules.checker import check_step
+from reshard.types.rules.cost import PLAIN, StepMode
 from tests.layouts import contiguous_layouts, divisible_shape
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
@@ -144,7 +145,7 @@ def test_a_proof_says_what_was_searched():
     last = proof.to_smt2().split("(reset)\n")[-1]
     solver = z3.Solver()
     solver.from_string(last)
-    assert solver.check_step() == z3.unsat
+    assert solver.check() == z3.unsat
 
 
 @pytest.mark.parametrize(
@@ -226,13 +227,13 @@ def test_the_conditions_are_the_typing_rules(mesh: Mesh, shape: tuple[int, ...],
     layouts = every_layout(mesh, shape, partial)
     summed = max(layouts, key=lambda layout: len(layout.partial))
     space, solver = space_of(Plan(summed, summed, ())), z3.Solver()
-    stages = [encoding.Stage(space, name, solver.add) for name in "ab"]
+    stages = [encoding.UnknownLayout(space, name, solver.add) for name in "ab"]
     between = encoding.Between(*stages, "t")
     rules = {kind: rule(between) for kind, rule in encoding.RULES.items() if kind in encoding.kinds(space)}
     for one, other in itertools.product(layouts, layouts):
         solver.push()
-        solver.add(*stages[0].is_(space.state(one)), *stages[1].is_(space.state(other)))
-        free = solver.check_step(encoding.slices(between)) == z3.sat
+        solver.add(*stages[0].equals(space.state(one)), *stages[1].equals(space.state(other)))
+        free = solver.check(encoding.slices(between)) == z3.sat
         assert free == (judged("slice", one, other) is not None)
         found = {kind: costs(solver, *rule) for kind, rule in rules.items()}
         boxes = found.pop("boxes", None)
@@ -247,7 +248,7 @@ def test_the_conditions_are_the_typing_rules(mesh: Mesh, shape: tuple[int, ...],
 def costs(solver, typed, price) -> tuple[int, int, int] | None:
     solver.push()
     solver.add(typed)
-    fine = solver.check_step() == z3.sat
+    fine = solver.check() == z3.sat
     model = solver.model() if fine else None
     solver.pop()
     return tuple(model.eval(z3.IntVal(0) + p, model_completion=True).as_long() for p in price) if fine else None

@@ -1,6 +1,5 @@
 """What a proof says, and that another solver, or none, can recheck it."""
 
-import importlib
 import random
 from itertools import pairwise
 
@@ -8,10 +7,10 @@ import pytest
 
 import reshard as rs
 from reshard.errors import UndecidedError
-from reshard.lower.groups import Chains
-from reshard.proofs import Proof, prove
+from reshard.lower.even_rounds import EvenRounds
+from reshard.proofs import Proof, plan_proof, prove
 from reshard.proofs.least import floor
-from reshard.proofs.symbolic import Claim, Fewer, Rounds, decide, queries, written
+from reshard.proofs.symbolic import Claim, Fewer, Query, Rounds, by_formula, decide, formulas, solver
 from reshard.proofs.symbolic.form import form_of
 from reshard.types import Layout, Mesh
 from reshard.types.pair.refine import Refinement, refine
@@ -76,14 +75,14 @@ def written_plans(count: int) -> list[rs.Plan]:
     choose, found = random.Random(3), list[rs.Plan]()
     while len(found) < count:
         plan = rs.plan(*random_pair(choose, "float32"))
-        if any(written(step) for step in plan.steps):
+        if any(by_formula(step) for step in plan.steps):
             found.append(plan)
     return found
 
 
 def test_exchanges_and_permutes_by_their_formulas(monkeypatch: pytest.MonkeyPatch):
     """On small meshes too: the formulas are proved wherever the lists are."""
-    monkeypatch.setattr(importlib.import_module("reshard.prove"), "MANY_TRANSFERS", 0)
+    monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
     for plan in written_plans(40):
         assert any(isinstance(claim, Rounds) for claim in prove(plan).claims)
 
@@ -91,15 +90,15 @@ def test_exchanges_and_permutes_by_their_formulas(monkeypatch: pytest.MonkeyPatc
 def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch):
     """A sender that is off along one digit, and shares counted from another coordinate."""
 
-    class Astray(Chains):
+    class Astray(EvenRounds):
         def __init__(self, r: Refinement) -> None:
             super().__init__(r)
-            self._fixed = self._fixed[1:]
-            self.shares = [(atom, atom.src) for atom, _ in self.shares]
+            self._sources = self._sources[1:]
+            self.shares = [(digit, digit.src) for digit, _ in self.shares]
 
     plans = [p for p in written_plans(40) if any(s.kind == "exchange" for s in p.steps) and len(p.steps) == 1]
-    monkeypatch.setattr(importlib.import_module("reshard.prove"), "MANY_TRANSFERS", 0)
-    monkeypatch.setattr(importlib.import_module("reshard.proofs.symbolic.formulas"), "Chains", Astray)
+    monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
+    monkeypatch.setattr(formulas, "EvenRounds", Astray)
     refused = 0
     for plan in plans:
         r = refine(plan.source, plan.target)
@@ -151,7 +150,7 @@ FALSE = [
 
 
 @pytest.mark.parametrize("claim", FALSE, ids=lambda claim: claim.about)
-def test_false_claims_are_not_decided(claim: queries.Query):
+def test_false_claims_are_not_decided(claim: Query):
     with pytest.raises(UndecidedError, match="fails where"):
         decide([claim])
 
@@ -165,7 +164,7 @@ TRUE = [
 
 
 @pytest.mark.parametrize("claim", TRUE, ids=lambda claim: claim.about)
-def test_true_claims_are_decided(claim: queries.Query):
+def test_true_claims_are_decided(claim: Query):
     decide([claim])
 
 
@@ -173,8 +172,8 @@ def test_without_the_solver_nothing_is_proved(monkeypatch: pytest.MonkeyPatch):
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    queries.z3.cache_clear()
-    monkeypatch.setattr(queries, "import_module", missing)
+    solver.z3.cache_clear()
+    monkeypatch.setattr(solver, "import_module", missing)
     with pytest.raises(UndecidedError, match=r"install reshard\[prove\]"):
         proof_of("f32[{x}4, 16]", "f32[16, {x}4]")
-    queries.z3.cache_clear()
+    solver.z3.cache_clear()

@@ -1,6 +1,5 @@
 """That a proof is one for all sizes of its form: the same plan at other sizes runs right, and within the formula."""
 
-import importlib
 import random
 from contextlib import suppress
 
@@ -9,7 +8,7 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower
-from reshard.proofs import Proof, UndecidedError, instance, prove, symbolic
+from reshard.proofs import Proof, UndecidedError, instance, plan_proof, prove, symbolic
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.oracle import check
@@ -92,7 +91,7 @@ def test_the_same_program_is_proved_at_other_sizes():
 def test_a_form_that_a_chunk_cuts_keeps_that_size():
     mesh = Mesh(x=4)
     plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh), budget=544)
-    form, _ = symbolic.right(plan, lower(plan))
+    form, _ = symbolic.derive(plan, lower(plan))
     assert form.names == {(1, 1): "n1"}
     assert form.sizes == {"n1": 4}
 
@@ -115,9 +114,8 @@ def test_many_devices_are_not_enumerated():
 
 def test_a_list_that_is_too_long_to_compare_is_not_decided(monkeypatch: pytest.MonkeyPatch):
     """Not proved, nor refuted: an uneven exchange has no formula in the coordinates."""
-    face = importlib.import_module("reshard.prove")
-    monkeypatch.setattr(face, "MANY_TRANSFERS", 4)
-    monkeypatch.setattr(face, "MOST_TRANSFERS", 8)
+    monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 4)
+    monkeypatch.setattr(plan_proof, "MOST_TRANSFERS", 8)
     mesh = Mesh(x=4, y=2)
     plan = rs.plan(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[{y}5]", mesh))
     with pytest.raises(UndecidedError, match="too many to compare"):

@@ -1,13 +1,19 @@
 """The typing rules as conditions on choices, for z3: layouts as unknowns, and steps between them.
 
-A *stage* is one layout: for each factor of the mesh and each digit that it can hold, whether it does. Between two
-stages is a slice, which is free, or a step that moves data. What a step costs follows from the cells of the
-array (`space.Cell`): each is held or local before, and after. Bytes, launches and tiles are those of the rules,
-counted in elements.
+    f32[{x}4, 8] -> f32[8, 8] on <x=2>     before: "x holds place 4 of dim 0" is true; after: "x is unused" is true
+                                           cells of dim 0: [4, 8) gathered, [2, 4) and [1, 2) stay local
 
-Two kinds of step are too cheap here, so that nothing is missed. One in pieces (parts, chunks, in place) needs no
-scratch and twice the launches; an exchange between numerals that do not nest receives no more than the tile
-grows, in one launch. What z3 finds is priced by the rules, and what was too cheap is told to it (`Search.learn`).
+An *unknown layout* has, for each factor of the mesh and each digit that it can hold, a bit that says whether it does.
+Between two unknown layouts there is a slice, which is free, or a step that moves data. What a step costs follows from
+the cells of the array (`Space.cells`): each is held or local before, and after. Bytes, launches and tiles are those of
+the rules, counted in elements.
+
+Two kinds of step are underpriced on purpose, so that no plan is missed. A step in pieces (parts, chunks, in place)
+needs no scratch and twice the launches. An exchange between numerals that do not nest receives only as much as the
+tile grows, in one launch. The rules price what z3 finds, and `Search.learn` adds what was underpriced as a condition.
+
+The typing rules are written here a second time because z3 needs them as formulas, where `types.rules` computes numbers.
+The tests compare the two on all pairs of small layouts.
 """
 
 from __future__ import annotations
@@ -18,63 +24,71 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from reshard.proofs.launches.space import PARTIAL, UNUSED, Cell, Hold, Space, State
-from reshard.proofs.symbolic.queries import z3
+from reshard.proofs.launches.space import PARTIAL, UNUSED, Hold, PlaceSpan, PrimeFactor, Space, State
+from reshard.proofs.symbolic.solver import z3
 
 
 class Price(NamedTuple):
-    """What a step costs, as z3's numbers: elements received, launches and elements of scratch."""
+    """What a step costs, as expressions of z3: elements received, launches and elements of scratch."""
 
     received: Any
     launches: Any
     scratch: Any
 
 
-class Stage:
-    """One layout as unknowns."""
+class UnknownLayout:
+    """One layout as unknowns: a bit for each factor and each digit that it can hold."""
 
-    def __init__(self, space: Space, name: str, put: Callable[..., None]) -> None:
-        lib = z3()
+    def __init__(self, space: Space, name: str, add: Callable[..., None]) -> None:
         self.space = space
-        self.holds = [
-            (UNUSED, *((PARTIAL,) if f in space.summed else ()), *holds)
-            for f, holds in zip(space.factors, space.holds, strict=True)
-        ]
-        self.bits: list[dict[Hold, Any]] = [
-            {h: lib.Bool(f"{name}:{f.stride}:{h.dim}.{h.low}") for h in holds}
-            for f, holds in zip(space.factors, self.holds, strict=True)
-        ]
-        for bits in self.bits:
-            put(lib.PbEq([(b, 1) for b in bits.values()], 1))
-        covering: list[list[Any]] = [[] for _ in space.cells]
-        for at, hold, bit in self._digits():
-            for cell in space.covered(at, hold):
-                covering[cell].append(bit)
-        for bits in covering:
-            put(lib.AtMost(*bits, 1)) if len(bits) > 1 else None
-        for a, b in clashes(space):
-            put(lib.Or(lib.Not(self.bits[a[0]][a[1]]), lib.Not(self.bits[b[0]][b[1]])))
-        self.covered = [lib.Or(*bits) for bits in covering]
-        self.held = [lib.Or(*(b for h, b in bits.items() if h.dim >= 0)) for bits in self.bits]
+        self.bits = [self._bits(name, f, holds) for f, holds in zip(space.factors, space.holds, strict=True)]
+        covering = self._covering()
+        self._add_nesting(covering, add)
+        self.covered = [z3().Or(*bits) for bits in covering]
+        self.held = [z3().Or(*(b for h, b in bits.items() if h.dim >= 0)) for bits in self.bits]
         self.tile, sizes = divided(f"{name}:tile", math.prod(space.shape), self.held, space)
-        put(*sizes)
-        places = order(space)
-        self.rank = [lib.Sum(*(lib.If(bits[h], n, 0) for n, h in enumerate(places) if h in bits)) for bits in self.bits]
+        add(*sizes)
+        ranks = {hold: rank for rank, hold in enumerate(order(space))}
+        self.rank = [z3().Sum(*(z3().If(b, ranks[h], 0) for h, b in bits.items() if h.dim >= 0)) for bits in self.bits]
+
+    def _bits(self, name: str, factor: PrimeFactor, holds: Sequence[Hold]) -> dict[Hold, Any]:
+        """The bits of one factor: unused, partial where that is possible, and each digit."""
+        partial = (PARTIAL,) if factor in self.space.summed else ()
+        return {h: z3().Bool(f"{name}:{factor.stride}:{h.dim}.{h.low}") for h in (UNUSED, *partial, *holds)}
+
+    def _covering(self) -> list[list[Any]]:
+        """For each cell, the bits of the digits that cover it."""
+        covering: list[list[Any]] = [[] for _ in self.space.cells]
+        for at, hold, bit in self._digits():
+            for cell in self.space.covered(at, hold):
+                covering[cell].append(bit)
+        return covering
+
+    def _add_nesting(self, covering: Sequence[Sequence[Any]], add: Callable[..., None]) -> None:
+        """Adds that each factor holds one thing, no cell is held twice, and digits nest."""
+        lib = z3()
+        for bits in self.bits:
+            add(lib.PbEq([(b, 1) for b in bits.values()], 1))
+        for bits in covering:
+            if len(bits) > 1:
+                add(lib.AtMost(*bits, 1))
+        for (f, h), (g, other) in clashes(self.space):
+            add(lib.Or(lib.Not(self.bits[f][h]), lib.Not(self.bits[g][other])))
 
     def _digits(self) -> Iterator[tuple[int, Hold, Any]]:
         for at, bits in enumerate(self.bits):
             yield from ((at, hold, bit) for hold, bit in bits.items() if hold.dim >= 0)
 
     def partial(self, at: int) -> Any:
-        """Whether a factor's summands are still to be combined."""
+        """The bit that says that a factor's summands are still to be combined."""
         return self.bits[at].get(PARTIAL, z3().BoolVal(False))
 
     def unused(self, at: int) -> Any:
-        """Whether a factor holds nothing."""
+        """The bit that says that a factor holds nothing."""
         return self.bits[at][UNUSED]
 
-    def is_(self, state: State) -> list[Any]:
-        """The bits that are set in a given layout."""
+    def equals(self, state: State) -> list[Any]:
+        """The bits that are set if this is the given layout."""
         return [bits[hold] for bits, hold in zip(self.bits, state, strict=True)]
 
     def read(self, model: Any) -> State:
@@ -83,36 +97,36 @@ class Stage:
 
 
 def order(space: Space) -> list[Hold]:
-    """All places, major first."""
+    """All digits that some factor can hold, major first."""
     every = {hold for holds in space.holds for hold in holds}
     return sorted(every, key=lambda h: (h.dim, -h.low))
 
 
 def divided(name: str, whole: Any, flags: Sequence[Any], space: Space) -> tuple[Any, list[Any]]:
-    """A number divided by the sizes of the factors that are flagged, and the conditions that make it so."""
-    lib, found = z3(), whole
+    """An unknown that is `whole` divided by the sizes of the flagged factors, and the conditions that make it so."""
+    lib, quotient = z3(), whole
     conditions: list[Any] = []
     for factor, flag in zip(space.factors, flags, strict=True):
         part = lib.Int(f"{name}:{factor.stride}")
-        conditions += [lib.If(flag, found == factor.size * part, found == part), part >= 1]
-        found = part
-    return found, conditions
+        conditions += [lib.If(flag, quotient == factor.size * part, quotient == part), part >= 1]
+        quotient = part
+    return quotient, conditions
 
 
 @lru_cache(maxsize=16)
 def clashes(space: Space) -> list[tuple[tuple[int, Hold], tuple[int, Hold]]]:
-    """Digits that overlap nowhere, and yet nest in no numeral: 2 to 4 and 6 to 12."""
+    """Pairs of digits that do not overlap but cannot be in one numeral, such as places 2 to 4 and 6 to 12."""
     return [(a, b) for a, b in _pairs(space) if not _overlap(space, a, b) and not nest(space.span(*a), space.span(*b))]
 
 
 @lru_cache(maxsize=16)
 def crossings(space: Space) -> list[tuple[tuple[int, Hold], tuple[int, Hold]]]:
-    """Digits that no two layouts with a common refinement hold: they are not the same, and do not nest."""
+    """Pairs of digits that two layouts with a common refinement cannot hold: different ones that do not nest."""
     ends = [(a, b, space.span(*a), space.span(*b)) for a, b in _pairs(space)]
     return [(a, b) for a, b, one, other in ends if one != other and not nest(one, other)]
 
 
-def nest(one: Cell, other: Cell) -> bool:
+def nest(one: PlaceSpan, other: PlaceSpan) -> bool:
     """Whether two digits can be digits of one numeral."""
     return one.dim != other.dim or other.low % one.high == 0 or one.low % other.high == 0
 
@@ -127,9 +141,9 @@ def _overlap(space: Space, a: tuple[int, Hold], b: tuple[int, Hold]) -> bool:
 
 
 class Between:
-    """Two stages, and what follows for the cells and the factors between them."""
+    """Two unknown layouts, and what happens to the cells and the factors between them."""
 
-    def __init__(self, before: Stage, after: Stage, name: str) -> None:
+    def __init__(self, before: UnknownLayout, after: UnknownLayout, name: str) -> None:
         lib = z3()
         self.space, self.before, self.after, self.name = before.space, before, after, name
         self.factors = range(len(self.space.factors))
@@ -140,25 +154,25 @@ class Between:
         self.sliced = [lib.And(lib.Not(b), a) for b, a in pairs]
 
     def scattered(self, cells: Sequence[Any]) -> Any:
-        """Whether a cell that stays local comes before one of these, so that blocks do not lead a tile."""
+        """Whether a cell that stays local comes before one of these, so that blocks are not contiguous in a tile."""
         lib = z3()
-        late: list[Any] = []
+        preceded: list[Any] = []
         seen: Any = lib.BoolVal(False)
         for stays, cell in zip(self.stays, cells, strict=True):
-            late.append(lib.And(seen, cell))
+            preceded.append(lib.And(seen, cell))
             seen = lib.Or(seen, stays)
-        return lib.Or(*late)
+        return lib.Or(*preceded)
 
     def summands_stay(self) -> Any:
-        """The same factors are partial."""
+        """Whether the same factors are partial before and after."""
         return z3().And(*(self.before.partial(at) == self.after.partial(at) for at in self.factors))
 
     def each(self, change: Callable[[int], Any]) -> Any:
-        """Every factor keeps what it has, or changes so."""
+        """Whether every factor keeps what it has or makes the given change."""
         return z3().And(*(z3().Or(self.kept[at], change(at)) for at in self.factors))
 
     def some(self) -> Any:
-        """Some factor changes."""
+        """Whether some factor changes."""
         return z3().Not(z3().And(*self.kept))
 
     @cached_property
@@ -174,7 +188,7 @@ class Between:
 
 
 def slices(at: Between) -> Any:
-    """Unused factors take local digits, and all others keep what they have."""
+    """Unused factors come to hold local digits; all others keep what they have."""
     return at.each(lambda f: z3().And(at.before.unused(f), at.after.held[f]))
 
 
@@ -208,7 +222,7 @@ def _permute(at: Between) -> tuple[Any, Price]:
 
 
 def _exchange(at: Between) -> tuple[Any, Price]:
-    """Rounds are the shares of a result, less the one that every device has unless some digit changes holders."""
+    """A round per share of the result; unless some digit changes holders, each device has one of the shares already."""
     lib = z3()
     given = [
         lib.Or(
@@ -233,7 +247,7 @@ def _exchange(at: Between) -> tuple[Any, Price]:
 
 
 def _swaps(at: Between) -> Iterator[Any]:
-    """Digits that one factor holds before, and another one after."""
+    """For each digit, that one factor holds it before and another one after."""
     for (a, h), (b, g) in _pairs(at.space):
         if a != b and at.space.span(a, h) == at.space.span(b, g):
             yield z3().And(at.before.bits[a][h], at.after.bits[b][g])
@@ -273,10 +287,10 @@ RULES: Mapping[str, Callable[[Between], tuple[Any, Price]]] = {
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
 }
-"""The steps that move data; "boxes" are exchanges between numerals that do not nest."""
+"""The typing rules of the steps that move data; "boxes" are exchanges between numerals that do not nest."""
 
 
 def kinds(space: Space) -> list[str]:
-    """The steps that can occur: reductions where there is something to combine, boxes where numerals can cross."""
+    """The kinds of step that can occur: reductions need partial factors, boxes need numerals that can cross."""
     some = {"boxes": bool(crossings(space)), "reduce_scatter": bool(space.summed), "all_reduce": bool(space.summed)}
     return [kind for kind in RULES if some.get(kind, True)]

@@ -1,40 +1,47 @@
-"""A lowered program run on symbols: what the numpy runtime does to tiles, done to digits.
+"""A lowered program run on symbols: what the numpy runtime does to tiles is done here to digits.
 
-**What is shown.** Let the tile of device d hold, at local index e, the element that `meaning(operand)` says (a
-combination of its summands, where the operand is partial). Then after an instruction the tile holds what
-`meaning(result)` says, for every device and every e. The layouts between steps are assertions that a plan
-brings along; nobody has to trust them, since each must follow from the one before, the first is the
-source and the last the target.
+**What is proved.** Suppose that the tile of device d holds, at local index e, the element that `meaning(operand)` gives
+(a combination of its summands, if the operand is partial). Then after an instruction the tile holds what
+`meaning(result)` gives, for every device and every e. The layouts between steps are assertions that the plan brings
+along. They need no trust: each must follow from the one before, the first is the source and the last is the target.
 
-**Digits, not numbers.** Both layouts of a step are cut to common digits (`form.atoms_of`). Two numerals of the same
-radices are equal if and only if their digits are, so a claim about indices is one about single digits, and
-radices that nothing ties to the mesh can stay names: no product of unknowns occurs. An instruction maps the
-coordinates and local digits of a receiver to those of the element's sender (`collectives`). What is left for z3
-are equalities of digits, and bounds of padded dims, whose sizes are numbers.
+**Digits, not numbers.** Both layouts of a step are cut to common digits. Two numerals of the same radices are equal if
+and only if their digits are, so a claim about indices is one about single digits, and radices that are not tied to the
+mesh can stay names: no product of unknowns occurs. An instruction maps the coordinates and local digits of a receiver
+to those of the element's sender. What is left for z3 are equalities of digits, and bounds of padded dims, whose
+sizes are numbers.
 
-**Lists are data.** Groups, blocks, pairs and boxes are listed device by device. That the lists are what a formula
-in the coordinates says is compared by arrays, exactly, in time linear in the lists (`lists`, `boxes`, `slots`);
-a solver has no part in it.
+**Lists are data.** Groups, blocks, pairs and boxes are listed device by device. Arrays compare them with what a formula
+in the coordinates gives, exactly and in time linear in the lists; no solver takes part.
 
-**Which sizes vary.** Those of local digits that no layout of the plan holds by a device, in dims that are padded
-nowhere and whose numerals nest, unless chunks cut them. `Form.names` has them, `Form.fixed` the dims that keep
-their size.
+    form         the digits of a plan, and the sizes that may vary        (trusts `types.layout` alone)
+    contract     what a step must do, and the digits of its views
+    correctness  a program, step by step
+    collectives  slices and collectives, digit by digit: leaves claims
+    transfers    the lists of exchanges and permutes, compared by arrays
+    slots        exchanges in place, replayed slot by slot
+    formulas     exchanges and permutes that are too long to list
+    lists        comparing lists of devices
+    live         buffers and received elements of a program
+    laws         equations between numerals of unknown sizes, as data
+    claims       what remains to be decided, as data
+    solver       decides claims: the only file here that needs z3
 """
 
+from reshard.proofs.symbolic.claims import Absent as Absent
+from reshard.proofs.symbolic.claims import Claim as Claim
+from reshard.proofs.symbolic.claims import Fewer as Fewer
+from reshard.proofs.symbolic.claims import Query as Query
+from reshard.proofs.symbolic.claims import Rounds as Rounds
+from reshard.proofs.symbolic.correctness import Outline as Outline
+from reshard.proofs.symbolic.correctness import derive as derive
 from reshard.proofs.symbolic.form import Form as Form
-from reshard.proofs.symbolic.formulas import Written as Written
-from reshard.proofs.symbolic.formulas import written as written
+from reshard.proofs.symbolic.formulas import ByFormula as ByFormula
+from reshard.proofs.symbolic.formulas import by_formula as by_formula
 from reshard.proofs.symbolic.laws import Law as Law
 from reshard.proofs.symbolic.laws import Lemma as Lemma
 from reshard.proofs.symbolic.laws import Term as Term
 from reshard.proofs.symbolic.live import moments as moments
 from reshard.proofs.symbolic.live import wire as wire
-from reshard.proofs.symbolic.queries import Absent as Absent
-from reshard.proofs.symbolic.queries import Claim as Claim
-from reshard.proofs.symbolic.queries import Fewer as Fewer
-from reshard.proofs.symbolic.queries import Query as Query
-from reshard.proofs.symbolic.queries import Rounds as Rounds
-from reshard.proofs.symbolic.queries import decide as decide
-from reshard.proofs.symbolic.queries import to_smt2 as to_smt2
-from reshard.proofs.symbolic.symbolic import Outline as Outline
-from reshard.proofs.symbolic.symbolic import right as right
+from reshard.proofs.symbolic.solver import decide as decide
+from reshard.proofs.symbolic.solver import to_smt2 as to_smt2

@@ -1,74 +1,41 @@
 """Collectives run on symbols: which digit of the operand each digit of the result comes from.
 
-The numpy runtime opens a tile to digits, takes blocks, sends them and closes them again. Here every digit
-is a variable. Reshaping keeps the string of digits, so two shapes fit if their strings of radices and
-names are equal; a block's number is the string of its block digits; the sender of a block has, along the
-group's factors, the coordinates that the block's number spells.
+The numpy runtime opens a tile to digits, takes blocks, sends them and closes them again. Here every digit is a
+variable. Reshaping keeps the string of digits, so two shapes fit if their strings of radices and names are equal. A
+block's number is the string of its block digits. The sender of a block has, along the group's factors, the coordinates
+that the block's number spells. For an all_to_all, for example:
 
-    receiver at c, local digits e          c:4  is the coordinate along stride 4, e0:2 the digit of dim 0 at place 2
-    its element comes from the device with  c:4 := e0:2, from local digit  e1:8 := c:4
+    the receiver                            coordinate c:4 along stride 4, local digit e0:2 at place 2 of dim 0
+    its element comes from the device with  c:4 := e0:2
+    and there from the local digit          e1:8 := c:4
 
-The claim is that, atom by atom, the digit that the operand's layout reads at the one end is the digit that
-the result's layout reads at the other. Nothing here depends on how many devices there are.
+The claim is that, digit by digit, the value that the operand's layout reads at the sender is the value that the
+result's layout reads at the receiver. It does not depend on the number of devices.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from reshard.lower.program import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
-from reshard.proofs.symbolic.form import Atom, Place
-from reshard.proofs.symbolic.lists import Factors, check_blocks, check_groups, factors, need
-from reshard.proofs.symbolic.queries import Claim, Sum
+from reshard.proofs.symbolic.claims import Claim, Sum
+from reshard.proofs.symbolic.contract import StepContract, opened, same_string, size_of
+from reshard.proofs.symbolic.form import FormDigit, Place
+from reshard.proofs.symbolic.lists import Factors, check_blocks, check_groups, factors, require
 from reshard.types.layout import Layout
-from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
 
-Shape = tuple[int, ...]
-
 
 @dataclass(frozen=True)
-class Frame:
-    """One step: its layouts, their atoms if they nest, and the shapes of the tiles that it works on."""
-
-    about: str
-    operand: Layout
-    result: Layout
-    atoms: tuple[Atom, ...] | None
-    tiles: tuple[Shape, Shape]
-    names: frozenset[Place] = frozenset()
-    part: frozenset[Place] = frozenset()
-
-    @property
-    def nested(self) -> tuple[Atom, ...]:
-        """The atoms."""
-        need(self.atoms is not None, f"{self.about}: the two layouts do not nest")
-        return self.atoms or ()
-
-    @property
-    def before(self) -> list[Atom]:
-        """Those local in the operand, without the one that numbers parts."""
-        return [a for a in self.nested if a.src is None and a.place not in self.part]
-
-    @property
-    def after(self) -> list[Atom]:
-        """Those local in the result, without the one that numbers parts."""
-        return [a for a in self.nested if a.dst is None and a.place not in self.part]
-
-    def partial(self, layout: Layout) -> Factors:
-        """The partial factors of a layout."""
-        return [(layout.mesh.stride(a), a.size) for a in layout.partial]
-
-
-@dataclass(frozen=True)
-class Moved:
+class ElementSource:
     """Where the element at a receiver's coordinates and local digits comes from.
 
-    `coordinates` replaces some of the receiver's by variables, `digits` names the operand's local digits;
-    over the `summed` factors the senders are all combined.
+    `coordinates` replaces some of the receiver's by variables, `digits` names the operand's local digits; the senders
+    along the `summed` factors are all combined.
     """
 
     coordinates: dict[int, str]
@@ -76,205 +43,173 @@ class Moved:
     summed: Factors = ()
 
 
-def match(radices: Sequence[int], atoms: Sequence[Atom]) -> list[list[Atom]]:
-    """For each radix of a view, the atoms that it is the product of; every string of atoms matches in one way."""
-    found: list[list[Atom]] = []
-    at = 0
-    for radix in radices:
-        found.append([])
-        while at < len(atoms) and math.prod(a.radix for a in found[-1]) * atoms[at].radix <= radix:
-            if radix == math.prod(a.radix for a in found[-1]) and atoms[at].radix > 1:
-                break
-            found[-1].append(atoms[at])
-            at += 1
-        need(math.prod(a.radix for a in found[-1]) == radix, "a view cuts digits elsewhere than the layouts do")
-    need(at == len(atoms), "a view has fewer digits than the tile")
-    return found
-
-
-def opened(view: TileView, atoms: Sequence[Atom], tile: Shape, rank: int) -> tuple[list[Atom], list[Atom]]:
-    """A view's block digits in the order that numbers blocks, and the rest, over a tile's atoms."""
-    need(view.tile == tile, f"a view of tiles of shape {view.tile}, where tiles have {tile}")
-    padded = tuple(math.prod(a.radix for a in atoms if a.dim == at) for at in range(rank))
-    need(view.padded == padded, f"a view padded to {view.padded}, where digits fill {padded}")
-    axes = match(view.digits, atoms)
-    need(len(set(view.blocks)) == len(view.blocks) and all(0 <= b < len(axes) for b in view.blocks), "block axes")
-    blocks = [a for axis in view.blocks for a in axes[axis]]
-    rest = [a for axis, own in enumerate(axes) if axis not in view.blocks for a in own]
-    return blocks, rest
-
-
-def name(atom: Atom) -> str:
+def digit_variable(digit: FormDigit) -> str:
     """The variable of a local digit of the result."""
-    return f"e{atom.dim}:{atom.low}"
+    return f"e{digit.dim}:{digit.low}"
 
 
-def coordinate(stride: int) -> str:
+def coordinate_variable(stride: int) -> str:
     """The variable of the receiver's coordinate along a stride."""
     return f"c:{stride}"
 
 
-def same_string(one: Sequence[Atom], other: Sequence[Atom]) -> list[tuple[Atom, Atom]]:
-    """Pairs of digits of two strings of equal radices and names: what reshaping one to the other pairs."""
-    ends = [[(a.radix, a.name) for a in string if a.radix > 1] for string in (one, other)]
-    need(ends[0] == ends[1], "two shapes of one block are different strings of digits")
-    kept = [[a for a in string if a.radix > 1] for string in (one, other)]
-    return list(zip(*kept, strict=True))
+def run(instruction: object, contract: StepContract) -> list[Claim]:
+    """The claims that make a collective right; compares its lists with the layouts on the way."""
+    source_of = _SOURCES.get(type(instruction))
+    require(source_of is not None, f"{contract.about}: no such instruction as {type(instruction).__name__}")
+    if source_of is None:
+        return []
+    source = source_of(instruction, contract)
+    _check_partial(contract, source, instruction)
+    return [_claim(contract, source)]
 
 
-def run(instruction: object, frame: Frame) -> list[Claim]:
-    """The claims that make a collective right; its lists are compared on the way."""
-    match instruction:
-        case Slice():
-            moved = _slice(instruction, frame)
-        case AllGather():
-            moved = _all_gather(instruction, frame)
-        case AllToAll():
-            moved = _all_to_all(instruction, frame)
-        case ReduceScatter():
-            moved = _reduce_scatter(instruction, frame)
-        case AllReduce():
-            moved = _all_reduce(instruction, frame)
-        case _:
-            need(False, f"{frame.about}: no such instruction as {type(instruction).__name__}")
-            return []
-    _check_partial(frame, moved, instruction)
-    return [_claim(frame, moved)]
+def _slice(step: Slice, contract: StepContract) -> ElementSource:
+    blocks, rest = opened(step.send, contract.before, contract.tiles[0], len(contract.operand.dims))
+    check_blocks(contract.operand.mesh, step.block, factors(blocks, "dst"))
+    return ElementSource({}, _sent(blocks, rest) | _closed(step.receive, rest, contract))
 
 
-def in_part(frame: Frame, take: Cut, put: Cut, places: frozenset[Place]) -> Frame:
-    """The frame of one part: the atoms that number parts left out, the same ones of operand and result."""
-    tiles = (_part(frame.tiles[0], take), _part(frame.tiles[1], put))
-    for atoms, cut in ((frame.before, take), (frame.after, put)):
-        strings = match([cut.outer, cut.parts, cut.inner], [a for a in atoms if a.dim == cut.axis])
-        need(frozenset(a.place for a in strings[1]) == places, f"{frame.about}: parts of other digits")
-    return replace(frame, tiles=tiles, part=places)
-
-
-def _part(tile: Shape, cut: Cut) -> Shape:
-    need(cut.outer * cut.parts * cut.inner == tile[cut.axis], "parts that are not a tile's axis")
-    return (*tile[: cut.axis], cut.outer * cut.inner, *tile[cut.axis + 1 :])
-
-
-def _slice(step: Slice, frame: Frame) -> Moved:
-    blocks, rest = opened(step.send, frame.before, frame.tiles[0], len(frame.operand.dims))
-    check_blocks(frame.operand.mesh, step.block, factors(blocks, "dst"))
-    return Moved({}, _sent(blocks, rest) | _closed(step.receive, rest, frame))
-
-
-def _all_gather(step: AllGather, frame: Frame) -> Moved:
-    blocks, rest = opened(step.receive, frame.after, frame.tiles[1], len(frame.operand.dims))
+def _all_gather(step: AllGather, contract: StepContract) -> ElementSource:
+    blocks, rest = opened(step.receive, contract.after, contract.tiles[1], len(contract.operand.dims))
     along = factors(blocks, "src")
-    check_groups(frame.operand.mesh, step.groups, along, ordered=True)
-    need(_elements(rest) == math.prod(frame.tiles[0]), "a block that is not a tile")
-    return Moved(_senders(blocks, along), {a.place: name(b) for a, b in same_string(frame.before, rest)})
+    check_groups(contract.operand.mesh, step.groups, along, ordered=True)
+    require(size_of(rest) == math.prod(contract.tiles[0]), "a block that is not a tile")
+    return ElementSource(_senders(blocks, along), _kept(contract.before, rest))
 
 
-def _all_to_all(step: AllToAll, frame: Frame) -> Moved:
-    out, left = opened(step.send, frame.before, frame.tiles[0], len(frame.operand.dims))
-    arrived, rest = opened(step.receive, frame.after, frame.tiles[1], len(frame.operand.dims))
+def _all_to_all(step: AllToAll, contract: StepContract) -> ElementSource:
+    out, left = opened(step.send, contract.before, contract.tiles[0], len(contract.operand.dims))
+    arrived, rest = opened(step.receive, contract.after, contract.tiles[1], len(contract.operand.dims))
     along = factors(arrived, "src")
-    check_groups(frame.operand.mesh, step.groups, along, ordered=True)
-    need([a.radix for a in out] == [a.radix for a in arrived], "block j of the one end is not numbered as at the other")
-    digits = {a.place: coordinate(stride) for a, (stride, _) in zip(out, along, strict=True)}
-    return Moved(_senders(arrived, along), digits | {a.place: name(b) for a, b in same_string(left, rest)})
+    check_groups(contract.operand.mesh, step.groups, along, ordered=True)
+    require([a.radix for a in out] == [a.radix for a in arrived], "the two ends number their blocks differently")
+    digits = {a.place: coordinate_variable(stride) for a, (stride, _) in zip(out, along, strict=True)}
+    return ElementSource(_senders(arrived, along), digits | _kept(left, rest))
 
 
-def _reduce_scatter(step: ReduceScatter, frame: Frame) -> Moved:
-    blocks, rest = opened(step.send, frame.before, frame.tiles[0], len(frame.operand.dims))
+def _reduce_scatter(step: ReduceScatter, contract: StepContract) -> ElementSource:
+    blocks, rest = opened(step.send, contract.before, contract.tiles[0], len(contract.operand.dims))
     along = factors(blocks, "dst")
-    check_groups(frame.operand.mesh, step.groups, along, ordered=True)
-    return Moved({}, _sent(blocks, rest) | _closed(step.receive, rest, frame), along)
+    check_groups(contract.operand.mesh, step.groups, along, ordered=True)
+    return ElementSource({}, _sent(blocks, rest) | _closed(step.receive, rest, contract), along)
 
 
-def _all_reduce(step: AllReduce, frame: Frame) -> Moved:
-    kept = _parts(frame, frame.result)
-    along = [f for f in _parts(frame, frame.operand) if f not in kept]
-    check_groups(frame.operand.mesh, step.groups, along, ordered=False)
-    need(frame.tiles[0] == frame.tiles[1], "a combined tile of another shape")
-    return Moved({}, {a.place: name(b) for a, b in same_string(frame.before, frame.after)}, along)
+def _all_reduce(step: AllReduce, contract: StepContract) -> ElementSource:
+    remaining = _partial_factors(contract, contract.result)
+    along = [f for f in _partial_factors(contract, contract.operand) if f not in remaining]
+    check_groups(contract.operand.mesh, step.groups, along, ordered=False)
+    require(contract.tiles[0] == contract.tiles[1], "a combined tile of another shape")
+    return ElementSource({}, _kept(contract.before, contract.after), along)
 
 
-def _closed(view: TileView, block: Sequence[Atom], frame: Frame) -> dict[Place, str]:
-    """The digits of a block that is closed to a whole tile of the result."""
-    numbered, rest = opened(view, frame.after, frame.tiles[1], len(frame.operand.dims))
-    return {a.place: name(b) for a, b in same_string(block, [*numbered, *rest])}
+_SOURCES: dict[type[Any], Callable[[Any, StepContract], ElementSource]] = {
+    Slice: _slice,
+    AllGather: _all_gather,
+    AllToAll: _all_to_all,
+    ReduceScatter: _reduce_scatter,
+    AllReduce: _all_reduce,
+}
 
 
-def _sent(blocks: Sequence[Atom], rest: Sequence[Atom]) -> dict[Place, str]:
-    """A receiver's own coordinates number the block that it gets."""
-    found = {a.place: coordinate(a.dst) for a in blocks if a.dst is not None}
-    need(len(found) == len(blocks) and not {a.place for a in rest} & set(found), "a digit that numbers blocks")
-    return found
+def _kept(before: Sequence[FormDigit], after: Sequence[FormDigit]) -> dict[Place, str]:
+    """The operand's digits, named by the digits of the result that a reshape pairs them with."""
+    return {a.place: digit_variable(b) for a, b in same_string(before, after)}
 
 
-def _senders(blocks: Sequence[Atom], along: Factors) -> dict[int, str]:
-    """The sender of a block has the coordinates that the block's number spells."""
-    return {stride: name(a) for a, (stride, _) in zip(blocks, along, strict=True)}
+def _closed(view: TileView, block: Sequence[FormDigit], contract: StepContract) -> dict[Place, str]:
+    """The digits of a block that becomes a whole tile of the result."""
+    numbered, rest = opened(view, contract.after, contract.tiles[1], len(contract.operand.dims))
+    return _kept(block, [*numbered, *rest])
 
 
-def _elements(atoms: Sequence[Atom]) -> int:
-    return math.prod(a.radix for a in atoms)
+def _sent(blocks: Sequence[FormDigit], rest: Sequence[FormDigit]) -> dict[Place, str]:
+    """The block digits of the operand: the receiver's own coordinates number the block that it gets."""
+    own = {a.place: coordinate_variable(a.dst) for a in blocks if a.dst is not None}
+    require(len(own) == len(blocks) and not {a.place for a in rest} & set(own), "a block digit that no device holds")
+    return own
 
 
-def _parts(frame: Frame, layout: Layout) -> list[tuple[int, int]]:
-    """A layout's partial factors, cut where the other layout's end."""
-    ends = {e for lay in (frame.operand, frame.result) for s, n in frame.partial(lay) for e in (s, s * n)}
-    ends |= {a.dst for a in frame.nested if a.dst is not None} | {
-        a.dst * a.radix for a in frame.nested if a.dst is not None
-    }
-    found: list[tuple[int, int]] = []
-    for stride, size in frame.partial(layout):
+def _senders(blocks: Sequence[FormDigit], along: Factors) -> dict[int, str]:
+    """The coordinates of a block's sender, which the block's number spells."""
+    return {stride: digit_variable(a) for a, (stride, _) in zip(blocks, along, strict=True)}
+
+
+def _partial_factors(contract: StepContract, layout: Layout) -> list[tuple[int, int]]:
+    """A layout's partial factors, cut where factors of the other layout end."""
+    both = [*contract.partial(contract.operand), *contract.partial(contract.result)]
+    both += [(a.dst, a.radix) for a in contract.nested if a.dst is not None]
+    ends = {end for stride, size in both for end in (stride, stride * size)}
+    pieces: list[tuple[int, int]] = []
+    for stride, size in contract.partial(layout):
         inner = sorted(e for e in ends if stride <= e <= stride * size)
-        found += [(low, high // low) for low, high in itertools.pairwise(inner)]
-    return found
+        pieces += [(low, high // low) for low, high in itertools.pairwise(inner)]
+    return pieces
 
 
-def _check_partial(frame: Frame, moved: Moved, instruction: object) -> None:
-    """Summed are all the factors that are partial before and not after; the others keep their summand."""
-    before, after = set(_parts(frame, frame.operand)), set(_parts(frame, frame.result))
-    need(after <= before, f"{frame.about}: the result is partial where the operand is not")
-    need(set(moved.summed) == before - after, f"{frame.about}: other summands are combined than those of the layouts")
-    need(not {s for s, _ in after} & set(moved.coordinates), f"{frame.about}: summands change places")
-    if moved.summed:
+def _check_partial(contract: StepContract, source: ElementSource, instruction: object) -> None:
+    """Checks that exactly the factors that stop being partial are summed, and that the others keep their summand."""
+    about = contract.about
+    before = set(_partial_factors(contract, contract.operand))
+    after = set(_partial_factors(contract, contract.result))
+    require(after <= before, f"{about}: the result is partial where the operand is not")
+    require(set(source.summed) == before - after, f"{about}: other summands are combined than those of the layouts")
+    require(not {s for s, _ in after} & set(source.coordinates), f"{about}: summands change places")
+    if source.summed:
         reduction = getattr(instruction, "reduction", None)
-        need(reduction == frame.operand.reduction, f"{frame.about}: combined by {reduction}")
-    need(not after or frame.operand.reduction == frame.result.reduction, f"{frame.about}: another reduction is left")
+        require(reduction == contract.operand.reduction, f"{about}: combined by {reduction}")
+    same = not after or contract.operand.reduction == contract.result.reduction
+    require(same, f"{about}: another reduction is left")
 
 
-def _claim(frame: Frame, moved: Moved) -> Claim:
-    """Atom by atom, the digit read at the operand is the digit read at the result."""
+def _claim(contract: StepContract, source: ElementSource) -> Claim:
+    """Digit by digit, what is read of the operand is what the result's layout says."""
     equal: list[tuple[str, str]] = []
     read: dict[Place, str] = {}
-    bounds: dict[str, int | str] = {}
-    for a in frame.nested:
-        before = name(a) if a.place in frame.part else moved.digits.get(a.place, "unset")
-        if a.src is not None:
-            before = moved.coordinates.get(a.src, coordinate(a.src))
-        elif a.radix > 1:
-            need(before != "unset", f"{frame.about}: a digit of the operand is read by nobody")
-        after = name(a) if a.dst is None else coordinate(a.dst)
-        for stride in (a.src, a.dst):
-            if stride is not None:
-                bounds[coordinate(stride)] = a.radix
-        if a.dst is None:
-            bounds[name(a)] = a.name or a.radix
-        read[a.place] = after if a.radix == 1 else before
+    for a in contract.nested:
+        after = digit_variable(a) if a.dst is None else coordinate_variable(a.dst)
+        read[a.place] = after if a.radix == 1 else _read(contract, source, a)
         equal.append((read[a.place], after))
-    given, below = _padding(frame, read)
-    return Claim(frame.about, tuple(bounds.items()), tuple(equal), given, below)
+    given, below = _padding(contract, read)
+    return Claim(contract.about, tuple(_bounds(contract).items()), tuple(equal), given, below)
 
 
-def _padding(frame: Frame, read: dict[Place, str]) -> tuple[tuple[tuple[Sum, int], ...], tuple[tuple[Sum, int], ...]]:
-    """True elements come from within the operand's tile, where its digits go on past it."""
+def _read(contract: StepContract, source: ElementSource, digit: FormDigit) -> str:
+    """The value of one of the operand's digits at the sender."""
+    if digit.src is not None:
+        return source.coordinates.get(digit.src, coordinate_variable(digit.src))
+    if digit.place in contract.part:
+        return digit_variable(digit)
+    require(digit.place in source.digits, f"{contract.about}: a digit of the operand is not read")
+    return source.digits[digit.place]
+
+
+def _bounds(contract: StepContract) -> dict[str, int | str]:
+    """Every variable with its bound: a number, or the name of a size that varies."""
+    bounds: dict[str, int | str] = {}
+    for a in contract.nested:
+        bounds |= {coordinate_variable(stride): a.radix for stride in (a.src, a.dst) if stride is not None}
+        if a.dst is None:
+            bounds[digit_variable(a)] = a.name or a.radix
+    return bounds
+
+
+def _padding(
+    contract: StepContract, read: dict[Place, str]
+) -> tuple[tuple[tuple[Sum, int], ...], tuple[tuple[Sum, int], ...]]:
+    """Where digits reach past the operand's tile: true elements are claimed to come from inside it."""
     given: list[tuple[Sum, int]] = []
     below: list[tuple[Sum, int]] = []
-    for at, dim in enumerate(frame.operand.dims):
-        local = [a for a in frame.before if a.dim == at]
-        if _elements(local) == frame.tiles[0][at]:
+    for at, dim in enumerate(contract.operand.dims):
+        local = [a for a in contract.before if a.dim == at]
+        if size_of(local) == contract.tiles[0][at]:
             continue
-        whole = [(a.low, name(a) if a.dst is None else coordinate(a.dst)) for a in frame.nested if a.dim == at]
+        whole = [
+            (a.low, digit_variable(a) if a.dst is None else coordinate_variable(a.dst))
+            for a in contract.nested
+            if a.dim == at
+        ]
         given.append((tuple(whole), dim.size))
-        inner = [(_elements(local[i + 1 :]), read[a.place]) for i, a in enumerate(local)]
-        below.append((tuple(inner), frame.tiles[0][at]))
+        inner = [(size_of(local[i + 1 :]), read[a.place]) for i, a in enumerate(local)]
+        below.append((tuple(inner), contract.tiles[0][at]))
     return tuple(given), tuple(below)

@@ -1,22 +1,32 @@
-"""The form of a plan: its layouts as strings of atoms, some of whose sizes may be any.
+"""The form of a plan: its layouts as strings of digits, some of which may have any size.
 
-    f32[{x}4, 16] -> f32[16, {x}4]   on <x=4>        dim 0 = x n0, dim 1 = 4 n1, with n0 = n1 = 4 here
+    f32[{x}4, 16] -> f32[16, {x}4]   on <x=4>
 
-Cut the numerals of all layouts of a plan at the same places, closed under held digits. A digit
-between two cuts is an **atom**. One that no layout holds by a device is a **free** atom: nothing ties
-its radix to the mesh, and it gets a name. Whatever is shown of the named digits without a look at
-their radices holds for all sizes of the form. A dim that is padded anywhere, or whose numerals do
-not nest, keeps its size.
+    dim 0   before {x} 4     after 4 4       digits, major first: 4 held by x, then n0 (here 4)
+    dim 1   before 16        after {x} 4     digits, major first: 4 that x comes to hold, then n1 (here 4)
 
-Every tile, block and message has every free atom whole, so every size of a program is a whole
-number times the product of the names.
+    spelled [{x}n0, 4 n1] -> [4 n0, {x}n1]
+
+The numerals of all layouts of a plan are cut at the same places. A cut inside a held digit also cuts the device
+positions, and through them the digits that the same devices hold elsewhere. What lies between two neighbouring cuts is
+a **digit** of the form. If no layout holds it by a device, nothing ties its radix to the mesh: the digit is **free**
+and gets a name. A claim that never looks at the radices of named digits holds for all sizes of the form. A dim
+keeps its size if some layout pads it or if its numerals do not nest.
+
+Every tile, block and message contains each free digit whole, so every size in a program is an integer times the product
+of the names.
+
+**Why this module does not use `types.pair.refine`.** Both compute a common refinement, but every typing rule, bound and
+lowering rests on `refine`. If the prover asked it too, a fault there would be proved right. This module
+therefore reads the layouts by itself: it knows `types.layout` and `types.mesh` only, and it refines a whole chain of
+layouts where `refine` takes a pair.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,19 +34,35 @@ from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh
 
 Place = tuple[int, int]
-"""A dim, and a place value in it, minor digits first."""
+"""A dim and a place value in it."""
+
+Cuts = dict[int, set[int]]
+"""Per dim, the place values at which its numerals are cut."""
 
 
-class Segment(NamedTuple):
-    """A digit at a place value of its dim, local or held by a device stride."""
+class Tied(Exception):
+    """Raised when an instruction cuts free digits, given as (dim, place); the proof restarts with their sizes fixed."""
 
+    def __init__(self, places: frozenset[Place]) -> None:
+        super().__init__(f"digits {sorted(places)} are cut")
+        self.places = places
+
+
+class PlacedDigit(NamedTuple):
+    """A digit of one layout at a place value of its dim, local or held along a device stride."""
+
+    dim: int
     low: int
     radix: int
     stride: int | None
 
+    def holder(self, low: int) -> int | None:
+        """The stride that holds the part of this digit which starts at place `low`."""
+        return None if self.stride is None else self.stride * (low // self.low)
 
-class Atom(NamedTuple):
-    """A digit of two numerals at once: its holder before and after, and its name if its size varies."""
+
+class FormDigit(NamedTuple):
+    """A digit of the form in one step: the strides that hold it before and after, and its name if its size varies."""
 
     dim: int
     low: int
@@ -47,13 +73,13 @@ class Atom(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """What tells the atom from the others."""
+        """The dim and the place value, which identify the digit."""
         return self.dim, self.low
 
 
 @dataclass(frozen=True)
 class Form:
-    """The names of the free atoms, with their sizes here, and the dims that keep theirs, with the reason."""
+    """The names of the free digits, their sizes here, the cuts of every dim, and why other dims are fixed."""
 
     names: dict[Place, str]
     sizes: dict[str, int]
@@ -62,106 +88,98 @@ class Form:
 
     @property
     def unit(self) -> int:
-        """The product of the sizes that vary, as they are here."""
+        """The product of the sizes that vary, at their values here."""
         return math.prod(self.sizes.values())
 
     def spell(self, layout: Layout) -> str:
-        """A layout's dims with names for the sizes that vary."""
+        """A layout's dims, with names for the sizes that vary."""
         return f"[{', '.join(self._dim(at, dim, layout.mesh) for at, dim in enumerate(layout.dims))}]"
 
     def _dim(self, at: int, dim: Dim, mesh: Mesh) -> str:
-        found: list[str] = []
+        words: list[str] = []
         low = dim.padded
         for radix, axis in dim.digits:
             low = low // radix if radix else 0
-            if axis is None:
-                found.append(" ".join(self._local(at, low, radix)))
-            else:
-                found.append(f"{{{mesh.spell(axis)}}}")
-        return "".join(found) + ("" if dim.padded == dim.size else f"/{dim.size}")
+            words.append(" ".join(self._local(at, low, radix)) if axis is None else f"{{{mesh.spell(axis)}}}")
+        return "".join(words) + ("" if dim.padded == dim.size else f"/{dim.size}")
 
     def _local(self, at: int, low: int, radix: int) -> list[str]:
-        """A local digit as its atoms: names, and numbers for what is tied."""
+        """A local digit cut into digits of the form: names for free ones, numbers for the others."""
         if at not in self.cuts:
             return [str(radix)]
         ends = [c for c in self.cuts[at] if low <= c <= low * radix]
-        parts = [self.names.get((at, lo), str(hi // lo)) for lo, hi in itertools.pairwise(ends)]
-        return parts[::-1] or ["1"]
+        words = [self.names.get((at, lo), str(hi // lo)) for lo, hi in itertools.pairwise(ends)]
+        return words[::-1] or ["1"]
 
 
 def form_of(layouts: Sequence[Layout], extra: Iterable[Place], tied: Collection[Place]) -> Form:
-    """The form of a chain of layouts, cut at `extra` places too; `tied` places get no name."""
-    fixed = {at: why for at in range(len(layouts[0].dims)) if (why := _keeps(layouts, at))}
+    """The form of a chain of layouts, also cut at the `extra` places; digits at `tied` places get no name."""
+    rank = len(layouts[0].dims)
+    fixed = {at: why for at in range(rank) if (why := _why_fixed(layouts, at))}
     extra = list(extra)
     while True:
-        dims = {at: set[int]() for at in range(len(layouts[0].dims)) if at not in fixed}
-        held: list[tuple[int, Segment]] = []
-        for layout in layouts:
-            _mark(layout, {at: layout.dims[at].padded for at in dims}, dims, held)
+        sizes = {at: layouts[0].dims[at].padded for at in range(rank) if at not in fixed}
+        digits = [digit for layout in layouts for digit in _placed(layout, sizes)]
+        cuts = _ends_by_dim(digits, sizes)
         for at, low in extra:
-            if at in dims:
-                dims[at].add(low)
-        devices = _ends((layout.mesh.stride(a), a.size) for layout in layouts for a in layout.partial)
-        bad = close(dims, held, devices)
-        if not bad:
-            break
-        fixed |= dict.fromkeys(bad, "its numerals do not nest")
-    cuts = {at: tuple(sorted(places)) for at, places in dims.items()}
-    free = [(at, lo, hi) for at, ends in cuts.items() for lo, hi in itertools.pairwise(ends) if _free(held, at, lo)]
-    free = [(at, lo, hi) for at, lo, hi in free if (at, lo) not in tied]
-    names = {(at, lo): _name(at, lo, free) for at, lo, _ in free}
-    return Form(names, {names[at, lo]: hi // lo for at, lo, hi in free}, cuts, fixed)
+            cuts.get(at, set()).add(low)
+        crossing = close(cuts, digits, _partial_ends(layouts))
+        if not crossing:
+            return _named(cuts, digits, fixed, tied)
+        fixed |= dict.fromkeys(crossing, "its numerals do not nest")
 
 
-def atoms_of(operand: Layout, result: Layout, form: Form) -> tuple[Atom, ...] | None:
-    """The atoms of one step, dim by dim, major first; None where the two numerals do not nest."""
+def step_digits(operand: Layout, result: Layout, form: Form) -> tuple[FormDigit, ...] | None:
+    """The digits of one step, dim by dim and major first; None if the two numerals do not nest."""
     if operand.mesh.size != result.mesh.size or operand.mesh.device_ids != result.mesh.device_ids:
         return None
-    padded = {at: p for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True)) if (p := _common(a, b))}
-    if len(padded) < len(operand.dims):
+    sizes = {at: _common(a, b) for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True))}
+    if not all(sizes.values()):
         return None
-    dims = {at: set(form.cuts.get(at, ())) for at in padded}
-    sides: list[list[tuple[int, Segment]]] = [[], []]
-    segments: list[dict[int, list[Segment]]] = []
-    for layout, held in zip((operand, result), sides, strict=True):
-        segments.append(_mark(layout, padded, dims, held))
-    partial = ((lay.mesh.stride(a), a.size) for lay in (operand, result) for a in lay.partial)
-    if close(dims, [*sides[0], *sides[1]], _ends(partial)):
+    before, after = _placed(operand, sizes), _placed(result, sizes)
+    cuts = _ends_by_dim([*before, *after], sizes)
+    for at in sizes:
+        cuts[at] |= set(form.cuts.get(at, ()))
+    if close(cuts, [*before, *after], _partial_ends([operand, result])):
         return None
-    found: list[Atom] = []
-    for at, places in dims.items():
+    return tuple(_form_digits(cuts, before, after, form))
+
+
+def _form_digits(
+    cuts: Cuts, before: Sequence[PlacedDigit], after: Sequence[PlacedDigit], form: Form
+) -> Iterator[FormDigit]:
+    """What lies between neighbouring cuts, with its holders on both sides."""
+    for at, places in cuts.items():
         for low, high in reversed(list(itertools.pairwise(sorted(places)))):
-            src, dst = (_holder(side[at], low) for side in segments)
+            src, dst = _holder(before, at, low), _holder(after, at, low)
             name = form.names.get((at, low)) if src is None and dst is None else None
-            found.append(Atom(at, low, high // low, src, dst, name))
-    return tuple(found)
+            yield FormDigit(at, low, high // low, src, dst, name)
 
 
-def close(dims: dict[int, set[int]], held: Sequence[tuple[int, Segment]], devices: set[int]) -> set[int]:
-    """Cuts held digits and device strides in the same proportions; the dims where that cannot be.
+def close(cuts: Cuts, digits: Sequence[PlacedDigit], devices: set[int]) -> set[int]:
+    """Extends `cuts` until held digits and device positions are cut alike; returns the dims where that is impossible.
 
-    Cuts only join a finite set of divisors, so the loop ends.
+    A cut at a ratio inside a held digit belongs at the same ratio inside the stride that holds it, and the reverse.
+    Cuts are only added and always divide a size, so the loop ends.
     """
-    for _, (_, radix, stride) in held:
-        devices.update((stride or 0, (stride or 0) * radix))
-    changed = True
-    while changed:
-        changed = False
-        for at, (low, radix, stride) in held:
-            base = stride or 0
-            inner, outer = _inside(dims[at], low, radix), _inside(devices, base, radix)
-            if inner is None or outer is None:
-                return {at}
-            if inner != outer:
-                dims[at].update(low * c for c in outer)
-                devices.update(base * c for c in inner)
-                changed = True
-    bad = {at for at, places in dims.items() if not _nests(places)}
-    return bad if bad or _nests(devices) else {at for at, _ in held}
+    held = [(digit, digit.stride) for digit in digits if digit.stride is not None]
+    devices = devices | {end for digit, stride in held for end in (stride, stride * digit.radix)}
+    complete = False
+    while not complete:
+        complete = True
+        for digit, stride in held:
+            inside, outside = _ratios(cuts[digit.dim], digit.low, digit.radix), _ratios(devices, stride, digit.radix)
+            if inside is None or outside is None:
+                return {digit.dim}
+            complete = complete and inside == outside
+            cuts[digit.dim] |= {digit.low * ratio for ratio in outside}
+            devices |= {stride * ratio for ratio in inside}
+    crossing = {at for at, places in cuts.items() if not _nest(places)}
+    return crossing or (set() if _nest(devices) else {digit.dim for digit, _ in held})
 
 
 def local_place(layout: Layout, at: int, count: int) -> int | None:
-    """The place value, in a dim, of the local index `count`; None if it is inside a smaller factor."""
+    """The place value in a dim of the local index `count`; None if that index is inside a smaller factor."""
     low = local = 1
     for radix, axis in reversed(layout.dims[at].digits):
         if axis is None:
@@ -172,79 +190,96 @@ def local_place(layout: Layout, at: int, count: int) -> int | None:
     return low if count == local else None
 
 
-def _keeps(layouts: Sequence[Layout], at: int) -> str | None:
-    """Why a dim's size does not vary, if so."""
+def _why_fixed(layouts: Sequence[Layout], at: int) -> str | None:
+    """Why a dim keeps its size, whatever its numerals; None if its size may vary."""
     if any(layout.dims[at].padded != layout.dims[at].size for layout in layouts):
         return "it is padded"
     if layouts[0].dims[at].size == 0:
         return "it is empty"
-    meshes = {(layout.mesh.size, layout.mesh.device_ids) for layout in layouts}
-    return None if len(meshes) == 1 else "its devices are counted in several orders"
+    orders = {(layout.mesh.size, layout.mesh.device_ids) for layout in layouts}
+    return None if len(orders) == 1 else "its devices are counted in several orders"
 
 
-def _mark(
-    layout: Layout, padded: dict[int, int], dims: dict[int, set[int]], held: list[tuple[int, Segment]]
-) -> dict[int, list[Segment]]:
-    """Adds a layout's cuts and held digits, and returns its digits."""
-    found = {at: _segments(layout.dims[at], layout.mesh, size) for at, size in padded.items()}
-    for at, segments in found.items():
-        dims[at] |= {1, padded[at]} | {s.low for s in segments} | {s.low * s.radix for s in segments}
-        held += [(at, s) for s in segments if s.stride is not None]
-    return found
+def _named(cuts: Cuts, digits: Sequence[PlacedDigit], fixed: dict[int, str], tied: Collection[Place]) -> Form:
+    """The form of closed cuts: names for the digits that no layout holds, except those at `tied` places."""
+    ends = {at: tuple(sorted(places)) for at, places in cuts.items()}
+    held = [digit for digit in digits if digit.stride is not None]
+    radices: dict[Place, int] = {}
+    for at, places in ends.items():
+        for low, high in itertools.pairwise(places):
+            if _at(held, at, low) is None and (at, low) not in tied:
+                radices[at, low] = high // low
+    names = {place: _name(place, radices) for place in radices}
+    return Form(names, {names[place]: radix for place, radix in radices.items()}, ends, fixed)
 
 
-def _segments(dim: Dim, mesh: Mesh, padded: int) -> list[Segment]:
-    """The digits by place value, minor first; rounds that hold nothing are added in front, up to `padded`."""
-    found: list[Segment] = []
+def _name(place: Place, free: Collection[Place]) -> str:
+    """n0 for the only free digit of dim 0; n0a, n0b, ... for several, major first."""
+    at, low = place
+    mine = sorted((lo for dim, lo in free if dim == at), reverse=True)
+    return f"n{at}" if len(mine) == 1 else f"n{at}{chr(ord('a') + mine.index(low))}"
+
+
+def _placed(layout: Layout, sizes: dict[int, int]) -> list[PlacedDigit]:
+    """The digits of some dims of a layout, minor first, stretched to the given padded sizes."""
+    return [digit for at, size in sizes.items() for digit in _placed_in(layout, at, size)]
+
+
+def _placed_in(layout: Layout, at: int, padded: int) -> Iterator[PlacedDigit]:
+    """The digits of one dim; rounds without elements are added in front until it reaches its padded size."""
     low = 1
-    for radix, axis in reversed(dim.digits):
-        found.append(Segment(low, radix, None if axis is None else mesh.stride(axis)))
+    digits = list(layout.dims[at].digits)
+    if layout.dims[at].padded != padded and digits and digits[0].axis is None:
+        digits.pop(0)
+    for radix, axis in reversed(digits):
+        yield PlacedDigit(at, low, radix, None if axis is None else layout.mesh.stride(axis))
         low *= radix
     if low != padded:
-        if found and found[-1].stride is None:
-            low = found.pop().low
-        found.append(Segment(low, padded // low, None))
-    return found
+        yield PlacedDigit(at, low, padded // low, None)
 
 
-def _common(a: Dim, b: Dim) -> int | None:
-    """The padded size that both reach by whole rounds in front; None for empty dims."""
+def _common(a: Dim, b: Dim) -> int:
+    """The padded size that both dims reach by whole rounds in front; 0 for empty dims."""
     if a.padded == b.padded or 0 in (a.padded, b.padded):
-        return a.padded if a.padded == b.padded else None
+        return min(a.padded, b.padded)
     step = math.lcm(_round(a), _round(b))
     return -(-max(a.padded, b.padded) // step) * step
 
 
 def _round(dim: Dim) -> int:
+    """Elements of one round: one value of the leading digit if it is local, else the whole dim."""
     leads = bool(dim.digits) and dim.digits[0].axis is None
     return dim.padded // dim.digits[0].radix if leads else dim.padded
 
 
-def _ends(factors: Iterable[tuple[int, int]]) -> set[int]:
+def _ends_by_dim(digits: Iterable[PlacedDigit], sizes: dict[int, int]) -> Cuts:
+    cuts: Cuts = {at: {1, size} for at, size in sizes.items()}
+    for digit in digits:
+        cuts[digit.dim] |= {digit.low, digit.low * digit.radix}
+    return cuts
+
+
+def _partial_ends(layouts: Sequence[Layout]) -> set[int]:
+    factors = ((layout.mesh.stride(axis), axis.size) for layout in layouts for axis in layout.partial)
     return {end for stride, size in factors for end in (stride, stride * size)}
 
 
-def _inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
+def _ratios(cuts: set[int], low: int, radix: int) -> set[int] | None:
+    """The cuts strictly inside a digit, divided by its low end; None if one is not a multiple of it."""
     inner = [c for c in cuts if low < c < low * radix]
     return None if any(c % low for c in inner) else {c // low for c in inner}
 
 
-def _nests(places: set[int]) -> bool:
+def _nest(places: set[int]) -> bool:
+    """Whether each place divides the next one."""
     return all(low > 0 and high % low == 0 for low, high in itertools.pairwise(sorted(places)))
 
 
-def _free(held: Sequence[tuple[int, Segment]], at: int, low: int) -> bool:
-    return not any(dim == at and s.low <= low < s.low * s.radix for dim, s in held)
+def _at(digits: Sequence[PlacedDigit], at: int, low: int) -> PlacedDigit | None:
+    """The digit that covers a place."""
+    return next((d for d in digits if d.dim == at and d.low <= low < d.low * d.radix), None)
 
 
-def _holder(segments: Sequence[Segment], low: int) -> int | None:
-    for s in segments:
-        if s.low <= low < s.low * s.radix:
-            return None if s.stride is None else s.stride * (low // s.low)
-    return None
-
-
-def _name(at: int, low: int, free: Sequence[tuple[int, int, int]]) -> str:
-    """n0 for the one free atom of dim 0; n0a, n0b, ... for several, major first."""
-    mine = sorted((lo for dim, lo, _ in free if dim == at), reverse=True)
-    return f"n{at}" if len(mine) == 1 else f"n{at}{chr(ord('a') + mine.index(low))}"
+def _holder(digits: Sequence[PlacedDigit], at: int, low: int) -> int | None:
+    digit = _at(digits, at, low)
+    return None if digit is None else digit.holder(low)

@@ -1,16 +1,19 @@
-"""What lives on a device while a program runs, from its own buffers, as multiples of the sizes that vary.
+"""What a program has live on a device while it runs, and what it receives, in elements.
 
-The figures are those of `runtime.on_numpy`'s allocations, of the fullest device. Every buffer has each free
-digit whole, so it is its size here divided by the product of the free sizes, times that product for
-any others.
+The buffers are counted from the program's own instructions, as `runtime.on_numpy` allocates them, on the fullest
+device. Every buffer contains each free digit whole. At other sizes it is therefore its size here, divided by the
+product of the free sizes here and multiplied by their product there.
+
+What is received comes from `lower.traffic`, which only adds up the lists of an instruction; that the lists themselves
+are right is proved elsewhere (`collectives`, `transfers`, `slots`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
@@ -24,11 +27,11 @@ from reshard.lower.program import (
     ReduceScatter,
 )
 from reshard.lower.traffic import instruction_traffic
-from reshard.proofs.symbolic.formulas import ByFormula
 from reshard.proofs.symbolic.correctness import Outline
+from reshard.proofs.symbolic.formulas import ByFormula
 
 Buffers = tuple[int, ...]
-"""Elements of all that lives at one moment."""
+"""The elements of each buffer that is live at one moment."""
 
 
 class Wire(NamedTuple):
@@ -39,15 +42,15 @@ class Wire(NamedTuple):
 
 
 def moments(program: Program | Outline) -> list[list[Buffers]]:
-    """Per step, the buffers that live together on a device at the moments that may be the fullest."""
+    """Per step, the buffers that are live together on a device at the moments that may be the fullest."""
     source = math.prod(program.tile_shape)
-    found: list[list[Buffers]] = []
+    steps: list[list[Buffers]] = []
     before = source
     for number, (instruction, shape) in enumerate(zip(program.instructions, program.tile_shapes, strict=True)):
         retained = (source,) if program.keep_source and number else ()
-        found.append([(*retained, *m) for m in _moments(instruction, before, math.prod(shape))])
+        steps.append([(*retained, *m) for m in _moments(instruction, before, math.prod(shape))])
         before = math.prod(shape)
-    return found
+    return steps
 
 
 def wire(instruction: Instruction | ByFormula, before: int) -> Wire:
@@ -59,6 +62,7 @@ def wire(instruction: Instruction | ByFormula, before: int) -> Wire:
 
 
 def _moments(instruction: Instruction | ByFormula, before: int, after: int) -> Iterator[Buffers]:
+    """The whole tiles stay live while a step runs part by part."""
     if isinstance(instruction, InParts):
         parts = before // instruction.take.parts, after // instruction.put.parts
         yield from ((before, after, *m) for m in _plain(instruction.each, *parts))
@@ -67,42 +71,61 @@ def _moments(instruction: Instruction | ByFormula, before: int, after: int) -> I
 
 
 def _plain(instruction: Plain | ByFormula, before: int, after: int) -> Iterator[Buffers]:
-    match instruction:
-        case AllGather():
-            yield from _arriving(instruction.receive.elements, instruction.receive.in_place, before, after)
-        case AllToAll():
-            packed = () if instruction.send.in_place else (instruction.send.elements,)
-            yield (before, *packed, instruction.receive.elements)
-            yield from _arriving(instruction.receive.elements, instruction.receive.in_place, before, after)
-        case ReduceScatter():
-            packed = () if instruction.send.in_place else (instruction.send.elements,)
-            yield (before, *packed, after)
-        case Exchange():
-            staged = _staged(instruction) if instruction.staged else ()
-            yield (before, after, *staged)
-        case ByFormula():
-            yield (before, after, *((2 * instruction.message,) if instruction.staged else ()))
-        case ExchangeInPlace():
-            longest = max((t.length for turn in instruction.rounds for t in turn), default=0)
-            staged = (2 * longest,) if instruction.staged and longest else ()
-            yield (max(instruction.slot * instruction.slots, before), *staged)
-        case _:
-            yield (before, after)
+    rule = _MOMENTS.get(type(instruction))
+    return rule(instruction, before, after) if rule else iter([(before, after)])
 
 
-def _arriving(elements: int, in_place: bool, before: int, after: int) -> Iterator[Buffers]:
+def _all_gather(step: AllGather, before: int, after: int) -> Iterator[Buffers]:
     """Blocks arrive in the result itself, or in a buffer beside it."""
-    yield (before, elements) if in_place else (before, elements, after)
+    yield (before, step.receive.elements) if step.receive.in_place else (before, step.receive.elements, after)
 
 
-def _staged(step: Exchange) -> Buffers:
-    """The messages that one device sends and receives in a round, in the round and on the device that has most."""
+def _all_to_all(step: AllToAll, before: int, after: int) -> Iterator[Buffers]:
+    """The packed blocks are freed before the arrived ones are unpacked."""
+    packed = () if step.send.in_place else (step.send.elements,)
+    yield (before, *packed, step.receive.elements)
+    yield (before, step.receive.elements) if step.receive.in_place else (before, step.receive.elements, after)
+
+
+def _reduce_scatter(step: ReduceScatter, before: int, after: int) -> Iterator[Buffers]:
+    packed = () if step.send.in_place else (step.send.elements,)
+    yield (before, *packed, after)
+
+
+def _exchange(step: Exchange, before: int, after: int) -> Iterator[Buffers]:
+    staged = _staged(step) if step.staged else 0
+    yield (before, after, staged) if staged else (before, after)
+
+
+def _by_formula(step: ByFormula, before: int, after: int) -> Iterator[Buffers]:
+    yield (before, after, 2 * step.message) if step.staged else (before, after)
+
+
+def _exchange_in_place(step: ExchangeInPlace, before: int, after: int) -> Iterator[Buffers]:
+    longest = max((t.length for transfers in step.rounds for t in transfers), default=0)
+    buffer = max(step.slot * step.slots, before)
+    yield (buffer, 2 * longest) if step.staged and longest else (buffer,)
+
+
+_MOMENTS: dict[type[Any], Callable[[Any, int, int], Iterator[Buffers]]] = {
+    AllGather: _all_gather,
+    AllToAll: _all_to_all,
+    ReduceScatter: _reduce_scatter,
+    Exchange: _exchange,
+    ByFormula: _by_formula,
+    ExchangeInPlace: _exchange_in_place,
+}
+"""What has buffers beside the operand and the result."""
+
+
+def _staged(step: Exchange) -> int:
+    """The messages that one device sends and receives in a round, for the round and the device that have the most."""
     most = 0
-    for turn in step.rounds:
+    for transfers in step.rounds:
         busy = Counter[int]()
-        for t in turn:
+        for t in transfers:
             if t.sender != t.receiver:
                 busy[t.sender] += t.elements
                 busy[t.receiver] += t.elements
         most = max(most, *busy.values(), 0)
-    return (most,) if most else ()
+    return most

@@ -1,105 +1,122 @@
 """Exchanges in place: which share lies in which slot of which device, round by round, as arrays.
 
-A share is a device and a place of its tile, one value of each digit that moves. Rounds send pieces of
-slots; all are read before any is written, as in the numpy runtime. At the end every slot that is unpacked
-must hold the share that the result's layout puts there, and every place must be unpacked.
+A share is a device and a place in its tile: one value of each digit that moves. A round sends pieces of slots. As in
+the numpy runtime, all of them are read before any is written. At the end, every slot that is unpacked must contain the
+share that the result's layout puts there, and every place must be unpacked.
+
+    f32[{x}4] -> f32[4{x}] on <x=4>: each device has 4 slots of one element; numbers are the global indices
+
+                  device 0     device 1     device 2     device 3
+    packed         0  1  2  3   4  5  6  7   8  9 10 11  12 13 14 15
+    after round 1  0  .  .  ?  ...                                     slot contents follow the listed transfers
+    unpacked       0  4  8 12   1  5  9 13   2  6 10 14   3  7 11 15
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from reshard.lower.exchange_in_place import ExchangeInPlace, Place
-from reshard.proofs.symbolic.collectives import Frame, match, same_string
-from reshard.proofs.symbolic.form import Atom
-from reshard.proofs.symbolic.lists import Ints, array, coordinate, need, positions
-from reshard.proofs.symbolic.verdicts import Tied
+from reshard.proofs.symbolic.contract import StepContract, match, same_string, size_of
+from reshard.proofs.symbolic.form import FormDigit, Tied
+from reshard.proofs.symbolic.lists import Ints, array, coordinate, positions, require
 from reshard.types.layout import Layout
 from reshard.types.rules.tile_view import TileView
 
 NOTHING = -1
 
 
-def exchange_in_place(step: ExchangeInPlace, frame: Frame) -> None:
-    """Compares the slots' contents with both layouts."""
-    need(frame.operand.even and frame.result.even and not frame.part, f"{frame.about}: in place, and not even")
-    need(frame.operand.partial == frame.result.partial, f"{frame.about}: summands change")
-    stay = [[a for a in local if a.src is None and a.dst is None] for local in (frame.before, frame.after)]
-    same_string(*stay)
-    need(step.slot == math.prod(a.radix for a in stay[0]), f"{frame.about}: a slot of another size than a share")
-    for view, tile in ((step.send, frame.tiles[0]), (step.receive, frame.tiles[1])):
-        need(view.tile == tile == view.padded, f"{frame.about}: a view of another tile")
-    lengths = {t.length for turn in step.rounds for t in turn}
-    need(step.staged or lengths <= {1}, f"{frame.about}: unstaged messages of several elements")
-    cells = _cells(step, frame)
-    go = [a for a in frame.before if a.dst is not None]
-    slots = _packed(step, frame, go, len(cells) - 1)
-    for turn in step.rounds:
-        _move(step, np.array(turn, np.int64).reshape(len(turn), 6), slots, cells, frame.operand)
-    _check_unpacked(step, frame, slots, go)
+def check_exchange_in_place(step: ExchangeInPlace, contract: StepContract) -> None:
+    """Compares the contents of all slots with both layouts."""
+    _check_shares(step, contract)
+    ends = _piece_ends(step, contract)
+    moving = [a for a in contract.before if a.dst is not None]
+    slots = _packed(step, contract, moving, len(ends) - 1)
+    for transfers in step.rounds:
+        _run_round(step, np.array(transfers, np.int64).reshape(len(transfers), 6), slots, ends, contract.operand)
+    _check_unpacked(step, contract, slots, moving)
 
 
-def _cells(step: ExchangeInPlace, frame: Frame) -> Ints:
-    """The ends of the pieces that slots are sent in; digits keep their sizes where there are several."""
-    spans = {(t.start, t.length) for turn in step.rounds for t in turn}
-    need(all(a >= 0 and a + n <= step.slot for a, n in spans), f"{frame.about}: a piece that reaches out of its slot")
-    if spans - {(0, step.slot)} and frame.names:
-        raise Tied(frame.names)
-    return np.array(sorted({0, step.slot} | {end for a, n in spans for end in (a, a + n)}), np.int64)
+def _check_shares(step: ExchangeInPlace, contract: StepContract) -> None:
+    """Checks that a slot is one share: the digits that stay, in the same order on both sides."""
+    about = contract.about
+    even = contract.operand.even and contract.result.even
+    require(even and not contract.part, f"{about}: in place, but not even or in parts")
+    require(contract.operand.partial == contract.result.partial, f"{about}: summands change")
+    staying = [[a for a in local if a.src is None and a.dst is None] for local in (contract.before, contract.after)]
+    same_string(*staying)
+    require(step.slot == size_of(staying[0]), f"{about}: a slot of another size than a share")
+    for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
+        require(view.tile == tile == view.padded, f"{about}: a view of another tile")
+    lengths = {t.length for transfers in step.rounds for t in transfers}
+    require(step.staged or lengths <= {1}, f"{about}: unstaged messages of several elements")
 
 
-def _packed(step: ExchangeInPlace, frame: Frame, go: Sequence[Atom], cells: int) -> Ints:
-    """What every slot holds after packing: position of the device, then its place, as one number."""
-    size = frame.operand.mesh.size
-    found = np.full((size, step.slots, cells), NOTHING, np.int64)
-    rows = _rows(step.pack, step.send, frame.before, go, frame.operand)
-    need(np.all((rows[:, 1] >= 0) & (rows[:, 1] < step.slots)), "a slot that is not there")
-    found[rows[:, 0], rows[:, 1]] = (rows[:, 0] + size * rows[:, 2])[:, None]
-    return found
+def _piece_ends(step: ExchangeInPlace, contract: StepContract) -> Ints:
+    """The ends of the pieces in which slots are sent; raises `Tied` if slots are cut, which fixes the sizes."""
+    spans = {(t.start, t.length) for transfers in step.rounds for t in transfers}
+    inside = all(start >= 0 and start + n <= step.slot for start, n in spans)
+    require(inside, f"{contract.about}: a piece that reaches out of its slot")
+    if spans - {(0, step.slot)} and contract.names:
+        raise Tied(contract.names)
+    return np.array(sorted({0, step.slot} | {end for start, n in spans for end in (start, start + n)}), np.int64)
 
 
-def _move(step: ExchangeInPlace, turn: Ints, slots: Ints, cells: Ints, layout: Layout) -> None:
-    """One round: all pieces are read, then all are written."""
-    sender, receiver = positions(layout.mesh, turn[:, 0]), positions(layout.mesh, turn[:, 1])
-    need(np.all((turn[:, 2:4] >= 0) & (turn[:, 2:4] < step.slots)), "a slot that is not there")
-    held = slots[sender, turn[:, 2]]
-    inside = (turn[:, 4, None] <= cells[None, :-1]) & (cells[None, 1:] <= (turn[:, 4] + turn[:, 5])[:, None])
-    at, cell = np.nonzero(inside)
-    slots[receiver[at], turn[at, 3], cell] = held[at, cell]
+def _packed(step: ExchangeInPlace, contract: StepContract, moving: Sequence[FormDigit], pieces: int) -> Ints:
+    """The share in every piece of every slot after packing, as one number: device position + size * place."""
+    size = contract.operand.mesh.size
+    slots = np.full((size, step.slots, pieces), NOTHING, np.int64)
+    rows = _rows(step.pack, step.send, contract.before, moving, contract.operand)
+    require(np.all((rows[:, 1] >= 0) & (rows[:, 1] < step.slots)), "a slot that does not exist")
+    slots[rows[:, 0], rows[:, 1]] = (rows[:, 0] + size * rows[:, 2])[:, None]
+    return slots
 
 
-def _check_unpacked(step: ExchangeInPlace, frame: Frame, slots: Ints, go: Sequence[Atom]) -> None:
-    come = [a for a in frame.after if a.src is not None]
-    rows = _rows(step.unpack, step.receive, frame.after, come, frame.result)
-    places = math.prod(a.radix for a in come)
+def _run_round(step: ExchangeInPlace, transfers: Ints, slots: Ints, ends: Ints, layout: Layout) -> None:
+    """Runs one round: the right side is read in full before the left side is written."""
+    sender, receiver = positions(layout.mesh, transfers[:, 0]), positions(layout.mesh, transfers[:, 1])
+    require(np.all((transfers[:, 2:4] >= 0) & (transfers[:, 2:4] < step.slots)), "a slot that does not exist")
+    sent = slots[sender, transfers[:, 2]]
+    start, stop = transfers[:, 4, None], (transfers[:, 4] + transfers[:, 5])[:, None]
+    at, piece = np.nonzero((start <= ends[None, :-1]) & (ends[None, 1:] <= stop))
+    slots[receiver[at], transfers[at, 3], piece] = sent[at, piece]
+
+
+def _check_unpacked(step: ExchangeInPlace, contract: StepContract, slots: Ints, moving: Sequence[FormDigit]) -> None:
+    """Checks that every place of every result is unpacked from a slot with the share that belongs there."""
+    arriving = [a for a in contract.after if a.src is not None]
+    rows = _rows(step.unpack, step.receive, contract.after, arriving, contract.result)
+    places = size_of(arriving)
     at, place = rows[:, 0], rows[:, 2]
-    need(np.all((rows[:, 1] >= 0) & (rows[:, 1] < step.slots)), "a slot that is not there")
-    need(len(np.unique(at * places + place)) == frame.result.mesh.size * places, "a place that is not unpacked")
+    require(np.all((rows[:, 1] >= 0) & (rows[:, 1] < step.slots)), "a slot that does not exist")
+    every = len(np.unique(at * places + place)) == contract.result.mesh.size * places
+    require(every, "a place that is not unpacked")
     content = slots[at, rows[:, 1]]
-    need(np.all((content == content[:, :1]) & (content != NOTHING)), f"{frame.about}: a slot of several shares")
-    share, sender = np.divmod(content[:, 0], frame.operand.mesh.size)
-    for a in frame.nested:
+    whole = np.all((content == content[:, :1]) & (content != NOTHING))
+    require(whole, f"{contract.about}: a slot of several shares")
+    share, sender = np.divmod(content[:, 0], contract.operand.mesh.size)
+    for a in contract.nested:
         if a.src is None and a.dst is None:
             continue
-        before = coordinate(sender, a.src, a.radix) if a.src is not None else _digit(share, a, go)
-        after = coordinate(at, a.dst, a.radix) if a.dst is not None else _digit(place, a, come)
-        need(np.array_equal(before, after), f"{frame.about}: a slot holds another share, dim {a.dim}")
-    for stride, size in frame.partial(frame.operand):
-        need(np.array_equal(coordinate(sender, stride, size), coordinate(at, stride, size)), "another summand")
+        before = coordinate(sender, a.src, a.radix) if a.src is not None else _digit(share, a, moving)
+        after = coordinate(at, a.dst, a.radix) if a.dst is not None else _digit(place, a, arriving)
+        require(np.array_equal(before, after), f"{contract.about}: a slot holds another share, dim {a.dim}")
+    for stride, size in contract.partial(contract.operand):
+        same = np.array_equal(coordinate(sender, stride, size), coordinate(at, stride, size))
+        require(same, f"{contract.about}: another summand")
 
 
 def _rows(
     places: Mapping[int, Sequence[tuple[int, Place]]],
     view: TileView,
-    local: Sequence[Atom],
-    moving: Sequence[Atom],
+    local: Sequence[FormDigit],
+    moving: Sequence[FormDigit],
     layout: Layout,
 ) -> Ints:
-    """(position, slot, number of the place) of every place in a list of them."""
-    need(set(places) == set(layout.mesh.devices), "places of each device")
+    """(device position, slot, number of the place) for every entry of `pack` or `unpack`."""
+    require(set(places) == set(layout.mesh.devices), "not every device has places")
     axes = match(view.digits, local)
     rows: list[tuple[int, int, int]] = []
     known: dict[Place, int] = {}
@@ -108,29 +125,29 @@ def _rows(
             if place not in known:
                 known[place] = _number(place, axes, moving)
             rows.append((device, slot, known[place]))
-    found = array(rows, 3, "places")
-    found[:, 0] = positions(layout.mesh, found[:, 0])
-    return found
+    table = array(rows, 3, "places")
+    table[:, 0] = positions(layout.mesh, table[:, 0])
+    return table
 
 
-def _number(place: Place, axes: Sequence[Sequence[Atom]], moving: Sequence[Atom]) -> int:
-    """A place as one number: a value of every digit that moves, and the others whole."""
-    need(len(place) == len(axes), "a place of other digits")
-    found: dict[tuple[int, int], int] = {}
-    for value, atoms in zip(place, axes, strict=True):
-        moves = [a for a in atoms if (a.src, a.dst) != (None, None)]
-        need(len(moves) == (0 if value is None else len(atoms)), "a place that cuts digits")
+def _number(place: Place, axes: Sequence[Sequence[FormDigit]], moving: Sequence[FormDigit]) -> int:
+    """A place as one number: the values of the digits that move. The view takes the other digits whole."""
+    require(len(place) == len(axes), "a place of other digits")
+    values: dict[tuple[int, int], int] = {}
+    for value, digits in zip(place, axes, strict=True):
+        moves = [a for a in digits if (a.src, a.dst) != (None, None)]
+        require(len(moves) == (0 if value is None else len(digits)), "a place that cuts digits")
         rest = value or 0
         for a in reversed(moves):
-            rest, found[a.place] = divmod(rest, a.radix)
-        need(rest == 0, "a place out of its digit")
+            rest, values[a.place] = divmod(rest, a.radix)
+        require(rest == 0, "a place outside of its digit")
     number = 0
     for a in moving:
-        number = number * a.radix + found.get(a.place, 0)
+        number = number * a.radix + values.get(a.place, 0)
     return number
 
 
-def _digit(number: Ints, atom: Atom, atoms: Sequence[Atom]) -> Ints:
-    """One digit of a place's number."""
-    at = [a.place for a in atoms].index(atom.place)
-    return number // math.prod(a.radix for a in atoms[at + 1 :]) % atom.radix
+def _digit(number: Ints, digit: FormDigit, digits: Sequence[FormDigit]) -> Ints:
+    """One digit of a place's number, which all the digits spell."""
+    at = [a.place for a in digits].index(digit.place)
+    return number // size_of(digits[at + 1 :]) % digit.radix

@@ -1,0 +1,147 @@
+"""The only module of this package that needs z3: it decides claims, and writes them in SMT-LIB 2 for other solvers.
+
+A claim is refuted by values for which it fails. z3 gets that negation, and the claim holds if there is no solution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from reshard.errors import UndecidedError
+from reshard.proofs.symbolic.claims import Absent, Claim, Fewer, Query, Rounds, Sum
+from reshard.proofs.symbolic.laws import Law, Term
+
+
+def decide(claims: Sequence[Query], seconds: float = 10.0) -> None:
+    """Proves every claim; raises `UndecidedError` with z3's counterexample if one fails, else with its reason.
+
+    >>> decide([Fewer("step 1", 3, 4)])
+    >>> decide([Fewer("step 1", 4, 3)])
+    Traceback (most recent call last):
+    ...
+    reshard.errors.UndecidedError: step 1: z3 finds that it fails where N = 1
+    """
+    for claim in claims:
+        solver = _solver(claim)
+        solver.set("timeout", max(1, int(seconds * 1000)))
+        verdict = solver.check()
+        if verdict == z3().sat:
+            raise UndecidedError(f"{claim.about}: z3 finds that it fails where {_spelled(solver.model())}")
+        if verdict != z3().unsat:
+            raise UndecidedError(f"{claim.about}: z3 does not decide it ({solver.reason_unknown()})")
+
+
+def to_smt2(claim: Query) -> str:
+    """The claim's negation in SMT-LIB 2: `unsat` means that the claim holds."""
+    return f"; {claim}\n{_solver(claim).to_smt2()}"
+
+
+@lru_cache(maxsize=1)
+def z3() -> Any:
+    """The z3 library, loaded by the first claim; raises `UndecidedError` if it is not installed."""
+    try:
+        return import_module("z3")
+    except ImportError as error:
+        raise UndecidedError(f"z3 is needed to decide claims ({error}); install reshard[prove]") from None
+
+
+def _solver(claim: Query) -> Any:
+    """A solver that looks for values for which the claim fails."""
+    solver = z3().Solver()
+    if isinstance(claim, Absent):
+        solver.from_string(claim.conditions)
+    else:
+        solver.add(*_FAILURES[type(claim)](claim))
+    return solver
+
+
+def _claim_fails(claim: Claim) -> Iterator[Any]:
+    for name, bound in claim.bounds:
+        yield _within(z3().Int(name), z3().Int(bound) if isinstance(bound, str) else bound)
+    for size in {bound for _, bound in claim.bounds if isinstance(bound, str)}:
+        yield z3().Int(size) >= 1
+    yield from (_total(s) < limit for s, limit in claim.given)
+    goals = [z3().Int(a) == z3().Int(b) for a, b in claim.equal]
+    goals += [_total(s) < limit for s, limit in claim.below]
+    yield z3().Not(z3().And(*goals))
+
+
+def _fewer_fails(claim: Fewer) -> Iterator[Any]:
+    unit = z3().Int("N")
+    yield unit >= 1
+    yield z3().Not(claim.least * unit <= claim.most * unit)
+
+
+def _rounds_fail(claim: Rounds) -> Iterator[Any]:
+    """Two different receivers c and d of one sender, or a share that its round does not bring."""
+    radices = dict(claim.coordinates)
+    c, d = ({stride: z3().Int(f"{side}:{stride}") for stride in radices} for side in "cd")
+    turns = {name: (z3().Int(name), radix) for name, _, radix in claim.turns}
+    for receiver in (c, d):
+        yield from (_within(receiver[stride], radix) for stride, radix in claim.coordinates)
+    yield from (_within(turn, radix) for turn, radix in turns.values())
+
+    def sender(receiver: dict[int, Any], stride: int, turn: str | None) -> Any:
+        return receiver[stride] if turn is None else (receiver[stride] + turns[turn][0]) % turns[turn][1]
+
+    same_sender = [sender(c, *coordinate) == sender(d, *coordinate) for coordinate in claim.senders]
+    different = z3().Or(*(c[stride] != d[stride] for stride in radices))
+    lost = [_lost(z3().Int(f"share:{name}"), c[stride], radix) for name, stride, radix in claim.turns]
+    yield z3().Or(z3().And(*same_sender, different), *lost)
+
+
+def _lost(share: Any, head: Any, radix: int) -> Any:
+    """A share that round (share - head) mod radix does not bring."""
+    return z3().And(_within(share, radix), (head + (share - head) % radix) % radix != share)
+
+
+def _law_fails(law: Law) -> Iterator[Any]:
+    for size in law.sizes:
+        yield _number(size) >= 1
+    for digit, bound in law.digits:
+        if bound is not None:
+            yield _within(_number(digit), _number(bound))
+    for one, other in law.given:
+        yield _number(one) == _number(other)
+    for high, above, last, end, radix in law.lemmas:
+        same = _number(high * radix + last) == _number(above * radix + end)
+        within = [_within(_number(digit), _number(radix)) for digit in (last, end)]
+        equal = z3().And(_number(high) == _number(above), _number(last) == _number(end))
+        yield z3().Implies(z3().And(same, *within), equal)
+    goals = [_number(one) == _number(other) for one, other in law.equal]
+    yield z3().Not(z3().And(*goals, *(_number(one) < _number(limit) for one, limit in law.below)))
+
+
+_FAILURES: dict[type[Any], Callable[[Any], Iterator[Any]]] = {
+    Claim: _claim_fails,
+    Fewer: _fewer_fails,
+    Rounds: _rounds_fail,
+    Law: _law_fails,
+}
+
+
+def _number(term: Term) -> Any:
+    """A term as z3's expression; an unknown function of integers is an uninterpreted one."""
+    args = [_number(a) for a in term.args]
+    if term.head == "+":
+        return args[0] + args[1]
+    if term.head == "*":
+        return args[0] * args[1]
+    if args:
+        return z3().Function(term.head, *[z3().IntSort()] * (len(args) + 1))(*args)
+    return z3().IntVal(term.head) if term.head.isdigit() else z3().Int(term.head)
+
+
+def _within(value: Any, bound: Any) -> Any:
+    return z3().And(value >= 0, value < bound)
+
+
+def _total(terms: Sum) -> Any:
+    return z3().Sum([k * z3().Int(name) for k, name in terms]) if terms else z3().IntVal(0)
+
+
+def _spelled(model: Any) -> str:
+    return ", ".join(sorted(f"{d} = {model[d]}" for d in model.decls()))
