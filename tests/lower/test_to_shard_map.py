@@ -27,8 +27,8 @@ from reshard.types.plan import Plan, StepSpec, chain
 from reshard.types.rules.checker import RULES
 from reshard.types.rules.cost import StepMode
 from reshard.types.rules.parts import counts
+from tests.faults import CORPUS, planted
 from tests.layouts import random_pair
-from tests.lower.test_faults import CORPUS, planted
 from tests.oracle import PADDING, check, finished, summands_of, tiles_of
 
 
@@ -94,9 +94,10 @@ def test_the_corpus_in_parts(number: int):
 
 @pytest.mark.parametrize("number", range(len(CORPUS)))
 def test_faults_of_the_corpus_are_seen(number: int):
-    """Two of those that change values, where XLA runs the faulty program at all. More: tests/lower/test_faults.
+    """Two faults of each plan that change values; tests/lower/test_faults plants all of them.
 
-    Some only cost; and of groups along whole axes XLA is told the axes, of a round in place one piece.
+    Faults that only cost time or memory change no value. XLA never sees a group that is dropped or run twice, where
+    groups are written as axes, nor the wrong piece of a slot, since a round has one piece for all devices.
     """
     plan, choose = corpus()[number], random.Random(number)
     harmless = {"staging forgotten", "a round run twice", "a group run twice"}

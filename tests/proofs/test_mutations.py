@@ -13,8 +13,8 @@ from reshard.proofs import ProofError, UndecidedError, prove
 from reshard.runtime import run
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
+from tests.faults import KINDS, WHOLE, detected, plans, planted
 from tests.layouts import random_pair
-from tests.lower.test_faults import KINDS, WHOLE, found_out, plans, planted
 from tests.oracle import tiles_of
 
 EACH = 6
@@ -52,7 +52,7 @@ def test_counterexamples_are_what_the_numpy_runtime_does(faults: list[tuple[str,
     for kind, plan, program in random.Random(0).sample(faults, 120):
         with pytest.raises(ProofError) as error:
             prove(plan, program)
-        found = error.value.counterexample
+        counterexample = error.value.counterexample
         if plan.source.partial or found.index is None:
             continue
         given = {d: (tile + 1).astype(plan.source.dtype) for d, tile in tiles_of(plan.source).items()}
@@ -61,8 +61,8 @@ def test_counterexamples_are_what_the_numpy_runtime_does(faults: list[tuple[str,
         assert found.element == tuple(dim[at] for dim, at in zip(index, found.index, strict=True))
         # One more than the index: a place that nothing was written to is 0.
         assert tile[found.index] != 1 + np.ravel_multi_index(found.element, plan.source.shape)
-        if found.found is not None:
-            assert tile[found.index] == 1 + np.ravel_multi_index(found.found, plan.source.shape)
+        if counterexample.actual is not None:
+            assert tile[found.index] == 1 + np.ravel_multi_index(counterexample.actual, plan.source.shape)
         shown[kind] += 1
     assert len(shown) >= 15
 
@@ -117,7 +117,7 @@ def test_a_mutated_program_that_is_proved_does_run_right(seed: int):
             except UndecidedError:
                 continue
             else:
-                assert not found_out(plan, program)
+                assert not detected(plan, program)
                 proved += 1
     assert refuted > 100
     assert proved > 0
