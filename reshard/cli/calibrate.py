@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
-from reshard.cli import files
-from reshard.cli.arguments import Options
-from reshard.mpi import launch
+import argparse
+from dataclasses import dataclass
+
+from reshard.cli.options import Commands, Options, add_command
+
+_EXAMPLES = """\
+examples:
+  reshard calibrate -n 4 -o network.json
+  mpiexec -n 64 reshard calibrate -o network.json
+  reshard plan --network ./network.json ...
+"""
 
 
-def run(options: Options) -> int:
-    """Measures on ranks that it starts, or with no number of them on those that run it; rank 0 writes."""
+@dataclass(frozen=True)
+class CalibrateOptions(Options):
+    """The options of `reshard calibrate`."""
+
+    ranks: int | None
+    output: str | None
+    name: str
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds the number of ranks, and the file and the name of the network."""
+        what = "start so many (default: those that run it)"
+        parser.add_argument("-n", "--ranks", type=int, metavar="N", help=what)
+        what = "where the network is written (default: stdout)"
+        parser.add_argument("-o", "--output", metavar="FILE", help=what)
+        what = "the network's name (default calibrated)"
+        parser.add_argument("--name", default="calibrated", metavar="NAME", help=what)
+
+
+def add(commands: Commands) -> None:
+    """Adds `reshard calibrate`."""
+    summary = "measure the latencies and bandwidths of MPI ranks, as a network to plan for"
+    add_command(commands, "calibrate", summary, _EXAMPLES, CalibrateOptions, run)
+
+
+def run(options: CalibrateOptions) -> int:
+    """Measures on `--ranks` ranks that it starts, or on those that run it already; rank 0 writes the network."""
+    from reshard.mpi import launch
+
     if options.ranks is None:
         return _measure(options)
-    named = ["--name", options.name, *(["-o", options.output] if options.output else [])]
-    return launch(options.ranks, ["-m", "reshard", "calibrate", *named])
+    output = [] if options.output is None else ["-o", options.output]
+    return launch(options.ranks, ["-m", "reshard", "calibrate", "--name", options.name, *output])
 
 
-def _measure(options: Options) -> int:
+def _measure(options: CalibrateOptions) -> int:
+    from reshard.cli.programs import write
     from reshard.mpi import calibrate, world
 
     comm = world()
     network = calibrate(comm, options.name)
     if comm.rank:
         return 0
-    if options.output is None:
-        print(network.to_json())
-        return 0
-    files.write(options.output, f"{network.to_json()}\n")
+    write("-" if options.output is None else options.output, f"{network.to_json()}\n")
     return 0

@@ -2,41 +2,79 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reshard.cli import files
-from reshard.cli.arguments import Options
-from reshard.cli.files import quiet_jax, read
+from reshard.cli.options import Commands, Options, add_command, add_network
 from reshard.errors import NotationError, ReshardError
-from reshard.show import terminal
 from reshard.types.units import bytes_text, counted, parse_bytes
 
 if TYPE_CHECKING:
     from reshard.jax.module_pass import Transformed
-    from reshard.jax.pass_report import Report, Reshard
+    from reshard.jax.pass_report import PassReport, Reshard
 
-_TEXT = (".mlir", ".txt", ".stablehlo")
+_TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text rather than an artifact.
+
+_EXAMPLES = """\
+examples:
+  reshard pass step.mlir -o ours.mlir
+  reshard pass step.mlir -o ours.mlirbc --report
+  reshard pass step.mlir --report --network tpu-v5p
+  reshard pass step.mlir --json --budget 1GiB
+"""
 
 
-def run(options: Options) -> int:
-    """Writes the program after the pass; prints what became of its reshards, if that was asked for."""
-    found = _transformed(options)
+@dataclass(frozen=True)
+class CompilerPassOptions(Options):
+    """The options of `reshard pass`."""
+
+    file: str
+    output: str | None
+    report: bool
+    json: bool
+    network: str | None
+    budget: str | None
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds the two files, the forms of the report, and those of the planner."""
+        what = "StableHLO with Shardy shardings, text or artifact; - is stdin"
+        parser.add_argument("file", metavar="FILE", help=what)
+        what = "text if it ends in .mlir, else a portable artifact"
+        parser.add_argument("-o", "--output", metavar="FILE", help=what)
+        parser.add_argument("--report", action="store_true", help="print what became of each reshard")
+        parser.add_argument("--json", action="store_true", help="print that as one JSON object")
+        add_network(parser)
+        what = "most bytes live on a device in one move, e.g. 64MiB"
+        parser.add_argument("--budget", metavar="SIZE", help=what)
+
+
+def add(commands: Commands) -> None:
+    """Adds `reshard pass`."""
+    summary = "put reshard's collectives into a StableHLO program"
+    add_command(commands, "pass", summary, _EXAMPLES, CompilerPassOptions, run)
+
+
+def run(options: CompilerPassOptions) -> int:
+    """Writes or prints the transformed program, and prints the report if one is asked for."""
+    transformed = _transformed(options)
     if options.output is not None:
-        # Text for a name that says so, else a portable artifact.
-        as_text = options.output == "-" or options.output.endswith(_TEXT)
-        files.write(options.output, found.text if as_text else found.to_bytes())
+        _write(options.output, transformed)
     elif not (options.report or options.json):
-        print(found.text)
+        print(transformed.text)
     if options.json:
-        print(json.dumps(found.report.to_dict(), indent=2))
+        print(json.dumps(transformed.report.to_dict(), indent=2))
     elif options.report:
-        _show(found.report)
+        _show(transformed.report)
     return 0
 
 
-def _transformed(options: Options) -> Transformed:
+def _transformed(options: CompilerPassOptions) -> Transformed:
+    from reshard.cli.programs import quiet_jax, read
+
     program = read(options.file)
     if program.is_hlo:
         raise NotationError(
@@ -51,24 +89,33 @@ def _transformed(options: Options) -> Transformed:
     return transform(program.content, network=options.network, budget=budget)
 
 
-def _show(report: Report) -> None:
+def _write(path: str, transformed: Transformed) -> None:
+    from reshard.cli.programs import write
+
+    as_text = path == "-" or path.endswith(_TEXT)
+    write(path, transformed.text if as_text else transformed.to_bytes())
+
+
+def _show(report: PassReport) -> None:
+    """Prints a row for each reshard of the program: those that were replaced, then those left to XLA."""
+    from reshard.show import terminal
+
     out = terminal.console()
-    terminal.paragraph(
-        out, f"{counted(len(report.taken), 'reshard')} taken, {len(report.left)} left", style=terminal.NAME
-    )
+    summary = f"{counted(len(report.taken), 'reshard')} taken, {len(report.left)} left"
+    terminal.paragraph(out, summary, style=terminal.NAME)
     rows = [*report.taken, *report.left]
     if not rows:
         return
     out.print()
     table = terminal.table("", "where", "from", "to", "by", "received", right=["", "received"])
-    for at, found in enumerate(rows, 1):
-        table.add_row(str(at), *_cells(found))
+    for number, reshard in enumerate(rows, 1):
+        table.add_row(str(number), *_cells(reshard))
     terminal.show(out, table, indent=2)
 
 
-def _cells(found: Reshard) -> list[str]:
-    steps = "" if found.plan is None else ", ".join(step.kind for step in found.plan.steps)
-    by = steps if found.taken else f"left: {found.why}"
-    received = bytes_text(found.plan.received_bytes) if found.plan is not None and found.taken else ""
-    where = found.where.rpartition(os.sep)[2] or found.operation
-    return [where, str(found.source or ""), str(found.target or ""), by, received]
+def _cells(reshard: Reshard) -> list[str]:
+    steps = "" if reshard.plan is None else ", ".join(step.kind for step in reshard.plan.steps)
+    by = steps if reshard.taken else f"left: {reshard.why}"
+    received = bytes_text(reshard.plan.received_bytes) if reshard.plan is not None and reshard.taken else ""
+    where = reshard.where.rpartition(os.sep)[2] or reshard.operation
+    return [where, str(reshard.source or ""), str(reshard.target or ""), by, received]

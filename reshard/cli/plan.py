@@ -1,105 +1,86 @@
-"""`reshard plan`: the steps as a table, JSON or a page, and why they are there."""
+"""`reshard plan`: the steps between two layouts as a table, JSON or a page, and why they are there."""
 
 from __future__ import annotations
 
-import math
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
-from reshard.cli import files
-from reshard.cli.arguments import Options
-from reshard.cli.request import Request, planned
-from reshard.draw.live import parts
-from reshard.show import terminal
-from reshard.show.explain import explain
+from reshard.cli.options import NOTATIONS, Commands, PairOptions, add_command
 from reshard.types.plan import Plan
-from reshard.types.units import bytes_text, counted, seconds_text
+
+if TYPE_CHECKING:
+    from reshard.cli.plan_request import PlanRequest
+
+_EXAMPLES = """\
+examples:
+  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
+  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
+      "P(None, ('x', 'y'))" --explain
+  reshard plan --mesh x=4,y=2 '[{"x"}, {}]' '[{}, {"x", "y"}]' \\
+      --shape 4096,4096 --dtype bf16 --budget 64MiB --network tpu-v5p
+  reshard plan '{devices=[2,1,4]<=[4,2]T(1,0)}' '{devices=[1,8,1]<=[8]}' \\
+      --shape 16,16,16 --dtype f32 --json
+  reshard plan --mesh x=4,y=2 'f32[8, 16] + sum{x}' 'f32[{x}2, 16]' --donate
+  reshard plan --mesh p=2,q=3 --target-mesh r=6 'f32[{p}{q}7/40]' 'f32[{r}7/40]'
+  reshard plan --mesh x=4 'f64[16{x}64, 1024]' 'f64[4096, {x}256]' \\
+      --html plan.html
+"""
 
 
-def run(options: Options) -> int:
-    """Prints the plan of a call."""
+@dataclass(frozen=True)
+class PlanOptions(PairOptions):
+    """The options of `reshard plan`."""
+
+    json: bool
+    html: str | None
+    explain: bool
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds those of a pair of layouts, and the forms of output."""
+        super().add_to(parser)
+        parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+        parser.add_argument("--html", metavar="FILE", help="write one self-contained page, with pictures, instead")
+        parser.add_argument("--explain", action="store_true", help="say in plain words why each step is there")
+
+
+def add(commands: Commands) -> None:
+    """Adds `reshard plan`."""
+    summary = "the steps from one layout to another, with bytes, memory and time"
+    add_command(commands, "plan", summary, f"{NOTATIONS}\n{_EXAMPLES}", PlanOptions, run)
+
+
+def run(options: PlanOptions) -> int:
+    """Plans, and prints or writes the plan in the form asked for."""
+    from reshard.cli.plan_request import planned
+
     request = planned(options)
-    plan = request.plan
     if options.html is not None:
-        _write_page(options.html, plan, options.network)
+        _write_page(options.html, request.plan, options.network)
     if options.json:
-        print(plan.to_json(indent=2))
-    if options.json or options.html is not None:
-        return 0
-    out = terminal.console()
-    head(out, request)
-    steps(out, plan)
-    good = ["received"] if plan.received_bytes == plan.lower_bound_bytes else []
-    terminal.facts(out, totals(plan, options.network), good)
-    if options.explain:
-        out.print()
-        explain(out, plan, options.network)
+        print(request.plan.to_json(indent=2))
+    if not options.json and options.html is None:
+        _print(request, options)
     return 0
 
 
 def _write_page(path: str, plan: Plan, network: str | None) -> None:
-    from reshard.draw.page import page  # With matplotlib, which only a page needs.
+    from reshard.cli.programs import write
+    from reshard.draw.plan_page import page
 
-    files.write(path, page(plan, network))
-
-
-def head(out: Console, request: Request) -> None:
-    """What is moved from where to where."""
-    source, target, _ = request
-    terminal.paragraph(out, str(source), style=terminal.NAME)
-    terminal.paragraph(out, str(target), "-> ", style=terminal.NAME)
-    size = bytes_text(source.nbytes(math.prod(source.shape)))
-    meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} and {target.mesh}"
-    terminal.paragraph(out, f"{size} on {counted(source.mesh.size, 'device')}, mesh {meshes}", "   ", terminal.FAINT)
-    out.print()
+    write(path, page(plan, network))
 
 
-def steps(out: Console, plan: Plan) -> None:
-    """One row per step; a column of seconds where a network is known."""
-    if not plan.steps:
-        terminal.paragraph(out, "nothing to do: the two are the same layout", "  ")
+def _print(request: PlanRequest, options: PlanOptions) -> None:
+    from reshard.show import terminal
+    from reshard.show.explain import explain
+    from reshard.show.plan_table import show_heading, show_steps, show_totals
+
+    out = terminal.console()
+    show_heading(out, request.source, request.target)
+    show_steps(out, request.plan)
+    show_totals(out, request.plan, options.network)
+    if options.explain:
         out.print()
-        return
-    timed = [] if plan.seconds is None else ["seconds"]
-    rounds = ["launches"] if any(step.launches > 1 for step in plan.steps) else []
-    numbers = [*rounds, "received", "live", *timed]
-    table = terminal.table("", "step", "type after it", *numbers, right=["", "step", *numbers])
-    table.columns[1].justify = "left"
-    for at, step in enumerate(plan.steps, 1):
-        extra = {"launches": str(step.launches), "seconds": seconds_text(step.seconds or 0.0)}
-        extra |= {"received": bytes_text(step.received_bytes), "live": bytes_text(step.live_bytes)}
-        cells = [str(at), step.kind, str(step.result), *(extra[name] for name in numbers)]
-        table.add_row(*(Text(cell, terminal.STEP if cell == step.kind else "") for cell in cells))
-    terminal.show(out, table, indent=2)
-    out.print()
-
-
-def totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:
-    """The sums over the steps, each beside what it is to be compared with."""
-    rows = [
-        ("received", f"{bytes_text(plan.received_bytes)} on the worst device, {_against_bound(plan)}"),
-        ("launches", str(plan.launches)),
-        ("peak", f"{bytes_text(plan.peak_bytes)} live on a device{_peak(plan)}"),
-    ]
-    if plan.seconds is not None:
-        rows.append(("predicted", f"{seconds_text(plan.seconds)} on {network}"))
-    return rows
-
-
-def _against_bound(plan: Plan) -> str:
-    bound = plan.lower_bound_bytes
-    if plan.received_bytes == bound:
-        return "the lower bound"
-    over = f"{plan.received_bytes / bound:.2f} times " if bound else ""
-    return f"{over}the lower bound of {bytes_text(bound)}"
-
-
-def _peak(plan: Plan) -> str:
-    """What the peak is made of, in the step that reaches it."""
-    worst = max(plan.steps, key=lambda step: step.live_bytes, default=None)
-    if worst is None:
-        return ""
-    number = plan.steps.index(worst) + 1
-    made_of = " + ".join(f"{name} {bytes_text(size)}" for name, size in parts(worst) if size)
-    return f": {made_of}{f' in step {number}' if len(plan.steps) > 1 else ''}; floor {bytes_text(plan.floor_bytes)}"
+        explain(out, request.plan, options.network)

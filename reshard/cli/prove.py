@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from dataclasses import dataclass
 
-from reshard.cli import files
-from reshard.cli.arguments import Options
-from reshard.cli.request import planned
+from reshard.cli.options import NOTATIONS, Commands, PairOptions, add_command
 from reshard.errors import ProofError, ReshardError
-from reshard.proofs import prove
-from reshard.proofs.proof import WIDTH
-from reshard.show import terminal
+
+_EXAMPLES = """\
+examples:
+  reshard prove --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
+  reshard prove --mesh x=4,y=2 'f32[{x}3/10, 8]' 'f32[{y}5, 8]'
+  reshard prove --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' -o queries.smt2
+  reshard prove --mesh x=2,y=2,z=2 'f32[{x}4, {y}4]' 'f32[{y}4, 8]' --launches
+"""
 
 
-def run(options: Options) -> int:
-    """Prints the proof of a call's plan, and writes its queries if asked to; 1 with a counterexample if it is wrong."""
-    if not options.seconds >= 0:
-        raise ReshardError(f"--limit {options.seconds}: give a number of seconds, 0 or more")
+@dataclass(frozen=True)
+class ProveOptions(PairOptions):
+    """The options of `reshard prove`."""
+
+    output: str | None
+    launches: bool
+    limit: float
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds those of a pair of layouts, the file for the queries, and the search for fewer launches."""
+        super().add_to(parser)
+        what = "write its queries as SMT-LIB, for another solver"
+        parser.add_argument("-o", "--output", metavar="FILE", help=what)
+        what = "also seek a plan of fewer launches that is as good"
+        parser.add_argument("--launches", action="store_true", help=what)
+        what = "how long to seek it (default 30)"
+        parser.add_argument("--limit", type=float, default=30.0, metavar="SECONDS", help=what)
+
+
+def add(commands: Commands) -> None:
+    """Adds `reshard prove`."""
+    summary = "prove that a plan is right and within its memory, for all sizes of its form"
+    add_command(commands, "prove", summary, f"{NOTATIONS}\n{_EXAMPLES}", ProveOptions, run)
+
+
+def run(options: ProveOptions) -> int:
+    """Prints the proof and writes its queries if `--output` names a file; returns 1 for a wrong plan.
+
+    A counterexample goes to stderr.
+    """
+    from reshard.cli.plan_request import planned
+    from reshard.cli.programs import write
+    from reshard.proofs import prove
+    from reshard.proofs.proof import WIDTH
+    from reshard.show import terminal
+
+    if not options.limit >= 0:  # A nan is refused, too.
+        raise ReshardError(f"--limit {options.limit}: give a number of seconds, 0 or more")
     try:
-        proof = prove(planned(options).plan, launches=options.launches, limit=options.seconds)
+        proof = prove(planned(options).plan, launches=options.launches, limit=options.limit)
     except ProofError as error:
         print(f"reshard: {error}", file=sys.stderr)
         return 1
     print(proof.explain(min(WIDTH, terminal.console().width)))
     if options.output is not None:
-        files.write(options.output, proof.to_smt2())
+        write(options.output, proof.to_smt2())
     return 0

@@ -1,11 +1,42 @@
-"""`reshard run`: a script on MPI ranks, as root and on fewer cores than ranks too."""
+"""`reshard run`: a script on MPI ranks, also as root and on fewer cores than ranks."""
 
 from __future__ import annotations
 
-from reshard.cli.arguments import Options
-from reshard.mpi import launch
+import argparse
+from dataclasses import dataclass
+
+from reshard.cli.options import Commands, Options, add_command
+
+_EXAMPLES = """\
+examples:
+  reshard run -n 4 script.py
+  reshard run -n 8 script.py --option of the script
+  reshard run -n 2 -m package.module
+"""
 
 
-def run(options: Options) -> int:
-    """Starts the ranks, and waits for them; the exit code is that of mpiexec."""
-    return launch(options.ranks or 0, options.arguments)
+@dataclass(frozen=True)
+class RunOptions(Options):
+    """The options of `reshard run`."""
+
+    ranks: int
+    arguments: list[str]
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds the number of ranks, and the script with its own arguments."""
+        parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="how many ranks")
+        what = "it, and its arguments"
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=what)
+
+
+def add(commands: Commands) -> None:
+    """Adds `reshard run`."""
+    add_command(commands, "run", "run a Python script on MPI ranks", _EXAMPLES, RunOptions, run)
+
+
+def run(options: RunOptions) -> int:
+    """Starts the ranks, waits for them, and returns the exit code of mpiexec."""
+    from reshard.mpi import launch
+
+    return launch(options.ranks, options.arguments)

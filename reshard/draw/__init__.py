@@ -1,9 +1,19 @@
-"""Pictures of plans: tiles by device, live bytes by step, bytes from device to device; as a figure or in HTML.
+"""Pictures of plans: as a matplotlib figure, as HTML in a notebook, and as a page of their own.
 
     plan.draw("tiles")      what each device holds before, between and after the steps
-    plan.draw("memory")     live bytes on a device, step by step, against the promise and the floor
+    plan.draw("memory")     live bytes on a device, step by step, against the peak and the floor
     plan.draw("traffic")    how many bytes each device sends to each other one
     plan.draw()             all three
 
-`cells` says who holds what and `moved` what moves, as plain data; `tiles`, `memory` and `traffic` draw on a `canvas`,
-the only module here that knows matplotlib. `fragment` and `page` are HTML. All of it loads when it is first used."""
+From data to pictures:
+
+    cells             which devices hold which box of an array
+    scene             which dims and how many of those boxes a picture shows, and the caption
+    tiles_picture     the scene, panel by panel (`panel`); beside it, memory_picture and traffic_picture
+    pictures          `Plan.draw`: one picture or all of them on one figure; `notice` replaces one that cannot be drawn
+    canvas            areas, colours and scales: the only module that knows matplotlib
+    fragment          a plan in a notebook, in HTML, without matplotlib
+    plan_page, svg    a plan as one page of HTML, with its pictures as SVG
+
+matplotlib is imported when the first figure is drawn.
+"""

@@ -1,8 +1,8 @@
-"""What pictures are drawn on: areas of a matplotlib figure, in inches from the top left. Nothing else knows matplotlib.
+"""What pictures are drawn on: areas of a matplotlib figure, in inches from the top left.
 
-Figures are made without pyplot, and show themselves in a notebook. Lines and text have the colours of
-matplotlib's style in use; fills are the same in light and dark, told apart with any colour vision (Okabe and Ito's
-eight for up to eight devices, viridis beyond), and never the only way to tell.
+No other module knows matplotlib. Figures do not use pyplot, and a notebook shows them by itself. Lines and text have
+the colours of matplotlib's current style. Fills are the same in light and dark and differ for every kind of colour
+vision (Okabe and Ito's eight colours for up to eight devices, viridis beyond), and nothing is shown by fill alone.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from reshard.draw.live import IN_PLACE, OPERAND, RESULT, SCRATCH, SOURCE
+from reshard.show.live_bytes import IN_PLACE, OPERAND, RESULT, SCRATCH, SOURCE
 from reshard.types.units import bytes_text
 
 LEGIBLE, SMALL, NORMAL, LARGE = 5.5, 7.5, 9.0, 10.5
-"""Points."""
+"""Sizes of text, in points; smaller text than LEGIBLE is left out."""
 
 FEW = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#0072b2", "#d55e00", "#999999")
 PALE = "#d8d8d8"
 PART = {SOURCE: "#999999", OPERAND: "#56b4e9", RESULT: "#009e73", IN_PLACE: "#cc79a7", SCRATCH: "#e69f00"}
 PROMISE, FLOOR = "#d55e00", "#2f8ccf"
 
-_LONG = 2.5  # Times as long as wide.
-_CHARACTER = 0.0086  # Inches of the width of a character of one point, on average.
-_RESOLUTION = 180  # Of a notebook's PNG, which is shown at half its size.
+_LONG = 2.5  # Boxes that are longer than this times their width have straight stripes.
+_CHARACTER = 0.0086  # The average width in inches of a character of one point.
+_RESOLUTION = 180  # Dots per inch of a notebook's PNG, which the notebook shows at half its size.
 
 Point = tuple[float, float]
 
 
 class Ink(NamedTuple):
-    """The colours of text and lines, and of what is behind them."""
+    """The colour of text and lines, and that of the background."""
 
     text: str
     back: str
 
     @classmethod
     def of_style(cls) -> Ink:
-        """Those of matplotlib's style in use."""
+        """The colours of matplotlib's current style."""
         style = cast("Mapping[str, Any]", matplotlib.rcParams)
         return cls(to_hex(style["text.color"]), to_hex(style["figure.facecolor"]))
 
 
 class Picture(Figure):
-    """A figure that a notebook shows, with or without matplotlib's inline back end."""
+    """A figure that a notebook shows even without matplotlib's inline back end."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         into = io.BytesIO()
@@ -63,7 +63,7 @@ class Picture(Figure):
 
 
 class Size(NamedTuple):
-    """Inches."""
+    """Width and height in inches."""
 
     width: float
     height: float
@@ -81,11 +81,11 @@ class Area:
     height: float
 
     def inside(self, left: float, top: float, width: float, height: float) -> Area:
-        """A part of it, in inches from its own top left corner."""
+        """A part of this area, in inches from its own top left corner."""
         return Area(self.figure, self.ink, self.left + left, self.top + top, width, height)
 
     def axes(self) -> Any:
-        """Axes that fill it, with faint ticks and no frame on top and right."""
+        """New axes that fill this area, with faint ticks and no frame at the top and the right."""
         width, height = self._figure_size()
         bottom = height - self.top - self.height
         axes = self.figure.add_axes((self.left / width, bottom / height, self.width / width, self.height / height))
@@ -96,15 +96,15 @@ class Area:
             spine.set(color=self.ink.text, linewidth=0.6)
         return axes
 
-    def text(self, left: float, top: float, words: str, *, size: float = NORMAL, **how: Any) -> None:
-        """Words at a place of it; `how` as in matplotlib."""
+    def text(self, left: float, top: float, words: str, *, size: float = NORMAL, **style: Any) -> None:
+        """Writes words at a point of this area; `style` as for matplotlib's `text`."""
         width, height = self._figure_size()
         x, y = (self.left + left) / width, 1 - (self.top + top) / height
-        style: dict[str, Any] = {"color": self.ink.text, "ha": "left", "va": "top", "linespacing": 1.25} | how
-        self.figure.text(x, y, words, fontsize=size, **style)
+        defaults: dict[str, Any] = {"color": self.ink.text, "ha": "left", "va": "top", "linespacing": 1.25}
+        self.figure.text(x, y, words, fontsize=size, **(defaults | style))
 
     def arrow(self, start: Point, end: Point) -> None:
-        """An arrow from place to place of it."""
+        """Draws an arrow between two points of this area."""
         axes = self.axes()
         axes.set(xlim=(0, self.width), ylim=(self.height, 0))
         axes.set_axis_off()
@@ -118,14 +118,14 @@ class Area:
 
 def blank(size: Size, ink: Ink | None = None) -> Area:
     """A new figure of this size, as an area."""
-    found = Picture(figsize=size)
+    figure = Picture(figsize=size)
     ink = ink or Ink.of_style()
-    cast(Any, found).set_facecolor(ink.back)
-    return Area(found, ink, 0, 0, *size)
+    cast(Any, figure).set_facecolor(ink.back)
+    return Area(figure, ink, 0, 0, *size)
 
 
 def svg(figure: Any, salt: str) -> str:
-    """A figure as an SVG document without a background, text as outlines; the same text for the same picture."""
+    """A figure as an SVG document: no background, letters as outlines, and no date, so that it is reproducible."""
     into = io.BytesIO()
     with cast(Any, matplotlib).rc_context({"svg.fonttype": "path", "svg.hashsalt": salt}):
         figure.savefig(into, format="svg", facecolor="none", metadata={"Date": None})
@@ -136,24 +136,32 @@ def svg(figure: Any, salt: str) -> str:
 
 
 def colours(count: int) -> list[str]:
-    """So many colours: eight that anybody tells apart, or else shades in the order of the devices."""
+    """A colour for each of `count` devices: eight distinct ones, or, for more, shades in the order of the devices.
+
+    >>> colours(2), colours(16)[-1]
+    (['#56b4e9', '#e69f00'], '#fde725')
+    """
     if count <= len(FEW):
         return list(FEW[:count])
     return [_shade(at / (count - 1)) for at in range(count)]
 
 
 def _shade(share: float) -> str:
-    """Viridis without its darkest end, which is lost on a dark page."""
+    """Viridis without its darkest end, which is invisible on a dark page."""
     return to_hex(cast(Any, matplotlib.colormaps["viridis"])(0.12 + 0.88 * share))
 
 
 def shades() -> Any:
-    """The shades as a colour map; what is masked is left blank."""
+    """The same shades as a colour map; masked values stay blank."""
     return cast(Any, ListedColormap)([_shade(at / 255) for at in range(256)]).with_extremes(bad="none")
 
 
 def on(fill: str) -> str:
-    """Black or white, whichever is easier to read on a colour."""
+    """Black or white, whichever is easier to read on a fill.
+
+    >>> on("#f0e442"), on("#0072b2")
+    ('#000000', '#ffffff')
+    """
     linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(fill))
     luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return "#000000" if luminance > 0.18 else "#ffffff"
@@ -162,9 +170,9 @@ def on(fill: str) -> str:
 # ---- drawing ---------------------------------------------------------------------------------------
 
 
-def polygons(axes: Any, corners: Sequence[Sequence[Point]], fills: Sequence[str], **how: Any) -> None:
-    """Polygons in the coordinates of the axes; `how` as in matplotlib."""
-    axes.add_collection(cast(Any, PolyCollection)(corners, facecolors=fills, **how))
+def polygons(axes: Any, corners: Sequence[Sequence[Point]], fills: Sequence[str], **style: Any) -> None:
+    """Draws polygons in the coordinates of the axes; `style` as for matplotlib's `PolyCollection`."""
+    axes.add_collection(cast(Any, PolyCollection)(corners, facecolors=fills, **style))
 
 
 def box(left: float, top: float, right: float, bottom: float) -> list[Point]:
@@ -173,7 +181,7 @@ def box(left: float, top: float, right: float, bottom: float) -> list[Point]:
 
 
 def stripes(corners: Sequence[Point], count: int) -> list[list[Point]]:
-    """A box in so many parts: diagonal ones, or along it where it is long, since all of them hold all of it.
+    """A box cut into `count` stripes, one for each device that holds all of it: diagonal, or along a long box.
 
     >>> stripes(box(0, 0, 8, 2), 2)
     [[(0, 0.0), (8, 0.0), (8, 1.0), (0, 1.0)], [(0, 1.0), (8, 1.0), (8, 2.0), (0, 2.0)]]
@@ -190,7 +198,7 @@ def stripes(corners: Sequence[Point], count: int) -> list[list[Point]]:
 
 
 def _diagonal(corners: Sequence[Point], low: float, high: float) -> list[Point]:
-    """The part of a box between two lines parallel to its rising diagonal, at shares of the way across.
+    """The part of a box between two lines parallel to its rising diagonal, at shares `low` and `high` of the way.
 
     >>> _diagonal(box(0.0, 0.0, 2.0, 1.0), 0, 0.5)
     [(0.0, 0.0), (2.0, 0.0), (0.0, 1.0)]
@@ -211,7 +219,7 @@ def _diagonal(corners: Sequence[Point], low: float, high: float) -> list[Point]:
 def words_on(
     axes: Any, x: float, y: float, words: str, size: float, fills: Sequence[str], outlined: bool = False
 ) -> None:
-    """A label in the middle of a filled place, with an outline where the fill has several colours."""
+    """Writes a label centred at a point of a fill, outlined if the fill has several colours."""
     black = outlined or len(fills) > 1
     effects = outline("#ffffff") if black else []
     colour = "#000000" if black else on(fills[0])
@@ -219,12 +227,12 @@ def words_on(
 
 
 def outline(colour: str) -> list[Any]:
-    """The effect that sets words off from what is behind them."""
+    """A path effect that sets words off from their background."""
     return [withStroke(linewidth=2.0, foreground=colour)]
 
 
 def width_of(words: str, size: float) -> float:
-    """Inches that words take, about."""
+    """The approximate width of words in inches."""
     return max((len(line) for line in words.splitlines()), default=0) * size * _CHARACTER
 
 
@@ -232,7 +240,7 @@ def width_of(words: str, size: float) -> float:
 
 
 def short_bytes(count: float) -> str:
-    """Bytes on a scale: as `bytes_text`, without a fraction of zero.
+    """Bytes on a scale: `bytes_text` without a fraction of zero.
 
     >>> short_bytes(1536), short_bytes(16 << 20), short_bytes(0)
     ('1536 B', '16 MiB', '0')
@@ -241,7 +249,7 @@ def short_bytes(count: float) -> str:
 
 
 def byte_ticks(most: float) -> list[float]:
-    """At most six ticks from 0, a power of two apart.
+    """At most six ticks from 0 to `most`, a power of two apart.
 
     >>> byte_ticks(6144)
     [0.0, 2048.0, 4096.0, 6144.0]
@@ -251,7 +259,7 @@ def byte_ticks(most: float) -> list[float]:
 
 
 def byte_axis(axis: Any, most: float) -> None:
-    """Makes an axis a scale of bytes up to about `most`."""
+    """Turns an axis into a scale of bytes up to about `most`."""
     axis.set_major_locator(FixedLocator(byte_ticks(most)))
     axis.set_major_formatter(FuncFormatter(_tick))
 

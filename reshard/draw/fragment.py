@@ -1,9 +1,10 @@
-"""A plan in a notebook: a piece of HTML with styles of its own, in the colours of whatever page it is put into."""
+"""A plan in a notebook: HTML with inline styles only, in the colours of the page around it."""
 
 from __future__ import annotations
 
 from html import escape
 
+from reshard.show.headings import meshes_text
 from reshard.types.plan import Plan, Step
 from reshard.types.units import bytes_text, counted, seconds_text
 
@@ -15,7 +16,7 @@ _CODE = "font-family:monospace;color:inherit;background:none;overflow-wrap:anywh
 
 
 def fragment(plan: Plan) -> str:
-    """Layouts, steps, live bytes against peak and floor, and totals; nothing in it is loaded or run.
+    """A plan as HTML: layouts, steps, a bar of live bytes for each step, and totals; no scripts, nothing to load.
 
     >>> from reshard.types import Layout, Mesh
     >>> same = Layout.parse("f32[{x}4]", Mesh(x=2))
@@ -23,8 +24,7 @@ def fragment(plan: Plan) -> str:
     1
     """
     source, target = plan.source, plan.target
-    meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} and {target.mesh}"
-    head = f"{_code(source)} &rarr; {_code(target)} on {escape(meshes)}"
+    head = f"{_code(source)} &rarr; {_code(target)} on {escape(meshes_text(source, target))}"
     body = _table(plan) if plan.steps else "<div>nothing to do: the two are the same layout</div>"
     return (
         f'<div style="color:inherit;font-size:.92em;max-width:100%;overflow-x:auto"><div>{head}</div>'
@@ -59,7 +59,7 @@ def _row(plan: Plan, step: Step, timed: bool) -> str:
 
 
 def _bar(live: int, floor: int, peak: int) -> str:
-    """Live bytes as a share of the peak, with a mark at the floor."""
+    """A bar of the live bytes as a share of the peak, with a mark at the floor."""
     of = max(1, peak)
     return (
         '<div style="position:relative;width:14em;height:.8em;border:1px solid currentColor;border-radius:2px">'

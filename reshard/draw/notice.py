@@ -1,4 +1,4 @@
-"""Words in the place of a picture that cannot be drawn."""
+"""A few lines in place of a picture that cannot be drawn."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from reshard.draw.canvas import LARGE, SMALL, Area, Size
 _WIDTH, _LINE = 4.5, 0.165
 
 
-class Words:
-    """Why there is no picture of this name; `put` writes it on an area of its `size`."""
+class Notice:
+    """Why there is no picture of this name; `put` writes it on an area of `size`."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name = name
@@ -18,6 +18,6 @@ class Words:
         self.size = Size(_WIDTH, 0.5 + _LINE * len(self.lines))
 
     def put(self, area: Area) -> None:
-        """Writes it."""
+        """Writes the notice on an area of its size."""
         area.text(0.15, 0.0, f"no picture of the {self.name}", size=LARGE, weight="bold")
         area.text(0.15, 0.3, "\n".join(self.lines), size=SMALL)

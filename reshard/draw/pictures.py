@@ -1,8 +1,8 @@
-"""`Plan.draw`: which pictures there are, and how they share a figure."""
+"""`Plan.draw`: which pictures of a plan there are, and how they share a figure."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from reshard.errors import ReshardError
@@ -10,26 +10,27 @@ from reshard.types.plan import Plan
 
 NAMES = ("tiles", "memory", "traffic")
 _GAP, _EDGE = 0.35, 0.1
-_WIDEST = 12.0  # More would be shown too small.
+_WIDEST = 12.0  # Inches; a wider figure would be shown too small.
 
 
 class Drawing(Protocol):
-    """Something of a size in inches that can be put on an area of that size."""
+    """A picture that knows its size, and draws itself on an area of that size."""
 
     @property
     def size(self) -> Any:
-        """Its width and height in inches."""
+        """The picture's width and height in inches."""
         ...
 
     def put(self, area: Any) -> None:
-        """Draws it."""
+        """Draws the picture."""
         ...
 
 
 def draw(plan: Plan, what: str | None = None, ink: Any = None) -> Any:
-    """One picture of a plan as a matplotlib `Figure`, or all of them: see `Plan.draw`. `ink`: other colours of lines.
+    """One picture of a plan as a matplotlib `Figure`, or all of them; see `Plan.draw`.
 
-    Where all are asked for, words stand for one that cannot be drawn.
+    `ink` replaces the colours of lines and text. Among all pictures, one that cannot be drawn becomes a notice that
+    says why.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
@@ -39,7 +40,7 @@ def draw(plan: Plan, what: str | None = None, ink: Any = None) -> Any:
     if what is not None and what not in NAMES:
         raise ReshardError(f"there is no picture {what!r} of a plan; use one of {', '.join(NAMES)}, or None for all")
     canvas = load_canvas()
-    pictures = [_picture(what, plan)] if what else [_picture_or_words(name, plan) for name in NAMES]
+    pictures = [_picture(what, plan)] if what else [_picture_or_notice(name, plan) for name in NAMES]
     places, width, height = _placed(pictures)
     area = canvas.blank(canvas.Size(width, height), ink)
     for picture, left, top in places:
@@ -48,7 +49,7 @@ def draw(plan: Plan, what: str | None = None, ink: Any = None) -> Any:
 
 
 def _placed(pictures: list[Drawing]) -> tuple[list[tuple[Drawing, float, float]], float, float]:
-    """Where each lies, side by side as far as they fit; and the size of it all."""
+    """Each picture with its left and top, side by side as far as they fit, and the size of the whole figure."""
     places: list[tuple[Drawing, float, float]] = []
     left, top, width, height = 0.0, _EDGE, 0.0, _EDGE
     for picture in pictures:
@@ -61,19 +62,29 @@ def _placed(pictures: list[Drawing]) -> tuple[list[tuple[Drawing, float, float]]
 
 
 def _picture(name: str, plan: Plan) -> Drawing:
-    module = importlib.import_module(f"reshard.draw.{name}")
-    return getattr(module, name.capitalize())(plan)
+    from reshard.draw.memory_picture import MemoryPicture  # They draw on the canvas: only with matplotlib.
+    from reshard.draw.tiles_picture import TilesPicture
+    from reshard.draw.traffic_picture import TrafficPicture
+
+    classes: dict[str, Callable[[Plan], Drawing]] = {
+        "tiles": TilesPicture,
+        "memory": MemoryPicture,
+        "traffic": TrafficPicture,
+    }
+    return classes[name](plan)
 
 
-def _picture_or_words(name: str, plan: Plan) -> Drawing:
+def _picture_or_notice(name: str, plan: Plan) -> Drawing:
+    from reshard.draw.notice import Notice
+
     try:
         return _picture(name, plan)
     except ReshardError as error:
-        return importlib.import_module("reshard.draw.notice").Words(name, str(error))
+        return Notice(name, str(error))
 
 
 def load_canvas() -> Any:
-    """The canvas; raises `ReshardError` without matplotlib, which it needs."""
+    """The canvas; raises `ReshardError` if matplotlib is not installed."""
     try:
         from reshard.draw import canvas
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""`reshard plan --explain`: each step in plain words, and the totals beside what else is possible."""
+"""Why each step of a plan is there, in plain words, and how close the plan comes to its bounds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from reshard.synth import plan as make_plan
 from reshard.types import Dim, Layout, Mesh
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
-from reshard.types.rules.checker import PLAIN
+from reshard.types.rules.cost import PLAIN
 from reshard.types.units import bytes_text, counted, listed, seconds_text
 
-_Factor = tuple[int, int]
+_Factor = tuple[int, int]  # (stride, size) of the device positions
+_PERMUTE = "the tiles stay whole and only change devices, because before and after deal them out in different orders."
 
 
 def explain(out: Console, plan: Plan, network: str | None) -> None:
-    """Prints a paragraph per step, one on the bytes, one on the memory, and one on the time."""
+    """Prints a paragraph per step, then one each on bytes, memory and time (for a plan made for `network`)."""
     terminal.paragraph(out, "why these steps", style=terminal.NAME)
     for number, step in enumerate(plan.steps, 1):
         terminal.paragraph(out, f"{step.kind}: {why(step, number == len(plan.steps))}", f"  {number}  ")
@@ -29,26 +30,36 @@ def explain(out: Console, plan: Plan, network: str | None) -> None:
         return
     out.print()
     terminal.paragraph(out, "how good it is", style=terminal.NAME)
-    for words in judged(plan, network):
+    for words in assessed(plan, network):
         terminal.paragraph(out, words, "  -  ")
 
 
-def judged(plan: Plan, network: str | None) -> list[str]:
-    """How good a plan is in bytes, in memory, and in time if it was planned for a network of this name."""
-    found = (_bytes(plan, network), _memory(plan, network), _time(plan, network))
-    return [words for words in found if words]
+def assessed(plan: Plan, network: str | None) -> list[str]:
+    """How close a plan comes to its bounds: a sentence each on bytes, memory and, for a network, time.
+
+    >>> from reshard.synth import plan
+    >>> mesh = Mesh(x=4)
+    >>> for words in assessed(plan(Layout.parse("f32[16]", mesh), Layout.parse("f32[{x}4]", mesh)), None):
+    ...     print(words)
+    Bytes: every device holds all that it needs already, and receives nothing.
+    Memory: the peak is 80 B a device, counting source, target and all between. No plan gets by with less.
+    """
+    sentences = (_bytes(plan, network), _memory(plan, network), _time(plan, network))
+    return [words for words in sentences if words]
 
 
 def why(step: Step, last: bool = True) -> str:
-    """Why a step is there, and what it does to which dims.
+    """Why a step is there, and what it does to which dims; `last` is False for a step that others follow.
 
     >>> mesh = Mesh(x=4, y=2)
     >>> why(Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)))
     'each device collects the 4 tiles along x, and dim 0 is no longer split over x. It comes last, because ...'
     """
     r = refine(step.operand, step.result)
-    if step.kind == "exchange" or r is None:
-        return _exchange(step, r) if step.kind == "exchange" else _PERMUTE
+    if step.kind == "exchange":
+        return _exchange(step, r)
+    if r is None:
+        return _PERMUTE
     mesh = step.operand.mesh
     match step.kind:
         case "slice":
@@ -58,16 +69,13 @@ def why(step: Step, last: bool = True) -> str:
         case "all_to_all":
             return _all_to_all(r, mesh)
         case "permute":
-            return f"{_PERMUTE} Here, {_twisted(step, r)}." if r.swapped else _PERMUTE
+            return f"{_PERMUTE} Here, {_changing_hands(step, r)}." if r.swapped else _PERMUTE
         case _:
             return _reduction(step, r, mesh)
 
 
-_PERMUTE = "the tiles stay whole and only change devices, because before and after deal them out in different orders."
-
-
 def _slice(r: Refinement, mesh: Mesh) -> str:
-    axes, times = _axes(mesh, _after(r)), math.prod(a.radix for a in r.sliced)
+    axes, times = _axes(mesh, _after(r)), math.prod(d.radix for d in r.sliced)
     return (
         f"each device keeps only its own part of what it already holds, and {_split(r, mesh)}. Nothing is sent: no "
         f"dim was split over {axes} before, so all devices along {axes} hold the same. The tile is {times} times "
@@ -76,7 +84,7 @@ def _slice(r: Refinement, mesh: Mesh) -> str:
 
 
 def _gather(r: Refinement, mesh: Mesh, last: bool) -> str:
-    tiles = math.prod(a.radix for a in r.gathered)
+    tiles = math.prod(d.radix for d in r.gathered)
     end = (
         f"It comes last, because only here does the tile grow ({tiles} times), to what the target needs."
         if last
@@ -86,7 +94,7 @@ def _gather(r: Refinement, mesh: Mesh, last: bool) -> str:
 
 
 def _all_to_all(r: Refinement, mesh: Mesh) -> str:
-    group = math.prod(a.radix for a in r.gathered)
+    group = math.prod(d.radix for d in r.gathered)
     return (
         f"{_whole(r, mesh)}; in its place, {_split(r, mesh)}. The pieces stay among the same devices, so one "
         f"collective in groups of {group} does it all: each device keeps 1/{group} of its tile and sends each of "
@@ -106,7 +114,7 @@ def _reduction(step: Step, r: Refinement, mesh: Mesh) -> str:
 
 
 def _exchange(step: Step, r: Refinement | None) -> str:
-    """Why no collective does it, and in how many rounds boxes do."""
+    """Why no collective makes this move, and in how many rounds an exchange of boxes does."""
     if not step.launches:
         return "every device holds all that it needs already, and only copies it into place; nothing is sent."
     chunk = step.mode.chunk
@@ -125,7 +133,7 @@ def _reason(step: Step, r: Refinement | None) -> str:
         return _no_refinement(operand, result)
     if r.swapped:
         others = ", while other digits change between held and local" if r.gathered or r.sliced else ""
-        return f"{_twisted(step, r)}{others}: no single collective does that without receiving more."
+        return f"{_changing_hands(step, r)}{others}: no single collective does that without receiving more."
     if step.mode != PLAIN:
         return "a collective would do, but what it needs beside operand and result does not fit the budget."
     return "a collective would do in as many launches, but boxes that go straight to their places need less memory."
@@ -158,15 +166,17 @@ def _piece(layout: Layout, at: int) -> str:
 
 
 def _before(r: Refinement) -> list[_Factor]:
-    return [(a.src, a.radix) for a in r.gathered if a.src is not None]
+    """The factors of the positions that held the gathered digits."""
+    return [(d.src, d.radix) for d in r.gathered if d.src is not None]
 
 
 def _after(r: Refinement) -> list[_Factor]:
-    return [(a.dst, a.radix) for a in r.sliced if a.dst is not None]
+    """The factors of the positions that come to hold the sliced digits."""
+    return [(d.dst, d.radix) for d in r.sliced if d.dst is not None]
 
 
 def _axes(mesh: Mesh, factors: Iterable[_Factor]) -> str:
-    """The axes that these factors of the positions are, whole ones where they join."""
+    """Spells factors of the positions as axes, joining neighbours: (4, 2), (2, 2) may be all of one axis of 4."""
     joined: list[_Factor] = []
     for stride, size in factors:
         if joined and joined[-1][0] == stride * size:
@@ -176,24 +186,24 @@ def _axes(mesh: Mesh, factors: Iterable[_Factor]) -> str:
     return listed([mesh.spell(axis) for factor in joined for axis in mesh.sub_axes(*factor)])
 
 
-def _by_dim(mesh: Mesh, atoms: Sequence[tuple[int, _Factor]]) -> list[tuple[int, str]]:
-    dims = dict.fromkeys(dim for dim, _ in atoms)
-    return [(dim, _axes(mesh, [factor for at, factor in atoms if at == dim])) for dim in dims]
+def _by_dim(mesh: Mesh, digits: Sequence[tuple[int, _Factor]]) -> list[tuple[int, str]]:
+    dims = dict.fromkeys(dim for dim, _ in digits)
+    return [(dim, _axes(mesh, [factor for at, factor in digits if at == dim])) for dim in dims]
 
 
 def _whole(r: Refinement, mesh: Mesh) -> str:
-    atoms = [(a.dim, (a.src, a.radix)) for a in r.gathered if a.src is not None]
-    return listed([f"dim {dim} is no longer split over {axes}" for dim, axes in _by_dim(mesh, atoms)])
+    digits = [(d.dim, (d.src, d.radix)) for d in r.gathered if d.src is not None]
+    return listed([f"dim {dim} is no longer split over {axes}" for dim, axes in _by_dim(mesh, digits)])
 
 
 def _split(r: Refinement, mesh: Mesh) -> str:
-    atoms = [(a.dim, (a.dst, a.radix)) for a in r.sliced if a.dst is not None]
-    return listed([f"dim {dim} becomes split over {axes}" for dim, axes in _by_dim(mesh, atoms)])
+    digits = [(d.dim, (d.dst, d.radix)) for d in r.sliced if d.dst is not None]
+    return listed([f"dim {dim} becomes split over {axes}" for dim, axes in _by_dim(mesh, digits)])
 
 
-def _twisted(step: Step, r: Refinement) -> str:
-    """The dims in which devices take over digits from other devices."""
-    dims = dict.fromkeys(a.dim for a in r.swapped)
+def _changing_hands(step: Step, r: Refinement) -> str:
+    """The dims whose digits pass from some axes to others."""
+    dims = dict.fromkeys(d.dim for d in r.swapped)
     before, after = step.operand, step.result
     return listed([f"dim {at} passes from {_holders(before, at)} to {_holders(after, at)}" for at in dims])
 
@@ -233,7 +243,7 @@ def _memory(plan: Plan, network: str | None) -> str:
 
 
 def _smallest(plan: Plan, network: str | None) -> int:
-    """The smallest budget that can be met: the planner says so when it refuses."""
+    """The smallest budget that can be met, which the planner names when it refuses a budget of 0."""
     try:
         return make_plan(plan.source, plan.target, 0, network, plan.donate).peak_bytes
     except BudgetError as error:

@@ -1,7 +1,11 @@
 """The pieces of a layout, for drawing: runs of global indices, and the devices that hold them.
 
-Everything is lazy and none of it loops over devices or elements, so that an array of 2^40 elements
-on 2^20 devices is drawn as fast as a small one.
+    f32[2{x}64] on <x=4>     indices   0:64   64:128   128:192   192:256   256:320   ...
+                             device    0      1        2         3         0         ...
+
+A piece is a run of indices that the same devices hold: the minor local digit of a dim. The held digits of its number
+fix coordinates of its devices; the coordinates left free are its copies. Nothing here loops over all devices or
+elements, so an array of 2^40 elements on 2^20 devices is drawn as fast as a small one.
 """
 
 from __future__ import annotations
@@ -13,11 +17,11 @@ from typing import NamedTuple
 
 from reshard.types import Digit, Dim, Layout, Mesh
 
-SOME = 64  # Devices of one set that are looked at; the rest is counted.
+SOME = 64  # Devices of one set that are listed; the others are only counted.
 
 
 class Piece(NamedTuple):
-    """A run of global indices of a dim, and the number that the held digits form on its devices."""
+    """A run of global indices of a dim, and the number that its held digits form."""
 
     start: int
     stop: int
@@ -25,7 +29,7 @@ class Piece(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What is known of a device's position: its coordinate along a (stride, size) factor."""
+    """A known coordinate of a device: its value along the (stride, size) factor of the positions."""
 
     stride: int
     size: int
@@ -40,7 +44,11 @@ def _split(dim: Dim) -> tuple[tuple[Digit, ...], int]:
 
 
 def count(dim: Dim) -> int:
-    """How many runs of a dim hold elements."""
+    """The number of runs of a dim that hold elements.
+
+    >>> count(Layout.parse("f32[2{x}2/7]", Mesh(x=2)).dims[0])
+    4
+    """
     run = _split(dim)[1]
     return -(-dim.size // run) if run else 0
 
@@ -64,13 +72,18 @@ def pieces(dim: Dim) -> Iterator[Piece]:
 
 
 def fixed(dim: Dim, mesh: Mesh, number: int) -> list[Fixed]:
-    """The coordinates of the devices that hold the pieces of this number."""
-    found: list[Fixed] = []
+    """The coordinates of the devices that hold the pieces of this number.
+
+    >>> layout = Layout.parse("f32[{x}{y}2]", Mesh(x=4, y=2))
+    >>> fixed(layout.dims[0], layout.mesh, 5)  # Piece 5 of 8 is at y = 1, x = 2.
+    [Fixed(stride=1, size=2, value=1), Fixed(stride=2, size=4, value=2)]
+    """
+    coordinates: list[Fixed] = []
     for radix, axis in reversed(dim.digits):
         if axis is not None:
             number, value = divmod(number, radix)
-            found.append(Fixed(mesh.stride(axis), radix, value))
-    return found
+            coordinates.append(Fixed(mesh.stride(axis), radix, value))
+    return coordinates
 
 
 def ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]]:
@@ -92,7 +105,7 @@ def ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]]:
 
 
 def free(mesh: Mesh, used: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The (stride, size) factors of the positions beside those in use, major first.
+    """The (stride, size) factors of the positions that are not in use, major first.
 
     >>> free(Mesh(x=4, y=2), [(2, 2)])
     [(4, 2), (1, 2)]
@@ -103,7 +116,11 @@ def free(mesh: Mesh, used: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
-    """The first devices at these coordinates, sorted by id, and how many there are in all."""
+    """The first devices at these coordinates, sorted by id, and their total number.
+
+    >>> owners(Mesh(x=4, y=2), [Fixed(1, 2, 1)])
+    ([1, 3, 5, 7], 4)
+    """
     base = sum(f.stride * f.value for f in known)
     open_ = free(mesh, [(f.stride, f.size) for f in known if f.size > 1])
     places = itertools.product(*(range(0, stride * size, stride) for stride, size in open_))
@@ -112,12 +129,16 @@ def owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
 
 
 def device(mesh: Mesh, position: int) -> int:
-    """The id of the device at a position, without a list of all of them."""
+    """The id of the device at a position; `mesh.devices` would list all of them."""
     return position if mesh.device_ids is None else mesh.device_ids[position]
 
 
 def label(layout: Layout, known: Sequence[Fixed]) -> str:
-    """The devices that hold a piece; for a partial array its summands: `0-1 + 4-5`."""
+    """The devices that hold a piece, or those of each summand of a partial array: `0-1 + 4-5`.
+
+    >>> label(Layout.parse("f32[{x}4]", Mesh(x=4, y=2)), [Fixed(2, 4, 1)])
+    '2-3'
+    """
     mesh = layout.mesh
     factors = [(mesh.stride(axis), axis.size) for axis in layout.partial]
     most = math.prod(size for _, size in factors)
@@ -129,21 +150,31 @@ def label(layout: Layout, known: Sequence[Fixed]) -> str:
 
 
 def set_text(devices: Sequence[int], total: int) -> str:
-    """A set of devices, short.
+    """A set of devices in a few characters; `total` is its size, and `devices` the first of them.
 
     >>> set_text([0, 1, 2, 3], 4), set_text([0, 2, 4, 6], 4), set_text([0, 1, 8, 9], 4), set_text([0, 1], 99)
     ('0-3', '0,2,..,6', '0-1,8-9', '0-1,.. (99)')
     """
-    steps = {b - a for a, b in itertools.pairwise(devices)}
-    if len(devices) == total > 3 and len(steps) == 1 and steps != {1}:
+    if len(devices) == total > 3 and _evenly_spaced(devices):
         return f"{devices[0]},{devices[1]},..,{devices[-1]}"
+    words = ["-".join(map(str, ends)) for ends in _consecutive(devices)]
+    if len(words) <= 3 and len(devices) == total:
+        return ",".join(words)
+    return f"{','.join(words[:2])},.. ({total})"
+
+
+def _evenly_spaced(devices: Sequence[int]) -> bool:
+    """Whether all neighbours differ by the same number, other than 1."""
+    steps = {b - a for a, b in itertools.pairwise(devices)}
+    return len(steps) == 1 and steps != {1}
+
+
+def _consecutive(devices: Sequence[int]) -> list[list[int]]:
+    """The first and last of each run of consecutive ids, or the one id of a run of one."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and runs[-1][-1] + 1 == device:
             runs[-1][1:] = [device]
         else:
             runs.append([device])
-    words = ["-".join(map(str, run)) for run in runs]
-    if len(words) <= 3 and len(devices) == total:
-        return ",".join(words)
-    return f"{','.join(words[:2])},.. ({total})"
+    return runs

@@ -1,4 +1,4 @@
-"""What all pages are made of: one style sheet, light and dark, cards and bars. No script, no network."""
+"""The parts of every HTML page: one style sheet for light and dark, cards, bars and tables; no scripts, no network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ footer { margin-top: 2rem; color: var(--faint); font-size: .86rem; }
 
 
 def document(title: str, body: str, style: str = "") -> str:
-    """A whole page; `style` is what it needs beside the common sheet."""
+    """A whole page; `style` is CSS to add to the common sheet.
+
+    >>> print(document("plan", "<p>nothing to do</p>")[-48:-1])
+    <main><p>nothing to do</p></main></body></html>
+    """
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -47,13 +51,17 @@ def document(title: str, body: str, style: str = "") -> str:
 
 
 def cards(sums: Iterable[tuple[str, str, str]]) -> str:
-    """Figures with what they are, and "good", "bad" or nothing."""
+    """A row of cards: each a figure, what it is, and "good", "bad" or "" for its colour; figures and words are HTML.
+
+    >>> print(cards([("1792 B", "received, the lower bound", "good")]))
+    <div class="sums"><div class="sum"><b class="good">1792 B</b><span>received, the lower bound</span></div></div>
+    """
     shown = (f'<div class="sum"><b class="{css}">{value}</b><span>{what}</span></div>' for value, what, css in sums)
     return f'<div class="sums">{"".join(shown)}</div>'
 
 
 def bar(share: float, colour: str) -> str:
-    """A bar over a share of its place, in one of the sheet's colours."""
+    """A bar as wide as `share` of its place, in one of the sheet's colours: "good", "bad", "mark"."""
     return (
         '<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect width="{100 * share:.2f}" height="1" style="fill: var(--{colour})"/></svg>'
@@ -61,7 +69,7 @@ def bar(share: float, colour: str) -> str:
 
 
 def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
-    """A table that scrolls in its own box: heads, each with whether its column is of numbers, and cells in HTML."""
+    """A table that scrolls in its own box; a head is a name and whether its column holds numbers, a cell is HTML."""
     columns = list(heads)
     css = [" class='num'" if number else "" for _, number in columns]
     top = "".join(f"<th{c}>{escape(name)}</th>" for c, (name, _) in zip(css, columns, strict=True))

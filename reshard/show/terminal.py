@@ -1,4 +1,4 @@
-"""Where and how the command prints: as wide as the terminal, plain when piped."""
+"""Text on a terminal: paragraphs and tables as wide as the terminal, and plain, unwrapped lines in a pipe."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-PROSE = 100  # Columns that are still easy to read.
+PROSE = 100  # Columns: longer lines of prose are hard to read.
 NARROWEST = 72  # Columns that a table of steps needs.
-PIPED = 4096  # Wider than any table: what reads a pipe does not want our line breaks.
+PIPED = 4096  # Wider than any table: a program that reads a pipe expects one row per line.
 
 NAME, GOOD, BAD, FAINT, STEP = "bold", "green", "bold red", "dim", "cyan"
 _QUANTITY = re.compile(r"([0-9]) ((?:[KMGTPE]i)?B|[num]?s)\b")
 
 
 class _Console(Console):
-    """A console that leaves a reader that has gone away to the command."""
+    """A console that leaves a closed pipe to the command, which treats it as a normal end."""
 
     def on_broken_pipe(self) -> None:
-        """Called by rich while it handles the `BrokenPipeError`, which it would turn into exit code 1."""
+        """Re-raises the `BrokenPipeError` that rich is handling; rich would exit with code 1."""
         raise
 
 
 def console() -> Console:
-    """A console on stdout. Layouts are full of brackets, so markup is off.
+    """A console on stdout, with rich's markup off because layouts are full of brackets.
 
-    COLUMNS rules, then the terminal's width; a pipe has none, and nothing is wrapped.
+    Its width is COLUMNS if that is set, else the terminal's; in a pipe, lines are not wrapped.
     """
     return _Console(width=_width(), markup=False, highlight=False, emoji=False)
 
@@ -46,38 +46,38 @@ def _width() -> int | None:
 
 
 def table(*columns: str, right: Iterable[str] = ()) -> Table:
-    """A table with light lines; the columns in `right` are numbers, and never wrapped."""
-    found = Table(box=box.SIMPLE_HEAD, header_style=NAME, pad_edge=False, show_edge=False)
+    """An empty table with light rules; the columns named in `right` hold numbers and are never wrapped."""
+    ruled = Table(box=box.SIMPLE_HEAD, header_style=NAME, pad_edge=False, show_edge=False)
     numbers = set(right)
     for name in columns:
-        found.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in numbers)
-    return found
+        ruled.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in numbers)
+    return ruled
 
 
-def show(out: Console, found: Table, indent: int = 0) -> None:
-    """Prints a table without the spaces that rich pads its lines with."""
+def show(out: Console, rows: Table, indent: int = 0) -> None:
+    """Prints a table without the trailing spaces with which rich fills its lines."""
     width = out.width
-    # On a narrower terminal a row that it breaks is better than one without its numbers.
+    # A terminal that breaks long rows still shows every number; rich would drop the columns that do not fit.
     out.width = max(width, NARROWEST)
     with out.capture() as captured:
-        out.print(Padding(found, (0, 0, 0, indent), expand=False))
+        out.print(Padding(rows, (0, 0, 0, indent), expand=False))
     out.width = width
     lines = captured.get().splitlines()
     out.file.write("".join(f"{line.rstrip()}\n" for line in lines))
 
 
 def facts(out: Console, rows: Sequence[tuple[str, str]], good: Container[str] = ()) -> None:
-    """Names and values, one below the other; those in `good` are good news."""
+    """Prints names and values, one pair per line; values whose name is in `good` are green."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         paragraph(out, value, f"  {name.ljust(width)}  ", GOOD if name in good else "")
 
 
 def paragraph(out: Console, text: str, mark: str = "", style: str = "") -> None:
-    """A paragraph behind a mark, wrapped where it is easy to read and indented as far as the mark."""
+    """Prints a paragraph behind a mark, wrapped at a readable width and indented by the mark's length."""
     width = max(20, min(out.width, PROSE) - len(mark))
-    kept = _QUANTITY.sub("\\1\u00a0\\2", text)  # A number stays on one line with its unit.
-    lines = textwrap.wrap(kept, width, break_long_words=False, break_on_hyphens=False) or [""]
+    glued = _QUANTITY.sub("\\1\u00a0\\2", text)  # Keeps a number and its unit on one line.
+    lines = textwrap.wrap(glued, width, break_long_words=False, break_on_hyphens=False) or [""]
     for at, line in enumerate(lines):
         out.print(
             Text.assemble((mark if at == 0 else " " * len(mark), FAINT), (line.replace("\u00a0", " "), style)),

@@ -1,4 +1,4 @@
-"""The cells of a layout say of every element which devices hold it, as its meaning does."""
+"""The cells of a layout, element by element, against its meaning."""
 
 import random
 from itertools import product
@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from reshard.draw.cells import MOST_CELLS, Cut, bounded, counts
+from reshard.draw.cells import MOST_CELLS, LayoutCells, bounded, counts
 from reshard.errors import ReshardError
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
@@ -31,11 +31,11 @@ KINDS = [
 
 
 def whole(layout):
-    return Cut(layout, counts(layout))
+    return LayoutCells(layout, counts(layout))
 
 
-def wanted(layout):
-    """Per element of the padded array, the devices that hold it, by its meaning."""
+def by_meaning(layout):
+    """The devices that hold each element of the padded array, by the layout's meaning."""
     held = {}
     for device in layout.mesh.devices:
         for element in product(*meaning(layout, device)):
@@ -43,10 +43,10 @@ def wanted(layout):
     return {element: tuple(sorted(devices)) for element, devices in held.items()}
 
 
-def found(cut):
-    """The same, by the cells."""
+def by_cells(cells):
+    """The devices that hold each element, by the cells."""
     held = {}
-    for cell in cut.cells:
+    for cell in cells.cells:
         for element in product(*(range(*span) for span in cell.spans)):
             assert element not in held, f"{element} is in two cells"
             held[element] = cell.devices
@@ -54,29 +54,29 @@ def found(cut):
 
 
 @pytest.mark.parametrize(("mesh", "text"), KINDS, ids=[text for _, text in KINDS])
-def test_cells_hold_what_the_meaning_says(mesh, text):
+def test_cells_follow_the_meaning(mesh, text):
     layout = Layout.parse(text, mesh)
-    assert found(whole(layout)) == wanted(layout)
+    assert by_cells(whole(layout)) == by_meaning(layout)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_layouts_too(seed):
+def test_cells_of_random_layouts(seed):
     choose = random.Random(seed)
     for layout in random_pair(choose, partial=seed % 3 == 0):
         if 0 not in layout.shape:
-            assert found(whole(layout)) == wanted(layout), str(layout)
+            assert by_cells(whole(layout)) == by_meaning(layout), str(layout)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_part_of_the_runs_is_that_part_of_the_whole(seed):
+def test_a_part_of_the_runs_is_the_same_part_of_the_layout(seed):
     choose = random.Random(seed)
     for layout in random_pair(choose):
         drawn = tuple(choose.randint(min(1, count), count) for count in counts(layout))
-        every = wanted(layout)
-        part = found(Cut(layout, drawn))
+        every = by_meaning(layout)
+        part = by_cells(LayoutCells(layout, drawn))
         assert part == {element: every[element] for element in part}, f"{drawn} of {layout}"
         if 0 not in layout.shape:
-            assert len(Cut(layout, drawn).cells) == prod(drawn)
+            assert len(LayoutCells(layout, drawn).cells) == prod(drawn)
 
 
 def test_an_empty_array_has_no_cells():
@@ -90,13 +90,13 @@ def test_summands_are_apart_and_replicas_together():
 
 def test_cells_are_few_however_large_the_array():
     layout = Layout.parse("f32[1048576{x}64, {y}8388608]", Mesh(x=4, y=8))
-    cut = Cut(layout, bounded(counts(layout)))
-    assert len(cut.cells) <= MOST_CELLS
-    assert [cell.devices for cell in cut.cells[::8][:5]] == [(0,), (8,), (16,), (24,), (0,)]
+    cells = LayoutCells(layout, bounded(counts(layout)))
+    assert len(cells.cells) <= MOST_CELLS
+    assert [cell.devices for cell in cells.cells[::8][:5]] == [(0,), (8,), (16,), (24,), (0,)]
 
 
 @pytest.mark.parametrize("sizes", [(), (1,), (5000,), (64, 64), (100, 100), (3, 3, 3000), (40, 40, 40), (0, 9)])
-def test_bounded_keeps_to_the_bound_and_to_the_sizes(sizes):
+def test_bounded_keeps_within_the_bound_and_the_sizes(sizes):
     some = bounded(sizes)
     assert prod(some) <= MOST_CELLS and all(n <= size and (n or not size) for n, size in zip(some, sizes, strict=True))
     if prod(sizes) <= 1000:
@@ -106,7 +106,7 @@ def test_bounded_keeps_to_the_bound_and_to_the_sizes(sizes):
 def test_too_many_devices_or_runs_are_refused():
     layout = Layout.parse("f32[{x}2, 4]", Mesh(x=8192))
     with pytest.raises(ReshardError, match=r"8192 devices .*at most 4096"):
-        assert Cut(layout, (16, 1)).cells
+        assert LayoutCells(layout, (16, 1)).cells
     fine = Layout.parse("f32[{x:(1)2}2097152{x:(2)2}]", Mesh(x=4))
     with pytest.raises(ReshardError, match="too finely"):
-        assert Cut(fine, (16,)).cells
+        assert LayoutCells(fine, (16,)).cells

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from reshard.cli.arguments import Options
+from reshard.cli.calibrate import CalibrateOptions
 from reshard.cli.calibrate import run as calibrate
-from reshard.cli.run import run
+from reshard.cli.run import RunOptions, run
 from reshard.errors import RankError
 from reshard.mpi import launch
 from reshard.mpi.launch import SETTINGS, command, environment, find
@@ -43,7 +43,7 @@ def test_ranks_are_started_and_ended(tmp_path: Path):
     script = tmp_path / "script.py"
     said = "open(f'{sys.argv[1]}-{MPI.COMM_WORLD.rank}-of-{MPI.COMM_WORLD.size}', 'w')"
     script.write_text(f"import sys\nfrom mpi4py import MPI\n{said}\n")
-    assert run(Options(ranks=3, arguments=[str(script), str(tmp_path / "rank")])) == 0
+    assert run(RunOptions(ranks=3, arguments=[str(script), str(tmp_path / "rank")])) == 0
     assert {path.name for path in tmp_path.glob("rank-*")} == {f"rank-{rank}-of-3" for rank in range(3)}
     script.write_text("from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    raise SystemExit(3)\n")
     assert launch(2, [str(script)]) != 0
@@ -55,7 +55,7 @@ def test_ranks_are_started_and_ended(tmp_path: Path):
 def test_calibrate_writes_a_network(tmp_path: Path):
     pytest.importorskip("mpi4py")
     path = tmp_path / "network.json"
-    assert calibrate(Options(ranks=2, name="here", output=str(path))) == 0
+    assert calibrate(CalibrateOptions(ranks=2, name="here", output=str(path))) == 0
     network = Network.load(str(path))
     assert network.name == "here"
     assert json.loads(path.read_text())["inner"]["bandwidth"] > 1e6

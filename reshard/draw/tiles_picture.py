@@ -1,4 +1,4 @@
-"""The array before, between and after the steps, each element in the colour of the device that holds it."""
+"""A picture of the array before, between and after the steps, each element in its device's colour."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_SLICED = 3.6
 _RAMP_WIDTH, _NUMBERED = 3.0, 16
 
 
-class Tiles:
-    """The picture; `put` draws it on an area of its `size`: panels in rows, or strips one below the other.
+class TilesPicture:
+    """A panel for each layout, in rows, or strips one below the other; `put` draws them on an area of `size`.
 
-    Raises `ReshardError` where there are too many devices or runs.
+    Raises `ReshardError` for too many devices or runs.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -32,9 +32,9 @@ class Tiles:
         ids = self.scene.devices
         self.colour = dict(zip(ids, colours(len(ids)), strict=True))
         self.strips = len(self.scene.grid) < 2
-        self.panels = len(self.scene.cuts)
-        self.columns = 1 if self.strips else min(_PER_ROW, self.panels)
-        rows = -(-self.panels // self.columns)
+        self.count = len(self.scene.panels)
+        self.columns = 1 if self.strips else min(_PER_ROW, self.count)
+        rows = -(-self.count // self.columns)
         self.size = Size(self._width, rows * self._pitch - (_STRIP_GAP if self.strips else 0) + self._foot)
 
     @cached_property
@@ -45,12 +45,12 @@ class Tiles:
 
     @cached_property
     def _left(self) -> float:
-        """Room before the first panel of a row: for an arrow, if there are more rows."""
-        return _STRIP_LEFT if self.strips else _LEFT if self.panels <= _PER_ROW else _GAP
+        """The room before the first panel of a row, which holds an arrow if there are several rows."""
+        return _STRIP_LEFT if self.strips else _LEFT if self.count <= _PER_ROW else _GAP
 
     @cached_property
     def _pitch(self) -> float:
-        """From a row to the next one."""
+        """The distance from one row to the next."""
         return self._head + self._height + (_STRIP_BELOW + _STRIP_GAP if self.strips else _BELOW)
 
     @cached_property
@@ -63,24 +63,24 @@ class Tiles:
 
     @cached_property
     def _labelled(self) -> bool:
-        """Whether all panels have the numbers of the devices in their cells."""
+        """Whether the cells of all panels have room for the numbers of their devices."""
         return len(self.colour) == 1 or all(panel.legible for panel in self._panels)
 
     @cached_property
     def _panels(self) -> list[Panel]:
         size = Size(_STRIP_WIDTH if self.strips else _PANEL, self._height)
-        return [Panel(self.scene, at, self.colour, size) for at in range(self.panels)]
+        return [Panel(self.scene, at, self.colour, size) for at in range(self.count)]
 
     @cached_property
     def _height(self) -> float:
-        """Of a panel without its title and ticks."""
+        """The height of a panel without its title and ticks."""
         if self.strips:
             return _STRIP
         down, across = self.scene.grid
-        every = range(self.panels)
-        ratio = sum(self.scene.extent(at, down) / max(1, self.scene.extent(at, across)) for at in every) / self.panels
+        extents = [(self.scene.extent(at, down), self.scene.extent(at, across)) for at in range(self.count)]
+        ratio = sum(high / max(1, wide) for high, wide in extents) / self.count
         one = min(max(_PANEL * ratio, _SHORTEST), _TALLEST)
-        slices = max(len(self.scene.pictures(at)) for at in every)
+        slices = max(len(self.scene.slices_of(at)) for at in range(self.count))
         return one if slices <= 1 else max(1.2, min(slices * (one + SLICE_NAME), _MOST_SLICED))
 
     @cached_property
@@ -93,7 +93,7 @@ class Tiles:
         return _wrapped(" ".join(self.scene.notes()), self._width - 0.4)
 
     def put(self, area: Area) -> None:
-        """Draws it."""
+        """Draws the panels, the colours by device if no cell is labelled, and the caption."""
         for at, panel in enumerate(self._panels):
             self._place(area, at, panel)
         top = area.height - self._foot + 0.1
@@ -103,7 +103,7 @@ class Tiles:
         area.text(0.2, top, self._caption, size=SMALL, alpha=0.75)
 
     def _place(self, area: Area, at: int, panel: Panel) -> None:
-        """A panel with its titles and the arrow that leads to it."""
+        """Draws a panel with its titles and the arrow that leads to it."""
         row, column = divmod(at, self.columns)
         left, top = self._left + column * (_PANEL + _GAP), row * self._pitch
         middle, aligned = (left, "left") if self.strips else (left + panel.size.width / 2, "center")
@@ -116,7 +116,7 @@ class Tiles:
         panel.draw(area.inside(left, top + self._head, *panel.size))
 
     def _arrow(self, area: Area, left: float, middle: float, step: Step) -> None:
-        """From the panel before: the step, and what the worst device receives in it."""
+        """Draws the arrow from the panel before, with the step's kind and the bytes that the worst device receives."""
         start, width = left + 0.08, _GAP - 0.62
         area.text(start + width / 2, middle - 0.09, step.kind, size=SMALL, ha="center", va="bottom", weight="bold")
         area.inside(start, middle - 0.1, width, 0.2).arrow((0, 0.1), (width, 0.1))
@@ -128,7 +128,7 @@ class Tiles:
         area.text(left + 0.32, top + _STRIP_GAP / 2 - 0.05, words, size=NORMAL, va="center")
 
     def _ramp(self, area: Area) -> None:
-        """The colours by device, where no numbers are in the tiles."""
+        """Draws the colours by device."""
         ids = self.scene.devices[:: -(-len(self.scene.devices) // 64)]
         axes = area.inside(0.85, 0.02, _RAMP_WIDTH, 0.16).axes()
         axes.set(xlim=(0, len(ids)), ylim=(0, 1))

@@ -1,16 +1,16 @@
-"""A plan as one page of HTML that needs nothing else: its steps, why they are there, and its pictures."""
+"""A plan as one self-contained page of HTML: its steps, why they are there, and its pictures."""
 
 from __future__ import annotations
 
-import math
 from html import escape
 
 from reshard.draw.pictures import NAMES, draw, load_canvas
 from reshard.errors import ReshardError
-from reshard.show.explain import judged, why
+from reshard.show.explain import assessed, why
+from reshard.show.headings import size_text
 from reshard.show.html import cards, document, table
 from reshard.types.plan import Plan, Step
-from reshard.types.units import bytes_text, counted, seconds_text
+from reshard.types.units import bytes_text, seconds_text
 
 _STYLE = """
 figure { margin: 0 0 .75rem; padding: .9rem 1rem; overflow-x: auto; }
@@ -37,18 +37,17 @@ _FOOTER = (
 
 
 def page(plan: Plan, network: str | None = None) -> str:
-    """The page; `network` is the name of what the plan's seconds are predicted for. Raises `ReshardError` without
-    matplotlib.
+    """A plan as a page of HTML; `network` is the name of the network that its seconds are predicted for.
+
+    Raises `ReshardError` if matplotlib is not installed.
     """
     load_canvas()
     source, target = plan.source, plan.target
-    meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} and {target.mesh}"
-    size = bytes_text(source.nbytes(math.prod(source.shape)))
     title = f"{source} to {target}"
     parts = [
         f"<h1><code>{escape(str(source))}</code> <span class='mark'>&rarr;</span> "
         f"<code>{escape(str(target))}</code></h1>",
-        f"<p class='faint'>{size} on {counted(source.mesh.size, 'device')}, mesh {escape(meshes)}</p>",
+        f"<p class='faint'>{escape(size_text(source, target))}</p>",
         _sums(plan, network),
         f"<h2>Steps</h2>{_steps(plan, network)}",
         *(f"<h2>{_TITLES[name]}</h2><figure>{_figure(plan, name)}</figure>" for name in NAMES),
@@ -84,7 +83,7 @@ def _steps(plan: Plan, network: str | None) -> str:
         f"<li><b>{step.kind}</b>: {escape(why(step, number == len(plan.steps)))}</li>"
         for number, step in enumerate(plan.steps, 1)
     )
-    good = "".join(f"<li>{escape(words)}</li>" for words in judged(plan, network))
+    good = "".join(f"<li>{escape(words)}</li>" for words in assessed(plan, network))
     return (
         f"{table([*heads, ('live', True), *timed], rows)}<h2>Why these steps</h2><ol>{''.join(reasons)}</ol>"
         f"<h2>How good they are</h2><ul>{good}</ul>"
@@ -98,8 +97,8 @@ def _row(step: Step, timed: bool) -> list[str]:
 
 
 def _figure(plan: Plan, name: str) -> str:
-    """A picture, or why there is none: a plan for a million devices has a page, too."""
-    from reshard.draw import svg  # It draws on the canvas.
+    """A picture, or a line that says why there is none, so that a plan for a million devices has a page, too."""
+    from reshard.draw import svg  # It draws on the canvas: only with matplotlib.
 
     try:
         return svg.inline(draw(plan, name, svg.ink()), name, _LABELS[name])

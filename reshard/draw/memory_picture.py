@@ -1,4 +1,4 @@
-"""Live bytes on a device, step by step, stacked by what they are, against the promise and the floor."""
+"""A picture of the live bytes on a device, step by step, stacked by what they are, with the peak and the floor."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from reshard.draw.canvas import (
     width_of,
     words_on,
 )
-from reshard.draw.live import moments
+from reshard.show.live_bytes import moments
 from reshard.types.plan import Plan
 from reshard.types.units import bytes_text
 
 _HEIGHT, _HEAD, _FOOT, _KEY, _LEFT, _RIGHT = 2.6, 0.35, 0.5, 0.25, 0.8, 1.2
 _SLOT, _NARROWEST, _WIDEST = 1.05, 3.2, 9.0
-_BAR = 0.74  # Of a slot.
-_LINE = SMALL * 1.3 / 72  # Inches of a line of small text.
+_BAR = 0.74  # The share of a slot that its bar takes.
+_LINE = SMALL * 1.3 / 72  # The height in inches of a line of small text.
 
 
-class Memory:
-    """The picture; `put` draws it on an area of its `size`."""
+class MemoryPicture:
+    """A stacked bar for each moment of a plan; `put` draws them on an area of `size`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -48,12 +48,12 @@ class Memory:
         self.size = Size(_LEFT + self.width + _RIGHT, _HEAD + _HEIGHT + _FOOT + (0 if self.named else _KEY))
 
     def _words(self, name: str, size: int) -> str:
-        """What is written on a part."""
+        """The label of a part of a bar."""
         width = self.width * _BAR / len(self.moments)
         return _fitting(name, bytes_text(size), width, _HEIGHT * size / self.scale)
 
     def put(self, area: Area) -> None:
-        """Draws it."""
+        """Draws the bars on an area of their size."""
         area.text(0.15, 0.0, "live bytes on a device", size=LARGE, weight="bold")
         axes = area.inside(_LEFT, _HEAD, self.width, _HEIGHT).axes()
         axes.set(xlim=(-0.5, len(self.moments) - 0.5), ylim=(0, self.scale), label="memory")
@@ -68,7 +68,7 @@ class Memory:
             self._key(area.inside(0.15, self.size.height - _KEY, self.size.width - 0.15, _KEY))
 
     def _lines(self, axes: Any, ink: Ink) -> None:
-        """The promise and the floor behind the bars, with their names at the right."""
+        """Draws the peak and the floor as lines behind the bars, with their names at the right."""
         end = len(self.moments) - 0.5
         peak, floor = self.plan.peak_bytes, self.plan.floor_bytes
         same = peak == floor
@@ -79,7 +79,7 @@ class Memory:
             axes.text(end, count, f" {name}\n {bytes_text(count)}", fontsize=SMALL, color=ink.text, va=aligned)
 
     def _bar(self, axes: Any, ink: Ink, at: int) -> None:
-        """One stack."""
+        """Draws the bar of one moment."""
         left, right, start = at - _BAR / 2, at + _BAR / 2, 0
         for (name, size), words in zip(self.moments[at].parts, self.words[at], strict=True):
             if size:
@@ -91,7 +91,7 @@ class Memory:
         axes.annotate(bytes_text(start), (at, start), (0, 3), path_effects=outline(ink.back), **style)
 
     def _key(self, area: Area) -> None:
-        """The colours of the parts, where one is too small for its name."""
+        """Draws a key of the colours, for parts too small for their names."""
         shown = dict.fromkeys(name for moment in self.moments for name, size in moment.parts if size)
         at = 0.0
         for name in shown:
@@ -104,7 +104,7 @@ class Memory:
 
 
 def _fitting(name: str, size: str, width: float, height: float) -> str:
-    """A part's name and bytes if they fit into a place, else its name alone, or nothing."""
+    """A part's name and bytes if they fit into a box, else its name alone, or ""."""
     lines = textwrap.fill(name, max(1, int(width / width_of("x", SMALL))), break_long_words=False)
     for words in (f"{lines}\n{size}", lines):
         if width_of(words, SMALL) <= width and (words.count("\n") + 1) * _LINE <= height:

@@ -1,4 +1,4 @@
-"""The matrix of bytes that each device sends to each other one, over all steps of a plan."""
+"""A picture of the bytes that each device sends to each other one, over all steps of a plan."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from reshard.lower.traffic import TrafficMatrix, traffic
 from reshard.types.plan import Plan
 from reshard.types.units import bytes_text
 
-MOST_CELLS = 256  # Rows and columns: more devices share one.
+MOST_CELLS = 256  # Rows and columns; more devices share them.
 MOST_DEVICES = 512
 MOST_TRANSFERS = 1 << 18
 
 _SIDE, _HEAD, _LEFT, _RIGHT, _FOOT = 2.6, 0.62, 0.75, 1.35, 0.62
-_RULED = 32  # Rows with lines between them.
+_RULED = 32  # The most rows that have lines between them.
 _WIDTH = _LEFT + _SIDE + _RIGHT
 
 
-class Traffic:
-    """The picture; `put` draws it on an area of its `size`."""
+class TrafficPicture:
+    """A matrix of senders and receivers; `put` draws it on an area of `size`."""
 
     size = Size(_WIDTH, _HEAD + _SIDE + _FOOT)
 
@@ -36,7 +36,7 @@ class Traffic:
         self.together = together(len(self.devices))
 
     def put(self, area: Area) -> None:
-        """Draws it."""
+        """Draws the matrix, a scale of its colours, and the sums."""
         area.text(0.15, 0.0, "bytes from device to device", size=LARGE, weight="bold")
         cells = matrix(self.traffic, self.devices, self.together)
         self._matrix(area.inside(_LEFT, _HEAD, _SIDE, _SIDE), cells)
@@ -47,8 +47,8 @@ class Traffic:
     def _matrix(self, area: Area, cells: NDArray[np.float64]) -> None:
         axes = area.axes()
         rows = len(cells)
-        how = {"cmap": canvas.shades(), "vmin": 0, "vmax": max(1.0, float(cells.max())), "interpolation": "nearest"}
-        axes.imshow(np.ma.masked_equal(cells, 0), extent=(0, rows, rows, 0), aspect="auto", **how)
+        scale = {"cmap": canvas.shades(), "vmin": 0, "vmax": max(1.0, float(cells.max())), "interpolation": "nearest"}
+        axes.imshow(np.ma.masked_equal(cells, 0), extent=(0, rows, rows, 0), aspect="auto", **scale)
         axes.set_label("traffic")
         for spine in axes.spines.values():
             spine.set_visible(True)
@@ -68,23 +68,19 @@ class Traffic:
         self._numbers(axes, cells, area.width / rows)
 
     def _numbers(self, axes: Any, cells: NDArray[np.float64], side: float) -> None:
-        """The bytes in the cells, if they fit into all of them: in one line, or the unit below the number."""
-        counts = [float(count) for count in np.unique(cells) if count]
-        for gap in (" ", "\n"):
-            words = {count: short_bytes(count).replace(" ", gap) for count in counts}
-            size = min([SMALL, 0.4 * side * 72, *(0.92 * side / width_of(word, 1) for word in words.values())])
-            if size >= LEGIBLE:
-                break
-        else:
+        """Writes the bytes into the cells, if they fit into all of them."""
+        fitting = _fitting_words([float(count) for count in np.unique(cells) if count], side)
+        if fitting is None:
             return
+        words, size = fitting
         shade, most = canvas.shades(), float(cells.max())
-        fills = {count: canvas.to_hex(shade(count / most)) for count in words}
         for (row, column), count in np.ndenumerate(cells):
             if count:
-                canvas.words_on(axes, column + 0.5, row + 0.5, words[float(count)], size, [fills[float(count)]])
+                fill = canvas.to_hex(shade(float(count) / most))
+                canvas.words_on(axes, column + 0.5, row + 0.5, words[float(count)], size, [fill])
 
     def _bar(self, area: Area, most: float) -> None:
-        """What the colours mean."""
+        """Draws the scale of the colours."""
         axes = area.axes()
         axes.imshow(np.linspace(1, 0, 256)[:, None], extent=(0, 1, 0, most), aspect="auto", cmap=canvas.shades())
         axes.set(xticks=[])
@@ -95,24 +91,37 @@ class Traffic:
             spine.set_visible(False)
 
     def _words(self) -> str:
-        """The sums, and what the plan promised."""
+        """The sums, beside what the plan predicts."""
         received = self.traffic.received
         if not self.traffic.elements:
             return "nothing moves"
         worst = self.traffic.busiest_receiver
-        lines = [f"worst device: {worst} receives {bytes_text(received[worst])}{self._promised(received[worst])}"]
+        lines = [f"worst device: {worst} receives {bytes_text(received[worst])}{self._predicted(received[worst])}"]
         lines.append(f"all devices together: {bytes_text(self.traffic.nbytes(sum(self.traffic.elements.values())))}")
         if self.together > 1:
             lines.append(f"each cell: {self.together} x {self.together} devices, their sum")
         return "\n".join(lines)
 
-    def _promised(self, worst: int) -> str:
-        promised = self.plan.received_bytes
-        return ", as planned" if worst == promised else f" of the {bytes_text(promised)} planned"
+    def _predicted(self, worst: int) -> str:
+        planned = self.plan.received_bytes
+        return ", as planned" if worst == planned else f" of the {bytes_text(planned)} planned"
+
+
+def _fitting_words(counts: list[float], side: float) -> tuple[dict[float, str], float] | None:
+    """The counts as text and the size of that text, in points, if it fits into cells this many inches wide.
+
+    Text that is too wide on one line may fit with the unit below the number.
+    """
+    for gap in (" ", "\n"):
+        words = {count: short_bytes(count).replace(" ", gap) for count in counts}
+        size = min([SMALL, 0.4 * side * 72, *(0.92 * side / width_of(word, 1) for word in words.values())])
+        if size >= LEGIBLE:
+            return words, size
+    return None
 
 
 def traffic_of(plan: Plan) -> TrafficMatrix:
-    """Who sends how much to whom in all steps of a plan together.
+    """The traffic of all steps of a plan together.
 
     Raises `ReshardError` for more devices or transfers than can be counted one by one.
     """
@@ -131,7 +140,7 @@ def traffic_of(plan: Plan) -> TrafficMatrix:
 
 
 def matrix(traffic: TrafficMatrix, devices: list[int], together: int) -> NDArray[np.float64]:
-    """Bytes by sender (down) and receiver (across), so many devices in one row."""
+    """Bytes by sender (down) and receiver (across); `together` neighbouring devices share a row or column."""
     place = {device: at // together for at, device in enumerate(devices)}
     cells = np.zeros((len(devices) // together,) * 2)
     for (sender, receiver), count in traffic.elements.items():
@@ -140,7 +149,7 @@ def matrix(traffic: TrafficMatrix, devices: list[int], together: int) -> NDArray
 
 
 def together(devices: int) -> int:
-    """How many devices share a row, so that there are not too many rows.
+    """The smallest number of devices that have to share a row, so that there are at most `MOST_CELLS` rows.
 
     >>> together(256), together(512), together(2 * 257)
     (1, 2, 257)

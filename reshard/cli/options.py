@@ -1,0 +1,133 @@
+"""What commands share: groups of arguments as dataclasses, and how a command is added to the parser.
+
+Each command owns its options, a frozen dataclass whose fields are named as its arguments are. `add_to` adds those
+arguments to a parser; a group that several commands share is a base class and adds its own arguments first.
+
+    Options
+      ArrayOptions               --mesh, --shape, --dtype
+        show.ShowOptions         LAYOUT, --limit
+        PairOptions              SOURCE, TARGET, --target-mesh, --budget, --network, --donate
+          plan.PlanOptions       --json, --html, --explain
+          ...
+      doctor.DoctorOptions       FILE, --platform, ...
+
+Options hold the text of a call. It is read when the command runs, so that every error is one of reshard's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
+
+NOTATIONS = """\
+notations of a layout:
+  ours     f32[{y}8, 16, {x}4]              digits per dim: 8 local, {y} held
+  JAX      P('y', None, 'x')                with --mesh, --shape, --dtype
+  Shardy   [{"y"}, {}, {"x"}]               with --mesh, --shape, --dtype
+  HLO      {devices=[2,1,4]<=[4,2]T(1,0)}   with --shape, --dtype; has a mesh
+The shape and dtype of a layout in our notation serve for the other one, too.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of a command: none of their own."""
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds the arguments that fill these options."""
+
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+@dataclass(frozen=True)
+class ArrayOptions(Options):
+    """What the text of a layout may leave out: the mesh, the global shape and the element type."""
+
+    mesh: str | None
+    shape: str | None
+    dtype: str | None
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds `--mesh`, `--shape` and `--dtype`."""
+        parser.add_argument("--mesh", metavar="AXES", help="axes of the mesh, first one major, e.g. x=4,y=2")
+        shape = "global shape, where the layout does not say it: 16,16,16"
+        parser.add_argument("--shape", metavar="SIZES", help=shape)
+        dtype = "element type, where the layout does not say it: f32, bfloat16"
+        parser.add_argument("--dtype", metavar="NAME", help=dtype)
+
+
+@dataclass(frozen=True)
+class PairOptions(ArrayOptions):
+    """Two layouts, and what to plan between them for."""
+
+    source: str
+    target: str
+    target_mesh: str | None
+    budget: str | None
+    network: str | None
+    donate: bool
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds `SOURCE` and `TARGET`, the arguments of an array, and those of the planner."""
+        parser.add_argument("source", metavar="SOURCE", help="the layout now, in any of the notations below")
+        parser.add_argument("target", metavar="TARGET", help="the layout wanted, in any of them")
+        super().add_to(parser)
+        parser.add_argument("--target-mesh", metavar="AXES", help="the mesh of TARGET, if it is another one")
+        parser.add_argument("--budget", metavar="SIZE", help="most bytes live on a device, e.g. 64MiB, 0.5GiB or 4096")
+        add_network(parser)
+        parser.add_argument("--donate", action="store_true", help="the source may be given up once its data has moved")
+
+
+def add_network(parser: argparse.ArgumentParser) -> None:
+    """Adds `--network`, which every command that plans understands in the same way."""
+    parser.add_argument("--network", metavar="NAME", help="plan for least time on a preset or a JSON file")
+
+
+class Commands(Protocol):
+    """What `ArgumentParser.add_subparsers` returns, as far as it is needed here."""
+
+    def add_parser(
+        self, name: str, *, help: str, description: str, epilog: str, formatter_class: Any
+    ) -> argparse.ArgumentParser:
+        """Adds a command."""
+        ...
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command with its options: calling it runs the command and returns the exit code."""
+
+    run: Callable[[Any], int]
+    options: Options
+
+    def __call__(self) -> int:
+        """Runs the command."""
+        return self.run(self.options)
+
+
+def add_command(
+    commands: Commands, name: str, summary: str, epilog: str, kind: type[OptionsT], run: Callable[[OptionsT], int]
+) -> None:
+    """Adds a command: `kind` adds its arguments and holds their values, `run` does the work.
+
+    The parsed arguments have the command as `call`.
+    """
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kind.add_to(parser)
+
+    def call(parsed: argparse.Namespace) -> Call:
+        return Call(run, kind(**{field.name: getattr(parsed, field.name) for field in fields(kind)}))
+
+    parser.set_defaults(call=call)

@@ -1,0 +1,146 @@
+"""A layout on a terminal: a box for each piece, labelled with the devices that hold it.
+
+    f32[2{x}64] on <x=4>
+
+    ┌──────┬────────┬─────────┬─────────┬─────────┬─────────┬─────────┬─────────┐
+    │ 0:64 │ 64:128 │ 128:192 │ 192:256 │ 256:320 │ 320:384 │ 384:448 │ 448:512 │
+    ├──────┼────────┼─────────┼─────────┼─────────┼─────────┼─────────┼─────────┤
+    │  0   │   1    │    2    │    3    │    0    │    1    │    2    │    3    │
+    └──────┴────────┴─────────┴─────────┴─────────┴─────────┴─────────┴─────────┘
+
+Pieces are looked up only as far as they are drawn, so that the size of the array does not matter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from reshard.show import terminal
+from reshard.show.holders import Piece, count, device, fixed, label, pieces, ranges
+from reshard.types import Dim, Layout
+from reshard.types.units import counted
+
+WIDE = 120  # Columns of a picture on a wider terminal.
+# ColorBrewer's Set3: eleven light colours that are easy to tell apart, with black text on them.
+COLOURS = ("8dd3c7", "ffffb3", "bebada", "fb8072", "80b1d3", "fdb462", "b3de69", "fccde5", "d9d9d9", "bc80bd", "ccebc5")
+
+
+def show_picture(out: Console, layout: Layout, limit: int) -> None:
+    """Prints a strip or a grid of the dims that are split, and a table of devices for more than two dims.
+
+    `limit` bounds the lines, roughly; what is left out is named below the picture.
+    """
+    if 0 in layout.shape:
+        terminal.paragraph(out, "the array is empty: there is nothing to draw")
+        return
+    split = [at for at, dim in enumerate(layout.dims) if any(digit.axis is not None for digit in dim.digits)]
+    drawn = list(range(len(layout.dims))) if len(layout.dims) <= 2 else split
+    if len(drawn) == 2:
+        _show_grid(out, layout, drawn[0], drawn[1], limit)
+    elif len(drawn) == 1:
+        _show_strips(out, layout, drawn[0], limit)
+    elif not drawn:
+        _show_one_cell(out, layout)
+    if len(layout.dims) > 2:
+        out.print()
+        _show_devices(out, layout, limit)
+
+
+def _show_one_cell(out: Console, layout: Layout) -> None:
+    """A scalar, or an array of more than two dims that is not split."""
+    grid = _box([])
+    grid.add_row(_cell(f" {label(layout, [])} ", 0))
+    terminal.show(out, grid)
+
+
+def _show_strips(out: Console, layout: Layout, at: int, limit: int) -> None:
+    """One dim: strips of equally many cells, one below the other, as many as fit."""
+    dim, strips = layout.dims[at], max(1, limit // 4)
+    cells = list(itertools.islice(pieces(dim), strips * 64))
+    labels = [label(layout, fixed(dim, layout.mesh, cell.number)) for cell in cells]
+    width = 2 + max(len(word) for word in [*labels, *map(_span, cells)])
+    fit = max(1, (min(out.width, WIDE) - 1) // (width + 1))
+    columns = -(-len(cells) // -(-len(cells) // fit))
+    starts = range(0, len(cells), columns)[:strips]
+    if len(layout.dims) > 1:
+        terminal.paragraph(out, f"dim {at} across; the other dims are whole")
+    for start in starts:
+        strip = slice(start, start + columns)
+        grid = _box([_span(cell).center(width) for cell in cells[strip]])
+        pairs = zip(labels[strip], cells[strip], strict=True)
+        grid.add_row(*(_cell(word.center(width), cell.number) for word, cell in pairs))
+        terminal.show(out, grid)
+    _show_rest(out, at, dim, min(len(cells), len(starts) * columns))
+
+
+def _show_grid(out: Console, layout: Layout, down: int, across: int, limit: int) -> None:
+    """Two dims: a grid of cells, cut to the width of the screen and to `limit` lines."""
+    rows = list(itertools.islice(pieces(layout.dims[down]), max(1, limit // 2)))
+    columns = list(itertools.islice(pieces(layout.dims[across]), WIDE // 4))
+    labels = [[_label(layout, (down, row), (across, column)) for column in columns] for row in rows]
+    side = max(len(_span(row)) for row in rows)
+    width = 2 + max(len(word) for word in [*itertools.chain(*labels), *map(_span, columns)])
+    columns = columns[: max(1, (min(out.width, WIDE) - side - 4) // (width + 1))]
+    others = "; the other dims are whole" if len(layout.dims) > 2 else ""
+    terminal.paragraph(out, f"dim {down} down, dim {across} across{others}")
+    grid = _box(["", *(_span(column).center(width) for column in columns)])
+    for row, words in zip(rows, labels, strict=True):
+        pairs = zip(words, columns, strict=False)
+        cells = [_cell(word.center(width), 4 * row.number + column.number) for word, column in pairs]
+        grid.add_row(Text(f" {_span(row).rjust(side)} ", style=terminal.FAINT), *cells)
+    terminal.show(out, grid)
+    _show_rest(out, down, layout.dims[down], len(rows))
+    _show_rest(out, across, layout.dims[across], len(columns))
+
+
+def _label(layout: Layout, *of_dims: tuple[int, Piece]) -> str:
+    """The devices that hold a box of the array, given its piece of each drawn dim."""
+    return label(layout, [f for at, piece in of_dims for f in fixed(layout.dims[at], layout.mesh, piece.number)])
+
+
+def _box(heads: Sequence[str]) -> Table:
+    grid = Table(box=box.SQUARE, show_lines=True, padding=0, show_header=bool(heads), header_style=terminal.FAINT)
+    for head in heads or [""]:
+        grid.add_column(Text(head), no_wrap=True)
+    return grid
+
+
+def _cell(text: str, colour: int) -> Text:
+    return Text(text, style=f"black on #{COLOURS[colour % len(COLOURS)]}")
+
+
+def _span(piece: Piece) -> str:
+    return f"{piece.start}:{piece.stop}"
+
+
+def _show_rest(out: Console, at: int, dim: Dim, shown: int) -> None:
+    """Prints how many pieces of a dim the picture leaves out, if any."""
+    rest = count(dim) - shown
+    if rest > 0:
+        line = f"... and {counted(rest, 'more piece')} of dim {at}, up to {dim.size}"
+        terminal.paragraph(out, line, style=terminal.FAINT)
+
+
+def _show_devices(out: Console, layout: Layout, limit: int) -> None:
+    """Prints a row per device: its coordinates, and its index ranges in each dim."""
+    mesh = layout.mesh
+    table = terminal.table("device", *mesh.axes, *(f"dim {at}" for at in range(len(layout.dims))), right=["device"])
+    for position in range(min(mesh.size, limit)):
+        coordinates = [str(mesh.coordinate(position, mesh.sub_axis(name))) for name in mesh.axes]
+        held = [_ranges_text(dim, layout, position) for dim in layout.dims]
+        table.add_row(*map(Text, [str(device(mesh, position)), *coordinates, *held]))
+    terminal.show(out, table)
+    if mesh.size > limit:
+        line = f"... and {counted(mesh.size - limit, 'more device')}; --limit shows more rows"
+        terminal.paragraph(out, line, style=terminal.FAINT)
+
+
+def _ranges_text(dim: Dim, layout: Layout, position: int) -> str:
+    first = [f"{start}:{stop}" for start, stop in itertools.islice(ranges(dim, layout.mesh, position), 5)]
+    return ", ".join([*first[:4], *(["..."] if len(first) > 4 else [])]) or "only padding"

@@ -1,0 +1,80 @@
+"""The help of every command: its examples run, and it fits a terminal of 80 columns."""
+
+import re
+import shlex
+
+import pytest
+
+import reshard as rs
+from reshard.cli.parser import parse, parser
+from tests.cli.cases import SOURCE, TARGET
+
+COMMANDS = ("plan", "show", "simulate", "prove")
+PAIR = (SOURCE, TARGET)
+
+
+def _help(*command: str) -> str:
+    command_parser = parser()
+    for name in command:
+        command_parser = command_parser._subparsers._group_actions[0].choices[name]
+    return command_parser.format_help()
+
+
+def _examples() -> list[str]:
+    examples = []
+    for text in (_help(), *(_help(name) for name in COMMANDS)):
+        joined = text.replace("\\\n", " ")
+        lines = (line for line in joined.splitlines() if re.match(rf"  reshard ({'|'.join(COMMANDS)}) ", line))
+        examples += [line.strip() for line in lines]
+    return examples
+
+
+def test_each_help_has_examples():
+    for name in COMMANDS:
+        assert sum(f"reshard {name} " in example for example in _examples()) >= 3
+
+
+@pytest.mark.parametrize("example", dict.fromkeys(_examples()))
+def test_an_example_of_the_help_runs(call, example, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # Some examples write files.
+    ran = call(*shlex.split(example)[1:], columns=80)
+    assert (ran.code, ran.err) == (0, ""), ran.out
+    assert max(map(len, ran.out.splitlines()), default=0) <= 80 or "--json" in example
+
+
+def test_help_fits_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(len(line) for name in COMMANDS for line in _help(name).splitlines()) <= 80
+
+
+def test_version(call):
+    ran = call("--version")
+    assert (ran.code, ran.out.strip()) == (0, f"reshard {rs.__version__}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        ((), "COMMAND"),
+        (("move",), "move"),
+        (("plan", SOURCE), "TARGET"),
+        (("plan", *PAIR, "--frobnicate"), "--frobnicate"),
+        (("plan", *PAIR, "--mesh"), "--mesh"),
+        (("show",), "LAYOUT"),
+        (("simulate", *PAIR, "--seed", "x"), "--seed"),
+    ],
+)
+def test_a_call_that_does_not_parse_exits_with_2(call, argv, word):
+    ran = call(*argv)
+    assert ran.code == 2
+    assert word in ran.err
+
+
+@pytest.mark.parametrize("name", ["doctor", "pass"])
+def test_the_help_fits_and_its_examples_parse(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = _help(name)
+    examples = [line.strip() for line in text.splitlines() if line.startswith(f"  reshard {name} ")]
+    assert max(map(len, text.splitlines())) <= 80 and len(examples) >= 3
+    for example in examples:
+        assert parse(shlex.split(example)[1:]).options.file == "step.mlir" or "hlo" in example

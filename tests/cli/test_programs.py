@@ -1,0 +1,63 @@
+"""Programs are told apart by their contents, not by their names."""
+
+import io
+import os
+import sys
+
+import pytest
+
+from reshard.cli import programs
+from reshard.cli.programs import quiet_jax, read, write
+from reshard.errors import NotationError, ReshardError
+from tests.cli.compiled import COMPILED, MODULE, NOTHING
+
+
+@pytest.mark.parametrize("argv", [["doctor", "none.hlo"], ["pass", "none.mlir"]])
+def test_a_file_that_is_not_there(call, argv):
+    code, _, err = call(*argv)
+    assert code == 2 and "cannot read none" in err and "No such file" in err
+
+
+@pytest.mark.parametrize(("path", "is_hlo"), [(COMPILED, True), (MODULE, False)])
+def test_text_is_hlo_or_mlir(tmp_path, path, is_hlo):
+    copy = tmp_path / "program"
+    copy.write_bytes(path.read_bytes())
+    assert read(str(copy)) == (path.read_text(), is_hlo)
+
+
+def test_an_artifact_stays_binary(tmp_path):
+    path = tmp_path / "step.hlo"
+    path.write_bytes(programs.ARTIFACT + b"\x00\xff")
+    program = read(str(path))
+    assert (program.content, program.is_hlo, program.text) == (programs.ARTIFACT + b"\x00\xff", False, "")
+
+
+def test_stdin_and_stdout_are_dashes(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(NOTHING.encode())))
+    assert read("-").text == NOTHING
+    write("-", "text\n")
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_other_contents_are_refused(tmp_path):
+    for content, message in [(b" \n", "is empty"), (b"x = 1", "no program: 'x = 1'"), (b"\xff\xfe", "is binary")]:
+        (tmp_path / "other").write_bytes(content)
+        with pytest.raises(NotationError, match=message):
+            read(str(tmp_path / "other"))
+
+
+def test_bytes_and_text_are_written_as_they_are(tmp_path):
+    for content in ("päge", b"\x00\xff"):
+        write(str(tmp_path / "file"), content)
+        wanted = content.encode() if isinstance(content, str) else content
+        assert (tmp_path / "file").read_bytes() == wanted
+    with pytest.raises(ReshardError, match=r"cannot write .*none.*: No such file"):
+        write(str(tmp_path / "none" / "file"), "")
+
+
+def test_the_users_settings_of_jax_stay(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+    quiet_jax()
+    assert (os.environ["JAX_PLATFORMS"], os.environ["TF_CPP_MIN_LOG_LEVEL"]) == ("tpu", "2")
