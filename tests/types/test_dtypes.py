@@ -1,0 +1,88 @@
+"""Element types: their names in every notation, and their sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from reshard.errors import LayoutError
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+
+MESH = Mesh(x=4, y=2)
+ALL_DTYPES = sorted({dtypes.canonical(name) for name in dtypes._ALIASES})
+
+
+BITS = {
+    "bool": 8,
+    "int2": 2,
+    "uint4": 4,
+    "int4": 4,
+    "int8": 8,
+    "uint16": 16,
+    "int64": 64,
+    "float4_e2m1fn": 4,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "float8_e8m0fnu": 8,
+    "float16": 16,
+    "bfloat16": 16,
+    "float64": 64,
+    "complex64": 64,
+    "complex128": 128,
+}
+
+
+@pytest.mark.parametrize(("name", "size"), BITS.items())
+def test_bytes_of_dtypes(name: str, size: int):
+    layout = Layout.tiled(MESH, (4, 9), name, [[MESH.sub_axis("x")], []])
+    assert layout.dtype == name
+    assert layout.tile_bytes == -(-9 * size // 8)
+    assert [layout.nbytes(n) for n in (0, 1, 8)] == [0, -(-size // 8), size]
+
+
+def test_int4_is_packed():
+    assert [Layout.parse(f"s4[{n}]", MESH).tile_bytes for n in (0, 1, 2, 3, 9)] == [0, 1, 1, 2, 5]
+
+
+@pytest.mark.parametrize("name", ALL_DTYPES)
+def test_dtype_names_are_numpy_s(name: str):
+    np = pytest.importorskip("numpy")
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    assert dtype.name == name
+    assert dtypes.canonical(dtype) == dtypes.canonical(dtype.type) == dtypes.canonical(dtypes.short(name)) == name
+    assert dtype.itemsize == max(1, dtypes.bits(name) // 8)
+
+
+def test_dtype_spellings():
+    same = {Layout.parse(f"{name}[{{x}}4]", MESH) for name in ("f32", "float32")}
+    assert len(same) == 1
+    assert str(Layout.parse("bool[4]", MESH)) == str(Layout.parse("pred[4]", MESH)) == "pred[4]"
+    assert Layout.parse("i4[4]", MESH) == Layout.parse("s4[4]", MESH) == Layout.parse("int4[4]", MESH)
+    with pytest.raises(LayoutError, match=r"unknown dtype 'float31'.*float32"):
+        Layout.parse("float31[4]", MESH)
+
+
+@pytest.mark.parametrize("name", ALL_DTYPES)
+def test_bytes_are_whole_and_enough(name: str):
+    for elements in (0, 1, 2, 3, 7, 64):
+        size = dtypes.nbytes(elements, name)
+        assert 0 <= 8 * size - elements * dtypes.bits(name) < 8
+
+
+def test_short_names_are_different():
+    assert len({dtypes.short(name) for name in ALL_DTYPES}) == len(ALL_DTYPES)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [(float, "float64"), (int, "int64"), (complex, "complex128"), (bool, "bool")]
+)
+def test_python_s_own_types(given: type, name: str):
+    assert dtypes.canonical(given) == name
+
+
+@pytest.mark.parametrize("given", ["", "f33", "FLOAT32", None, 3, object()])
+def test_unknown_names(given: object):
+    with pytest.raises(LayoutError, match=r"unknown dtype.*use a numpy name"):
+        dtypes.canonical(given)
