@@ -1,12 +1,18 @@
-"""The oracle: tiles filled with global indices, and the tiles that a layout's meaning demands.
+"""The oracle of the tests: tiles filled with global indices, and the tiles that a layout's meaning demands.
 
-Built on `types.meaning` alone. Padding is filled with a value that no element has, and is never
-compared; a partial array's summands differ from device to device and combine to the index.
+    f32[{x}3/5] on <x=2>       device 0: 0 1 2       device 1: 3 4 PADDING
+
+It is built on `types.meaning` alone, and shares no code with the shipped oracle (`reshard.runtime.oracle`) on purpose:
+that one is under test too, against this one, and a mistake that both made could hide the same mistake of a runtime.
+
+Padding is filled with a value that no element has, and is never compared. The summands of a partial array differ from
+device to device and combine to the index.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -21,15 +27,15 @@ PADDING = -7
 
 
 def tiles_of(layout: Layout) -> dict[int, np.ndarray]:
-    """Per device, the global index of every element of its tile, `PADDING` where there is none."""
+    """By device, the global index of every element of its tile, `PADDING` where there is none."""
     cache: dict[tuple, np.ndarray] = {}
-    found = {}
+    tiles = {}
     for device in layout.mesh.devices:
         index = meaning(layout, device)
         if index not in cache:
             cache[index] = _tile(layout, index)
-        found[device] = cache[index]
-    return found
+        tiles[device] = cache[index]
+    return tiles
 
 
 def _tile(layout: Layout, index: tuple[tuple[int, ...], ...]) -> np.ndarray:
@@ -45,21 +51,21 @@ def _tile(layout: Layout, index: tuple[tuple[int, ...], ...]) -> np.ndarray:
 
 
 def summands_of(layout: Layout) -> dict[int, np.ndarray]:
-    """Tiles of a partial array: the device with partial coordinates all zero has the index plus what
-    the others take away again (sum, mean: c and -c; max, min: the index once; product: ones)."""
-    found = {}
+    """Tiles of a partial array whose summands combine to the global index.
+
+    One summand has what the others lack: for a sum or a mean, the index and minus what the others add; for a maximum
+    or a minimum, the index among worse values; for a product, the index among ones.
+    """
+    tiles = {}
     groups: Counter = Counter()
     sizes = [axis.size for axis in layout.partial]
-    count = int(np.prod(sizes))
     for device, tile in tiles_of(layout).items():
-        position = layout.mesh.position(device)
-        number = 0
-        for axis in layout.partial:
-            number = number * axis.size + position // layout.mesh.stride(axis) % axis.size
+        coordinates = layout.mesh.coordinates(layout.mesh.position(device), layout.partial)
+        number = int(np.ravel_multi_index(coordinates, sizes)) if sizes else 0
         groups[number] += 1
-        found[device] = _summand(layout.reduction, tile, number, count)
+        tiles[device] = _summand(layout.reduction, tile, number, int(np.prod(sizes)))
     assert len(set(groups.values())) == 1
-    return found
+    return tiles
 
 
 def _summand(reduction: str | None, tile: np.ndarray, number: int, count: int) -> np.ndarray:
@@ -73,28 +79,36 @@ def _summand(reduction: str | None, tile: np.ndarray, number: int, count: int) -
     return tile if number == count - 1 else tile + worse - number
 
 
-def check(plan: rs.Plan, program: Program | None = None) -> Account:
-    """Runs a plan on indices and asserts that every device ends with what the target means, that the wire
-    and the memory are exactly as promised, and that nothing given was written to.
+def source_tiles(plan: rs.Plan) -> dict[int, np.ndarray]:
+    """The tiles to run a plan on, of the source's dtype."""
+    tiles = summands_of(plan.source) if plan.source.partial else tiles_of(plan.source)
+    return {device: tile.astype(plan.source.dtype) for device, tile in tiles.items()}
 
-    Less than promised is right in two cases. An exchange of boxes may need less memory: its largest
-    message need not meet the device that is fullest. And two steps that load devices unevenly may
-    each have another worst device, so that none receives the sum.
-    """
-    source, target = plan.source, plan.target
-    tiles = summands_of(source) if source.partial else tiles_of(source)
-    given = {device: tile.astype(source.dtype) for device, tile in tiles.items()}
-    kept = {device: tile.copy() for device, tile in given.items()}
-    memory = Account(source.dtype)
-    result = run(program or lower(plan), given, memory)
+
+def check_target(plan: rs.Plan, result: Mapping[int, np.ndarray]) -> None:
+    """Asserts that every device ends with what the target means."""
+    target, wanted = plan.target, tiles_of(plan.target)
     assert set(result) == set(target.mesh.devices), f"tiles of {sorted(result)}"
     for device, tile in result.items():
         assert tile.shape == target.tile_shape, f"device {device}: shape {tile.shape}"
         assert tile.dtype == np.dtype(target.dtype), f"device {device}: dtype {tile.dtype}"
-    wanted = tiles_of(target)
     for device, tile in finished(target, result).items():
         real = wanted[device] != PADDING
         assert np.array_equal(tile[real], wanted[device].astype(target.dtype)[real]), f"device {device} of {plan}"
+
+
+def check(plan: rs.Plan, program: Program | None = None) -> Account:
+    """Runs a plan on indices and asserts that every device ends with what the target means, that traffic and memory
+    are exactly as promised, and that the given tiles were not written to.
+
+    Less than promised is right in two cases. An exchange of boxes may need less memory, because its largest message
+    may not involve the fullest device. And if two steps load devices unevenly, each may have another busiest
+    device, so that none receives the sum of the two.
+    """
+    given = source_tiles(plan)
+    kept = {device: tile.copy() for device, tile in given.items()}
+    memory = Account(plan.source.dtype)
+    check_target(plan, run(program or lower(plan), given, memory))
     for device, tile in given.items():
         assert np.array_equal(tile, kept[device]), f"device {device}'s source was written to"
     assert memory.received_bytes <= plan.received_bytes, f"{memory.received_bytes} received: {plan}"
@@ -107,15 +121,14 @@ def check(plan: rs.Plan, program: Program | None = None) -> Account:
     return memory
 
 
-def finished(layout: Layout, tiles: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """The tiles of an array that is partial, combined over the devices that hold its summands."""
+def finished(layout: Layout, tiles: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """The tiles of a partial array, combined over the devices that hold its summands."""
     groups: dict[int, list[int]] = {}
     for device in layout.mesh.devices:
-        at = layout.mesh.position(device)
+        first = layout.mesh.position(device)
         for axis in layout.partial:
-            stride = layout.mesh.stride(axis)
-            at -= at // stride % axis.size * stride
-        groups.setdefault(at, []).append(device)
+            first -= layout.mesh.coordinate(first, axis) * layout.mesh.stride(axis)
+        groups.setdefault(first, []).append(device)
     return {
         device: _combined(layout.reduction, [tiles[d] for d in group]) for group in groups.values() for device in group
     }
@@ -139,6 +152,6 @@ def _combined(reduction: str | None, parts: list[np.ndarray]) -> np.ndarray:
 
 
 def of_boxes(step: rs.Step) -> bool:
-    """Whether a step is an exchange between numerals that have no exact common refinement."""
+    """Whether a step is an exchange of boxes, between layouts without an exact common refinement."""
     refinement = refine(step.operand, step.result)
     return step.kind == "exchange" and (refinement is None or not refinement.exact)

@@ -27,9 +27,9 @@ from reshard.types.plan import Plan, StepSpec, chain
 from reshard.types.rules.checker import RULES
 from reshard.types.rules.cost import StepMode
 from reshard.types.rules.parts import counts
-from tests.faults import CORPUS, planted
+from tests.faults import CORPUS, plans, planted
 from tests.layouts import random_pair
-from tests.oracle import PADDING, check, finished, summands_of, tiles_of
+from tests.oracle import check, check_target, source_tiles
 
 
 def stacked(program: Program, axes: Mapping[str, int]) -> tuple[jax.stages.Wrapped, NamedSharding]:
@@ -53,35 +53,21 @@ def run(program: Program, axes: Mapping[str, int], tiles: Mapping[int, np.ndarra
 
 def check_on_xla(plan: Plan, program: Program | None = None) -> None:
     """Every device ends with what the target means."""
-    source, target = plan.source, plan.target
-    tiles = summands_of(source) if source.partial else tiles_of(source)
-    given = {device: tile.astype(source.dtype) for device, tile in tiles.items()}
-    result, wanted = run(program or lower(plan), source.mesh.axes, given), tiles_of(target)
-    for device, tile in finished(target, result).items():
-        assert (tile.shape, tile.dtype.name) == (target.tile_shape, target.dtype), f"device {device} of {plan}"
-        real = wanted[device] != PADDING
-        assert np.array_equal(tile[real], wanted[device].astype(target.dtype)[real]), f"device {device} of {plan}"
+    check_target(plan, run(program or lower(plan), plan.source.mesh.axes, source_tiles(plan)))
 
 
 # ---- the corpus ------------------------------------------------------------------------------------
 
 
-def corpus() -> list[Plan]:
-    return [
-        rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh), **options)
-        for mesh, source, target, options in CORPUS
-    ]
-
-
 @pytest.mark.parametrize("number", range(len(CORPUS)))
 def test_the_corpus(number: int):
-    check_on_xla(corpus()[number])
+    check_on_xla(plans()[number])
 
 
 @pytest.mark.parametrize("number", range(len(CORPUS)))
 def test_the_corpus_in_parts(number: int):
     """Every step that can be, in the most parts, and in two."""
-    plan = corpus()[number]
+    plan = plans()[number]
     for pick in (max, min):
         moves = []
         for step in plan.steps:
@@ -99,7 +85,7 @@ def test_faults_of_the_corpus_are_seen(number: int):
     Faults that only cost time or memory change no value. XLA never sees a group that is dropped or run twice, where
     groups are written as axes, nor the wrong piece of a slot, since a round has one piece for all devices.
     """
-    plan, choose = corpus()[number], random.Random(number)
+    plan, choose = plans()[number], random.Random(number)
     harmless = {"staging forgotten", "a round run twice", "a group run twice"}
     harmless |= {"a group dropped", "a piece of a slot off by one"}
     every = [(kind, program) for kind, _, program in planted(plan) if kind not in harmless]
