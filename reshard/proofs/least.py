@@ -1,4 +1,17 @@
-"""The least that the worst device must receive, worked out from the two layouts alone, with the argument."""
+"""The lower bound on what the worst device receives in any plan, from the two layouts alone, with its argument.
+
+    f32[{x}3/10] -> f32[{y}5] on <x=4, y=2>
+
+    device           0      1      2      3      4      5      6      7
+    x, y             0, 0   0, 1   1, 0   1, 1   2, 0   2, 1   3, 0   3, 1
+    holds            0-2    0-2    3-5    3-5    6-8    6-8    9      9
+    needs            0-4    5-9    0-4    5-9    0-4    5-9    0-4    5-9
+    lacks            2      5      3      4      5      2      5      4       the bound is 5 elements
+
+`types.rules.bounds` computes the same bound for the planner, by refinements and runs of `types.pair`. None of that is
+used here, because a fault in it would make a plan look minimal: this module counts digits of the prover's own form, or
+indices device by device. The tests compare the two.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +20,57 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reshard.proofs.symbolic import Form
 from reshard.proofs.symbolic.form import FormDigit, step_digits
+from reshard.proofs.symbolic.lists import Ints, coordinate, held_offset, positions
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
 
-Ints = NDArray[np.int64]
-
 
 class Floor(NamedTuple):
-    """Elements that some device receives in any plan, and why."""
+    """A number of elements that some device receives in any plan, and why."""
 
     elements: int
     argument: str
 
 
 class _IndexRuns(NamedTuple):
-    """Runs of neighbouring indices, all of one length, in order."""
+    """Runs of neighbouring indices, all of the same length, in order."""
 
     starts: Ints
     length: int
 
     def below(self, index: Ints) -> Ints:
-        """How many of the runs' indices are below each index."""
+        """How many indices of the runs are below each given index."""
         at = np.searchsorted(self.starts, index, side="right") - 1
         inside = np.clip(index - self.starts[np.maximum(at, 0)], 0, self.length)
         return np.where(at < 0, 0, at * self.length + inside)
 
 
 def floor(source: Layout, target: Layout, form: Form) -> Floor:
-    """The bound in elements at these sizes; for others it grows with the sizes that vary."""
+    """The bound in elements at these sizes; at other sizes of the form it grows with their product.
+
+    >>> from reshard.proofs.symbolic.form import form_of
+    >>> pair = [Layout.parse(text, Mesh(x=4, y=2)) for text in ("f32[{x}3/10]", "f32[{y}5]")]
+    >>> floor(*pair, form_of(pair, (), ())).elements
+    5
+    """
     if source.partial != target.partial:
         return _reduction(source, target)
-    atoms = step_digits(source, target, form)
-    if atoms is not None and source.even and target.even:
-        return _even(atoms)
+    digits = step_digits(source, target, form)
+    if digits is not None and source.even and target.even:
+        return _even(digits)
     return _counted(source, target)
 
 
-def _even(atoms: tuple[FormDigit, ...]) -> Floor:
-    """Digit by digit: which part of its target tile a device holds already."""
-    tile = math.prod(a.radix for a in atoms if a.dst is None)
-    pieces = math.prod(a.radix for a in atoms if a.src is not None and a.dst is None)
-    moved = [a for a in atoms if a.src is not None and a.dst is not None and a.src != a.dst]
-    if moved:
-        a = moved[0]
+def _even(digits: tuple[FormDigit, ...]) -> Floor:
+    """Digit by digit: the part of its target tile that a device already holds."""
+    tile = math.prod(a.radix for a in digits if a.dst is None)
+    pieces = math.prod(a.radix for a in digits if a.src is not None and a.dst is None)
+    swapped = [a for a in digits if a.src is not None and a.dst not in (None, a.src)]
+    if swapped:
+        a = swapped[0]
         return Floor(
             tile,
             f"a digit of dim {a.dim} is held along stride {a.src} of the devices before, and along stride {a.dst} "
@@ -69,12 +86,13 @@ def _even(atoms: tuple[FormDigit, ...]) -> Floor:
 
 
 def _counted(source: Layout, target: Layout) -> Floor:
-    """Device by device, dim by dim: a tile and what two tiles share are products over the dims."""
+    """Device by device: the size of a tile, and of what two tiles share, is a product over the dims."""
     devices = np.array(target.mesh.devices, np.int64)
+    at = positions(source.mesh, devices), positions(target.mesh, devices)
     need = np.ones(len(devices), np.int64)
     have = np.ones(len(devices), np.int64)
     for a, b in zip(source.dims, target.dims, strict=True):
-        rows = np.stack([_held(a, source, devices), _held(b, target, devices)], axis=1)
+        rows = np.stack([held_offset(a, source, at[0]), held_offset(b, target, at[1])], axis=1)
         kinds, which = np.unique(rows, axis=0, return_inverse=True)
         before, after = _local(a), _local(b)
         counts = np.array([_shared(before, p, after, q, b.size) for p, q in kinds], np.int64).reshape(-1, 2)
@@ -89,27 +107,14 @@ def _counted(source: Layout, target: Layout) -> Floor:
 
 
 def _shared(before: _IndexRuns, p: int, after: _IndexRuns, q: int, size: int) -> tuple[int, int]:
-    """Elements that a piece of the target has, and those of them that a piece of the source has."""
+    """The number of elements in a piece of the target, and how many of them are in a piece of the source."""
     low = np.minimum(after.starts + q, size)
     high = np.minimum(after.starts + q + after.length, size)
     return int((high - low).sum()), int((before.below(high - p) - before.below(low - p)).sum())
 
 
-def _held(dim: Dim, layout: Layout, devices: Ints) -> Ints:
-    """What each device's coordinates add to a dim's index."""
-    known = np.array(layout.mesh.devices, np.int64)
-    order = np.argsort(known)
-    at = order[np.searchsorted(known[order], devices)]
-    found, low = np.zeros_like(at), 1
-    for radix, axis in reversed(dim.digits):
-        if axis is not None:
-            found += at // layout.mesh.stride(axis) % radix * low
-        low *= radix
-    return found
-
-
 def _local(dim: Dim) -> _IndexRuns:
-    """What the local indices add to a dim's index, as runs."""
+    """What the local indices add to the global index of a dim, as runs."""
     starts, length, low = np.zeros(1, np.int64), 1, 1
     for radix, axis in reversed(dim.digits):
         if axis is None and len(starts) == 1 and low == length:
@@ -121,10 +126,10 @@ def _local(dim: Dim) -> _IndexRuns:
 
 
 def _reduction(source: Layout, target: Layout) -> Floor:
-    """A sum's bound: the mean over a team of devices, or one target tile, whichever is more.
+    """The bound of a reduction: the mean over a team of devices, or one target tile, whichever is larger.
 
-    A team makes one sum of the target's: its devices differ along sub-axes that some layout uses, but not along those
-    that stay partial. The argument is one about such teams; that no team helps another is assumed.
+    A team makes one of the target's sums. Its devices differ along sub-axes that some layout uses, but not along those
+    that stay partial. The argument is about one team, and assumes that no team helps another.
     """
     mesh, at = source.mesh, np.arange(source.mesh.size)
     used = (*source.held, *source.partial, *target.held, *target.partial)
@@ -135,7 +140,7 @@ def _reduction(source: Layout, target: Layout) -> Floor:
     holders = devices // len(np.unique(_along(mesh, target.held, at[first])))
     receipts = (summands - 1) + (holders - 1)
     mean = -(-math.prod(source.shape) * receipts // devices)
-    tile = math.prod(_true(_local(dim), dim.size) for dim in target.dims)
+    tile = math.prod(_real(_local(dim), dim.size) for dim in target.dims)
     return Floor(
         max(mean, tile),
         f"when some device has an element's sum of {summands} summands, {summands - 1} were received for it, and each "
@@ -147,13 +152,13 @@ def _reduction(source: Layout, target: Layout) -> Floor:
 
 
 def _along(mesh: Mesh, axes: Sequence[SubAxis], at: Ints) -> Ints:
-    """Positions with every coordinate set to 0 but those along some sub-axes, and what lies between."""
-    found = np.zeros_like(at)
+    """The positions with all coordinates set to 0 except those along some sub-axes and between them."""
+    kept = np.zeros_like(at)
     for low, high in merged_spans([(mesh.stride(axis), mesh.stride(axis) * axis.size) for axis in axes]):
-        found += at // low % (high // low) * low
-    return found
+        kept += coordinate(at, low, high // low) * low
+    return kept
 
 
-def _true(runs: _IndexRuns, size: int) -> int:
-    """Elements of the piece at coordinates zero, which has the most."""
+def _real(runs: _IndexRuns, size: int) -> int:
+    """The number of elements, without padding, in the piece at coordinates 0, which has the most."""
     return int((np.minimum(runs.starts + runs.length, size) - np.minimum(runs.starts, size)).sum())

@@ -1,7 +1,7 @@
-"""Counterexamples: a program run by the numpy runtime on marked elements, until one is in the wrong place.
+"""Counterexamples: the numpy runtime runs a program on marked elements, and the first one in a wrong place is reported.
 
-Every element, and every summand of a partial array, is a random number of 63 bits, so that what a device
-ends with says where it came from. The run needs the whole array in this process.
+Every element, and every summand of a partial array, is a random number of 63 bits, so the value that a device ends with
+tells where it came from. The run needs the whole array in this process.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
 MOST_ELEMENTS = 1 << 24
+"""A larger array, over all devices, is not run."""
+
 _SEEDS = 16
+"""Markings of a maximum or a minimum."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Counterexample:
-    """What goes wrong, for which part of the proof, and where: device, local index, the element that belongs
-    there and the one that is there (None where it is none), and the sizes of the layouts' tiles.
+    """What goes wrong, which part of the proof it contradicts, and where.
+
+    The place is a device and a local index; `element` belongs there, and `actual` is there (None if it is not an
+    element). `sizes` are the shapes of the array, the source's tiles and the target's tiles.
     """
 
     part: str
@@ -37,7 +42,7 @@ class Counterexample:
     device: int | None = None
     index: tuple[int, ...] | None = None
     element: tuple[int, ...] | None = None
-    found: tuple[int, ...] | None = None
+    actual: tuple[int, ...] | None = None
     sizes: tuple[tuple[int, ...], ...] = ()
 
     def __str__(self) -> str:
@@ -45,12 +50,23 @@ class Counterexample:
 
 
 def refute(plan: Plan, program: Program) -> Counterexample | None:
-    """Runs a program and compares it with the meaning of its layouts and with the plan's promises.
+    """Runs a program, compares it with the meaning of its layouts and with the plan's promises; None if all hold.
 
-    A maximum shows one of its summands only, so that it is run on several markings.
+    A maximum shows only one of its summands, so it is run on several markings.
+
+    >>> import reshard as rs
+    >>> from reshard.lower import lower
+    >>> mesh = rs.Mesh(x=3)
+    >>> plan = rs.plan(rs.Layout.parse("f32[{x}]", mesh), rs.Layout.parse("f32[3]", mesh))
+    >>> program = lower(plan)
+    >>> print(refute(plan, program))
+    None
+    >>> gather = replace(program.instructions[0], groups=((1, 0, 2),))
+    >>> print(refute(plan, replace(program, instructions=(gather,))))
+    device 0 must hold element (0,) at local index (0,), but element (1,) of the array is there (tiles (1,) to (3,))
     """
-    runs = range(_SEEDS if plan.source.reduction in ("max", "min") else 1)
-    return next((found for seed in runs if (found := _refute(plan, program, seed)) is not None), None)
+    markings = range(_SEEDS if plan.source.reduction in ("max", "min") else 1)
+    return next((wrong for seed in markings if (wrong := _refute(plan, program, seed)) is not None), None)
 
 
 def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
@@ -61,7 +77,7 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
     given = {d: tile.copy() for d, tile in tiles.items()}
     memory = Account(plan.source.dtype)
     if program.dtype != plan.source.dtype:
-        return Counterexample("right", f"the program is one for {program.dtype}, not {plan.source.dtype}", sizes=sizes)
+        return Counterexample("right", f"the program is for {program.dtype}, not {plan.source.dtype}", sizes=sizes)
     try:
         with np.errstate(over="ignore"):
             result = run(replace(program, dtype=kind), tiles, memory)
@@ -73,9 +89,9 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
     with np.errstate(over="ignore"):
         wanted = oracle.combined(plan.source, plan.target, marks)
     for device in plan.target.mesh.devices:
-        found = _wrong(plan.target, device, result.get(device), wanted, marks, sizes)
-        if found is not None:
-            return found
+        wrong = _wrong(plan.target, device, result.get(device), wanted, marks, sizes)
+        if wrong is not None:
+            return wrong
     return _broken_promise(plan, program, memory, sizes)
 
 
@@ -87,7 +103,7 @@ def fits(plan: Plan) -> bool:
 
 
 def _marks(layout: Layout, seed: int) -> dict[oracle.Summand, Array]:
-    """A random number per summand of each element."""
+    """A random number for each summand of each element; products stay invertible, since all of them are odd."""
     summands = oracle.summands(layout)
     rng = np.random.default_rng(seed)
     shape = (len(summands), *layout.shape)
@@ -107,7 +123,7 @@ def _wrong(
     marks: oracle.Arrays,
     sizes: tuple[tuple[int, ...], ...],
 ) -> Counterexample | None:
-    """The first element of a device that is not what the target's meaning demands."""
+    """The first element of a device's tile that is not what the target's meaning demands."""
     if tile is None or tile.shape != target.tile_shape:
         what = "no tile" if tile is None else f"a tile of shape {tile.shape}, not {target.tile_shape}"
         return Counterexample("right", f"device {device} ends with {what}", device, sizes=sizes)
@@ -140,7 +156,7 @@ def _exchanges(program: Program) -> list[Exchange | ExchangeInPlace]:
 def _broken_promise(
     plan: Plan, program: Program, memory: Account, sizes: tuple[tuple[int, ...], ...]
 ) -> Counterexample | None:
-    """Memory, bytes or launches above what the plan says, or messages without the buffers that they need."""
+    """Memory, bytes or launches beyond what the plan promises, or messages without the buffers that they need."""
     if memory.peak_bytes > plan.peak_bytes:
         device = max(memory.peak, key=lambda d: memory.peak[d])
         what = f"device {device} has {memory.peak_bytes} bytes live, the plan promises at most {plan.peak_bytes}"

@@ -1,26 +1,26 @@
-"""The typing rules, proved once: each step's collective commutes with `meaning`, for every mesh and every size.
+"""The typing rules, proved once: each collective commutes with `meaning`, for every mesh and every size.
 
-Every typing rule says: if the tiles before hold what `meaning(operand)` says, then the collective leaves in each tile
-what `meaning(result)` says. Here that is shown of numerals whose radices are unknown, on devices whose
-coordinates are unknown, at a local index that is unknown.
+A typing rule says: if the tiles before hold what `meaning(operand)` gives, then the collective leaves in each tile what
+`meaning(result)` gives. This module proves it for numerals with unknown radices, on devices with unknown coordinates,
+at an unknown local index. `numerals` has an example.
 
-**What stands for all shapes.** A dim is a string of digits of which a step moves some. Between those lie *runs* of any
-number of other digits, held or local, of which nothing is known but how many values they have; their value is an
-unknown function of their local digits. (It depends on coordinates too, on those that the step does not
-change: the sender's are the receiver's.) Dims that no moved digit is in are the same on both sides.
+**Why this covers all shapes.** A dim is a string of digits, some of which a step moves. Between those lie *runs* of any
+number of other digits, held or local. Nothing is known about a run but the number of its values; its value is an
+unknown function of its local digits. (It also depends on coordinates, but only on those that the step does not change,
+in which sender and receiver agree.) Dims without a moved digit are the same on both sides.
 
-**What stands for all fused steps.** A step of n + 1 digits is one of n digits, and then one of a single digit: each is
-well typed, since no two digits share a device coordinate or a place. The launch that does all at once numbers
-members and blocks by all n + 1 coordinates. That both come to the same is a law of its own (*one after another*), in
-which the n digits are one number; that a number and its digits tell the same is the law of *numerals*. So the
-induction over the digits that move has the laws of one digit as its base, and these two as its step. Laws of two
-digits at once are there besides, as the least case that an order of digits can go wrong in.
+**Why this covers steps of many digits.** A step of n + 1 digits is a step of n digits followed by a step of one digit.
+Both are well typed, since no two digits share a device coordinate or a place. The launch that moves all digits at once
+numbers members and blocks by all n + 1 coordinates. That the two have the same result is a law of its own (*one after
+another*), in which the n digits are one number; that a number and its digits determine each other is the law of
+*numerals*. The induction over the moved digits has the laws of one digit as its base, and these two as its step. There
+are also laws of two digits at once: the smallest case in which an order of digits can be wrong.
 
-An exchange and a permute take all digits at once, each by itself: a sender's coordinates and a box are given digit by
-digit. Their induction is over the digits of a numeral, and its step is that of *numerals* alone.
+An exchange and a permute move all digits at once but independently: a sender's coordinates and a box are given digit by
+digit. Their induction is over the digits of a numeral, and its step is the law of *numerals* alone.
 
-**What a tile pads.** The leading run's local digits have no bound: a tile of more rounds than hold elements reads the
-same values.
+**Why this covers padding.** The local digits of a leading run have no bound. So the laws also hold in a tile with more
+rounds than contain elements.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.proofs import symbolic
-from reshard.proofs.numerals import Digit, Numeral, Run, Taken, Typed, commutes
+from reshard.proofs.numerals import DigitRun, MovedDigit, Numeral, Taken, Typed, commutes
 from reshard.proofs.proof import ProofPart, lines
 from reshard.proofs.symbolic import Law, Term
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules by name, each with its laws; z3 has decided all of them."""
+    """The typing rules by name, each with its laws; z3 has decided all of them."""
 
     parts: Mapping[str, ProofPart]
 
@@ -55,14 +55,14 @@ class Rules:
 
 
 def prove_rules() -> Rules:
-    """Proves every typing rule; raises `UndecidedError` for one that does not hold, or that z3 does not decide.
+    """Proves every typing rule; raises `UndecidedError` for one that is false or that z3 does not decide.
 
     >>> len(prove_rules().parts["all_gather"].claims)
     4
     """
-    found = Rules({name: rule() for name, rule in RULES.items()})
-    symbolic.decide(found.claims)
-    return found
+    rules = Rules({name: rule() for name, rule in RULES.items()})
+    symbolic.decide(rules.claims)
+    return rules
 
 
 # ---- the steps ----------------------------------------------------------------------------------------
@@ -70,24 +70,24 @@ def prove_rules() -> Rules:
 X, Y = Term("x"), Term("y")
 R, S = Term("r"), Term("s")
 P, Q = ("p", R), ("q", S)
-PRE, MID, POST = Run("pre"), Run("mid"), Run("post")
-FRONT, CORE, BACK = Run("front"), Run("core"), Run("back")
-"""The runs of a dim that takes a holder up, and of one that gives it away."""
+PRE, MID, POST = DigitRun("pre"), DigitRun("mid"), DigitRun("post")
+FRONT, CORE, BACK = DigitRun("front"), DigitRun("core"), DigitRun("back")
+"""The runs of a dim that comes to be held, and of one that stops being held."""
 
 
 def one(before: Term | None, after: Term | None) -> Typed:
-    """A digit at any place of a dim, held or local, before and after."""
-    return Typed(((PRE, Digit(*P, before), POST),), ((PRE, Digit(*P, after), POST),))
+    """A digit at any place of a dim, with its holder before and after; None if it is local."""
+    return Typed(((PRE, MovedDigit(*P, before), POST),), ((PRE, MovedDigit(*P, after), POST),))
 
 
 def two(before: Sequence[Term | None], after: Sequence[Term | None]) -> dict[str, Typed]:
-    """Two digits, in one dim and in two."""
+    """Two digits with their holders, in one dim and in two."""
 
     def together(holders: Sequence[Term | None]) -> tuple[Numeral, ...]:
-        return ((PRE, Digit(*P, holders[0]), MID, Digit(*Q, holders[1]), POST),)
+        return ((PRE, MovedDigit(*P, holders[0]), MID, MovedDigit(*Q, holders[1]), POST),)
 
     def apart(holders: Sequence[Term | None]) -> tuple[Numeral, ...]:
-        return (PRE, Digit(*P, holders[0]), POST), (FRONT, Digit(*Q, holders[1]), BACK)
+        return (PRE, MovedDigit(*P, holders[0]), POST), (FRONT, MovedDigit(*Q, holders[1]), BACK)
 
     return {
         "two digits of a dim": Typed(together(before), together(after)),
@@ -96,8 +96,8 @@ def two(before: Sequence[Term | None], after: Sequence[Term | None]) -> dict[str
 
 
 def swaps() -> dict[str, Typed]:
-    """A digit p that comes to be held by x, which gives up a digit q: in two dims, or in one in both orders."""
-    out, back = (Digit("p", R), Digit("p", R, X)), (Digit("q", R, X), Digit("q", R))
+    """A digit p that x comes to hold while it gives up a digit q: in two dims, or in one dim in either order."""
+    out, back = (MovedDigit("p", R), MovedDigit("p", R, X)), (MovedDigit("q", R, X), MovedDigit("q", R))
     return {
         "in two dims": Typed(*(((PRE, out[t], POST), (FRONT, back[t], BACK)) for t in (0, 1))),
         "in one dim": Typed(*(((PRE, out[t], MID, back[t], POST),) for t in (0, 1))),
@@ -106,15 +106,15 @@ def swaps() -> dict[str, Typed]:
 
 
 def two_swaps() -> dict[str, Typed]:
-    """Two such pairs at once; the digits arrive in the order of the others, or in another one."""
+    """Two such pairs at once, in which the digits arrive in the order of the others or in another one."""
 
     def taking(*holders: Term | None) -> Numeral:
-        return PRE, Digit("p", R, holders[0]), MID, Digit("q", S, holders[1]), POST
+        return PRE, MovedDigit("p", R, holders[0]), MID, MovedDigit("q", S, holders[1]), POST
 
-    def giving(*digits: Digit) -> Numeral:
+    def giving(*digits: MovedDigit) -> Numeral:
         return FRONT, digits[0], CORE, digits[1], BACK
 
-    held, local = (Digit("u", R, X), Digit("v", S, Y)), (Digit("u", R), Digit("v", S))
+    held, local = (MovedDigit("u", R, X), MovedDigit("v", S, Y)), (MovedDigit("u", R), MovedDigit("v", S))
     return {
         "two pairs": Typed((taking(None, None), giving(*held)), (taking(X, Y), giving(*local))),
         "two pairs, crossing": Typed((taking(None, None), giving(*held[::-1])), (taking(X, Y), giving(*local[::-1]))),
@@ -122,36 +122,34 @@ def two_swaps() -> dict[str, Typed]:
 
 
 def number(major: Term, minor: Term, radix: Term = S) -> Term:
-    """The number of a member, or a block: its coordinates, or digits, the first one major."""
+    """The number of a member or a block, spelled by two coordinates or digits."""
     return major * radix + minor
 
 
 def digits_of(name: str, whole: Term) -> Taken:
-    """Unknowns that are the two digits of a number, as a start for what a collective takes."""
+    """Two unknowns that are the digits of a number: the start of a description of what a collective takes."""
     a, b = Term(f"{name}1"), Term(f"{name}2")
     return Taken({}, {}, ((a, R), (b, S)), ((number(a, b), whole),))
 
 
-def both(*found: Taken) -> Taken:
-    """What is known by several."""
+def both(*parts: Taken) -> Taken:
+    """Several descriptions of what a collective takes, in one."""
     return Taken(
-        {k: v for t in found for k, v in t.sender.items()},
-        {k: v for t in found for k, v in t.digits.items()},
-        [u for t in found for u in t.unknowns],
-        [w for t in found for w in t.where],
+        {k: v for t in parts for k, v in t.sender.items()},
+        {k: v for t in parts for k, v in t.digits.items()},
+        [u for t in parts for u in t.unknowns],
+        [w for t in parts for w in t.where],
     )
 
 
 def kept_block(whole: Term, p: str = "p", q: str = "q") -> Taken:
-    """A device reads the block of a number, which the digits p and q of the operand's tile make up."""
-    found = digits_of("block", whole)
-    return found._replace(digits={p: Term("block1"), q: Term("block2")})
+    """Reads the block of a number, which the digits p and q of the operand's tile spell."""
+    return digits_of("block", whole)._replace(digits={p: Term("block1"), q: Term("block2")})
 
 
 def from_member(whole: Term) -> Taken:
-    """A device hears from the member of a number, which the coordinates x and y make up."""
-    found = digits_of("member", whole)
-    return found._replace(sender={X: Term("member1"), Y: Term("member2")})
+    """Receives from the member of a number, which the coordinates x and y spell."""
+    return digits_of("member", whole)._replace(sender={X: Term("member1"), Y: Term("member2")})
 
 
 def _slice() -> ProofPart:
@@ -159,7 +157,7 @@ def _slice() -> ProofPart:
     laws += [commutes(how, typed, kept_block(number(X, Y))) for how, typed in two((None, None), (X, Y)).items()]
     tile = Term("tile")
     laws.append(composed(lambda k, i, n, j: tile(number(n, j)), (keep_major, keep_minor), tile(Term("k"))))
-    return _part("slice", "of its own tile each device keeps the block of its number", laws)
+    return _part("slice", "each device keeps the block of its own tile that its coordinates number", laws)
 
 
 def _all_gather() -> ProofPart:
@@ -192,7 +190,7 @@ def _reduce_scatter() -> ProofPart:
     ]
     tile = Term("tile")
     start: Tile = lambda k, i, n, j: tile(number(k, i), number(n, j))  # noqa: E731
-    # The members that are summed over are unknown: n1 and n2 in turn, and all of them at once.
+    # The members that are summed over stay unknown: n1 and n2 one after another, or all of them at once.
     laws.append(composed(start, (swap_major, swap_minor), tile(Term("n"), Term("k"))))
     return _part("reduce_scatter", "member k gets the sum of all members' blocks k", [*laws, *_summands()])
 
@@ -203,29 +201,31 @@ def _all_reduce() -> ProofPart:
 
 
 def _permute() -> ProofPart:
-    """Held runs keep their places and change their holders: the sender is the one who spells them alike."""
+    """Held digits keep their places and change their holders: the sender's coordinates spell the same number."""
     turned = Typed(
-        ((PRE, Digit("p", R, X), Digit("q", S, Y), POST),),
-        ((PRE, Digit("q", S, Y), Digit("p", R, X), POST),),
+        ((PRE, MovedDigit("p", R, X), MovedDigit("q", S, Y), POST),),
+        ((PRE, MovedDigit("q", S, Y), MovedDigit("p", R, X), POST),),
     )
     traded = Typed(
-        ((PRE, Digit("p", R, X), MID, Digit("q", R, Y), POST),),
-        ((PRE, Digit("p", R, Y), MID, Digit("q", R, X), POST),),
+        ((PRE, MovedDigit("p", R, X), MID, MovedDigit("q", R, Y), POST),),
+        ((PRE, MovedDigit("p", R, Y), MID, MovedDigit("q", R, X), POST),),
     )
     laws = [
         commutes("a run whose digits change places", turned, from_member(number(Y, X, R))),
         commutes("two runs that change holders", traded, Taken({X: Y, Y: X}, {})),
-        _unique("one tile is not two devices'"),
+        _unique("no tile belongs to two devices"),
         _complete("each number is spelled by some device"),
     ]
-    return _part("permute", "each device gets the tile of the one whose coordinates spell before what its own do", laws)
+    return _part(
+        "permute", "each device gets the tile of the one whose coordinates spell before what its own spell after", laws
+    )
 
 
 def _exchange() -> ProofPart:
     laws = [
         commutes("a digit that changes its holder", one(X, Y), Taken({X: Y}, {})),
-        commutes("a digit of which each share comes from its holder", one(X, None), Taken({X: Term("e_p")}, {})),
-        commutes("a digit of which a box takes one value", one(None, Y), Taken({}, {"p": Y})),
+        commutes("a digit whose shares each come from their holder", one(X, None), Taken({X: Term("e_p")}, {})),
+        commutes("a digit of whose values a box takes one", one(None, Y), Taken({}, {"p": Y})),
         *_rounds(),
         neighbours(),
     ]
@@ -236,41 +236,41 @@ def _exchange() -> ProofPart:
 # ---- what the steps rest on ---------------------------------------------------------------------------
 
 Tile = Callable[[Term, Term, Term, Term], Term]
-"""What member (k, i) has at block (n, j): numbers of two digits each, of which the first may number any many."""
+"""What member (k, i) has at block (n, j): each is a number of two digits, the first of which may stand for many."""
 
 
 def swap_major(tile: Tile) -> Tile:
-    """Members that differ in their major digits swap blocks by them."""
+    """Members swap blocks with those that differ in the major digit."""
     return lambda k, i, n, j: tile(n, i, k, j)
 
 
 def swap_minor(tile: Tile) -> Tile:
-    """Members that differ in their minor digits swap blocks by them."""
+    """Members swap blocks with those that differ in the minor digit."""
     return lambda k, i, n, j: tile(k, j, n, i)
 
 
 def hear_major(tile: Tile) -> Tile:
-    """Each member has the tiles of those that differ in their major digits."""
+    """Each member receives the tiles of those that differ in the major digit."""
     return lambda k, i, n, j: tile(n, i, n, j)
 
 
 def hear_minor(tile: Tile) -> Tile:
-    """Each member has the tiles of those that differ in their minor digits."""
+    """Each member receives the tiles of those that differ in the minor digit."""
     return lambda k, i, n, j: tile(k, j, n, j)
 
 
 def keep_major(tile: Tile) -> Tile:
-    """Each member keeps the blocks of its major digit."""
+    """Each member keeps the blocks that its major digit numbers."""
     return lambda k, i, n, j: tile(k, i, k, j)
 
 
 def keep_minor(tile: Tile) -> Tile:
-    """Each member keeps the blocks of its minor digit."""
+    """Each member keeps the blocks that its minor digit numbers."""
     return lambda k, i, n, j: tile(k, i, n, i)
 
 
 def composed(start: Tile, moves: Sequence[Callable[[Tile], Tile]], fused: Term) -> Law:
-    """One launch over n + 1 digits leaves what one over n digits leaves, and then one over the last digit."""
+    """The law that one launch over n + 1 digits leaves what a launch over n digits and then one over the last leave."""
     tile = start
     for move in moves:
         tile = move(tile)
@@ -281,25 +281,28 @@ def composed(start: Tile, moves: Sequence[Callable[[Tile], Tile]], fused: Term) 
 
 
 def _unique(about: str) -> Law:
-    """A number has one major and one minor digit."""
+    """The law that a number has only one major and one minor digit."""
     a, b, c, d = (Term(t) for t in "abcd")
     given = ((number(a, b), number(c, d)),)
     return Law(about, (S,), ((a, None), (b, S), (c, None), (d, S)), given, ((a, c), (b, d)))
 
 
 def _complete(about: str) -> Law:
-    """A number below r s has digits below r and s."""
+    """The law that a number below r s has digits below r and s."""
     n, a, b = Term("n"), Term("a"), Term("b")
     return Law(about, (R, S), ((n, R * S), (a, None), (b, S)), ((number(a, b), n),), (), ((a, R),))
 
 
 def _summands() -> list[Law]:
-    """A member's summand is the one of its coordinates: none is missing and none is there twice."""
-    return [_unique("no summand is two members'"), _complete("each summand is some member's")]
+    """The laws that each summand is that of exactly one member: its coordinates number it."""
+    return [_unique("no summand belongs to two members"), _complete("each summand belongs to some member")]
 
 
 def _rounds() -> list[Law]:
-    """In round j the receiver at c takes share (c + j) mod r, which is (c + j) less r or not."""
+    """The laws on the rounds: in round j, the receiver at c takes share (c + j) mod r.
+
+    Modulo does not occur in a law: the share m is given by c + j = v r + m, with v below 2.
+    """
     c, d, j, i, m, v, w = (Term(t) for t in "cdjimvw")
     turns = (v, Term("2")), (w, Term("2"))
     senders = ((c + j, v * R + m), (d + j, w * R + m))
@@ -311,7 +314,7 @@ def _rounds() -> list[Law]:
 
 
 def neighbours() -> Law:
-    """Where two tiles hold runs of neighbours that start with one element, they go on with the same ones."""
+    """The law that two runs of neighbours with the same first element have the same elements throughout."""
     a, b, c, d, i = (Term(t) for t in "abcdi")
     ends = [(Term("left_before"), b, R), (Term("left_after"), d, S)]
     digits = ((a, None), (b, R), (c, None), (d, S), (i, R), *((left, size) for left, _, size in ends))
@@ -331,8 +334,8 @@ def neighbours() -> Law:
 
 def _numerals() -> ProofPart:
     laws = [_unique("a number has one string of digits"), _complete("a number below the radices' product has one")]
-    argument = ("digit by digit, from the last one, so that numerals of any length are equal where all digits are",)
-    return ProofPart("a number and its digits say the same", argument, tuple(laws))
+    argument = ("digit by digit, from the last one, so that numerals of any length are equal if all digits are",)
+    return ProofPart("a number and its digits determine each other", argument, tuple(laws))
 
 
 def _part(kind: str, definition: str, laws: Sequence[Law]) -> ProofPart:

@@ -53,16 +53,16 @@ def test_counterexamples_are_what_the_numpy_runtime_does(faults: list[tuple[str,
         with pytest.raises(ProofError) as error:
             prove(plan, program)
         counterexample = error.value.counterexample
-        if plan.source.partial or found.index is None:
+        if plan.source.partial or counterexample.index is None:
             continue
         given = {d: (tile + 1).astype(plan.source.dtype) for d, tile in tiles_of(plan.source).items()}
-        tile = run(program, given)[found.device]
-        index = meaning(plan.target, found.device)
-        assert found.element == tuple(dim[at] for dim, at in zip(index, found.index, strict=True))
+        tile = run(program, given)[counterexample.device]
+        index = meaning(plan.target, counterexample.device)
+        assert counterexample.element == tuple(dim[at] for dim, at in zip(index, counterexample.index, strict=True))
         # One more than the index: a place that nothing was written to is 0.
-        assert tile[found.index] != 1 + np.ravel_multi_index(found.element, plan.source.shape)
+        assert tile[counterexample.index] != 1 + np.ravel_multi_index(counterexample.element, plan.source.shape)
         if counterexample.actual is not None:
-            assert tile[found.index] == 1 + np.ravel_multi_index(counterexample.actual, plan.source.shape)
+            assert tile[counterexample.index] == 1 + np.ravel_multi_index(counterexample.actual, plan.source.shape)
         shown[kind] += 1
     assert len(shown) >= 15
 

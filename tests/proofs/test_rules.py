@@ -10,7 +10,7 @@ import pytest
 from reshard.errors import UndecidedError
 from reshard.lower import lower
 from reshard.proofs import prove_rules, rules
-from reshard.proofs.numerals import Digit, Run, Taken, Typed, commutes, element
+from reshard.proofs.numerals import DigitRun, MovedDigit, Taken, Typed, commutes, element
 from reshard.proofs.rules import MID, POST, PRE, R, S, X, Y, number
 from reshard.proofs.symbolic import Law, Term, decide
 from reshard.runtime import run
@@ -90,7 +90,7 @@ FAULTS: dict[str, list[Law]] = {
         commutes("one's own tile", rules.one(X, None), Taken({}, {})),
         commutes(
             "the block in front of where it belongs",
-            Typed(((PRE, Digit("p", R, X), POST),), ((Digit("p", R), PRE, POST),)),
+            Typed(((PRE, MovedDigit("p", R, X), POST),), ((MovedDigit("p", R), PRE, POST),)),
             Taken({X: E_P}, {}),
         ),
     ],
@@ -113,8 +113,8 @@ FAULTS: dict[str, list[Law]] = {
         commutes(
             "one's own number",
             Typed(
-                ((PRE, Digit("p", R, X), MID, Digit("q", S, Y), POST),),
-                ((PRE, Digit("q", S, Y), MID, Digit("p", R, X), POST),),
+                ((PRE, MovedDigit("p", R, X), MID, MovedDigit("q", S, Y), POST),),
+                ((PRE, MovedDigit("q", S, Y), MID, MovedDigit("p", R, X), POST),),
             ),
             rules.from_member(number(X, Y)),
         ),
@@ -191,7 +191,7 @@ def read(layout: Layout, digits: tuple[LayoutDigit, ...], cut: int, device: int)
     known = {f"all_{n}": int(np.prod([d.radix for d in part])) for n, part in parts.items()}
     known |= {n: lambda at, part=part: spelled(part, at) for n, part in parts.items()}
     known |= {"r": radix, "x": coordinate(digits[cut]) if axis else 0}
-    numeral = (PRE, Digit("p", R, X if axis else None), POST)
+    numeral = (PRE, MovedDigit("p", R, X if axis else None), POST)
     names = {n: Term(f"e_{n}") for n in ("pre", "p", "post")}
     at = itertools.product(range(local(parts["pre"])), range(1 if axis else radix), range(local(parts["post"])))
     term = element(numeral, names, {})
@@ -233,8 +233,8 @@ def test_the_laws_take_what_the_numpy_runtime_takes(kind: str, typed: Typed, tak
 
 
 def layout_of(dims: tuple) -> Layout:
-    def digit(part: Run | Digit) -> LayoutDigit:
-        if isinstance(part, Run):
+    def digit(part: DigitRun | MovedDigit) -> LayoutDigit:
+        if isinstance(part, DigitRun):
             return LayoutDigit(2, None)
         return LayoutDigit(SIZES[part.radix.head], None if part.holder is None else MESH.sub_axis(part.holder.head))
 
@@ -243,11 +243,11 @@ def layout_of(dims: tuple) -> Layout:
 
 
 def local_parts(dims: tuple) -> list:
-    return [part for dim in dims for part in dim if isinstance(part, Run) or part.holder is None]
+    return [part for dim in dims for part in dim if isinstance(part, DigitRun) or part.holder is None]
 
 
 def counts(dims: tuple) -> list[int]:
-    return [2 if isinstance(part, Run) else SIZES[part.radix.head] for part in local_parts(dims)]
+    return [2 if isinstance(part, DigitRun) else SIZES[part.radix.head] for part in local_parts(dims)]
 
 
 def names(prefix: str, dims: tuple) -> list[str]:

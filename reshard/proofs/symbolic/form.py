@@ -17,7 +17,7 @@ Every tile, block and message contains each free digit whole, so every size in a
 of the names.
 
 **Why this module does not use `types.pair.refine`.** Both compute a common refinement, but every typing rule, bound and
-lowering rests on `refine`. If the prover asked it too, a fault there would be proved right. This module
+lowering rests on `refine`. If the prover used it too, a fault there would be proved right. This module
 therefore reads the layouts by itself: it knows `types.layout` and `types.mesh` only, and it refines a whole chain of
 layouts where `refine` takes a pair.
 """
@@ -163,15 +163,15 @@ def close(cuts: Cuts, digits: Sequence[PlacedDigit], devices: set[int]) -> set[i
     Cuts are only added and always divide a size, so the loop ends.
     """
     held = [(digit, digit.stride) for digit in digits if digit.stride is not None]
-    devices = devices | {end for digit, stride in held for end in (stride, stride * digit.radix)}
-    complete = False
-    while not complete:
-        complete = True
+    devices = devices | _ends((stride, digit.radix) for digit, stride in held)
+    changed = True
+    while changed:
+        changed = False
         for digit, stride in held:
             inside, outside = _ratios(cuts[digit.dim], digit.low, digit.radix), _ratios(devices, stride, digit.radix)
             if inside is None or outside is None:
                 return {digit.dim}
-            complete = complete and inside == outside
+            changed |= inside != outside
             cuts[digit.dim] |= {digit.low * ratio for ratio in outside}
             devices |= {stride * ratio for ratio in inside}
     crossing = {at for at, places in cuts.items() if not _nest(places)}
@@ -260,7 +260,10 @@ def _ends_by_dim(digits: Iterable[PlacedDigit], sizes: dict[int, int]) -> Cuts:
 
 
 def _partial_ends(layouts: Sequence[Layout]) -> set[int]:
-    factors = ((layout.mesh.stride(axis), axis.size) for layout in layouts for axis in layout.partial)
+    return _ends((layout.mesh.stride(axis), axis.size) for layout in layouts for axis in layout.partial)
+
+
+def _ends(factors: Iterable[tuple[int, int]]) -> set[int]:
     return {end for stride, size in factors for end in (stride, stride * size)}
 
 
