@@ -1,0 +1,90 @@
+"""Fetches against the oracle: every target tile is filled, from the nearest holder, and loads are spread."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshard.lower.to_mpi import Fetch, fetches, ranks, unreplicated
+from reshard.types import Layout, Mesh
+from tests.layouts import pairs
+from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken
+from tests.oracle import PADDING, tiles_of
+
+
+def anywhere(one: int, other: int) -> bool:
+    return True
+
+
+@given(pairs(), st.integers(1, 4))
+@settings(max_examples=100)
+def test_fetches_fill_every_tile_from_the_nearest(pair: tuple[Layout, Layout], nodes: int):
+    source, target = pair
+    size, source_tiles = source.mesh.size, tiles_of(source)
+    filled: Tiles = {}
+
+    def near(one: int, other: int) -> bool:
+        return one * nodes // size == other * nodes // size
+
+    for rank, device in enumerate(ranks(target.mesh)):
+        tile = np.full(target.tile_shape, PADDING)
+        fetched = fetches(source, target, rank, near)
+        for fetch in fetched:
+            for block in fetch.blocks:
+                put(tile, (block,), taken(source_tiles[ranks(source.mesh)[fetch.rank]], (block,)))
+        filled[device] = tile
+        assert_nearest(source, rank, fetched, near)
+    assert_filled(target, filled)
+
+
+def assert_nearest(source: Layout, rank: int, fetched: list[Fetch], near) -> None:
+    """Nothing comes from another node, or rank, that this one's has as well."""
+    tiles = tiles_of(source)
+    for fetch in fetched:
+        tile = tiles[ranks(source.mesh)[fetch.rank]]
+        same = [r for r, d in enumerate(ranks(source.mesh)) if np.array_equal(tiles[d], tile)]
+        assert fetch.rank == rank or rank not in same
+        assert near(fetch.rank, rank) or not any(near(other, rank) for other in same)
+
+
+def test_each_rank_begins_with_itself_and_goes_on_with_the_next():
+    mesh = Mesh(x=5)
+    source, target = Layout.parse("f32[{x}5, 10]", mesh), Layout.parse("f32[25, {x}2]", mesh)
+    for rank in range(5):
+        assert [fetch.rank for fetch in fetches(source, target, rank, anywhere)] == [(rank + k) % 5 for k in range(5)]
+
+
+def test_holders_of_the_same_tile_share_the_load():
+    """Six ranks need halves that three ranks each hold: every holder serves two of them."""
+    mesh = Mesh(x=2, y=3)
+    source, target = Layout.parse("f32[{x}6]", mesh), Layout.parse("f32[{y}4]", mesh)
+    served = Counter(
+        fetch.rank for rank in range(6) for fetch in fetches(source, target, rank, anywhere) if fetch.rank != rank
+    )
+    assert max(served.values()) <= 2
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_tiles_of_a_mesh_of_another_size(number: int):
+    """One rank that saved everything, three that load it: each of them reads its own part."""
+    alone, three = Layout.parse("f32[7]", Mesh()), Layout.parse("f32[{x}3/7]", Mesh(x=3))
+    (fetch,) = fetches(alone, three, 0, anywhere, number)
+    tile = np.full(3, PADDING)
+    for block in fetch.blocks:
+        put(tile, (block,), taken(np.arange(7), (block,)))
+    assert np.array_equal(tile, tiles_of(three)[number])
+
+
+def test_replicas_on_one_axis_of_two():
+    mesh = Mesh(x=2, y=3)
+    texts = {"f32[{x}3, {y}2]": True, "f32[{x}3, 6]": False, "f32[6, 6]": False, "f32[{x}3, 6] + sum{y}": True}
+    assert {text: unreplicated(Layout.parse(text, mesh)) for text in texts} == texts
+
+
+def test_ranks_follow_device_ids():
+    assert ranks(Mesh({"x": 3}, device_ids=[7, 2, 5])) == (2, 5, 7)
+    assert ranks(Mesh(x=2, y=2)) == (0, 1, 2, 3)

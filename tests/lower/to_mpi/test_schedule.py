@@ -1,0 +1,176 @@
+"""Schedules without MPI: all devices in one process, element by element, against the oracle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reshard as rs
+from reshard.errors import PlanError
+from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, StepMessages, schedule
+from reshard.types import Layout, Mesh
+from reshard.types.plan import StepSpec, chain
+from reshard.types.rules.cost import StepMode
+from tests.layouts import pairs
+from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken
+from tests.oracle import PADDING, finished, summands_of, tiles_of
+
+
+def after_messages(tiles: Tiles, steps: dict[int, StepMessages], shape: tuple[int, ...]) -> Tiles:
+    """One step on all devices: turn by turn, messages are received in the order in which they were sent."""
+    results = {device: np.full(shape, PADDING) for device in tiles}
+    wire: dict[tuple[int, int], list[list[int]]] = defaultdict(list)
+    for device, step in steps.items():
+        for block in step.local:
+            put(results[device], (block,), taken(tiles[device], (block,)))
+        for turn in step.turns:
+            if turn.send:
+                wire[device, turn.send.peer].append(taken(tiles[device], turn.send.blocks))
+    for device, step in steps.items():
+        for received in (turn.receive for turn in step.turns if turn.receive):
+            put(results[device], received.blocks, wire[received.peer, device].pop(0))
+    assert not any(wire.values()), "messages that nobody receives"
+    return results
+
+
+def after_sum(tiles: Tiles, steps: dict[int, Reduce], shape: tuple[int, ...]) -> Tiles:
+    """One reduction on all devices: each share is the sum of the blocks of all members."""
+    results = {device: np.full(shape, PADDING) for device in tiles}
+    for device, step in steps.items():
+        for blocks in step.each:
+            mine = blocks[step.group.index(device) if step.scatter else 0]
+            summands = [taken(tiles[member], (mine,)) for member in step.group]
+            put(results[device], (mine,), [sum(values) for values in zip(*summands, strict=True)])
+    return results
+
+
+def after_overwrite(tiles: Tiles, steps: dict[int, Overwrite], shape: tuple[int, ...]) -> Tiles:
+    """An exchange in one buffer a device: packed into slots, turn by turn from slot to slot, unpacked."""
+    buffers = {device: np.full((step.slots, step.slot), PADDING) for device, step in steps.items()}
+    for device, step in steps.items():
+        for slot, block in step.pack:
+            buffers[device][slot] = taken(tiles[device], (block,))
+    for number in range(max((len(step.turns) for step in steps.values()), default=0)):
+        turns = {device: step.turns[number] for device, step in steps.items() if number < len(step.turns)}
+        sent = {
+            (device, out.peer): buffers[device][out.slot, out.start : out.start + out.length].copy()
+            for device, (out, _) in turns.items()
+            if out
+        }
+        for device, (_, into) in turns.items():
+            if into:
+                buffers[device][into.slot, into.start : into.start + into.length] = sent.pop((into.peer, device))
+        assert not sent, "messages that nobody receives in this turn"
+    results = {device: np.full(shape, PADDING) for device in tiles}
+    for device, step in steps.items():
+        for slot, block in step.unpack:
+            put(
+                results[device],
+                (block._replace(dst=block.src, axes=_mirrored(block.axes)),),
+                list(buffers[device][slot]),
+            )
+    return results
+
+
+def _mirrored(axes):
+    return tuple(axis._replace(dst=axis.src) for axis in axes)
+
+
+RUN = {StepMessages: after_messages, Reduce: after_sum, Overwrite: after_overwrite}
+
+
+def run(plan: rs.Plan, tiles: Tiles) -> Tiles:
+    schedules: dict[int, Schedule] = {device: schedule(plan, device) for device in plan.source.mesh.devices}
+    for at, step in enumerate(plan.steps):
+        steps = {device: each.steps[at] for device, each in schedules.items()}
+        kind = {type(each) for each in steps.values()}.pop()
+        tiles = RUN[kind](tiles, steps, step.result.tile_shape)
+        assert {each.tile_shapes[at] for each in schedules.values()} == {step.result.tile_shape}
+    return tiles
+
+
+@given(pairs(most_rank=2), st.booleans())
+@settings(max_examples=60)
+def test_a_schedule_moves_every_element(pair: tuple[Layout, Layout], tight: bool):
+    source, target = pair
+    plan = rs.plan(source, target, budget=source.tile_bytes + target.tile_bytes if tight and source.even else None)
+    assert_filled(target, run(plan, tiles_of(source)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("[{x}6, 5] + sum{y}", "[{x}{y}3, 5]"),
+        ("[5, {x}6] + sum{y}", "[5, {x}6]"),
+        ("[7, 3] + sum{x,y}", "[{x}4/7, 3]"),
+    ],
+)
+def test_summands_add_up_to_every_element(before: str, after: str):
+    mesh = Mesh(x=2, y=2)
+    source, target = (Layout.parse(f"s32{text}", mesh) for text in (before, after))
+    tiles = run(rs.plan(source, target), summands_of(source))
+    assert_filled(target, finished(target, tiles))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "before", "after"),
+    [
+        (Mesh(x=2), "[{x}4, 8]", "[8, {x}4]"),
+        (Mesh(x=3), "[{x}5, 6]", "[15, {x}2]"),
+        (Mesh(x=2, y=3), "[{y}{x}2, 6]", "[12, {y}{x}1]"),
+    ],
+)
+def test_a_donated_tile_is_overwritten_slot_by_slot(mesh: Mesh, before: str, after: str):
+    source, target = (Layout.parse(f"s32{text}", mesh) for text in (before, after))
+    plan = rs.plan(source, target, budget=source.tile_bytes + target.tile_bytes - 1, donate=True)
+    assert isinstance(schedule(plan, 0).steps[0], Overwrite)
+    assert_filled(target, run(plan, tiles_of(source)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "after", "parts"),
+    [
+        ("all_to_all", "[{x}6, 8]", "[12, {x}4]", 3),
+        ("all_gather", "[6, {x}5, 3]", "[6, 10, 3]", 2),
+        ("reduce_scatter", "[12, 10] + sum{x}", "[12, {x}5]", 4),
+    ],
+)
+def test_parts_of_a_step_are_blocks_of_the_whole_tile(kind: str, before: str, after: str, parts: int):
+    mesh = Mesh(x=2)
+    source, target = (Layout.parse(f"s32{text}", mesh) for text in (before, after))
+    steps = [StepSpec(kind, target, StepMode(parts=parts))]
+    tiles = summands_of(source) if source.partial else tiles_of(source)
+    assert_filled(target, run(chain(source, target, steps), tiles))
+
+
+def test_no_turn_waits_for_a_later_one():
+    """In the k-th turn of a group everybody sends to one and receives from one, who do the same then."""
+    mesh = Mesh(x=4)
+    plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
+    turns = {device: schedule(plan, device).steps[0].turns for device in mesh.devices}
+    for k in range(3):
+        for device in mesh.devices:
+            send = turns[device][k].send
+            assert isinstance(send, PeerBlocks)
+            assert turns[send.peer][k].receive.peer == device
+
+
+def test_the_turns_of_the_worked_example():
+    """The table at the head of the module: device 1 of x=4 in an all-to-all."""
+    mesh = Mesh(x=4)
+    plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh))
+    step = schedule(plan, 1).steps[0]
+    assert [(turn.send.peer, turn.receive.peer) for turn in step.turns] == [(2, 0), (3, 3), (0, 2)]
+    assert [turn.send.blocks[0].src for turn in step.turns] == [(0, 8), (0, 12), (0, 0)]
+    assert [turn.receive.blocks[0].dst for turn in step.turns] == [(0, 0), (12, 0), (8, 0)]
+    assert (step.local[0].src, step.local[0].dst) == ((0, 4), (4, 0))
+    assert {turn.send.elements for turn in step.turns} == {16}
+
+
+def test_only_checked_plans_are_lowered():
+    with pytest.raises(PlanError, match="checked Plan"):
+        schedule("f32[4]", 0)
