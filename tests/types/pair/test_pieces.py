@@ -1,4 +1,4 @@
-"""Cutting boxes: the pieces cover the box once, none is too big, and the counts are those of the cut."""
+"""Boxes cut into pieces: they cover the box once, none is too large, and the counts are those of the cut."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ EXTENTS = st.lists(st.integers(1, 7), max_size=4)
 
 @given(EXTENTS, st.integers(1, 400))
 def test_pieces_cover_the_box_once_and_fit(extents: list[int], cap: int):
-    found = list(cut(extents, cap))
-    seen = [index for piece in found for index in product(*(range(start, start + extent) for start, extent in piece))]
+    listed = list(cut(extents, cap))
+    seen = [index for piece in listed for index in product(*(range(start, start + extent) for start, extent in piece))]
     assert sorted(seen) == list(product(*(range(extent) for extent in extents)))
-    sizes = [prod(extent for _, extent in piece) for piece in found]
+    sizes = [prod(extent for _, extent in piece) for piece in listed]
     assert max(sizes) <= cap
     assert (len(sizes), max(sizes)) == (count(extents, cap), largest(extents, cap))
 

@@ -1,8 +1,9 @@
-"""Common refinements: each numeral rebuilt from the atoms means what it did, and none where there is none."""
+"""Common refinements: the refined digits mean what both layouts mean; layouts that do not nest have none."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -11,21 +12,21 @@ from hypothesis import given, settings
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.pair.refine import Factor, RefinedDigit, Refinement, refine, same_devices
+from reshard.types.pair.refine import Factor, RefinedDigit, Refinement, prime_digits, refine, same_devices
 from tests.layouts import pairs, random_pair
 
 
-def found(source: str, target: str, mesh: Mesh) -> Refinement | None:
+def refined(source: str, target: str, mesh: Mesh) -> Refinement | None:
     return refine(Layout.parse(source, mesh), Layout.parse(target, mesh))
 
 
 def rebuilt(refinement: Refinement, rank: int, position: int, after: bool) -> list[list[int]]:
-    """Per dim, the global indices on the device at a position, straight from the atoms."""
+    """Per dim, the global indices on the device at a position, straight from the refined digits."""
     indices: list[list[int]] = [[0] for _ in range(rank)]
-    for atom in refinement.digits:
-        stride = atom.dst if after else atom.src
-        values = range(atom.radix) if stride is None else (position // stride % atom.radix,)
-        indices[atom.dim] = [at * atom.radix + value for at in indices[atom.dim] for value in values]
+    for dim, radix, src, dst in refinement.digits:
+        stride = dst if after else src
+        values = range(radix) if stride is None else (position // stride % radix,)
+        indices[dim] = [at * radix + value for at in indices[dim] for value in values]
     return indices
 
 
@@ -36,14 +37,14 @@ def holds(source: Layout, target: Layout, refinement: Refinement) -> None:
         for device in layout.mesh.devices:
             indices = rebuilt(refinement, len(layout.shape), layout.mesh.position(device), after)
             for mine, theirs, size in zip(indices, meaning(layout, device), layout.shape, strict=True):
-                # Padding may be more than a layout alone needs; what is held is not.
+                # The common padding may be larger than a layout's own; the true elements are the same.
                 assert [i for i in mine if i < size] == [i for i in theirs if i < size], f"{layout}: {refinement}"
                 assert tuple(mine[: len(theirs)]) == theirs
 
 
 @settings(max_examples=300)
 @given(pairs())
-def test_atoms_mean_what_both_layouts_mean(pair: tuple[Layout, Layout]):
+def test_refined_digits_mean_what_both_layouts_mean(pair: tuple[Layout, Layout]):
     refinement = refine(*pair)
     if refinement is not None:
         holds(*pair, refinement)
@@ -64,7 +65,7 @@ X4Y2 = Mesh(x=4, y=2)
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "mesh", "atoms"),
+    ("source", "target", "mesh", "digits"),
     [
         ("f32[{x}4]", "f32[16]", X4Y2, [RefinedDigit(0, 4, 2, None), RefinedDigit(0, 4, None, None)]),
         ("f32[16]", "f32[{y}8]", X4Y2, [RefinedDigit(0, 2, None, 1), RefinedDigit(0, 8, None, None)]),
@@ -102,14 +103,14 @@ X4Y2 = Mesh(x=4, y=2)
         ),
     ],
 )
-def test_atoms_by_hand(source: str, target: str, mesh: Mesh, atoms: list[RefinedDigit]):
-    refinement = found(source, target, mesh)
+def test_digits_by_hand(source: str, target: str, mesh: Mesh, digits: list[RefinedDigit]):
+    refinement = refined(source, target, mesh)
     assert refinement is not None
-    assert list(refinement.digits) == atoms
+    assert list(refinement.digits) == digits
 
 
-def test_parts_of_a_refinement():
-    refinement = found("f32[{x}4, 8, {y}3]", "f32[16, {x}2, {y}3]", X4Y2)
+def test_digits_by_how_their_holders_change():
+    refinement = refined("f32[{x}4, 8, {y}3]", "f32[16, {x}2, {y}3]", X4Y2)
     assert refinement is not None
     assert [(a.dim, a.radix) for a in refinement.gathered] == [(0, 4)]
     assert [(a.dim, a.radix) for a in refinement.sliced] == [(1, 4)]
@@ -119,7 +120,7 @@ def test_parts_of_a_refinement():
 
 
 def test_partial_factors():
-    refinement = found("f32[8] + sum{x}{y}", "f32[{x:(1)2}4] + sum{y}", X4Y2)
+    refinement = refined("f32[8] + sum{x}{y}", "f32[{x:(1)2}4] + sum{y}", X4Y2)
     assert refinement is not None
     assert refinement.kept == (Factor(1, 2),)
     assert set(refinement.reduced) == {Factor(4, 2), Factor(2, 2)}
@@ -135,7 +136,7 @@ def test_partial_factors():
     ],
 )
 def test_no_common_refinement(source: str, target: str, mesh: Mesh):
-    assert found(source, target, mesh) is None
+    assert refined(source, target, mesh) is None
 
 
 def test_other_devices_have_no_common_refinement():
@@ -146,6 +147,46 @@ def test_other_devices_have_no_common_refinement():
 
 
 def test_padding_is_stretched_to_fit_both():
-    refinement = found("f32[{x}3/10]", "f32[10]", X4Y2)
+    refinement = refined("f32[{x}3/10]", "f32[10]", X4Y2)
     assert refinement is not None
     assert (refinement.padded, refinement.exact) == ((12,), False)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "size", "padded"),
+    [
+        ("f32[{x}3/10]", "f32[10]", 4, 12),
+        ("f32[3{x}2/20]", "f32[2{x}3/20]", 4, None),  # blocks of 2 against blocks of 3
+        ("f32[3{x}2/20]", "f32[{x}5]", 4, None),
+        ("f32[5{x}/13]", "f32[13]", 3, 15),
+        ("f32[0]", "f32[0]", 4, 0),
+    ],
+)
+def test_the_common_padded_size(source: str, target: str, size: int, padded: int | None):
+    refinement = refined(source, target, Mesh(x=size))
+    assert (None if refinement is None else refinement.padded) == (None if padded is None else (padded,))
+
+
+def test_prime_digits_split_held_digits_and_keep_the_meaning():
+    choose, split = random.Random(9), 0
+    for _ in range(200):
+        source, target = random_pair(choose)
+        refinement = refine(source, target)
+        if refinement is None:
+            continue
+        primes = replace(refinement, digits=prime_digits(refinement))
+        for digit in primes.digits:
+            held = digit.src is not None or digit.dst is not None
+            assert not held or all(digit.radix % k for k in range(2, digit.radix))
+        split += len(primes.digits) > len(refinement.digits)
+        holds(source, target, primes)
+    assert split > 5
+
+
+def test_a_stride_is_cut_the_same_way_wherever_it_holds_a_digit():
+    """x=12 holds a digit in both layouts: its primes are the same strides before and after."""
+    refinement = refined("f32[{x}, 12]", "f32[12, {x}]", Mesh(x=12))
+    assert refinement is not None
+    before = [(d.src, d.radix) for d in prime_digits(refinement) if d.src is not None]
+    after = [(d.dst, d.radix) for d in prime_digits(refinement) if d.dst is not None]
+    assert before == after == [(6, 2), (3, 2), (1, 3)]

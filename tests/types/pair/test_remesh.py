@@ -1,4 +1,4 @@
-"""The same placement on another mesh: every device means what it did."""
+"""The same placement on another mesh: every device holds the same elements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TWELVE = (Mesh(x=4, y=3), Mesh(x=3, y=4), Mesh(x=12), Mesh(a=2, b=6), Mesh(a=2, 
 
 @settings(max_examples=300)
 @given(st.randoms(), st.sampled_from((EIGHT, TWELVE)))
-def test_a_rebased_layout_means_the_same(choose: random.Random, meshes: tuple[Mesh, ...]):
+def test_the_layout_on_the_other_mesh_means_the_same(choose: random.Random, meshes: tuple[Mesh, ...]):
     old, new = choose.choice(meshes), choose.choice(meshes)
     layout = random_layout(choose, old, [choose.randint(0, 24)], partial=bool(choose.randint(0, 1)))
     moved = remesh(layout, new)

@@ -1,0 +1,46 @@
+"""Errors: one root, figures in attributes, and context added to a sharding's error."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from reshard import errors
+from reshard.errors import BudgetError, LayoutError, MeshError, ProofError, ReshardError, about_sharding
+
+ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == "reshard.errors"]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_error_is_a_reshard_error_and_a_value_error(kind: type[Exception]):
+    assert issubclass(kind, ReshardError) and issubclass(kind, ValueError)
+    assert kind.__doc__
+
+
+def test_errors_that_carry_more_than_text():
+    assert BudgetError("budget 3", 7).smallest == 7
+    assert ProofError("wrong", {"x": 2}).counterexample == {"x": 2}
+    assert str(BudgetError("budget 3", 7)) == "budget 3"
+
+
+@pytest.mark.parametrize("kind", [MeshError, LayoutError])
+def test_about_sharding_adds_the_text_and_the_shape(kind: type[ReshardError]):
+    with pytest.raises(kind) as caught, about_sharding("P('z')", [8, 4]):
+        raise kind("unknown axis 'z'")
+    assert str(caught.value) == "sharding \"P('z')\" of an array of global shape (8, 4): unknown axis 'z'"
+    assert caught.value.__cause__ is None and caught.value.__suppress_context__
+
+
+def test_about_sharding_shortens_long_text():
+    with pytest.raises(LayoutError) as caught, about_sharding("x" * 1000, ()):
+        raise LayoutError("too long")
+    assert "x" * 297 + "..." in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_about_sharding_leaves_other_errors_alone():
+    with pytest.raises(ZeroDivisionError), about_sharding("P()", ()):
+        raise ZeroDivisionError
+    with about_sharding("P()", ()):
+        pass

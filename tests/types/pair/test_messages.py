@@ -1,0 +1,103 @@
+"""The messages of an exchange: every needed element once, from a holder, evenly dealt; and the loads of devices."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import product
+from math import prod
+
+import pytest
+
+from reshard.types.layout import Layout
+from reshard.types.meaning import meaning
+from reshard.types.mesh import Mesh
+from reshard.types.pair.messages import Message, all_messages, loads
+from reshard.types.pair.overlap import Run
+from tests.layouts import random_pair
+from tests.types.pair import brute
+
+
+def moved(message: Message, source: Layout, target: Layout) -> list[tuple[int, ...]]:
+    """The global indices that a message carries, read from the sender's tile and checked in the receiver's."""
+    there, here = meaning(source, message.sender), meaning(target, message.receiver)
+    carried = []
+    for box in message.boxes:
+        sent = product(*(along[r.src : r.src + r.length] for along, r in zip(there, box, strict=True)))
+        received = product(*(along[r.dst : r.dst + r.length] for along, r in zip(here, box, strict=True)))
+        carried += list(sent)
+        assert carried[-prod(r.length for r in box) :] == list(received)
+    assert len(carried) == message.elements
+    return carried
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_device_gets_each_element_once(seed: int):
+    choose = random.Random(seed)
+    for _ in range(100):
+        source, target = random_pair(choose, most_rank=2)
+        arrived: dict[int, list[tuple[int, ...]]] = {device: [] for device in target.mesh.devices}
+        for message in all_messages(source, target):
+            arrived[message.receiver] += moved(message, source, target)
+        for device, indices in arrived.items():
+            assert len(indices) == len(set(indices))
+            assert set(indices) == brute.elements(target, device), f"device {device} of {source} -> {target}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_a_device_holds_is_copied_and_the_rest_is_dealt_evenly(seed: int):
+    choose = random.Random(seed)
+    for _ in range(100):
+        source, target = random_pair(choose, most_rank=2)
+        messages = all_messages(source, target)
+        tiles = brute.home_tiles(source)
+        holders, expected = Counter(tiles.values()), Counter(brute.requests(source, target).keys())
+        assert Counter((m.receiver, tiles[m.sender]) for m in messages) == expected
+        assert all((tiles[m.sender] == tiles[m.receiver]) == (m.sender == m.receiver) for m in messages)
+        sent = Counter(m.sender for m in messages if m.sender != m.receiver)
+        asked_of = Counter(tiles[m.sender] for m in messages if m.sender != m.receiver)
+        for device, tile in tiles.items():
+            low, rest = divmod(asked_of[tile], holders[tile])
+            assert low <= sent[device] <= low + bool(rest)
+        busiest = Counter(m.receiver for m in messages if m.sender != m.receiver)
+        assert max([0, *sent.values(), *busiest.values()]) == brute.rounds(source, target)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_loads_are_those_of_the_messages(seed: int):
+    choose = random.Random(seed)
+    for _ in range(100):
+        source, target = random_pair(choose, most_rank=2)
+        sent, received = {}, {}
+        for message in all_messages(source, target):
+            if message.sender != message.receiver:
+                shape = tuple(tuple(r.length for r in box) for box in message.boxes)
+                for device, by in ((message.sender, sent), (message.receiver, received)):
+                    by.setdefault(device, Counter())[shape] += 1
+        every = [dict(load) for load in (*sent.values(), *received.values())]
+        listed = [{shape: count for count, shape in load} for load in loads(source, target)]
+        assert all(load in listed for load in every)
+        assert all(load in every for load in listed)
+
+
+def test_summands_stay_among_their_own():
+    mesh = Mesh(x=3, y=2)
+    source, target = Layout.parse("f32[{x}3/7] + sum{y}", mesh), Layout.parse("f32[7] + sum{y}", mesh)
+    for message in all_messages(source, target):
+        assert message.sender % 2 == message.receiver % 2
+    assert len(all_messages(source, target)) == 6 * 3
+
+
+def test_two_holders_share_the_requests():
+    """The last piece is one element; the four devices along y hold it and deal the requests of the eight others."""
+    mesh = Mesh(x=3, y=4)
+    source, target = Layout.parse("f32[{x}3/7]", mesh), Layout.parse("f32[7]", mesh)
+    last = [m for m in all_messages(source, target) if m.sender != m.receiver and m.runs == ((Run(0, 6, 1),),)]
+    assert Counter(m.sender for m in last) == {8: 2, 9: 2, 10: 2, 11: 2}
+    assert {m.receiver for m in last} == set(range(8))
+
+
+def test_a_message_has_elements_and_boxes():
+    message = Message(0, 1, ((Run(0, 2, 2), Run(4, 6, 3)), (Run(1, 0, 7),)))
+    assert message.elements == 5 * 7
+    assert list(message.boxes) == [(Run(0, 2, 2), Run(1, 0, 7)), (Run(4, 6, 3), Run(1, 0, 7))]

@@ -1,0 +1,54 @@
+"""Digits and dims: padded sizes, tiles, and rounds fitted to a size."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from reshard.errors import LayoutError
+from reshard.types.dims import Digit, Dim, checked_size, fitted
+from reshard.types.mesh import SubAxis
+
+X3 = Digit(3, SubAxis("x", 1, 3))
+
+
+def test_padded_size_and_tile():
+    dim = Dim((Digit(5, None), X3, Digit(7, None)), 101)
+    assert (dim.padded, dim.tile) == (5 * 3 * 7, 5 * 7)
+    assert (Dim((), 1).padded, Dim((), 1).tile) == (1, 1)
+    assert Dim((Digit(0, None),), 0).tile == 0
+
+
+def test_fitted_takes_the_fewest_rounds():
+    for rounds, block, size in product((1, 4, 9), (1, 2, 5), range(1, 60, 7)):
+        dim = fitted((Digit(rounds, None), X3, Digit(block, None)), size)
+        assert dim.digits[1:] == (X3, Digit(block, None))
+        assert dim.size == size
+        assert dim.padded >= size > dim.padded - 3 * block
+
+
+def test_fitted_gives_a_round_to_digits_that_start_with_a_held_one():
+    assert fitted((X3, Digit(4, None)), 12) == Dim((Digit(1, None), X3, Digit(4, None)), 12)
+    assert fitted((X3, Digit(4, None)), 13).digits[0] == Digit(2, None)
+
+
+def test_fitted_without_held_digits_is_the_size():
+    assert fitted((Digit(2, None), Digit(3, None)), 7) == Dim((Digit(7, None),), 7)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1 << 70])
+def test_sizes(size: int):
+    assert checked_size(size) == size
+
+
+@pytest.mark.parametrize("size", [-1, 2.0, "8", True, None, [1]])
+def test_what_is_not_a_size(size: object):
+    with pytest.raises(LayoutError, match="a size is a whole number of at least 0"):
+        checked_size(size)
+
+
+def test_numpy_s_integers_are_sizes():
+    np = pytest.importorskip("numpy")
+    size = checked_size(np.int64(5))
+    assert size == 5 and type(size) is int
