@@ -1,13 +1,15 @@
-"""Arrays in tiles on the ranks of an MPI communicator, moved from one layout to another.
+"""reshard for MPI: arrays in tiles on the ranks of a communicator, moved from one layout to another.
 
-    reshard.mpi.redistribute(tile, source, target, comm)     plain numpy arrays, one tile a rank
-    reshard.mpi.DistArray                                    layout, tile and communicator in one
-    reshard.mpi.relabelled(source, target)                   the target, its tiles where most of them are already
-    reshard.mpi.calibrate(comm)                              the communicator as a `Network` to plan for
-    reshard.mpi.launch(ranks, ["script.py"])                 starts ranks
+    redistribute(tile, source, target, comm)    moves plain numpy or GPU arrays, one tile per rank
+    DistArray(layout, tile, comm)               a distributed array: layout, tile and communicator in one object
+    relabelled(source, target)                  the target with tiles assigned to ranks so that the fewest bytes move
+    calibrate(comm)                             measures the communicator as a `Network` to plan for
+    launch(ranks, ["script.py"])                starts ranks and waits for them
+    world()                                     MPI.COMM_WORLD: all ranks that were started together
+    RAW                                         layout dtypes that stand for elements without a name, by their size
 
-Rank r is the r-th smallest device id of a layout's mesh: on a mesh without `device_ids`, device r. Importing
-this package loads mpi4py only once something needs it, so that a process that starts ranks is none itself.
+Rank r is the r-th smallest device id of a layout's mesh: device r, if the mesh has no `device_ids`. Importing this
+package does not load mpi4py before one of these needs it, so that a process that only starts ranks is not one itself.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from reshard.mpi.launch import launch as launch
 if TYPE_CHECKING:
     from reshard.mpi.calibration import calibrate as calibrate
     from reshard.mpi.distarray import DistArray as DistArray
-    from reshard.mpi.redistribute import redistribute as redistribute
+    from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
     from reshard.runtime.on_mpi.team import world as world
@@ -29,13 +31,16 @@ _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "RAW": "reshard.mpi.tiles",
     "calibrate": "reshard.mpi.calibration",
-    "redistribute": "reshard.mpi.redistribute",
+    "redistribute": "reshard.mpi.redistribution",
     "relabelled": "reshard.mpi.relabel",
     "world": "reshard.runtime.on_mpi.team",
 }
 
 
 def __getattr__(name: str) -> Any:
+    """Imports the public names when they are first used. No module has the name of its function: importing the module
+    would replace the function here.
+    """
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

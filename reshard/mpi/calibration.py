@@ -1,17 +1,22 @@
-"""`calibrate`: a communicator's latencies and bandwidths as a `Network` that plans can be made for."""
+"""`calibrate`: measures a communicator's latencies and bandwidths as a `Network` to plan for."""
 
 from __future__ import annotations
 
-from reshard.runtime.on_mpi.measure import Measured, measure
+from reshard.runtime.on_mpi.measure import LinkMeasurement, measure
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, team_of
 from reshard.synth import Link, Network
 
 
 def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -> Network:
-    """The network of a communicator, measured: `inner` within a node, `outer` between nodes, `domain` ranks a node.
+    """Measures the network of a communicator: `inner` within a node, `outer` between nodes, `domain` ranks per node.
 
-    Seconds and bytes/second, the same on all ranks, of which each must call it. On one node, `outer` is as
+    All ranks call it and get the same network, in seconds and bytes per second. On a single node `outer` equals
     `inner`. Write `network.to_json()` to a file for `Network.load`, `--network` and `network=`.
+
+    >>> from mpi4py import MPI
+    >>> network = calibrate(MPI.COMM_WORLD, "here")
+    >>> network.name, network.domain == MPI.COMM_WORLD.size
+    ('here', True)
     """
     team = team_of(comm, limit)
     inner, outer = (_link(measure(team, near)) for near in (True, False))
@@ -21,5 +26,5 @@ def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -
     return Network(name, inner, outer or inner, domain, source=source)
 
 
-def _link(found: Measured | None) -> Link | None:
-    return None if found is None else Link(found.latency, found.bandwidth)
+def _link(measured: LinkMeasurement | None) -> Link | None:
+    return None if measured is None else Link(measured.latency, measured.bandwidth)

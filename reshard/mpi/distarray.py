@@ -14,13 +14,25 @@ from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, TileError
 from reshard.mpi import files
+from reshard.mpi.redistribution import move_together
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import aligned, check_root, check_whole, checked, checked_out, finished, kind, replicated
+from reshard.mpi.tiles import (
+    check_global,
+    check_not_partial,
+    check_out,
+    check_root,
+    check_tile,
+    element_dtype,
+    replicated,
+    with_local_dim,
+)
 from reshard.runtime.account import Account
+from reshard.runtime.on_mpi.agreement import begin
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
-from reshard.runtime.on_mpi.move import Held, Prepared, Request, begin, check_mesh, move, new_tile, prepared, where
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_mesh, prepared
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, moving, team_of
+from reshard.runtime.on_mpi.window_tiles import WindowTile, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, dtypes
@@ -29,29 +41,39 @@ Array = NDArray[Any]
 
 
 class DistArray(NDArrayOperatorsMixin):
-    """An array in tiles, one a rank: its `layout`, this rank's `tile` and the communicator `comm`.
+    """A distributed array with one tile per rank: its `layout`, this rank's `tile` and the communicator `comm`.
 
-    Arrays made by `empty`, `zeros`, `full`, `from_global`, `from_function`, `load` and `redistribute` have their
-    tiles in memory that the ranks of a node share, so that a move inside a node is one copy. `DistArray(layout,
-    tile, comm)` takes a tile as it is, without a word to the other ranks, and so do numpy's functions. Every other
-    way to make one, every move, `to_global` and `save` are collective: all ranks call them.
+    `empty`, `zeros`, `full`, `from_global`, `from_function`, `load` and `redistribute` put tiles into memory that the
+    ranks of a node share, so that a move inside a node is one copy. They, `to_global` and `save` are collective: all
+    ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile, and numpy's functions work tile by tile;
+    neither communicates.
 
-    `dtype`, where it is asked for, is for elements that have no name in layouts (structured, dates, text): the
-    layout then names the plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a rank
-    waits for the others.
+    `dtype` is for elements whose dtype has no name in layouts (structured, dates, text): the layout then names the
+    plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a rank waits for the others.
+
+    >>> from mpi4py import MPI
+    >>> from reshard.types import Mesh
+    >>> comm = MPI.COMM_WORLD
+    >>> rows = Layout.from_spec(Mesh(x=comm.size), (4, 6), "float64", [["x"], []])
+    >>> a = DistArray.from_function(lambda i, j: 10 * i + j, rows, comm)
+    >>> b = (np.sqrt(a) + 1).redistribute(0)
+    >>> b.tile.shape[0], b.dtype.name
+    (4, 'float64')
+    >>> float(b.to_global(root=None)[0, 4])
+    3.0
     """
 
     def __init__(self, layout: Layout, tile: Array, comm: Comm) -> None:
-        self._keep(layout, Held(checked(tile, layout, "tile")), comm)
+        self._keep(layout, WindowTile(check_tile(tile, layout, "tile")), comm)
 
-    def _keep(self, layout: Layout, held: Held, comm: Comm) -> None:
+    def _keep(self, layout: Layout, held: WindowTile, comm: Comm) -> None:
         self._layout, self._held, self._comm = layout, held, comm
 
     @classmethod
-    def _of(cls, layout: Layout, held: Held, comm: Comm) -> DistArray:
-        made = cls.__new__(cls)
-        made._keep(layout, held, comm)
-        return made
+    def _of(cls, layout: Layout, held: WindowTile, comm: Comm) -> DistArray:
+        array = cls.__new__(cls)
+        array._keep(layout, held, comm)
+        return array
 
     @classmethod
     def _made(
@@ -60,19 +82,19 @@ class DistArray(NDArrayOperatorsMixin):
         layout: Layout,
         comm: Comm,
         limit: float,
-        kind_of: Callable[[], np.dtype[Any]],
+        dtype_of: Callable[[], np.dtype[Any]],
         fill: Callable[[Call, Array], None],
     ) -> DistArray:
-        """An array whose tile `fill` fills, once all ranks agree on `what`, and `kind_of` knows the dtype."""
+        """A new array, once all ranks agree on `what`; `dtype_of` checks the arguments and `fill` writes the tile."""
         team = team_of(comm, limit)
 
         def prepare() -> np.dtype[Any]:
             check_mesh(layout, comm.size)
-            return kind_of()
+            return dtype_of()
 
-        watch, kind = begin(team, limit, f"{what} {layout} on {layout.mesh!r}", prepare)
+        watch, dtype = begin(team, limit, f"{what} {layout} on {layout.mesh!r}", prepare)
         with moving(team):
-            held = new_tile(team, layout, kind)
+            held = new_tile(team, layout, dtype)
             fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
             team.settle(watch)
         return cls._of(layout, held, comm)
@@ -81,19 +103,19 @@ class DistArray(NDArrayOperatorsMixin):
     def empty(
         cls, layout: Layout, comm: Comm, *, dtype: DTypeLike | None = None, limit: float = TIME_LIMIT
     ) -> DistArray:
-        """An array of anything."""
-        return cls._made("empty", layout, comm, limit, lambda: kind(layout, dtype), lambda call, tile: None)
+        """An uninitialized array."""
+        return cls._made("empty", layout, comm, limit, lambda: element_dtype(layout, dtype), lambda call, tile: None)
 
     @classmethod
     def full(
         cls, layout: Layout, value: Any, comm: Comm, *, dtype: DTypeLike | None = None, limit: float = TIME_LIMIT
     ) -> DistArray:
-        """An array of one value."""
+        """An array whose elements all have one value."""
 
         def fill(call: Call, tile: Array) -> None:
             tile[...] = value
 
-        return cls._made("full", layout, comm, limit, lambda: kind(layout, dtype), fill)
+        return cls._made("full", layout, comm, limit, lambda: element_dtype(layout, dtype), fill)
 
     @classmethod
     def zeros(
@@ -104,7 +126,7 @@ class DistArray(NDArrayOperatorsMixin):
         def fill(call: Call, tile: Array) -> None:
             tile[...] = np.zeros((), tile.dtype)
 
-        return cls._made("zeros", layout, comm, limit, lambda: kind(layout, dtype), fill)
+        return cls._made("zeros", layout, comm, limit, lambda: element_dtype(layout, dtype), fill)
 
     @classmethod
     def from_function(
@@ -116,8 +138,10 @@ class DistArray(NDArrayOperatorsMixin):
         dtype: DTypeLike | None = None,
         limit: float = TIME_LIMIT,
     ) -> DistArray:
-        """An array of `function(i, j, ...)`, called once a rank with the global indices of its elements: one array a
-        dim, shaped so that they broadcast. Raises `LayoutError` for a layout that is still to be summed.
+        """An array with the values `function(i, j, ...)` at the global indices i, j, ...
+
+        Each rank calls `function` once, with one index array per dim, shaped so that they broadcast. Raises
+        `LayoutError` for a partial layout.
         """
 
         def fill(call: Call, tile: Array) -> None:
@@ -125,7 +149,10 @@ class DistArray(NDArrayOperatorsMixin):
                 tile[...] = function(*np.ix_(*(indices(layout, dim, comm.rank) for dim in range(tile.ndim))))
             clear_padding(layout, comm.rank, tile)
 
-        return cls._made("from_function", layout, comm, limit, lambda: kind(finished(layout), dtype), fill)
+        def dtype_of() -> np.dtype[Any]:
+            return element_dtype(check_not_partial(layout), dtype)
+
+        return cls._made("from_function", layout, comm, limit, dtype_of, fill)
 
     @classmethod
     def from_global(
@@ -138,46 +165,47 @@ class DistArray(NDArrayOperatorsMixin):
         dtype: DTypeLike | None = None,
         limit: float = TIME_LIMIT,
     ) -> DistArray:
-        """The array of the rank `root`, dealt out; other ranks need give none. With root None every rank has it, and
-        takes its own part. Raises `LayoutError` for a layout that is still to be summed, `TileError` for an array
-        that is not the layout's.
+        """The whole array of the rank `root`, scattered; other ranks may pass None.
+
+        With root None every rank has the whole array, and takes its own part without communication. Raises
+        `LayoutError` for a partial layout, and `TileError` for an array of another shape or dtype than the layout's.
         """
 
-        def kind_of() -> np.dtype[Any]:
+        def dtype_of() -> np.dtype[Any]:
             check_root(root, comm.size)
-            found = kind(finished(layout), dtype)
+            element = element_dtype(check_not_partial(layout), dtype)
             if root in (comm.rank, None):
-                check_whole(array, layout, found)
-            return found
+                check_global(array, layout, element)
+            return element
 
         def fill(call: Call, tile: Array) -> None:
-            given = np.asarray(array) if root in (comm.rank, None) else np.empty((0,) * tile.ndim, tile.dtype)
-            scatter(call, layout, given, root, tile)
+            whole = np.asarray(array) if root in (comm.rank, None) else np.empty((0,) * tile.ndim, tile.dtype)
+            scatter(call, layout, whole, root, tile)
             clear_padding(layout, comm.rank, tile)
 
-        return cls._made(f"from_global (root={root})", layout, comm, limit, kind_of, fill)
+        return cls._made(f"from_global (root={root})", layout, comm, limit, dtype_of, fill)
 
     @classmethod
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
-        """The array that `save` wrote, in this layout, whatever it was saved in and by however many ranks.
+        """The array that `save` wrote to a folder, in any layout of its shape and dtype, on any number of ranks.
 
-        Every rank reads only what it needs. Raises `LayoutError` if the array is another one than the layout's.
+        Every rank reads only the elements that it needs. Raises `LayoutError` if the saved array does not fit.
         """
 
         def fill(call: Call, tile: Array) -> None:
             files.read(path, layout, comm.rank, tile)
             clear_padding(layout, comm.rank, tile)
 
-        return cls._made(f"load {path}", layout, comm, limit, lambda: files.checked(path, layout), fill)
+        return cls._made(f"load {path}", layout, comm, limit, lambda: files.check_saved(path, layout), fill)
 
     @property
     def layout(self) -> Layout:
-        """What is where."""
+        """The layout: which rank has which elements."""
         return self._layout
 
     @property
     def tile(self) -> Array:
-        """This rank's tile, padding included; what is written to it is written to the array."""
+        """This rank's tile, padding included; writing to it changes the array."""
         return self._held.tile
 
     @property
@@ -196,7 +224,7 @@ class DistArray(NDArrayOperatorsMixin):
         return self.tile.dtype
 
     def local_index_ranges(self) -> tuple[tuple[range, ...], ...]:
-        """Per dim, the global indices that this rank's tile has, as ranges in the tile's order, without padding."""
+        """Per dim, the global indices of this rank's tile as ranges, in the tile's order and without padding."""
         return index_ranges(self._layout, self._comm.rank)
 
     def redistribute(
@@ -211,35 +239,31 @@ class DistArray(NDArrayOperatorsMixin):
         limit: float = TIME_LIMIT,
         memory: Account | None = None,
     ) -> DistArray:
-        """The same array in another layout; see `reshard.mpi.redistribute` for the options.
+        """The same array in another layout; the options are those of `reshard.mpi.redistribute`.
 
-        A number makes that dim local: what holds it comes to hold the last dim that nothing holds so far (slabs
-        and pencils of an FFT). `out` is an array of the target layout to write to.
+        A number as `target` makes that dim local: its axes go to the last dim that is local so far, as between slabs
+        and pencils of an FFT. `out` is an array of the target layout to write to.
         """
-        layout = self._layout if isinstance(target, int) else target
-        if isinstance(target, int):
-            layout = aligned(self._layout, target)
+        layout = with_local_dim(self._layout, target) if isinstance(target, int) else target
         if relabel:
             layout = relabelled(self._layout, layout)
         if layout == self._layout and out is None:
             return self
         team = team_of(self._comm, limit)
-        held = _in_windows(team, self._held)
-        request = Request(self._layout, layout, budget, network, donate, out is not None, held.window is not None)
+        held = _in_own_windows(team, self._held)
+        into = _in_own_windows(team, out._held) if isinstance(out, DistArray) else None
+        request = MoveRequest(self._layout, layout, budget, network, donate, out is not None, held.window is not None)
 
-        into = _in_windows(team, out._held) if isinstance(out, DistArray) else None
-
-        def prepare() -> Prepared:
+        def prepare() -> tuple[Prepared, WindowTile, WindowTile | None]:
             if out is not None:
                 _check_out(out, layout, self)
-            return prepared(team, request, held.tile)
+            return prepared(team, request, held.tile), held, into
 
-        watch, ready = begin(team, limit, f"DistArray: {request}", prepare, lambda _: where(held, into))
-        found = move(team, watch, ready, request, held, into, memory)
-        return DistArray._of(layout, found, self._comm) if out is None else out
+        result = move_together(team, request, f"DistArray: {request}", prepare, limit, memory)
+        return DistArray._of(layout, result, self._comm) if out is None else out
 
     def to_global(self, root: int | None = 0, *, limit: float = TIME_LIMIT) -> Array | None:
-        """The whole array on the rank `root`, None on the others; with root None, on all of them."""
+        """The whole array on the rank `root`, and None on the others; with root None, the array on all ranks."""
         if self._layout.partial:
             return self.redistribute(replace(self._layout, partial=()), limit=limit).to_global(root, limit=limit)
         if root is None:
@@ -256,44 +280,44 @@ class DistArray(NDArrayOperatorsMixin):
         return array if mine else None
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:
-        """Writes a folder: the layout, and every rank's tile as `.npy`; a file of that name in it is overwritten."""
+        """Writes a folder with the layout and each rank's tile as `.npy`, and overwrites such files in it."""
         team = team_of(self._comm, limit)
         request = f"save {self._layout} on {self._layout.mesh!r} to {path}"
-        watch, _ = begin(team, limit, request, lambda: files.make(path))
+        watch, _ = begin(team, limit, request, lambda: files.make_folder(path))
         with moving(team):
             files.write(path, self._layout, self._comm.rank, self.tile)
             team.settle(watch)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Numpy's elementwise functions, tile by tile, on arrays of one layout and on numbers."""
+        """Applies an elementwise function of numpy to each rank's tiles; operands have one layout, or are numbers."""
         if method != "__call__":
             return NotImplemented
         outs = cast("tuple[Any, ...]", options.pop("out", ()))
-        arrays = [given for given in (*inputs, *outs) if isinstance(given, DistArray)]
-        _check_alike(ufunc, arrays, inputs)
+        _check_alike(ufunc, [each for each in (*inputs, *outs) if isinstance(each, DistArray)], inputs)
         if outs:
-            options["out"] = tuple(given.tile if isinstance(given, DistArray) else given for given in outs)
-        tiles = [given.tile if isinstance(given, DistArray) else given for given in inputs]
-        found = getattr(ufunc, method)(*tiles, **options)
-        if outs:
+            ufunc(*map(_tile_of, inputs), out=tuple(map(_tile_of, outs)), **options)
             return outs[0] if len(outs) == 1 else outs
-        return (
-            tuple(self._like(each) for each in cast("tuple[Array, ...]", found))
-            if isinstance(found, tuple)
-            else self._like(found)
-        )
+        results = ufunc(*map(_tile_of, inputs), **options)
+        if isinstance(results, tuple):
+            return tuple(map(self._like, cast("tuple[Array, ...]", results)))
+        return self._like(results)
 
     def _like(self, tile: Array) -> DistArray:
         named = replace(self._layout, dtype=dtypes.canonical(tile.dtype))
-        return DistArray._of(named, Held(np.asarray(tile)), self._comm)
+        return DistArray._of(named, WindowTile(np.asarray(tile)), self._comm)
 
     def __repr__(self) -> str:
         return f"DistArray({self._layout} on {self._layout.mesh}, rank {self._comm.rank} of {self._comm.size})"
 
 
-def _in_windows(team: Team, held: Held) -> Held:
-    """The same tile; its window only if it is one of this team's."""
-    return held if team.windows.has(held.window) else Held(held.tile)
+def _tile_of(operand: Any) -> Any:
+    """An operand as numpy takes it: the tile of a `DistArray`, anything else as it is."""
+    return operand.tile if isinstance(operand, DistArray) else operand
+
+
+def _in_own_windows(team: Team, held: WindowTile) -> WindowTile:
+    """The same tile; without its window if that belongs to an earlier team of the communicator."""
+    return held if team.windows.has(held.window) else WindowTile(held.tile)
 
 
 def _check_out(out: object, layout: Layout, source: DistArray) -> None:
@@ -301,7 +325,7 @@ def _check_out(out: object, layout: Layout, source: DistArray) -> None:
         raise TileError(f"out is a {type(out).__name__}; give a DistArray of layout {layout}")
     if out.layout != layout:
         raise TileError(f"out has layout {out.layout}, the move ends in {layout}; give one of that layout")
-    checked_out(out.tile, layout, source.tile)
+    check_out(out.tile, layout, source.tile)
 
 
 def _check_alike(ufunc: np.ufunc, arrays: list[DistArray], inputs: tuple[Any, ...]) -> None:
@@ -312,10 +336,10 @@ def _check_alike(ufunc: np.ufunc, arrays: list[DistArray], inputs: tuple[Any, ..
                 f"{ufunc.__name__} of arrays in layouts {first.layout} and {other.layout}; redistribute one of "
                 f"them, so that the tiles of a rank have the same elements"
             )
-    finished(first.layout)
-    for given in inputs:
-        if not isinstance(given, DistArray) and np.ndim(given):
+    check_not_partial(first.layout)
+    for operand in inputs:
+        if not isinstance(operand, DistArray) and np.ndim(operand):
             raise LayoutError(
-                f"{ufunc.__name__} of a DistArray and an array of shape {np.shape(given)}; give a number, or a "
+                f"{ufunc.__name__} of a DistArray and an array of shape {np.shape(operand)}; give a number, or a "
                 f"DistArray of layout {first.layout}"
             )

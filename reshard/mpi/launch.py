@@ -1,4 +1,4 @@
-"""Starting ranks: the MPI of this Python's environment, set up to run as root and on fewer cores than ranks."""
+"""Starts ranks by the MPI of this Python's environment, set up to run as root and with more ranks than cores."""
 
 from __future__ import annotations
 
@@ -15,34 +15,46 @@ SETTINGS: Mapping[str, str] = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_osc": "^ucx",  # Without UCX's devices it prints an error at every shared window.
+    "OMPI_MCA_osc": "^ucx",  # On machines without UCX's devices it would print an error for every shared window.
 }
-"""What Open MPI needs, unless the user's environment says otherwise; MPICH needs nothing."""
+"""Settings that Open MPI needs; the user's environment overrides them. MPICH needs none."""
 
-_OF_A_RANK = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_", "MPIEXEC_")
-_PATIENCE = 10  # Seconds for mpiexec to end its ranks, once it is told to.
+_RANK_VARIABLES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_", "MPIEXEC_")
+_PATIENCE = 10  # Seconds that mpiexec has to end its ranks after a SIGTERM.
 
 
 def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, timeout: float | None = None) -> int:
-    """Runs `python -m mpi4py arguments...` on so many ranks, and returns mpiexec's exit status.
+    """Runs `python -m mpi4py arguments...` on a number of ranks, and returns mpiexec's exit status.
 
-    An exception on one rank ends all of them. `arguments` are those of Python: a script and its own, or `-m`
-    and a module. Raises `RankError` if there is no mpiexec, or the ranks take longer than `timeout` seconds.
+        reshard.mpi.launch(4, ["script.py", "--steps", "10"])
+        reshard.mpi.launch(4, ["-m", "package.module"])
+
+    An exception on one rank ends all of them. Raises `RankError` without an mpiexec, or if the ranks take longer than
+    `timeout` seconds.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+    ...     _ = script.write("from mpi4py import MPI; assert MPI.COMM_WORLD.size == 2")
+    ...     script.flush()
+    ...     launch(2, [script.name])
+    0
     """
     with subprocess.Popen(command(ranks, arguments, mpiexec), env=environment()) as started:
         try:
             return started.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise RankError(f"{ranks} ranks of {' '.join(arguments)} took longer than {timeout:g} s; ended") from None
+            raise RankError(
+                f"{ranks} ranks of {' '.join(arguments)} took longer than {timeout:g} s and were ended"
+            ) from None
         finally:
             end(started)
 
 
 def end(started: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    """Ends an mpiexec that still runs, and its ranks with it."""
+    """Ends an mpiexec that is still running, together with its ranks."""
     if started.poll() is not None:
         return
-    started.terminate()  # Unlike a kill, which would leave the ranks behind.
+    started.terminate()  # A kill would leave the ranks behind.
     try:
         started.wait(_PATIENCE)
     except subprocess.TimeoutExpired:
@@ -50,7 +62,7 @@ def end(started: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 
 
 def command(ranks: int, arguments: Sequence[str], mpiexec: str | None = None) -> list[str]:
-    """The command line that starts the ranks; raises `RankError` for fewer than one, or if there is no mpiexec.
+    """The command line that starts the ranks. Raises `RankError` for fewer than one rank, or without an mpiexec.
 
     >>> command(2, ["script.py", "--fast"], "mpiexec")[:3]
     ['mpiexec', '-n', '2']
@@ -61,15 +73,16 @@ def command(ranks: int, arguments: Sequence[str], mpiexec: str | None = None) ->
 
 
 def environment() -> dict[str, str]:
-    """This process's environment with `SETTINGS` and faster copies, without what makes a process a rank already."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_RANK)}
-    return {**SETTINGS, **_copying(), **kept}
+    """This process's environment plus `SETTINGS` and faster copies, without the variables that only ranks have."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_RANK_VARIABLES)}
+    return {**SETTINGS, **_copy_settings(), **own}
 
 
-def _copying() -> dict[str, str]:
-    """On x86 processors with fast short `rep movsb`, makes glibc's memcpy use it from 600 bytes on instead of 4096.
+def _copy_settings() -> dict[str, str]:
+    """Makes glibc's memcpy use `rep movsb` from 600 bytes on instead of 4096, on x86 processors that do it fast.
 
-    It writes without reading the old lines first: strided copies of runs between these sizes take two thirds.
+    `rep movsb` writes cache lines without reading them first: strided copies with runs between these sizes take two
+    thirds of the time.
     """
     processors = Path("/proc/cpuinfo")
     if not processors.exists() or " fsrm" not in processors.read_text():
@@ -78,9 +91,9 @@ def _copying() -> dict[str, str]:
 
 
 def find() -> str:
-    """The mpiexec beside this Python, where MPI's wheels put theirs, else the one on the path."""
+    """The path of the mpiexec beside this Python, where the wheels of MPI install it, else of the one on the PATH."""
     beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if found is None:
+    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    if mpiexec is None:
         raise RankError("there is no mpiexec beside this Python or on the path; pip install 'reshard[mpi]' brings one")
-    return found
+    return mpiexec

@@ -1,4 +1,4 @@
-"""Which rank takes which tile of the target, so that the most bytes stay where they are."""
+"""Assigns the target's tiles to ranks so that as many bytes as possible stay where they are."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import ranks
 from reshard.types import Layout, Mesh
+from reshard.types.dims import Dim
 from reshard.types.pair.overlap import piece, shares
 
 
 def relabelled(source: Layout, target: Layout) -> Layout:
-    """The target with its tiles dealt to other ranks: on a mesh of the same axes with other `device_ids`.
+    """The target with its tiles assigned to other ranks: the same mesh axes with other `device_ids`.
 
-    No other assignment keeps more elements in place (scipy's `linear_sum_assignment`). Raises `PlanError`
-    without scipy.
+    No other assignment leaves more elements in place (scipy's `linear_sum_assignment`). Raises `PlanError` without
+    scipy. In this example both ranks hold each other's tile of the target, so that swapping the ids saves the move:
 
     >>> source = Layout.parse("f32[{x}4, 4]", Mesh(x=2))
     >>> target = Layout.parse("f32[{x}4, 4]", Mesh({"x": 2}, device_ids=[1, 0]))
@@ -32,23 +33,32 @@ def relabelled(source: Layout, target: Layout) -> Layout:
         raise PlanError("relabel=True needs scipy: pip install scipy") from None
     kept = kept_elements(source, target)
     size = len(kept)
-    # Of assignments that keep as much, that which moves the fewest tiles to another rank.
+    # Among assignments that keep equally many elements, prefer the one that moves the fewest tiles to another rank.
     weights = kept * (size + 1) + np.eye(size, dtype=kept.dtype)
-    seats: list[int] = assign(weights, maximize=True)[1].tolist()
+    tiles: list[int] = assign(weights, maximize=True)[1].tolist()
     devices = ranks(target.mesh)
-    taker = {devices[seat]: devices[rank] for rank, seat in enumerate(seats)}
+    taker = {devices[tile]: devices[rank] for rank, tile in enumerate(tiles)}
     mesh = Mesh(target.mesh.axes, device_ids=[taker[device] for device in target.mesh.devices])
     return replace(target, mesh=mesh)
 
 
 def kept_elements(source: Layout, target: Layout) -> NDArray[np.int64]:
-    """How many elements rank r holds of the target's tile number s, at [r, s]."""
+    """At [r, t], how many elements of rank t's tile of the target rank r already holds.
+
+    >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4, 6]", "f32[8, {x}3]"))
+    >>> kept_elements(rows, rows).tolist(), kept_elements(rows, columns).tolist()
+    ([[24, 0], [0, 24]], [[12, 12], [12, 12]])
+    """
     before, after = ([layout.mesh.position(d) for d in ranks(layout.mesh)] for layout in (source, target))
-    found = np.ones((len(before), len(after)), np.int64)
+    counts = np.ones((len(before), len(after)), np.int64)
     for s, t in zip(source.dims, target.dims, strict=True):
-        common = shares(s, t)
-        lengths = [{p: sum(run.length for run in runs) for p, runs in by.items()} for by in common]
+        common = _common_lengths(s, t)
         rows = [piece(s, source.mesh, position) for position in before]
         columns = [piece(t, target.mesh, position) for position in after]
-        found *= np.array([[lengths[q].get(p, 0) for q in columns] for p in rows], np.int64)
-    return found
+        counts *= np.array([[common[column].get(row, 0) for column in columns] for row in rows], np.int64)
+    return counts
+
+
+def _common_lengths(source: Dim, target: Dim) -> list[dict[int, int]]:
+    """For each piece of the target, how many indices of the dim it shares with each piece of the source."""
+    return [{p: sum(run.length for run in runs) for p, runs in by.items()} for by in shares(source, target)]

@@ -1,4 +1,4 @@
-"""Tiles that callers give: whether they fit their layout."""
+"""Checks the arrays that callers give against their layouts, and derives simple layouts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
-"""The dtypes of layouts of elements that have no name in layouts (structured, dates, text): those of 1, 2, 4, 8
-and 16 bytes, as which they are moved."""
+"""The layout dtypes of 1, 2, 4, 8 and 16 bytes; they also stand for numpy dtypes of that size without a layout name.
+
+For example, a structured array with 8 bytes per element moves as "uint64"."""
 
 
-def stands_for(layout: Layout, dtype: np.dtype[Any]) -> bool:
-    """Whether elements of this numpy dtype are those of the layout, or have no name and its size."""
+def represents(layout: Layout, dtype: np.dtype[Any]) -> bool:
+    """Whether the layout's dtype stands for this numpy dtype: by its name, or by its size if the dtype has no name.
+
+    >>> from reshard.types import Mesh
+    >>> words = Layout.parse("u64[8]", Mesh())
+    >>> represents(words, np.dtype("uint64")), represents(words, np.dtype("M8[s]")), represents(words, np.dtype("f8"))
+    (True, True, False)
+    """
     if dtype.name == layout.dtype:
         return dtype.isnative
     if layout.dtype not in RAW or dtype.hasobject or dtype.itemsize * 8 != dtypes.bits(layout.dtype):
         return False
-    return not _named(dtype)
+    return not _has_name(dtype)
 
 
-def _named(dtype: np.dtype[Any]) -> bool:
+def _has_name(dtype: np.dtype[Any]) -> bool:
     try:
         dtypes.canonical(dtype)
     except LayoutError:
@@ -33,72 +40,77 @@ def _named(dtype: np.dtype[Any]) -> bool:
     return True
 
 
-def checked(given: Any, layout: Layout, what: str) -> NDArray[Any]:
-    """The array if it is a tile of the layout, else `TileError`."""
-    array = np.asarray(given)
+def check_tile(tile: Any, layout: Layout, what: str) -> NDArray[Any]:
+    """The array `tile` if it fits the layout; else raises a `TileError` that calls it `what`, "tile" or "out"."""
+    array = np.asarray(tile)
     if array.shape != layout.tile_shape:
         raise TileError(
             f"the {what} has shape {array.shape}, but tiles of {layout} (global {layout.shape}, mesh {layout.mesh}) "
             f"have {layout.tile_shape}; give this rank's tile, padding included"
         )
-    if not stands_for(layout, array.dtype):
+    if not represents(layout, array.dtype):
         raise TileError(f"the {what} is {array.dtype}, but {layout} is {layout.dtype}; cast it first")
     return array
 
 
-def checked_out(out: object, layout: Layout, given: NDArray[Any]) -> NDArray[Any]:
-    """The array if the result for this tile can be written to it, else `TileError`."""
+def check_out(out: object, layout: Layout, tile: NDArray[Any]) -> NDArray[Any]:
+    """The array `out` if the result for this tile can be written to it; else raises `TileError`."""
     if not isinstance(out, np.ndarray):
         raise TileError(f"out is a {type(out).__name__}; give a numpy array")
-    array = checked(cast("NDArray[Any]", out), layout, "out")
-    if array.dtype != given.dtype:
-        raise TileError(f"out is {array.dtype}, the tile {given.dtype}; give one dtype")
+    array = check_tile(cast("NDArray[Any]", out), layout, "out")
+    if array.dtype != tile.dtype:
+        raise TileError(f"out is {array.dtype}, the tile {tile.dtype}; give one dtype")
     if not array.flags.writeable:
         raise TileError("out is read-only; give an array that can be written to")
-    if np.may_share_memory(array, given):
+    if np.may_share_memory(array, tile):
         raise TileError("out overlaps the tile; give memory of its own, or donate=True and no out")
     return array
 
 
-def kind(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
-    """The numpy dtype of a layout's elements: the given one, if there is one and it fits."""
-    found = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
-    if not stands_for(layout, found):
-        raise TileError(f"dtype {found} does not fit {layout}, which is {layout.dtype}")
-    return found
+def element_dtype(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
+    """The numpy dtype of a layout's elements: `dtype`, if it is given and fits, else the one of the layout's name.
+
+    >>> from reshard.types import Mesh
+    >>> element_dtype(Layout.parse("u64[8]", Mesh()), "M8[s]")
+    dtype('<M8[s]')
+    """
+    element = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
+    if not represents(layout, element):
+        raise TileError(f"dtype {element} does not fit {layout}, which is {layout.dtype}")
+    return element
 
 
 def check_root(root: int | None, size: int) -> None:
-    """Raises `PlanError` for a root that is no rank."""
+    """Raises `PlanError` unless `root` is a rank of a communicator of `size`, or None."""
     if root is not None and not 0 <= root < size:
-        raise PlanError(f"root {root} is no rank of a communicator of {size}; give 0 to {size - 1}, or None for all")
+        raise PlanError(f"root {root} is not a rank of a communicator of {size}; give 0 to {size - 1}, or None for all")
 
 
-def check_whole(given: Any, layout: Layout, dtype: np.dtype[Any]) -> None:
-    """Raises `TileError` unless an array is the whole array of a layout."""
-    array = np.asarray(given)
-    if given is None or array.shape != layout.shape or array.dtype != dtype:
-        said = "None" if given is None else f"of shape {array.shape} and dtype {array.dtype}"
-        raise TileError(f"the array is {said}, but {layout} is one of shape {layout.shape} and dtype {dtype}")
+def check_global(array: Any, layout: Layout, dtype: np.dtype[Any]) -> None:
+    """Raises `TileError` unless `array` has the layout's global shape and this dtype."""
+    whole = np.asarray(array)
+    if array is None or whole.shape != layout.shape or whole.dtype != dtype:
+        actual = "None" if array is None else f"of shape {whole.shape} and dtype {whole.dtype}"
+        raise TileError(f"the array is {actual}, but {layout} is one of shape {layout.shape} and dtype {dtype}")
 
 
-def finished(layout: Layout) -> Layout:
-    """The layout itself, unless it is still to be summed: then `LayoutError`."""
+def check_not_partial(layout: Layout) -> Layout:
+    """The layout itself; raises `LayoutError` if it is partial, so that a tile's values are not yet the array's."""
     if layout.partial:
         raise LayoutError(f"{layout} is still to be summed: redistribute it to a layout that is not partial first")
     return layout
 
 
 def replicated(layout: Layout) -> Layout:
-    """The layout with everything everywhere."""
+    """The layout with the whole array on every rank."""
     return Layout.tiled(layout.mesh, layout.shape, layout.dtype, [[] for _ in layout.shape])
 
 
-def aligned(layout: Layout, dim: int) -> Layout:
-    """The layout with one dim local, and what held it holding the last dim that nothing held.
+def with_local_dim(layout: Layout, dim: int) -> Layout:
+    """The layout with dim `dim` local: its axes go to the last dim that is local so far (slabs and pencils of an FFT).
 
     >>> from reshard.types import Mesh
-    >>> str(aligned(Layout.parse("f32[{x}4, {y}8, 16]", Mesh(x=4, y=2)), 0))
+    >>> str(with_local_dim(Layout.parse("f32[{x}4, {y}8, 16]", Mesh(x=4, y=2)), 0))
     'f32[16, {y}8, {x}4]'
     """
     if not -len(layout.shape) <= dim < len(layout.shape):
