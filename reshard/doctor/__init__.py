@@ -5,14 +5,29 @@
         print(place.where, place.does, place.received_bytes, place.needed_bytes, place.rebuilds)
     print(report)
 
-`reshard doctor FILE` and `reshard.jax.report(f)(*args)` are made of it. The data is followed through the module:
-`flow` sees through fusions and tuples, `movement` knows the instructions that only move, `chains` joins these into
-places, `trace` follows elements back through them, and `digits` reads the layouts off that.
+`reshard doctor FILE` and `reshard.jax.report(f)(*args)` are built on it.
+
+    `examine` reads a compiled program and returns its `Report`: a table, JSON or a page.
+    `Place` is one place where data moves, `ArrayMove` one array that moves there, before and after.
+    `Known` is a move that the program is known to ask for, which `examine` recognizes.
+    `CompiledMemory` is the compiler's own account of the program's memory.
+
+The steps of an examination, each in a module of its own:
+
+    flow           sees through fusions, tuples and asynchronous calls; `numbering` recognizes equal values
+    scalars        evaluates the integers that depend only on the device: offsets of slices
+    index_maps     knows, for each instruction that only moves data, where each element was before
+    chains         joins collectives and the local moves between them
+    trace          follows the elements of a chain's results back to its start
+    infer_layouts  reads the layouts before and after off these elements
+    matching       matches a move with the known ones
+    moves          prices it and plans it; `liveness` adds up the memory on the way
+    examine        makes the places and the report
 """
 
 from reshard.doctor.examine import examine as examine
-from reshard.doctor.report.model import Compiled as Compiled
-from reshard.doctor.report.model import Known as Known
-from reshard.doctor.report.model import Move as Move
-from reshard.doctor.report.model import Place as Place
-from reshard.doctor.report.model import Report as Report
+from reshard.doctor.places import ArrayMove as ArrayMove
+from reshard.doctor.places import Known as Known
+from reshard.doctor.places import Place as Place
+from reshard.doctor.report.data import CompiledMemory as CompiledMemory
+from reshard.doctor.report.report import Report as Report

@@ -1,8 +1,11 @@
 """Chains: collectives and the local moves between them, from where data is made to where it is used.
 
+    %a = all-gather(%p) ; %c = copy(%a) ; %b = all-gather(%c) ; add(%b, %b)      one chain: p is moved, then used
+    %a = all-gather(%p) ; %c = add(%a, %a) ; %b = all-gather(%c)                 two: the add needs %a and makes %c
+
 Data that is only moved is followed from collective to collective, up to a value that is used: by arithmetic, by a
-loop, or as a result. Such a value has to be there, so a chain ends with it, and what moves it on is another chain.
-Every collective is in exactly one chain; a reduction is a chain of its own, since it makes new data.
+loop, or as a result of the region. A used value must exist, so the chain ends with it; whatever moves it on is another
+chain. Every collective is in exactly one chain. A reduction is a chain of its own, since it makes new data.
 """
 
 from __future__ import annotations
@@ -10,176 +13,182 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reshard.doctor.flow import Flow, Scope, Site, Value
-from reshard.doctor.index_maps import Movement
+from reshard.doctor.flow import Flow, HloValue, Scope, Site
+from reshard.doctor.index_maps import IndexMaps
 from reshard.hlo import Collective
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 _LOCAL = ("copy", "convert", "bitcast", "reshape", "transpose", "slice", "reverse", "broadcast", "pad", "select")
-_Waiting = dict[tuple[str, str], list[Collective]]
+_Pending = dict[tuple[str, str], list[Collective]]
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Collectives that move the same data, in the order of the text.
 
-    `values` hold that data, from the first collective on, in order; `results` are those of them that it was moved
-    for, each with what is used of it, and `leaves` what the data was before.
+    `values` hold this data, in order, from the first collective on. `results` are the values that it was moved for,
+    each with the forms of it that are used; `leaves` are the values that the data came from.
     """
 
     region: Scope
     collectives: tuple[Collective, ...]
-    values: tuple[Value, ...] = field(default=(), repr=False)
-    results: Mapping[Value, tuple[Value, ...]] = field(default_factory=dict[Value, tuple[Value, ...]], repr=False)
-    leaves: frozenset[Value] = field(default=frozenset(), repr=False)
+    values: tuple[HloValue, ...] = field(default=(), repr=False)
+    results: Mapping[HloValue, tuple[HloValue, ...]] = field(
+        default_factory=dict[HloValue, tuple[HloValue, ...]], repr=False
+    )
+    leaves: frozenset[HloValue] = field(default=frozenset(), repr=False)
 
     @property
     def reduces(self) -> bool:
-        """Whether it is a reduction."""
+        """Whether the chain is a reduction."""
         return any(collective.kind in REDUCTIONS for collective in self.collectives)
 
 
-def chains(flow: Flow, movement: Movement, collectives: Sequence[Collective]) -> Iterator[Chain]:
+def chains(flow: Flow, maps: IndexMaps, collectives: Sequence[Collective]) -> Iterator[Chain]:
     """The chains of a module; each of its collectives is in exactly one."""
-    waiting: _Waiting = {}
+    pending: _Pending = {}
     for collective in collectives:
-        waiting.setdefault((collective.computation, collective.name), []).append(collective)
+        pending.setdefault((collective.computation, collective.name), []).append(collective)
     for region in flow.regions:
-        yield from _Region(flow, movement, region, waiting).chains()
-    for left in waiting.values():  # in computations that no region opens
-        yield from (Chain(flow.regions[0], (collective,)) for collective in left)
+        yield from _Region(flow, maps, region, pending).chains()
+    for rest in pending.values():  # in computations that no region opens
+        yield from (Chain(flow.regions[0], (collective,)) for collective in rest)
 
 
 class _Region:
-    """The chains of one region; its collectives are taken from those that wait."""
+    """The chains of one region; it takes its collectives from `pending`."""
 
-    def __init__(self, flow: Flow, movement: Movement, region: Scope, waiting: _Waiting) -> None:
+    def __init__(self, flow: Flow, maps: IndexMaps, region: Scope, pending: _Pending) -> None:
         self.flow = flow
-        self.movement = movement
+        self.maps = maps
         self.region = region
         self.sites = [site for site in flow.sites(region) if not flow.is_view(site)]
-        self.collectives = {_whole(site): taken for site in self.sites if (taken := _taken(site, waiting))}
-        self.carried: dict[Value, bool] = {}
-        self.used: set[Value] = set()
-        self.needed: set[Value] = set()
-        self.joined = {start: start for start in self.collectives}
-        self.known: dict[Value, Value | None] = {}
+        self.collectives = {_result_of(site): taken for site in self.sites if (taken := _take(site, pending))}
+        self.used: set[HloValue] = set()
+        self.needed: set[HloValue] = set()
+        self._moved: dict[HloValue, bool] = {}
+        self._joined = {start: start for start in self.collectives}
+        self._through: dict[HloValue, HloValue | None] = {}
 
     def chains(self) -> Iterator[Chain]:
         if not self.collectives:
             return
-        values = [value for site in self.sites for value in self._made(site) if self.is_carried(value)]
+        values = [value for site in self.sites for value in self._made(site) if self.is_moved(value)]
         self.used = self._used(values)
         self.needed = self._needed(values)
-        through = {value: start for value in values if (start := self.through(value)) is not None}
-        inside = _grouped((self._root(start), value) for value, start in through.items())
-        ends = _grouped((self._result(value), value) for value in values if value in self.used)
-        for root, starts in _grouped((self._root(start), start) for start in self.collectives).items():
-            found = tuple(inside.get(root, ()))
-            results = {value: tuple(ends.get(value, ())) for value in found if value in self.needed}
-            collectives = tuple(self.collectives[start] for start in starts)
-            yield Chain(self.region, collectives, found, results, self._leaves(found))
+        starts = [(start, value) for value in values if (start := self.through(value)) is not None]
+        by_chain = _grouped((self._root(start), value) for start, value in starts)
+        used_forms = _grouped((self._first_form(value), value) for value in values if value in self.used)
+        for root, members in _grouped((self._root(start), start) for start in self.collectives).items():
+            inside = tuple(by_chain.get(root, ()))
+            results = {value: tuple(used_forms.get(value, ())) for value in inside if value in self.needed}
+            collectives = tuple(self.collectives[start] for start in members)
+            yield Chain(self.region, collectives, inside, results, self._leaves(inside))
 
-    def is_carried(self, value: Value) -> bool:
-        """Whether it is data that a collective has moved, and nothing has changed since."""
-        if value not in self.carried:
-            self.carried[value] = False
-            start = self.collectives.get(_plain(value))
-            sources = () if start is not None else self.movement.sources(value) or ()
-            self.carried[value] = (start is not None and start.kind not in REDUCTIONS) or any(
-                self.is_carried(source) for source in sources
+    def is_moved(self, value: HloValue) -> bool:
+        """Whether a collective has moved this data, and nothing has changed it since."""
+        if value not in self._moved:
+            self._moved[value] = False
+            start = self.collectives.get(_without_path(value))
+            sources = () if start is not None else self.maps.sources(value) or ()
+            self._moved[value] = (start is not None and start.kind not in REDUCTIONS) or any(
+                self.is_moved(source) for source in sources
             )
-        return self.carried[value]
+        return self._moved[value]
 
-    def through(self, value: Value) -> Value | None:
-        """A collective that its elements came through since they were needed last, all such being joined."""
-        if value not in self.known:
-            self.known[value] = None
-            self.known[value] = self._found(value) if self.is_carried(value) else None
-        return self.known[value]
+    def through(self, value: HloValue) -> HloValue | None:
+        """A collective that the value's elements came through since they were last needed.
 
-    def _found(self, value: Value) -> Value | None:
-        starts = [_plain(value)] if _plain(value) in self.collectives else []
-        for source in self.movement.sources(value) or ():
+        Joins all such collectives into one chain.
+        """
+        if value not in self._through:
+            self._through[value] = None
+            self._through[value] = self._join(value) if self.is_moved(value) else None
+        return self._through[value]
+
+    def _join(self, value: HloValue) -> HloValue | None:
+        starts = [_without_path(value)] if _without_path(value) in self.collectives else []
+        for source in self.maps.sources(value) or ():
             if source not in self.needed and (start := self.through(source)) is not None:
                 starts.append(start)
         for start in starts:
-            self.joined[self._root(start)] = self._root(starts[0])
+            self._joined[self._root(start)] = self._root(starts[0])
         return starts[0] if starts else None
 
-    def _root(self, start: Value) -> Value:
-        while self.joined[start] != start:  # ends: whatever is joined to another is no root any more
-            start = self.joined[start]
+    def _root(self, start: HloValue) -> HloValue:
+        """The collective that stands for the chain of this one."""
+        while self._joined[start] != start:  # ends: a collective that is joined to another is never a root again
+            start = self._joined[start]
         return start
 
-    def _made(self, site: Site) -> Iterator[Value]:
+    def _made(self, site: Site) -> Iterator[HloValue]:
         """The arrays that an instruction makes itself."""
-        for part in self.flow.parts(_whole(site)):
-            if part.name == site.instruction.name and part.scope is site.scope:
-                yield part
+        for value in self.flow.array_origins(_result_of(site)):
+            if value.name == site.instruction.name and value.scope is site.scope:
+                yield value
 
-    def _used(self, values: Sequence[Value]) -> set[Value]:
-        """The values that something other than a move takes, or that the region yields."""
+    def _used(self, values: Sequence[HloValue]) -> set[HloValue]:
+        """The values that are operands of anything but a move, or that the region yields."""
         moved = set(values)
         root = self.region.computation.root
-        taken = [] if root is None else [Value(self.region, root.name)]
+        taken = [] if root is None else [HloValue(self.region, root.name)]
         for site in self.sites:
             if moved.isdisjoint(self._made(site)):
-                taken += [Value(site.scope, name) for name in site.instruction.operands]
-        return {part for value in taken for part in self.flow.parts(value)} & moved
+                taken += [HloValue(site.scope, name) for name in site.instruction.operands]
+        return {origin for value in taken for origin in self.flow.array_origins(value)} & moved
 
-    def _needed(self, values: Sequence[Value]) -> set[Value]:
-        """What is used, and what that is only another form of."""
-        found = set(self.used)
-        for value in reversed(values):  # a value comes before those made of it
-            if value in found and (source := self._formed(value)) is not None:
-                found.add(source)
-        return found
+    def _needed(self, values: Sequence[HloValue]) -> set[HloValue]:
+        """The used values, and the values of which they are only another form."""
+        needed = set(self.used)
+        for value in reversed(values):  # a value comes before the values made of it
+            if value in needed and (source := self._earlier_form(value)) is not None:
+                needed.add(source)
+        return needed
 
-    def _formed(self, value: Value) -> Value | None:
-        """The moved value that this is only another form of, on the same device."""
+    def _earlier_form(self, value: HloValue) -> HloValue | None:
+        """The moved value of which this is only another form on the same device."""
         if value.opcode not in _LOCAL:
             return None
-        return next((source for source in self.movement.sources(value) or () if self.is_carried(source)), None)
+        return next((source for source in self.maps.sources(value) or () if self.is_moved(source)), None)
 
-    def _result(self, value: Value) -> Value:
-        while (source := self._formed(value)) is not None:  # ends: no value is formed of itself
+    def _first_form(self, value: HloValue) -> HloValue:
+        while (source := self._earlier_form(value)) is not None:  # ends: no value is a form of itself
             value = source
         return value
 
-    def _leaves(self, inside: tuple[Value, ...]) -> frozenset[Value]:
-        """What the values of a chain are made of, where the data was made or needed before."""
-        found: set[Value] = set()
-        seen: set[Value] = set(inside)
-        queue = [source for value in inside for source in self.movement.sources(value) or ()]
+    def _leaves(self, inside: tuple[HloValue, ...]) -> frozenset[HloValue]:
+        """The values that a chain's values come from: made by arithmetic, or needed before."""
+        leaves: set[HloValue] = set()
+        seen: set[HloValue] = set(inside)
+        queue = [source for value in inside for source in self.maps.sources(value) or ()]
         while queue:  # ends: each value is looked at once
             value = queue.pop()
             if value in seen:
                 continue
             seen.add(value)
-            sources = None if value in self.needed else self.movement.sources(value)
+            sources = None if value in self.needed else self.maps.sources(value)
             if sources is None:
-                found.add(value)
+                leaves.add(value)
             queue += sources or ()
-        return frozenset(found)
+        return frozenset(leaves)
 
 
-def _grouped(pairs: Iterable[tuple[Value, Value]]) -> dict[Value, list[Value]]:
-    found: dict[Value, list[Value]] = {}
+def _grouped(pairs: Iterable[tuple[HloValue, HloValue]]) -> dict[HloValue, list[HloValue]]:
+    groups: dict[HloValue, list[HloValue]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
-def _plain(value: Value) -> Value:
-    return Value(value.scope, value.name)
+def _without_path(value: HloValue) -> HloValue:
+    return HloValue(value.scope, value.name)
 
 
-def _whole(site: Site) -> Value:
-    return Value(site.scope, site.instruction.name)
+def _result_of(site: Site) -> HloValue:
+    return HloValue(site.scope, site.instruction.name)
 
 
-def _taken(site: Site, waiting: _Waiting) -> Collective | None:
-    """The collective that stands at a site, if it still waits."""
-    left = waiting.get((site.scope.computation.name, site.instruction.name))
-    return left.pop(0) if left else None
+def _take(site: Site, pending: _Pending) -> Collective | None:
+    """Takes the collective at a site out of `pending`, if there is one."""
+    rest = pending.get((site.scope.computation.name, site.instruction.name))
+    return rest.pop(0) if rest else None

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Sequence
 from reshard import hlo
 from reshard.doctor.chains import Chain, chains
 from reshard.doctor.flow import Flow
-from reshard.doctor.index_maps import Movement
+from reshard.doctor.index_maps import IndexMaps
+from reshard.doctor.liveness import Liveness
 from reshard.doctor.matching import Matcher
-from reshard.doctor.memory import Ledger, Memory
 from reshard.doctor.moves import Mover
 from reshard.doctor.numbering import Numbering
-from reshard.doctor.report.model import MANUAL, REDUCTION, RESHARD, SHIFT, Compiled, Known, Move, Place, Report, order
+from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
+from reshard.doctor.report.data import CompiledMemory
+from reshard.doctor.report.report import Report
 from reshard.doctor.scalars import Scalars
 from reshard.errors import MeshError
 from reshard.hlo import Array, Collective, Module, Source
@@ -23,10 +25,10 @@ from reshard.synth import Network
 from reshard.types.mesh import Mesh
 
 _CALLS = "all_gather|all_to_all|ppermute|pshuffle|pbroadcast|psum|psum_scatter|pmax|pmin|pmean|reduce_scatter"
-_BY_USER = re.compile(rf"\bshard_map/(?:.*/)?(?:{_CALLS}|ragged_all_to_all)\w*$")
-_NAMED = re.compile(r"^mesh\[([^\]]*)\]")
+_IN_SHARD_MAP = re.compile(rf"\bshard_map/(?:.*/)?(?:{_CALLS}|ragged_all_to_all)\w*$")
+_MESH = re.compile(r"^mesh\[([^\]]*)\]")
 _AXIS = re.compile(r"'([A-Za-z_][\w.\-]*)'=(\d+)")
-_MADE_UP = re.compile(r"axis_\d+")
+_GENERATED = re.compile(r"axis_\d+")
 
 
 def examine(
@@ -34,14 +36,15 @@ def examine(
     *,
     known: Iterable[Known] = (),
     network: Network | str | None = None,
-    compiled: Compiled | None = None,
+    compiled: CompiledMemory | None = None,
 ) -> Report:
-    """Every place where a compiled program moves data between devices.
+    """Reports every place where a compiled program moves data between devices.
 
-    `text` is the optimized HLO: `compiled.as_text()`, or a dump of XLA. `known` are the moves that the program asks
-    for, where that is known: they name lines and axes better than HLO does. `network` is that of `reshard.plan`.
+    `text` is the optimized HLO: `compiled.as_text()`, or a dump of XLA. `known` lists the moves that the program is
+    known to ask for, which name its lines and axes better than HLO does. `network` is that of `reshard.plan`.
+    `compiled` is the compiler's own account of the program's memory.
 
-    Raises `NotationError` for text that is no HLO module.
+    Raises `NotationError` if the text is not an HLO module.
 
     >>> report = examine('''HloModule m, num_partitions=4
     ...
@@ -59,29 +62,30 @@ def examine(
     ('reshard', 'whole', 192, 48, 48)
     """
     module = hlo.parse(text)
-    found = hlo.collectives(module, every_branch=True)
+    collectives = hlo.collectives(module, every_branch=True)
     loaded = Network.load(network) if isinstance(network, str) else network
-    places = _Examination(module, found, tuple(known), loaded).places()
-    return Report(module.name, _devices(module, found), order(places), hlo.traffic(module), compiled)
+    places = _Examination(module, collectives, tuple(known), loaded).places()
+    devices = _device_count(module, collectives)
+    return Report(module.name, devices, most_wasteful_first(places), hlo.traffic(module), compiled)
 
 
 class _Examination:
-    """One module, and what is known of all of it."""
+    """The analyses of one module, and the places that they yield."""
 
     def __init__(
         self, module: Module, collectives: Sequence[Collective], known: Sequence[Known], network: Network | None
     ) -> None:
         self.collectives = collectives
-        self.devices = _devices(module, collectives)
+        self.devices = _device_count(module, collectives)
         self.flow = Flow(module)
-        self.movement = Movement(self.flow, Scalars(self.flow, self.devices))
+        self.maps = IndexMaps(self.flow, Scalars(self.flow, self.devices))
         numbering = Numbering(self.flow)
         mesh = _mesh(known, collectives, self.devices)
-        self.ledger = Ledger(self.flow, numbering)
-        self.mover = Mover(self.movement, numbering, Matcher(known), mesh, network)
+        self.liveness = Liveness(self.flow, numbering)
+        self.mover = Mover(self.maps, numbering, Matcher(known), mesh, network)
 
     def places(self) -> list[Place]:
-        return [self._place(chain) for chain in chains(self.flow, self.movement, self.collectives)]
+        return [self._place(chain) for chain in chains(self.flow, self.maps, self.collectives)]
 
     def _place(self, chain: Chain) -> Place:
         where, computation = _source(chain.collectives), chain.region.computation.name
@@ -89,30 +93,33 @@ class _Examination:
             return Place(REDUCTION, where, computation, chain.collectives)
         manual = all(map(_by_user, chain.collectives))
         moves, where = self.mover.read(chain, where, planned=not manual)
-        held = self.ledger.of(chain)
-        kind = MANUAL if manual else SHIFT if _shifts(chain, moves) else RESHARD
-        largest = max(filter(None, (held.on_the_way, *(move.after for move in moves))), key=_size, default=None)
-        rebuilds = _rebuilds(chain, moves, held, self.devices)
+        memory = self.liveness.of(chain)
+        kind = MANUAL if manual else SHIFT if _is_shift(chain, moves) else RESHARD
+        largest = max(filter(None, (memory.largest, *(move.after for move in moves))), key=_nbytes, default=None)
+        rebuilds = _rebuilds(chain, moves, memory.largest, self.devices)
         return Place(
-            kind, where, computation, chain.collectives, moves, held.peak_bytes, held.temp_bytes, largest, rebuilds
+            kind, where, computation, chain.collectives, moves, memory.peak_bytes, memory.temp_bytes, largest, rebuilds
         )
 
 
 def _by_user(collective: Collective) -> bool:
-    """Whether it is one that the user wrote; by its own name, since its origin may be that of another near to it."""
+    """Whether the user wrote the collective in a `shard_map`.
+
+    Decided by its own op_name: its `source` may be that of a neighbour.
+    """
     metadata = collective.instruction.attributes.get("metadata", "")
-    return bool(_BY_USER.search(metadata_fields(metadata).get("op_name", "")))
+    return bool(_IN_SHARD_MAP.search(metadata_fields(metadata).get("op_name", "")))
 
 
-def _devices(module: Module, collectives: Sequence[Collective]) -> int:
-    """How many devices run it; of a module that does not say, as many as its groups name."""
+def _device_count(module: Module, collectives: Sequence[Collective]) -> int:
+    """The number of devices that run the module; if its header does not say, the most that its groups name."""
     if module.devices is not None:
         return module.devices
     return max((one.groups.count * one.groups.size for one in collectives if one.groups), default=1)
 
 
 def _mesh(known: Sequence[Known], collectives: Sequence[Collective], devices: int) -> Mesh | None:
-    """The user's mesh: that of the known moves, else the one that the collectives name, if they name one."""
+    """The user's mesh: that of the known moves, else the one that collectives name; None if it is not unique."""
     meshes = {move.source.mesh for move in known}
     if not meshes:
         meshes = {mesh for one in collectives if (mesh := _named_mesh(one)) is not None}
@@ -121,10 +128,11 @@ def _mesh(known: Sequence[Known], collectives: Sequence[Collective], devices: in
 
 
 def _named_mesh(collective: Collective) -> Mesh | None:
+    """The mesh that `replica_groups` name, unless XLA made up the names of its axes."""
     attributes = collective.instruction.attributes
-    named = _NAMED.match(attributes.get("replica_groups", ""))
+    named = _MESH.match(attributes.get("replica_groups", ""))
     axes = [] if named is None else _AXIS.findall(named[1])
-    if not axes or "device_ids" in attributes or all(_MADE_UP.fullmatch(name) for name, _ in axes):
+    if not axes or "device_ids" in attributes or all(_GENERATED.fullmatch(name) for name, _ in axes):
         return None
     try:
         return Mesh([(name, int(size)) for name, size in axes])
@@ -138,26 +146,33 @@ def _source(collectives: Sequence[Collective]) -> Source:
     return next((source for source in sources if source.exact and source.file), sources[0])
 
 
-def _shifts(chain: Chain, moves: Sequence[Move]) -> bool:
-    """Whether it passes parts of tiles on, by no rule of layouts."""
+def _is_shift(chain: Chain, moves: Sequence[ArrayMove]) -> bool:
+    """Whether parts of tiles are only passed on, which is not a move between layouts."""
     permutes = all(collective.kind == "permute" for collective in chain.collectives)
     return permutes and all(move.source is None for move in moves)
 
 
-def _rebuilds(chain: Chain, moves: Sequence[Move], held: Memory, devices: int) -> str:
-    """Whether it makes all of an array where each device needs only a part: `whole`, `group` or not."""
-    made = held.on_the_way
-    tiles = [array for move in moves for array in (move.before, move.after) if array is not None]
-    if made is None or made.elements <= max((array.elements for array in tiles), default=made.elements):
+def _rebuilds(chain: Chain, moves: Sequence[ArrayMove], largest: Array | None, devices: int) -> str:
+    """How much of an array is made although each device needs only a part: `whole`, `group`, or empty for neither.
+
+    `largest` is the largest array that the chain makes between source and result.
+    """
+    if largest is None or not _exceeds_tiles(largest, moves):
         return ""
-    if any(move.before is not None and made.elements >= devices * move.before.elements for move in moves):
+    if any(move.before is not None and largest.elements >= devices * move.before.elements for move in moves):
         return "whole"
     for move in moves:
-        if move.source is not None and made.elements >= math.prod(move.source.shape):
+        if move.source is not None and largest.elements >= math.prod(move.source.shape):
             return "whole" if move.whole else "group"
-    gathers = [one.group_size for one in chain.collectives if one.kind == "all_gather"]
-    return "" if not gathers else "whole" if max(gathers) == devices else "group"
+    gathered = max((one.group_size for one in chain.collectives if one.kind == "all_gather"), default=0)
+    return "" if not gathered else "whole" if gathered == devices else "group"
 
 
-def _size(array: Array) -> int:
+def _exceeds_tiles(array: Array, moves: Sequence[ArrayMove]) -> bool:
+    """Whether an array is larger than the tiles before and after."""
+    tiles = [tile for move in moves for tile in (move.before, move.after) if tile is not None]
+    return bool(tiles) and array.elements > max(tile.elements for tile in tiles)
+
+
+def _nbytes(array: Array) -> int:
     return array.nbytes

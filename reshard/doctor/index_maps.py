@@ -1,8 +1,13 @@
-"""Instructions that only move data: where each element of their result was before.
+"""Index maps: the instructions that only move data, and where each element of their result was before.
 
-For points of a result, given as devices and indices, a move says which operand has the same elements, on which
-device and at which index. Points that no operand has (padding, or a device that a permute sends nothing to) are in
-no part.
+For points of a result, given as devices and indices, a map names the operand that has the same elements, and on which
+device and at which index:
+
+    %t = f32[4,6] transpose(%p), dimensions={1,0}        (device d, index [i, j])  ->  %p, (d, [j, i])
+    %g = f32[8,8] all-gather(%p), dimensions={0}         (d, [i, j])               ->  %p, (i // 2, [i % 2, j])
+    %m = f32[2,8] collective-permute(%p), {{0,1}}        (1, [i, j])               ->  %p, (0, [i, j])
+
+Points that no operand has (padding, or a device to which a permute sends nothing) have no preimage.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.doctor.flow import Flow, Value
+from reshard.doctor.flow import Flow, HloValue
 from reshard.doctor.scalars import Numbers, Scalars
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
@@ -34,37 +39,37 @@ Mask = NDArray[np.bool_]
 
 
 class Points(NamedTuple):
-    """Elements of an array that every device has: the device of each, and its indices, a row for each dim."""
+    """Elements of an array that every device has: the device of each, and its indices, one row per dim."""
 
     device: Numbers
     indices: Numbers
 
     def at(self, mask: Mask) -> Points:
-        """Those of the points that the mask is true for."""
+        """The points for which the mask is true."""
         return Points(self.device[mask], self.indices[:, mask])
 
 
-class Part(NamedTuple):
-    """Those of the points that `where` is true for, as elements of another value; all of them if it is None."""
+class Preimage(NamedTuple):
+    """Points of an operand, and `where` in the given points they belong: a mask, None for all of them."""
 
     where: Mask | None
-    value: Value
+    value: HloValue
     points: Points
 
 
 class Untraceable(Exception):
-    """A move that does not say where the elements were: an offset that the text leaves out, a form not known."""
+    """The text does not say where elements were: it leaves an offset out, or has an unknown form of a move."""
 
 
 @dataclass(frozen=True, eq=False)
-class Movement:
-    """The moves of a module."""
+class IndexMaps:
+    """The index maps of a module's instructions."""
 
     flow: Flow
     scalars: Scalars
 
-    def sources(self, value: Value) -> list[Value] | None:
-        """The values whose elements it has, in other places; None if it is computed, or made outside."""
+    def sources(self, value: HloValue) -> list[HloValue] | None:
+        """The operands whose elements a value has, in other places; None if it is computed or comes from outside."""
         opcode = value.opcode
         operands = self.flow.operands(value)
         match opcode:
@@ -78,27 +83,27 @@ class Movement:
                 known = all(self.scalars.at(offset) is not None for offset in operands[1:])
                 return operands[:1] if known else None
             case "select":
-                return self._selected(operands)
+                return self._choices(operands)
             case _:
                 return None
 
-    def _selected(self, operands: list[Value]) -> list[Value] | None:
-        """A choice by device; by place, of padding."""
-        predicate, *chosen = operands
-        filled = [self.is_constant(value) for value in chosen]
-        if all(filled) or (self.scalars.at(predicate) is None and not self._by_place(predicate)):
+    def _choices(self, operands: list[HloValue]) -> list[HloValue] | None:
+        """The operands of a select that moves data: its predicate depends on the device and the index alone."""
+        predicate, *choices = operands
+        constant = [self.is_constant(value) for value in choices]
+        if all(constant) or (self.scalars.at(predicate) is None and not self._is_positional(predicate)):
             return None
-        return [value for value, constant in zip(chosen, filled, strict=True) if not constant]
+        return [value for value, is_constant in zip(choices, constant, strict=True) if not is_constant]
 
-    def is_constant(self, value: Value) -> bool:
-        """Whether it is one number everywhere, as padding is."""
+    def is_constant(self, value: HloValue) -> bool:
+        """Whether a value is the same number everywhere, as padding is."""
         while value.opcode in ("broadcast", "convert", "reshape", "bitcast", "copy"):
             value = self.flow.operands(value)[0]
         return value.opcode == "constant"
 
-    def _by_place(self, value: Value) -> bool:
-        """Whether it depends on nothing but the device and the place in the tile."""
-        seen: set[Value] = set()
+    def _is_positional(self, value: HloValue) -> bool:
+        """Whether a value depends on nothing but the device and the index."""
+        seen: set[HloValue] = set()
         queue = [value]
         while queue:  # ends: each value is looked at once
             value = queue.pop()
@@ -113,13 +118,13 @@ class Movement:
             queue += operands
         return True
 
-    def parts(self, value: Value, points: Points) -> list[Part]:
-        """Where the points of a value were; raises `Untraceable` if that is not known."""
-        found = _PARTS.get(value.opcode)
-        if found is None:
+    def preimages(self, value: HloValue, points: Points) -> list[Preimage]:
+        """Where points of a value were before its instruction; raises `Untraceable` if that is not known."""
+        index_map = _INDEX_MAPS.get(value.opcode)
+        if index_map is None:
             raise Untraceable(value.opcode)
         try:
-            return list(found(self, value, points))
+            return list(index_map(self, value, points))
         except (KeyError, ValueError, IndexError, NotationError) as error:
             raise Untraceable(f"{value.name}: {error}") from None
 
@@ -130,14 +135,14 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 
-def _elements(value: Value) -> int:
+def _elements(value: HloValue) -> int:
     return -1 if value.array is None else value.array.elements
 
 
-def _array(value: Value) -> Array:
+def _array(value: HloValue) -> Array:
     array = value.array
     if array is None:
-        raise Untraceable(f"{value.name} is no array")
+        raise Untraceable(f"{value.name} is not an array")
     return array
 
 
@@ -145,23 +150,23 @@ def _ints(text: str) -> list[int]:
     return [int(number) for number in _NUMBER.findall(text)]
 
 
-def _attribute(value: Value, name: str) -> list[int]:
+def _attribute(value: HloValue, name: str) -> list[int]:
     return _ints(value.instruction.attributes.get(name, ""))
 
 
-def _same(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    yield Part(None, moves.flow.operands(value)[0], points)
+def _same(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    yield Preimage(None, maps.flow.operands(value)[0], points)
 
 
-def _reshape(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    operand = moves.flow.operands(value)[0]
+def _reshape(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operand = maps.flow.operands(value)[0]
     before, after = _array(operand), _array(value)
-    yield Part(None, operand, points._replace(indices=unravel(ravel(points.indices, after.dims), before.dims)))
+    yield Preimage(None, operand, points._replace(indices=unravel(ravel(points.indices, after.dims), before.dims)))
 
 
-def _bitcast(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    """The same bytes: the order of the elements in memory, tiles aside, is that of the operand."""
-    operand = moves.flow.operands(value)[0]
+def _bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    """The same bytes under another shape: the elements keep their order in memory (tiling aside)."""
+    operand = maps.flow.operands(value)[0]
     before, after = _array(operand), _array(value)
     if before.elements != after.elements:
         raise Untraceable(f"{value.name} changes the size of the elements")
@@ -169,143 +174,145 @@ def _bitcast(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
     place = ravel(points.indices[out], [after.dims[at] for at in out])
     index = np.empty((len(before.dims), place.size), np.int64)
     index[inside] = unravel(place, [before.dims[at] for at in inside])
-    yield Part(None, operand, points._replace(indices=index))
+    yield Preimage(None, operand, points._replace(indices=index))
 
 
-def _transpose(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
+def _transpose(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = np.empty_like(points.indices)
     index[_attribute(value, "dimensions")] = points.indices
-    yield Part(None, moves.flow.operands(value)[0], points._replace(indices=index))
+    yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
-def _broadcast(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    operand = moves.flow.operands(value)[0]
-    yield Part(None, operand, points._replace(indices=points.indices[_attribute(value, "dimensions")]))
+def _broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operand = maps.flow.operands(value)[0]
+    yield Preimage(None, operand, points._replace(indices=points.indices[_attribute(value, "dimensions")]))
 
 
-def _slice(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    found = _SLICE.findall(value.instruction.attributes["slice"])
-    start = np.array([int(first) for first, _, _ in found], np.int64).reshape(-1, 1)
-    step = np.array([int(stride or 1) for _, _, stride in found], np.int64).reshape(-1, 1)
-    yield Part(None, moves.flow.operands(value)[0], points._replace(indices=start + step * points.indices))
+def _slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    ranges = _SLICE.findall(value.instruction.attributes["slice"])
+    start = np.array([int(first) for first, _, _ in ranges], np.int64).reshape(-1, 1)
+    step = np.array([int(stride or 1) for _, _, stride in ranges], np.int64).reshape(-1, 1)
+    yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=start + step * points.indices))
 
 
-def _reverse(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
+def _reverse(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = points.indices.copy()
     for dim in _attribute(value, "dimensions"):
         index[dim] = _array(value).dims[dim] - 1 - index[dim]
-    yield Part(None, moves.flow.operands(value)[0], points._replace(indices=index))
+    yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
-def _dynamic_slice(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    operand, *offsets = moves.flow.operands(value)
+def _dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operand, *offsets = maps.flow.operands(value)
     before, after = _array(operand), _array(value)
     index = points.indices.copy()
     for dim, offset in enumerate(offsets):
-        known = moves.scalars.at(offset)
+        known = maps.scalars.at(offset)
         if not isinstance(known, np.ndarray):
             raise Untraceable(f"{value.name}: the offsets are not in the text")
         starts = np.clip(known.reshape(-1), 0, before.dims[dim] - after.dims[dim])
         index[dim] += starts[points.device]
-    yield Part(None, operand, points._replace(indices=index))
+    yield Preimage(None, operand, points._replace(indices=index))
 
 
-def _pad(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    operand = moves.flow.operands(value)[0]
+def _pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operand = maps.flow.operands(value)[0]
     edges = [_ints(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
     low = np.array([edge[0] for edge in edges], np.int64).reshape(-1, 1)
     step = np.array([1 + (edge[2] if len(edge) > 2 else 0) for edge in edges], np.int64).reshape(-1, 1)
     sizes = np.array(_array(operand).dims, np.int64).reshape(-1, 1)
     index, rest = np.divmod(points.indices - low, step)
     inside = ((rest == 0) & (index >= 0) & (index < sizes)).all(axis=0)
-    yield Part(inside, operand, Points(points.device, index).at(inside))
+    yield Preimage(inside, operand, Points(points.device, index).at(inside))
 
 
-def _concatenate(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
+def _concatenate(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     (dim,) = _attribute(value, "dimensions")
     start = 0
-    for operand in moves.flow.operands(value):
+    for operand in maps.flow.operands(value):
         stop = start + _array(operand).dims[dim]
         inside = (points.indices[dim] >= start) & (points.indices[dim] < stop)
         index = points.indices.copy()
         index[dim] -= start
-        yield Part(inside, operand, Points(points.device, index).at(inside))
+        yield Preimage(inside, operand, Points(points.device, index).at(inside))
         start = stop
 
 
-def _select(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    predicate, *chosen = moves.flow.operands(value)
-    known = moves.scalars.at(predicate)
-    if not isinstance(known, np.ndarray):  # it depends on the place: what is not padding is counted as data
-        (source,) = moves.sources(value) or []
-        yield Part(None, source, points)
+def _select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    predicate, *choices = maps.flow.operands(value)
+    known = maps.scalars.at(predicate)
+    if not isinstance(known, np.ndarray):  # it depends on the index: one choice is padding, take all from the other
+        (source,) = maps.sources(value) or []
+        yield Preimage(None, source, points)
         return
-    picked = known.reshape(moves.scalars.devices, -1)
+    picked = known.reshape(maps.scalars.devices, -1)
     at = ravel(points.indices, _array(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
     first = picked[points.device, at] != 0
-    for where, operand in zip((first, ~first), chosen, strict=True):
-        if not moves.is_constant(operand):
-            yield Part(where, operand, points.at(where))
+    for where, operand in zip((first, ~first), choices, strict=True):
+        if not maps.is_constant(operand):
+            yield Preimage(where, operand, points.at(where))
 
 
-def _all_gather(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    operand = moves.flow.operands(value)[value.path[0] if value.path else 0]
+def _all_gather(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
     (dim,) = _attribute(value, "dimensions")
     index = points.indices.copy()
     member, index[dim] = np.divmod(points.indices[dim], _array(operand).dims[dim])
-    yield Part(None, operand, Points(_members(moves, value)[points.device, member], index))
+    yield Preimage(None, operand, Points(_members(maps, value)[points.device, member], index))
 
 
-def _all_to_all(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    operands, members, ranks = moves.flow.operands(value), _members(moves, value), _ranks(moves, value)
+def _all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operands, members, ranks = maps.flow.operands(value), _members(maps, value), _ranks(maps, value)
     mine = ranks[points.device]
-    if value.path:  # one operand for each member of the group
+    if value.path:  # one operand per member of the group
         device = members[points.device, value.path[0]]
         for rank in np.unique(mine):
             where = mine == rank
-            yield Part(where, operands[rank], Points(device, points.indices).at(where))
+            yield Preimage(where, operands[rank], Points(device, points.indices).at(where))
         return
     (dim,) = _attribute(value, "dimensions")
     block = _array(value).dims[dim] // members.shape[1]
     index = points.indices.copy()
     member, rest = np.divmod(points.indices[dim], block)
     index[dim] = mine * block + rest
-    yield Part(None, operands[0], Points(members[points.device, member], index))
+    yield Preimage(None, operands[0], Points(members[points.device, member], index))
 
 
-def _permute(moves: Movement, value: Value, points: Points) -> Iterator[Part]:
-    operand = moves.flow.operands(value)[value.path[0] if value.path else 0]
-    sources = np.full(moves.scalars.devices, -1, np.int64)
+def _permute(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
+    sources = np.full(maps.scalars.devices, -1, np.int64)
     for source, target in permute_pairs(value.instruction):
         sources[target] = source
     inside = sources[points.device] >= 0
-    yield Part(inside, operand, Points(sources[points.device], points.indices).at(inside))
+    yield Preimage(inside, operand, Points(sources[points.device], points.indices).at(inside))
 
 
-def _members(moves: Movement, value: Value) -> Numbers:
-    """For each device, those of its group, in the order of the group."""
-    lists = _groups(moves, value)
-    found = np.zeros((moves.scalars.devices, len(lists[0])), np.int64)
+def _members(maps: IndexMaps, value: HloValue) -> Numbers:
+    """The group of each device, a row per device, in the order of the group."""
+    lists = _groups(maps, value)
+    members = np.zeros((maps.scalars.devices, len(lists[0])), np.int64)
     for group in lists:
-        found[list(group)] = group
-    return found
+        members[list(group)] = group
+    return members
 
 
-def _ranks(moves: Movement, value: Value) -> Numbers:
-    found = np.zeros(moves.scalars.devices, np.int64)
-    for group in _groups(moves, value):
-        found[list(group)] = np.arange(len(group))
-    return found
+def _ranks(maps: IndexMaps, value: HloValue) -> Numbers:
+    """The position of each device in its group."""
+    ranks = np.zeros(maps.scalars.devices, np.int64)
+    for group in _groups(maps, value):
+        ranks[list(group)] = np.arange(len(group))
+    return ranks
 
 
-def _groups(moves: Movement, value: Value) -> tuple[tuple[int, ...], ...]:
+def _groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
+    """The replica groups; raises `Untraceable` unless they cover all devices in equal parts."""
     attributes = value.instruction.attributes
     order = attributes.get("device_ids", "")
     text = attributes["replica_groups"] + (f", device_ids={order}" if order else "")
-    lists = _listed(text, moves.scalars.devices)
+    lists = _listed(text, maps.scalars.devices)
     sizes = {len(group) for group in lists}
-    if len(sizes) != 1 or sorted(device for group in lists for device in group) != list(range(moves.scalars.devices)):
-        raise Untraceable(f"{value.name}: groups that are not all devices, in equal parts")
+    if len(sizes) != 1 or sorted(device for group in lists for device in group) != list(range(maps.scalars.devices)):
+        raise Untraceable(f"{value.name}: its groups do not cover all devices in equal parts")
     return lists
 
 
@@ -315,12 +322,13 @@ def _listed(text: str, devices: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _major_to_minor(array: Array) -> list[int]:
+    """The dims of an array in the order of its memory layout."""
     order = _ints(array.layout.partition(":")[0])
     return order[::-1] if len(order) == len(array.dims) else list(range(len(array.dims)))
 
 
 def ravel(index: Numbers, dims: Sequence[int]) -> Numbers:
-    """The place of each index in row-major order."""
+    """The row-major place of each index; `index` has one row per dim."""
     place = np.zeros(index.shape[1], np.int64)
     for row, size in zip(index, dims, strict=True):
         place = place * size + row
@@ -328,15 +336,15 @@ def ravel(index: Numbers, dims: Sequence[int]) -> Numbers:
 
 
 def unravel(place: Numbers, dims: Sequence[int]) -> Numbers:
-    """The index of each place in row-major order."""
+    """The index of each row-major place, one row per dim."""
     index = np.zeros((len(dims), place.size), np.int64)
     for dim in reversed(range(len(dims))):
         place, index[dim] = np.divmod(place, max(dims[dim], 1))
     return index
 
 
-_Find = Callable[[Movement, Value, Points], Iterator[Part]]
-_PARTS: Mapping[str, _Find] = MappingProxyType(
+_IndexMap = Callable[[IndexMaps, HloValue, Points], Iterator[Preimage]]
+_INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
     {
         "copy": _same,
         "convert": _same,

@@ -1,8 +1,21 @@
-"""The two layouts that a traced move is between.
+"""Infers the two layouts that a traced move is between.
 
-A coordinate of the result, its device or an index, is a numeral. Where each digit of it stands for one digit of where
-the element was, of the device or of the place in the tile, the move is from a layout to a layout: a digit of the
-place was local, one of the device was held. What is read from points along the coordinates is checked on others.
+Each coordinate of the result, its device or an index, is a numeral. If every digit of it stands for one digit of where
+the element came from, of the source device or of the place in the source tile, then the move is between two layouts.
+For example, four devices hold tiles f32[2,8] of an array f32[8,8], gather it, and slice their own two columns. The
+result f32[8,2] traces back as follows:
+
+    coordinate   digit          adds to source     so this digit of the global array is
+                 weight radix   device   place     before              after
+    device       1      4       0        2         local, stride 2     held, stride 1
+    row          1      2       0        8         local, stride 8     local
+                 2      4       1        0         held, stride 1      local
+    column       1      2       0        1         local, stride 1     local
+
+The digit of the device lies just above that of the column in the source tile (2 = 1 * 2), so both are digits of the
+same dim: columns are 4 x 2, rows are 4 x 2, and the move is f32[{d0}2, 8] -> f32[8, {d0}2].
+
+The digits are read from points along the coordinates, one coordinate at a time, and then checked on other points.
 """
 
 from __future__ import annotations
@@ -15,10 +28,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.flow import Value
+from reshard.doctor.flow import HloValue
 from reshard.doctor.index_maps import Points, Untraceable, unravel
 from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import NOWHERE, Tracer
+from reshard.doctor.trace import NOWHERE, Origins, Tracer
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
 from reshard.types import Layout, Mesh
@@ -27,8 +40,8 @@ from reshard.types.layout import Digit, Dim
 _CHECKED = 1 << 12
 
 
-class Step(NamedTuple):
-    """A digit of a coordinate, and what one of it adds to the device and to the place where the element was."""
+class CoordinateDigit(NamedTuple):
+    """A digit of a result's coordinate, and what one step of it adds to the source's device and place."""
 
     weight: int
     radix: int
@@ -36,10 +49,10 @@ class Step(NamedTuple):
     place: int
 
 
-class Entry(NamedTuple):
+class GlobalDigit(NamedTuple):
     """A digit of the global array: the stride of its holders before and after, None where it is local.
 
-    `place` is its stride in the source's tile, None where it was held.
+    `place` is its stride in the source's tile, None if it was held there.
     """
 
     radix: int
@@ -48,17 +61,17 @@ class Entry(NamedTuple):
     place: int | None
 
 
-def layouts(tracer: Tracer, result: Value, mesh: Mesh | None, dtype: str) -> tuple[Layout, Layout] | None:
-    """The layouts before and after, on `mesh` or one made for them; None if the move is between no two layouts.
+def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> tuple[Layout, Layout] | None:
+    """The layouts before and after, on `mesh` or on one made for them; None if no two layouts describe the move.
 
-    Dims are those of the result, without those of size 1. Axes along which nothing moves are left out, and a digit
-    that goes from device to device is a dim of its own.
+    The dims are those of the result without dims of size 1. Axes along which nothing moves are left out, and a digit
+    that goes from one device to another becomes a dim of its own.
     """
     try:
-        read = _read(tracer, result)
-        if read is None or result.array is None:
+        traced = _traced_digits(tracer, result)
+        if traced is None or result.array is None:
             return None
-        dims = read.dims()
+        dims = traced.dims()
         if mesh is not None and mesh.size == tracer.devices:
             try:
                 return _layouts(mesh, dims, dtype)
@@ -70,113 +83,114 @@ def layouts(tracer: Tracer, result: Value, mesh: Mesh | None, dtype: str) -> tup
 
 
 @dataclass(frozen=True)
-class _Read:
-    """The digits of a result's device and of its dims, minor first, and the tile that it was made of."""
+class _TracedDigits:
+    """The digits of a result's device and of each dim, least significant first, and the tile that they came from."""
 
     devices: int
-    device: list[Step]
-    index: list[list[Step]]
+    device: list[CoordinateDigit]
+    index: list[list[CoordinateDigit]]
     tile: Array
 
-    def dims(self) -> list[list[Entry]]:
-        """The global array: for each dim its digits, major first. Raises `Untraceable` if it is none."""
-        dims = [[_local(step) for step in reversed(steps)] for steps in self.index]
-        left = [Entry(step.radix, None, step.weight, step.place) for step in self.device if step.place]
-        while left:  # each round puts one of them
-            entry = next((entry for entry in left if self._put(entry, dims)), left[0])
-            left.remove(entry)
-            if not any(entry in dim for dim in dims):
-                dims.insert(0, [entry])
-        entries = [entry for dim in dims for entry in dim]
-        if not _apart([(entry.place, entry.radix) for entry in entries if entry.place], self.tile.elements):
-            raise Untraceable("an element is there twice")
-        return [dim for dim in [*([entry] for entry in self._passed(entries)), *dims] if dim]
+    def dims(self) -> list[list[GlobalDigit]]:
+        """The digits of each dim of the global array, most significant first.
 
-    def _passed(self, entries: Sequence[Entry]) -> list[Entry]:
-        """The digits that go from devices to devices.
-
-        Where the source has copies along an axis, the nearest one is taken: a device's number then stands for its
-        own copy, beside the digit that it stands for.
+        Raises `Untraceable` if they do not form one.
         """
-        steps = [step for step in self.device if not step.place and step.device not in (0, step.weight)]
-        own = [(step.weight, step.radix) for step in self.device if step.device == step.weight and not step.place]
-        held = [*own, *((entry.before, entry.radix) for entry in entries if entry.before)]
-        for copies in product((0, 1), repeat=len(steps)):
-            found = [
-                Entry(step.radix, step.device - step.weight * copy, step.weight, None)
-                for step, copy in zip(steps, copies, strict=True)
-            ]
-            if _apart([*held, *((entry.before or 0, entry.radix) for entry in found)], self.devices):
-                return found
-        raise Untraceable("a device's number stands for no digit of another's")
+        dims = [[_index_digit(digit) for digit in reversed(digits)] for digits in self.index]
+        self._insert_sliced(dims)
+        digits = [digit for dim in dims for digit in dim]
+        if not _are_disjoint([(digit.place, digit.radix) for digit in digits if digit.place], self.tile.elements):
+            raise Untraceable("two indices have the same element")
+        return [dim for dim in [*([digit] for digit in self._permuted(digits)), *dims] if dim]
 
-    def _put(self, entry: Entry, dims: list[list[Entry]]) -> bool:
-        """Puts a digit that is cut away beside its neighbour in the same dim of the tile, if that has its place."""
+    def _insert_sliced(self, dims: list[list[GlobalDigit]]) -> None:
+        """Adds the digits along which the tile was sliced: local before, held after.
+
+        A digit without a neighbour becomes a dim of its own.
+        """
+        sliced = [GlobalDigit(one.radix, None, one.weight, one.place) for one in self.device if one.place]
+        while sliced:  # ends: each round inserts one of them
+            inserted = next((digit for digit in sliced if self._insert_beside_neighbour(digit, dims)), None)
+            if inserted is None:
+                inserted = sliced[0]
+                dims.insert(0, [inserted])
+            sliced.remove(inserted)
+
+    def _insert_beside_neighbour(self, digit: GlobalDigit, dims: list[list[GlobalDigit]]) -> bool:
+        """Inserts a sliced digit next to its neighbour in the same dim of the tile, if that is among `dims`."""
         starts = [math.prod(self.tile.dims[at + 1 :]) for at in range(len(self.tile.dims))]
-        place = entry.place or 0
+        place = digit.place or 0
         for dim in dims:
             for at, other in enumerate(dim):
                 if other.place is None:
                     continue
                 if place not in starts and other.place * other.radix == place:
-                    dim.insert(at, entry)
+                    dim.insert(at, digit)
                     return True
-                if place * entry.radix not in starts and place * entry.radix == other.place:
-                    dim.insert(at + 1, entry)
+                if place * digit.radix not in starts and place * digit.radix == other.place:
+                    dim.insert(at + 1, digit)
                     return True
         return False
 
+    def _permuted(self, others: Sequence[GlobalDigit]) -> list[GlobalDigit]:
+        """The digits that are held before and after, by different digits of the device.
 
-def _local(step: Step) -> Entry:
-    """A digit of an index. If it says both which device and which place, the source has copies on those devices."""
-    if not step.device and not step.place:
-        raise Untraceable("an element is there twice")
-    return Entry(step.radix, None if step.place else step.device, None, step.place or None)
+        Where the source is replicated, the tracer follows the copy on the nearest device. One digit of the device may
+        then stand for two things at once: for its own copy, and for the digit that it holds. Both readings are tried.
+        """
+        permuted = [one for one in self.device if not one.place and one.device not in (0, one.weight)]
+        kept = [(one.weight, one.radix) for one in self.device if one.device == one.weight and not one.place]
+        held = [*kept, *((digit.before, digit.radix) for digit in others if digit.before)]
+        for copies in product((0, 1), repeat=len(permuted)):
+            digits = [
+                GlobalDigit(one.radix, one.device - one.weight * copy, one.weight, None)
+                for one, copy in zip(permuted, copies, strict=True)
+            ]
+            if _are_disjoint([*held, *((digit.before or 0, digit.radix) for digit in digits)], self.devices):
+                return digits
+        raise Untraceable("a digit of the device does not stand for one of the source's device")
 
 
-def _apart(spans: Iterable[tuple[int, int]], total: int) -> bool:
+def _index_digit(digit: CoordinateDigit) -> GlobalDigit:
+    """A digit of an index, which is local after the move.
+
+    If it adds to both device and place, the source has copies on those devices.
+    """
+    if not digit.device and not digit.place:
+        raise Untraceable("two indices have the same element")
+    return GlobalDigit(digit.radix, None if digit.place else digit.device, None, digit.place or None)
+
+
+def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
     """Whether (stride, radix) digits are different digits of the numbers below `total`; some may be missing."""
     reached = 1
-    for stride, radix in sorted(spans):
+    for stride, radix in sorted(digits):
         if not stride or stride % reached:
             return False
         reached = stride * radix
     return total % reached == 0
 
 
-def _read(tracer: Tracer, result: Value) -> _Read | None:
-    """The digits of a result, read from the points along each coordinate; None if it has none."""
-    dims = () if result.array is None else result.array.dims
-    sizes = (tracer.devices, *dims)
+def _traced_digits(tracer: Tracer, result: HloValue) -> _TracedDigits | None:
+    """The digits of a result, read from points along each coordinate; None if the coordinates are not numerals."""
+    sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
     if 0 in sizes:
         return None
-    before = tracer(result, _along(sizes))
-    leaf = int(before.leaf[0])
-    first = int(before.place[0])
-    if leaf == NOWHERE or (before.leaf != leaf).any() or before.device[0]:
+    origins = tracer(result, _along(sizes))
+    leaf, first = int(origins.leaf[0]), int(origins.place[0])
+    if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
-    ends = np.cumsum(sizes)
-    lines = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    found = [_steps(before.device[line], before.place[line] - first) for line in lines]
-    if any(steps is None for steps in found):
+    coordinates = _coordinates(origins, sizes)
+    if coordinates is None or not _reach_all_devices(coordinates, tracer.devices):
         return None
-    device, *index = [steps or [] for steps in found]
-    if not _all_devices([device, *index], tracer.devices):
+    if not _hold(tracer, result, (leaf, first), coordinates):
         return None
-    if not _holds(tracer, result, (leaf, first), [device, *index]):
-        return None
-    return _Read(tracer.devices, device, index, tracer.tiles[leaf])
-
-
-def _all_devices(coordinates: Sequence[Sequence[Step]], devices: int) -> bool:
-    """Whether the elements come from devices of every coordinate: else only a part of the array is moved."""
-    cuts = sorted({1, devices, *(cut for step in coordinates[0] for cut in (step.weight, step.weight * step.radix))})
-    reads = [step.device * times for steps in coordinates for step in steps for times in range(1, step.radix)]
-    return all(any(read % high // low for read in reads) for low, high in pairwise(cuts))
+    device, *index = coordinates
+    return _TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
 
 
 def _along(sizes: Sequence[int]) -> Points:
-    """The points along each coordinate, the others being 0."""
+    """The points along each coordinate, all others being 0."""
     total, start = sum(sizes), 0
     coordinates = np.zeros((len(sizes), total), np.int64)
     for row, size in zip(coordinates, sizes, strict=True):
@@ -185,64 +199,87 @@ def _along(sizes: Sequence[int]) -> Points:
     return Points(coordinates[0], coordinates[1:])
 
 
-def _steps(device: Numbers, place: Numbers) -> list[Step] | None:
-    """The digits of one coordinate, minor first; None if it is no numeral."""
-    found: list[Step] = []
+def _coordinates(origins: Origins, sizes: Sequence[int]) -> list[list[CoordinateDigit]] | None:
+    """The digits of each coordinate, from the origins of the points `_along` them; None if one is not a numeral."""
+    first = int(origins.place[0])
+    coordinates: list[list[CoordinateDigit]] = []
+    for end, size in zip(np.cumsum(sizes), sizes, strict=True):
+        line = slice(end - size, end)
+        digits = _digits(origins.device[line], origins.place[line] - first)
+        if digits is None:
+            return None
+        coordinates.append(digits)
+    return coordinates
+
+
+def _digits(device: Numbers, place: Numbers) -> list[CoordinateDigit] | None:
+    """The digits of one coordinate, least significant first; None if it is not a numeral."""
+    digits: list[CoordinateDigit] = []
     weight, size = 1, device.size
-    while weight < size:  # the weight grows with each digit
+    while weight < size:  # ends: the weight grows with each digit
         step = int(device[weight]), int(place[weight])
         times = np.arange(size // weight)
         fits = (device[::weight][: times.size] == times * step[0]) & (place[::weight][: times.size] == times * step[1])
         radix = int(fits.argmin()) or times.size
         if radix < 2 or size % (weight * radix) or min(step) < 0:
             return None
-        found.append(Step(weight, radix, *step))
+        digits.append(CoordinateDigit(weight, radix, *step))
         weight *= radix
-    return found
+    return digits
 
 
-def _holds(tracer: Tracer, result: Value, start: tuple[int, int], coordinates: Sequence[Sequence[Step]]) -> bool:
-    """Whether the digits say where any point was, tried on all points or on very many."""
-    sizes = [math.prod(step.radix for step in steps) for steps in coordinates]
+def _reach_all_devices(coordinates: Sequence[Sequence[CoordinateDigit]], devices: int) -> bool:
+    """Whether elements come from devices of every coordinate; otherwise only a part of the array is moved."""
+    cuts = sorted({1, devices, *(cut for one in coordinates[0] for cut in (one.weight, one.weight * one.radix))})
+    reached = [one.device * times for digits in coordinates for one in digits for times in range(1, one.radix)]
+    return all(any(device % high // low for device in reached) for low, high in pairwise(cuts))
+
+
+def _hold(
+    tracer: Tracer, result: HloValue, start: tuple[int, int], coordinates: Sequence[Sequence[CoordinateDigit]]
+) -> bool:
+    """Whether the digits predict where points came from: all points if they are few, else a random sample."""
+    sizes = [math.prod(one.radix for one in digits) for digits in coordinates]
     total = math.prod(sizes)
     random = np.random.default_rng(0)
     places = np.arange(total) if total <= _CHECKED else random.integers(0, total, _CHECKED)
     points = unravel(places, sizes)
-    before = tracer(result, Points(points[0], points[1:]))
+    origins = tracer(result, Points(points[0], points[1:]))
     device, place = np.zeros(places.size, np.int64), np.full(places.size, start[1], np.int64)
-    for row, steps in zip(points, coordinates, strict=True):
-        for step in steps:
-            digit = row // step.weight % step.radix
-            device += digit * step.device
-            place += digit * step.place
-    return bool(((before.leaf == start[0]) & (before.device == device) & (before.place == place)).all())
+    for row, digits in zip(points, coordinates, strict=True):
+        for one in digits:
+            digit = row // one.weight % one.radix
+            device += digit * one.device
+            place += digit * one.place
+    return bool(((origins.leaf == start[0]) & (origins.device == device) & (origins.place == place)).all())
 
 
-def _layouts(mesh: Mesh, dims: list[list[Entry]], dtype: str) -> tuple[Layout, Layout]:
+def _layouts(mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str) -> tuple[Layout, Layout]:
     return (
-        Layout(mesh, tuple(_dim(mesh, [(e.radix, e.before) for e in dim]) for dim in dims), dtype),
-        Layout(mesh, tuple(_dim(mesh, [(e.radix, e.after) for e in dim]) for dim in dims), dtype),
+        Layout(mesh, tuple(_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims), dtype),
+        Layout(mesh, tuple(_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims), dtype),
     )
 
 
 def _dim(mesh: Mesh, digits: Iterable[tuple[int, int | None]]) -> Dim:
-    found = tuple(digit for radix, holder in digits for digit in _held(mesh, radix, holder))
-    return Dim(found, math.prod(digit.radix for digit in found))
+    split = tuple(digit for radix, stride in digits for digit in _on_mesh(mesh, radix, stride))
+    return Dim(split, math.prod(digit.radix for digit in split))
 
 
-def _held(mesh: Mesh, radix: int, holder: int | None) -> Iterator[Digit]:
-    if holder is None:
+def _on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
+    """A digit as digits of the mesh's axes; one of them if it is local."""
+    if stride is None:
         yield Digit(radix, None)
         return
-    for axis in mesh.sub_axes(holder, radix):
+    for axis in mesh.sub_axes(stride, radix):
         yield Digit(axis.size, axis)
 
 
-def _mesh(devices: int, dims: list[list[Entry]]) -> Mesh:
-    """A mesh with an axis for each part of the devices' numbers that the digits tell apart."""
-    held = [(stride, entry.radix) for dim in dims for entry in dim for stride in (entry.before, entry.after) if stride]
+def _mesh(devices: int, dims: list[list[GlobalDigit]]) -> Mesh:
+    """A mesh with an axis for each part of the device number that the digits tell apart."""
+    held = [(stride, digit.radix) for dim in dims for digit in dim for stride in (digit.before, digit.after) if stride]
     cuts = sorted({1, devices, *(cut for stride, radix in held for cut in (stride, stride * radix))})
     if any(high % low for low, high in pairwise(cuts)):
-        raise MeshError(f"the strides {cuts} of {devices} devices are those of no mesh")
+        raise MeshError(f"no mesh of {devices} devices has axes with the strides {cuts}")
     sizes = [high // low for low, high in pairwise(cuts)]
     return Mesh([(f"d{at}", size) for at, size in enumerate(reversed(sizes))])

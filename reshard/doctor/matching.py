@@ -1,4 +1,8 @@
-"""Which of the moves that a program is known to need a traced one is."""
+"""Matches a traced move with one of the moves that the program is known to need.
+
+XLA may reshape, convert or transpose the data, and gives it the line of a neighbouring instruction. So a known move
+fits if its tiles, its lower bound and the digits that change holders agree; lines and shapes decide between several.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from reshard.doctor.report.model import Known
+from reshard.doctor.places import Known
 from reshard.errors import ReshardError
 from reshard.hlo import Source
 from reshard.types.layout import Layout
@@ -19,11 +23,11 @@ Dims = tuple[int, ...]
 Pair = tuple[Layout, Layout]
 
 
-class Traced(NamedTuple):
-    """A move as the HLO has it: where from, what it sends, the dims of its tiles, and its layouts if it has any.
+class TracedMove(NamedTuple):
+    """A move as the HLO has it: its origin, the dtype it sends, the dims of its tiles, and its layouts if known.
 
-    The tiles have several forms: padded, reshaped, and not. `needed_bytes` is None where the move could not be
-    followed.
+    The tiles have several forms each: padded, reshaped, and as used. `needed_bytes` is None if the move could not be
+    traced.
     """
 
     where: Source
@@ -36,37 +40,40 @@ class Traced(NamedTuple):
 
 
 class Matcher:
-    """The known moves, and how often each has been met."""
+    """The known moves, and how often each has been matched."""
 
     def __init__(self, known: Sequence[Known]) -> None:
         self.known = [move for move in known if move.source != move.target]
-        self.met: Counter[int] = Counter()
+        self.matched: Counter[int] = Counter()
 
-    def match(self, traced: Traced) -> Known | None:
-        """The known move with the tiles, the bound and the digits of a traced one, its layouts in what is sent.
+    def match(self, traced: TracedMove) -> Known | None:
+        """The known move that fits a traced one, with its layouts in the dtype that is sent; None if there is none.
 
-        One of the same line, or else next to it, if there is any; else one of the only line that has such a move.
-        None if there is none.
+        Moves of the same line come first, then those next to it. Otherwise the match must be unambiguous: every move
+        that fits is of one line.
         """
         fits = [at for at, move in enumerate(self.known) if _fits(move, traced)]
-        here = f"{traced.where.file}:{traced.where.line}"
-        same = [at for at in fits if self.known[at].where == here]
-        near = [at for at in fits if here in self.known[at].near]
-        alone = fits if len({self.known[at].where for at in fits}) == 1 else []
-        found = same or near or alone
-        if not found:
+        candidates = self._nearest(fits, f"{traced.where.file}:{traced.where.line}")
+        if not candidates:
             return None
-        at = min(found, key=lambda at: (-_likeness(self.known[at], traced), self.met[at], at))
-        self.met[at] += 1
-        return _sent(self.known[at], traced.dtype)
+        at = min(candidates, key=lambda at: (-_likeness(self.known[at], traced), self.matched[at], at))
+        self.matched[at] += 1
+        return _as_sent(self.known[at], traced.dtype)
+
+    def _nearest(self, fits: Sequence[int], line: str) -> Sequence[int]:
+        same = [at for at in fits if self.known[at].where == line]
+        near = [at for at in fits if line in self.known[at].near]
+        if same or near:
+            return same or near
+        return fits if len({self.known[at].where for at in fits}) == 1 else []
 
 
-def _fits(move: Known, traced: Traced) -> bool:
+def _fits(move: Known, traced: TracedMove) -> bool:
     before, after = (math.prod(layout.tile_shape) for layout in (move.source, move.target))
     if before not in map(math.prod, traced.before) or after not in map(math.prod, traced.after):
         return False
     try:
-        sent = _sent(move, traced.dtype)
+        sent = _as_sent(move, traced.dtype)
         bound = lower_bound(sent.source, sent.target)
     except ReshardError:
         return False
@@ -75,32 +82,34 @@ def _fits(move: Known, traced: Traced) -> bool:
     return _likeness(move, traced) > 0 and _same_digits(move, traced)
 
 
-def _same_digits(move: Known, traced: Traced) -> bool:
-    """Whether the same digits change holders, in any order: arrays are turned on the way."""
-    found, wanted = _changing(traced.layouts), _changing((move.source, move.target))
-    return found is None or wanted is None or sorted(found) == sorted(wanted)
+def _same_digits(move: Known, traced: TracedMove) -> bool:
+    """Whether the same digits change holders, in any order: XLA may transpose arrays on the way."""
+    moved, expected = _moved_digits(traced.layouts), _moved_digits((move.source, move.target))
+    return moved is None or expected is None or sorted(moved) == sorted(expected)
 
 
-def _likeness(move: Known, traced: Traced) -> int:
-    """How much speaks for a move and not for its reverse: the dims of the tiles, and the order of the digits."""
-    before, after = (_plain(layout.tile_shape) for layout in (move.source, move.target))
-    tiles = (before in map(_plain, traced.before)) + (after in map(_plain, traced.after))
-    found = _changing(traced.layouts)
-    return 2 * tiles + (found is not None and found == _changing((move.source, move.target)))
+def _likeness(move: Known, traced: TracedMove) -> int:
+    """How much the tiles' dims and the order of the digits speak for a move, rather than for its reverse."""
+    before, after = (_without_ones(layout.tile_shape) for layout in (move.source, move.target))
+    tiles = (before in map(_without_ones, traced.before)) + (after in map(_without_ones, traced.after))
+    moved = _moved_digits(traced.layouts)
+    return 2 * tiles + (moved is not None and moved == _moved_digits((move.source, move.target)))
 
 
-def _changing(pair: Pair | None) -> list[tuple[int, int, int]] | None:
-    """The digits that change holders, major to minor: radix and strides of the holders, 0 for none."""
+def _moved_digits(pair: Pair | None) -> list[tuple[int, int, int]] | None:
+    """The digits that change holders, major to minor: radix, and strides of the holders (0 for none)."""
     refinement = None if pair is None else refine(*pair)
     if refinement is None:
         return None
-    return [(atom.radix, atom.src or 0, atom.dst or 0) for atom in prime_digits(refinement) if atom.src != atom.dst]
+    return [
+        (digit.radix, digit.src or 0, digit.dst or 0) for digit in prime_digits(refinement) if digit.src != digit.dst
+    ]
 
 
-def _plain(dims: Dims) -> Dims:
+def _without_ones(dims: Dims) -> Dims:
     return tuple(size for size in dims if size != 1)
 
 
-def _sent(move: Known, dtype: str) -> Known:
-    """The move in another element type: XLA may convert before it sends."""
+def _as_sent(move: Known, dtype: str) -> Known:
+    """The move in another dtype: XLA may convert before it sends."""
     return move._replace(source=replace(move.source, dtype=dtype), target=replace(move.target, dtype=dtype))

@@ -1,4 +1,4 @@
-"""The arrays that a chain moves: their layouts, what has to be received for it, and what reshard would do."""
+"""The arrays that a chain moves: their layouts, the bytes that the move needs, and the plan of `reshard` for it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from reshard.doctor.chains import Chain
-from reshard.doctor.flow import Value
-from reshard.doctor.index_maps import COLLECTIVES, Movement, Untraceable
-from reshard.doctor.infer_layouts import layouts
-from reshard.doctor.matching import Dims, Matcher, Pair, Traced
+from reshard.doctor.flow import HloValue
+from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
+from reshard.doctor.infer_layouts import infer_layouts
+from reshard.doctor.matching import Dims, Matcher, Pair, TracedMove
 from reshard.doctor.numbering import Numbering
-from reshard.doctor.report.model import Move
+from reshard.doctor.places import ArrayMove
 from reshard.doctor.trace import Tracer
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Source
@@ -25,82 +25,95 @@ from reshard.types.plan import Plan
 from reshard.types.rules.bounds import lower_bound
 
 
-class Found(NamedTuple):
-    """What a chain moves, and the user's line, a better one than the HLO's where the move is a known one."""
+class ChainMoves(NamedTuple):
+    """The moves of a chain, and its origin: the user's own line, if one of the moves is a known one."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[ArrayMove, ...]
     where: Source
 
 
+class _Needed(NamedTuple):
+    """The layouts that a result is a move between, and the bytes that some device must receive; None if unknown."""
+
+    layouts: Pair | None
+    needed_bytes: int | None
+
+
 class Mover:
-    """Reads moves off the chains of a module; `mesh` has the names of its axes, if they are known."""
+    """Reads the moves of the chains of a module; `mesh` is the user's, if it is known."""
 
     def __init__(
-        self, movement: Movement, numbering: Numbering, matcher: Matcher, mesh: Mesh | None, network: Network | None
+        self, maps: IndexMaps, numbering: Numbering, matcher: Matcher, mesh: Mesh | None, network: Network | None
     ) -> None:
-        self.movement = movement
+        self.maps = maps
         self.numbering = numbering
         self.matcher = matcher
         self.mesh = mesh
         self.network = network
 
-    def read(self, chain: Chain, where: Source, planned: bool) -> Found:
-        """The moves of a chain, with plans if these are wanted; equal ones once."""
-        results: dict[int, Value] = {}
+    def read(self, chain: Chain, where: Source, planned: bool) -> ChainMoves:
+        """The moves of a chain, equal ones once; with plans if `planned`."""
+        results: dict[int, HloValue] = {}
         for value in chain.results:
             results.setdefault(self.numbering.of(value), value)
-        moves: list[Move] = []
+        moves: list[ArrayMove] = []
         for value in results.values():
             move, where = self._move(chain, value, where, planned)
             if move not in moves:
                 moves.append(move)
-        return Found(tuple(moves), where)
+        return ChainMoves(tuple(moves), where)
 
-    def _move(self, chain: Chain, value: Value, where: Source, planned: bool) -> tuple[Move, Source]:
-        tracer, dtype = Tracer(self.movement, self.numbering, chain.leaves), _sent_as(chain)
+    def _move(self, chain: Chain, value: HloValue, where: Source, planned: bool) -> tuple[ArrayMove, Source]:
+        """The move whose result is `value`, and its origin."""
+        tracer, dtype = Tracer(self.maps, self.numbering, chain.leaves), _sent_dtype(chain)
         used = chain.results[value] or (value,)
         pair, needed = self._needed(chain, tracer, value, dtype)
         received = sum(collective.received_bytes for collective in chain.collectives)
         forms = {one.array.dims for one in (value, *used) if one.array is not None}
-        known = self.matcher.match(Traced(where, dtype, _before(chain), forms, received, needed, pair))
+        known = self.matcher.match(TracedMove(where, dtype, _dims_before(chain), forms, received, needed, pair))
         if known is not None:
-            pair, where = (known.source, known.target), _at(where, known.where)
+            pair, where = (known.source, known.target), _at_line(where, known.where)
             needed = lower_bound(*pair)
-        before, form = _tile(tracer, chain, dtype), _form(value, used)
+        before, form = _tile_before(tracer, chain, dtype), _used_form(value, used)
         after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
         if pair is None:
             most = min(received, after.nbytes)
-            return Move(before, after, most if needed is None else needed, False), where
-        whole = known is not None or math.prod(axis.size for axis in pair[0].held) == pair[0].mesh.size
+            return ArrayMove(before, after, most if needed is None else needed, False), where
+        whole = known is not None or _holds_whole_array(pair[0])
         plan = self._plan(pair) if planned else None
-        return Move(before, after, lower_bound(*pair), True, *pair, whole, plan), where
+        return ArrayMove(before, after, lower_bound(*pair), True, *pair, whole, plan), where
 
-    def _needed(self, chain: Chain, tracer: Tracer, value: Value, dtype: str) -> tuple[Pair | None, int | None]:
-        """The layouts that a result is a move between, and the bytes that it needs; None where that is not known.
+    def _needed(self, chain: Chain, tracer: Tracer, value: HloValue, dtype: str) -> _Needed:
+        """What a result is a move between, and what it needs.
 
-        Of a result that is not used as a whole, only what is used is needed: then the layouts say too much.
+        If only part of a result is used, only that part is needed, and comparing whole layouts overestimates it.
         """
-        if not _traceable(chain):
-            return None, None
+        if not _is_traceable(chain):
+            return _Needed(None, None)
         used = chain.results[value] or (value,)
-        pair = layouts(tracer, _form(value, used), self.mesh, dtype)
-        if pair is not None and any(_elements(end) >= _elements(value) for end in used):
-            return pair, lower_bound(*pair)
-        counted = _counted(tracer, value, used, dtype)
+        pair = infer_layouts(tracer, _used_form(value, used), self.mesh, dtype)
         bound = None if pair is None else lower_bound(*pair)
+        if pair is not None and any(_elements(form) >= _elements(value) for form in used):
+            return _Needed(pair, bound)
+        counted = _count_arriving(tracer, value, used, dtype)
         if counted is not None and counted == bound:
-            return pair, bound
-        return None, min((count for count in (counted, bound) if count is not None), default=None)
+            return _Needed(pair, bound)
+        return _Needed(None, min((count for count in (counted, bound) if count is not None), default=None))
 
-    def _plan(self, pair: tuple[Layout, Layout]) -> Plan | None:
+    def _plan(self, pair: Pair) -> Plan | None:
         try:
             return best_plan(*pair, network=self.network)
         except ReshardError:
             return None
 
 
-def _counted(tracer: Tracer, value: Value, used: Sequence[Value], dtype: str) -> int | None:
-    """The bytes that arrive and are used, element by element; None where that is not known, or too many."""
+def _holds_whole_array(layout: Layout) -> bool:
+    """Whether every mesh axis holds a digit: else, devices along the others may hold other parts of a larger array."""
+    return math.prod(axis.size for axis in layout.held) == layout.mesh.size
+
+
+def _count_arriving(tracer: Tracer, value: HloValue, used: Sequence[HloValue], dtype: str) -> int | None:
+    """The bytes that arrive and are used, counted element by element; None if untraceable or too many."""
     try:
         counts = [tracer.arriving([value]), tracer.arriving(used)]
     except Untraceable:
@@ -109,29 +122,29 @@ def _counted(tracer: Tracer, value: Value, used: Sequence[Value], dtype: str) ->
     return Array(dtype, (min(known),)).nbytes if known else None
 
 
-def _form(value: Value, ends: Sequence[Value]) -> Value:
-    """The form in which a result is used, if all of it is: the user's own shape, most likely."""
-    whole = [end for end in ends if _elements(end) == _elements(value)]
+def _used_form(value: HloValue, used: Sequence[HloValue]) -> HloValue:
+    """The form with the fewest dims in which all of a result is used: most likely the user's own shape."""
+    whole = [form for form in used if _elements(form) == _elements(value)]
     return min([value, *whole], key=lambda one: 0 if one.array is None else len(one.array.dims))
 
 
-def _elements(value: Value) -> int:
+def _elements(value: HloValue) -> int:
     return 0 if value.array is None else value.array.elements
 
 
-def _sent_as(chain: Chain) -> str:
-    """The element type that is sent, the widest of several."""
+def _sent_dtype(chain: Chain) -> str:
+    """The dtype that is sent, the widest of several."""
     arrays = [array for collective in chain.collectives for array in collective.results]
     return max(arrays, key=lambda array: array.nbytes / max(1, array.elements)).dtype
 
 
-def _traceable(chain: Chain) -> bool:
-    """Whether it is spelled in collectives that say where elements go; not in receives between slices."""
+def _is_traceable(chain: Chain) -> bool:
+    """Whether the text says where every element goes, which it does not for receives between slices."""
     return all(collective.opcode.removesuffix("-start") in COLLECTIVES for collective in chain.collectives)
 
 
-def _before(chain: Chain) -> set[Dims]:
-    """The dims that the tile has before the collectives; of one cut into several operands, its size."""
+def _dims_before(chain: Chain) -> set[Dims]:
+    """The dims of the tile before the collectives; only its size if it is split into several operands."""
     leaves = {leaf.array.dims for leaf in chain.leaves if leaf.array is not None}
     operands = [collective.operands for collective in chain.collectives]
     whole = {
@@ -140,14 +153,14 @@ def _before(chain: Chain) -> set[Dims]:
     return leaves | whole
 
 
-def _tile(tracer: Tracer, chain: Chain, dtype: str) -> Array | None:
-    """The tile before, if it is of one array."""
+def _tile_before(tracer: Tracer, chain: Chain, dtype: str) -> Array | None:
+    """The tile before the move, None if several arrays are moved together."""
     tiles = list(tracer.tiles.values()) or [leaf.array for leaf in chain.leaves if leaf.array is not None]
     return replace(tiles[0], dtype=dtype, layout="") if len(tiles) == 1 else None
 
 
-def _at(where: Source, line: str) -> Source:
-    """The origin on another line, `file:line`, if that is one."""
+def _at_line(where: Source, line: str) -> Source:
+    """The origin moved to another line, `file:line`; unchanged if that is not one."""
     file, _, number = line.rpartition(":")
     if not file or not number.isdigit():
         return where

@@ -1,4 +1,12 @@
-"""Integers of a module that depend on nothing but the device: the offsets at which a partition slices."""
+"""Integers that depend only on the device: the offsets at which the partitioner slices.
+
+    %id = u32[] partition-id()                  0, 1, 2, 3 on four devices
+    %two = u32[] constant(2)
+    %at = u32[] multiply(%id, %two)             0, 2, 4, 6
+    %d = f32[8,2] dynamic-slice(%g, %zero, %at)
+
+A small interpreter evaluates such instructions for all devices at once.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +19,54 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.doctor.flow import Flow, Value
+from reshard.doctor.flow import Flow, HloValue
 
 Numbers = NDArray[np.int64]
 
 
 class Opaque(Enum):
-    """A value that depends on the device alone, but is not known: XLA's text leaves long constants out."""
+    """A value that depends only on the device but is not in the text: XLA leaves long constants out."""
 
     UNKNOWN = "unknown"
 
 
 UNKNOWN = Opaque.UNKNOWN
-Result = Numbers | Opaque | None
+Scalar = Numbers | Opaque | None
+"""The numbers of a value for all devices; `UNKNOWN` if they are not in the text, None if they depend on data."""
 
-_MOST = 1 << 22  # Elements, over all devices, of what is worth computing.
+_MOST = 1 << 22  # elements, over all devices, that are worth computing
 _LITERAL = re.compile(r"-?\d+|true|false")
-_WORDS = {"true": 1, "false": 0}
+_BOOLEANS = {"true": 1, "false": 0}
 _INTEGRAL = re.compile(r"[su]\d+|pred")
 
 
-def _divided(a: Numbers, b: Numbers) -> Any:
+def _same(a: Numbers) -> Any:
+    return a
+
+
+def _divide(a: Numbers, b: Numbers) -> Any:
     return np.where(b == 0, 0, np.trunc(a / np.where(b == 0, 1, b)))
 
 
-def _rest(a: Numbers, b: Numbers) -> Any:
+def _remainder(a: Numbers, b: Numbers) -> Any:
     return np.where(b == 0, 0, np.fmod(a, np.where(b == 0, 1, b)))
 
 
-_Binary = Callable[[Numbers, Numbers], Any]
-_BINARY: Mapping[str, _Binary] = MappingProxyType(
+def _clamp(low: Numbers, a: Numbers, high: Numbers) -> Any:
+    return np.clip(a, low, high)
+
+
+def _select(predicate: Numbers, a: Numbers, b: Numbers) -> Any:
+    return np.where(predicate.reshape(predicate.shape + (1,) * (a.ndim - predicate.ndim)) != 0, a, b)
+
+
+_ELEMENTWISE: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "add": np.add,
         "subtract": np.subtract,
         "multiply": np.multiply,
-        "divide": _divided,
-        "remainder": _rest,
+        "divide": _divide,
+        "remainder": _remainder,
         "minimum": np.minimum,
         "maximum": np.maximum,
         "and": np.bitwise_and,
@@ -55,42 +75,50 @@ _BINARY: Mapping[str, _Binary] = MappingProxyType(
         "shift-left": np.left_shift,
         "shift-right-logical": np.right_shift,
         "shift-right-arithmetic": np.right_shift,
+        "negate": np.negative,
+        "not": np.logical_not,
+        "convert": _same,
+        "copy": _same,
+        "bitcast": _same,
+        "reshape": _same,
+        "clamp": _clamp,
+        "select": _select,
     }
 )
-_COMPARE: Mapping[str, _Binary] = MappingProxyType(
+_COMPARE: Mapping[str, Callable[[Numbers, Numbers], Any]] = MappingProxyType(
     {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal}
 )
 
 
 class Scalars:
-    """The integers of a module by device: an array of shape (devices, *shape), None for what depends on data."""
+    """The integers of a module by device: arrays of shape (devices, *shape)."""
 
     def __init__(self, flow: Flow, devices: int) -> None:
         self.flow = flow
         self.devices = devices
         self._replicas = flow.module.replica_count or 1
-        self._known: dict[Value, Result] = {}
+        self._known: dict[HloValue, Scalar] = {}
 
-    def at(self, value: Value) -> Result:
-        """The numbers of a value for each device; `UNKNOWN` if they depend on the device alone but are not written."""
+    def at(self, value: HloValue) -> Scalar:
+        """The numbers of a value, for every device."""
         value = self.flow.origin(value)
         if value not in self._known:
-            self._known[value] = None  # what depends on itself, through a loop, depends on more than the device
-            self._known[value] = self._found(value)
+            self._known[value] = None  # a value that depends on itself, through a loop, depends on data
+            self._known[value] = self._evaluate(value)
         return self._known[value]
 
-    def _found(self, value: Value) -> Result:
+    def _evaluate(self, value: HloValue) -> Scalar:
         array = value.array
         if array is None or not _INTEGRAL.fullmatch(array.dtype) or array.elements * self.devices > _MOST:
             return None
-        found = self._computed(value)
-        if not isinstance(found, np.ndarray):
-            return found
-        if array.dtype.startswith("u") and (found < 0).any():
-            found = found % (1 << int(array.dtype[1:]))
-        return found.reshape(self.devices, *array.dims)
+        numbers = self._compute(value)
+        if not isinstance(numbers, np.ndarray):
+            return numbers
+        if array.dtype.startswith("u") and (numbers < 0).any():
+            numbers = numbers % (1 << int(array.dtype[1:]))
+        return numbers.reshape(self.devices, *array.dims)
 
-    def _computed(self, value: Value) -> Result:
+    def _compute(self, value: HloValue) -> Scalar:
         devices = np.arange(self.devices, dtype=np.int64)
         partitions = max(1, self.devices // self._replicas)
         match value.opcode:
@@ -106,62 +134,52 @@ class Scalars:
                 outer = self._invariant(value)
                 return None if outer is None else self.at(outer)
             case _:
-                return self._applied(value, [self.at(operand) for operand in self.flow.operands(value)])
+                return self._apply(value, [self.at(operand) for operand in self.flow.operands(value)])
 
-    def _applied(self, value: Value, operands: list[Result]) -> Result:
+    def _apply(self, value: HloValue, operands: list[Scalar]) -> Scalar:
+        """The result of an instruction for these operands."""
         if not operands or any(operand is None for operand in operands):
             return None
-        known = [operand for operand in operands if isinstance(operand, np.ndarray)]
-        if len(known) < len(operands):
+        numbers = [operand for operand in operands if isinstance(operand, np.ndarray)]
+        if len(numbers) < len(operands):
             return UNKNOWN
-        if (binary := _BINARY.get(value.opcode)) is not None:
-            return np.asarray(binary(known[0], known[1])).astype(np.int64)
+        if (elementwise := _ELEMENTWISE.get(value.opcode)) is not None:
+            return np.asarray(elementwise(*numbers)).astype(np.int64, copy=False)
         match value.opcode:
-            case "convert" | "copy" | "bitcast" | "reshape":
-                return known[0]
-            case "broadcast":
-                return self._broadcast(value, known[0])
-            case "clamp":
-                return np.clip(known[1], known[0], known[2])
-            case "negate":
-                return -known[0]
-            case "not":
-                return (known[0] == 0).astype(np.int64)
             case "compare":
                 compare = _COMPARE[value.instruction.attributes.get("direction", "EQ")]
-                return np.asarray(compare(known[0], known[1])).astype(np.int64)
-            case "select":
-                picked = known[0].reshape(known[0].shape + (1,) * (known[1].ndim - known[0].ndim))
-                return np.where(picked != 0, known[1], known[2])
+                return np.asarray(compare(numbers[0], numbers[1])).astype(np.int64)
+            case "broadcast":
+                return self._broadcast(value, numbers[0])
             case "dynamic-slice":
-                return self._sliced(value, known)
+                return self._dynamic_slice(value, numbers)
             case _:
                 return None
 
-    def _constant(self, value: Value) -> Result:
+    def _constant(self, value: HloValue) -> Scalar:
         text = value.instruction.rest.partition(")")[0]
         if "..." in text:
             return UNKNOWN
-        words = _LITERAL.findall(text)
-        numbers = [_WORDS[word] if word in _WORDS else int(word) for word in words]
+        literals = _LITERAL.findall(text)
+        numbers = [_BOOLEANS[literal] if literal in _BOOLEANS else int(literal) for literal in literals]
         if value.array is None or len(numbers) != value.array.elements:
             return None
         return np.broadcast_to(np.array(numbers, np.int64), (self.devices, len(numbers)))
 
-    def _iota(self, value: Value) -> Result:
+    def _iota(self, value: HloValue) -> Scalar:
         dims = () if value.array is None else value.array.dims
         at = int(value.instruction.attributes.get("iota_dimension", "0"))
         line = np.arange(dims[at] if dims else 1, dtype=np.int64)
         shape = [-1 if dim == at else 1 for dim in range(len(dims))]
         return np.broadcast_to(line.reshape(shape), (self.devices, *dims))
 
-    def _broadcast(self, value: Value, operand: Numbers) -> Result:
+    def _broadcast(self, value: HloValue, operand: Numbers) -> Scalar:
         dims = () if value.array is None else value.array.dims
         kept = {int(at) for at in re.findall(r"\d+", value.instruction.attributes.get("dimensions", ""))}
         shape = [size if at in kept else 1 for at, size in enumerate(dims)]
         return np.broadcast_to(operand.reshape(self.devices, *shape), (self.devices, *dims))
 
-    def _sliced(self, value: Value, operands: list[Numbers]) -> Result:
+    def _dynamic_slice(self, value: HloValue, operands: list[Numbers]) -> Scalar:
         dims = () if value.array is None else value.array.dims
         table, *offsets = operands
         rows: list[Numbers] = []
@@ -171,23 +189,23 @@ class Scalars:
             rows.append(row[tuple(slice(at, at + size) for at, size in zip(clamped, dims, strict=True))])
         return np.stack(rows)
 
-    def _invariant(self, value: Value) -> Value | None:
-        """What a loop's or a branch's parameter is outside, where the loop passes it on unchanged."""
+    def _invariant(self, value: HloValue) -> HloValue | None:
+        """The value outside that a parameter of a branch has, or one of a loop that passes it on unchanged."""
         caller = value.scope.caller
         if caller is None:
             return None
         outer = caller.instruction
         if outer.opcode == "conditional" and value.scope.computation.name in outer.called:
             branch = outer.called.index(value.scope.computation.name)
-            return Value(caller.scope, outer.operands[branch + 1], value.path)
-        if outer.opcode == "while" and self._kept(value):
-            return Value(caller.scope, outer.operands[0], value.path)
+            return HloValue(caller.scope, outer.operands[branch + 1], value.path)
+        if outer.opcode == "while" and self._is_loop_invariant(value):
+            return HloValue(caller.scope, outer.operands[0], value.path)
         return None
 
-    def _kept(self, value: Value) -> bool:
+    def _is_loop_invariant(self, value: HloValue) -> bool:
         """Whether the loop's body yields this part of its parameter unchanged."""
         body = self.flow.body(value.scope)
         if body is None or body.computation.root is None or not value.path:
             return False
-        yielded = self.flow.origin(Value(body, body.computation.root.name, value.path))
+        yielded = self.flow.origin(HloValue(body, body.computation.root.name, value.path))
         return yielded.scope is body and yielded.opcode == "parameter" and yielded.path == value.path

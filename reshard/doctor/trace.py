@@ -1,6 +1,7 @@
-"""Where the elements of a chain's results were before it.
+"""Follows the elements of a chain's results back to where they were before the chain.
 
-An element is a device and a place in its tile; points are followed back through the moves, many at once.
+An element is a device and a place in that device's tile. Many points are followed at once, through the index map of
+one instruction after another.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.flow import Value
-from reshard.doctor.index_maps import Movement, Points, Untraceable, ravel, unravel
+from reshard.doctor.flow import HloValue
+from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, ravel, unravel
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.scalars import Numbers
 from reshard.hlo import Array
 
-_MOST = 1 << 21  # Points, over all devices, that are worth following to count them.
+_MOST = 1 << 21  # points, over all devices, that are worth following just to count them
 NOWHERE = -1
 
 
-class Before(NamedTuple):
-    """What points were: the number of a leaf (`NOWHERE`: padding), the device, and the place in its tile."""
+class Origins(NamedTuple):
+    """Where points came from: the number of a leaf (`NOWHERE` for padding), the device, and the place in its tile."""
 
     leaf: Numbers
     device: Numbers
@@ -30,55 +31,55 @@ class Before(NamedTuple):
 
 
 class Tracer:
-    """Follows points of a chain's values back to its leaves; `tiles` are those met so far, by number."""
+    """Follows points of a chain's values back to its leaves; `tiles` are the leaves met so far, by number."""
 
-    def __init__(self, movement: Movement, numbering: Numbering, leaves: frozenset[Value]) -> None:
-        self.movement = movement
+    def __init__(self, maps: IndexMaps, numbering: Numbering, leaves: frozenset[HloValue]) -> None:
+        self.maps = maps
         self.numbering = numbering
         self.leaves = leaves
         self.tiles: dict[int, Array] = {}
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
-        return self.movement.scalars.devices
+        """The number of devices."""
+        return self.maps.scalars.devices
 
-    def __call__(self, value: Value, points: Points) -> Before:
-        """Where the points were; raises `Untraceable` where that is not known."""
-        if value in self.leaves or self.movement.sources(value) is None:
-            return self._leaf(value, points)
-        found = Before(*(np.full(points.device.size, NOWHERE, np.int64) for _ in range(3)))
-        for where, source, inner in self.movement.parts(value, points):
+    def __call__(self, value: HloValue, points: Points) -> Origins:
+        """Where points of a value came from; raises `Untraceable` if that is not known."""
+        if value in self.leaves or self.maps.sources(value) is None:
+            return self._at_leaf(value, points)
+        origins = Origins(*(np.full(points.device.size, NOWHERE, np.int64) for _ in range(3)))
+        for where, source, inner in self.maps.preimages(value, points):
             if inner.device.size:
-                for into, part in zip(found, self(source, inner), strict=True):
+                for into, part in zip(origins, self(source, inner), strict=True):
                     into[slice(None) if where is None else where] = part
-        return found
+        return origins
 
-    def arriving(self, values: Iterable[Value]) -> int | None:
-        """How many elements of the values, at most, a device gets from others; None if they are too many to follow.
+    def arriving(self, values: Iterable[HloValue]) -> int | None:
+        """The most elements of the values that one device gets from others; None if there are too many to follow.
 
-        An element that a device has twice counts once. Raises `Untraceable`.
+        An element that a device gets twice counts once. Raises `Untraceable`.
         """
-        found: list[Numbers] = []
+        arrivals: list[Numbers] = []
         for value in values:
-            points = self._all(value)
+            points = self._all_points(value)
             if points is None:
                 return None
-            before = self(value, points)
-            other = (before.leaf != NOWHERE) & (before.device != points.device)
-            found.append(np.stack([points.device, before.leaf, before.device, before.place])[:, other])
-        different = np.unique(np.concatenate(found, axis=1), axis=1)
+            origins = self(value, points)
+            other = (origins.leaf != NOWHERE) & (origins.device != points.device)
+            arrivals.append(np.stack([points.device, origins.leaf, origins.device, origins.place])[:, other])
+        different = np.unique(np.concatenate(arrivals, axis=1), axis=1)
         return int(np.bincount(different[0], minlength=1).max())
 
-    def _leaf(self, value: Value, points: Points) -> Before:
+    def _at_leaf(self, value: HloValue, points: Points) -> Origins:
         if value.array is None:
-            raise Untraceable(f"{value.name} is no array")
+            raise Untraceable(f"{value.name} is not an array")
         number = self.numbering.of(value)
         self.tiles[number] = value.array
         leaf = np.full(points.device.size, number, np.int64)
-        return Before(leaf, points.device, ravel(points.indices, value.array.dims))
+        return Origins(leaf, points.device, ravel(points.indices, value.array.dims))
 
-    def _all(self, value: Value) -> Points | None:
+    def _all_points(self, value: HloValue) -> Points | None:
         dims = () if value.array is None else value.array.dims
         count = math.prod(dims)
         if count * self.devices > _MOST:

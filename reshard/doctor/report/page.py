@@ -1,12 +1,13 @@
-"""The report as one HTML page that needs nothing else: no script, no network, light and dark."""
+"""The report as one self-contained HTML page: no script, no network, light and dark."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
+from reshard.doctor.places import RESHARD, Place, array_text
 from reshard.doctor.report import phrases
-from reshard.doctor.report.model import RESHARD, Place, Report, array_text
+from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
 from reshard.hlo import Collective
 from reshard.show.html import bar, cards, document, table
@@ -22,13 +23,13 @@ details { margin-top: .5rem; } summary { cursor: pointer; color: var(--faint); f
 """
 
 
-def page(report: Report) -> str:
-    """The page."""
+def page(report: ReportData) -> str:
+    """The report as an HTML document."""
     shown = phrases.shown(report)
-    wasteful = phrases.rows(place for place in shown if place.wasted_bytes or place.rebuilds)
-    good = phrases.rows(place for place in shown if not (place.wasted_bytes or place.rebuilds))
+    wasteful = phrases.rows(place for place in shown if _is_wasteful(place))
+    good = phrases.rows(place for place in shown if not _is_wasteful(place))
     rest = phrases.rows(place for place in report.places if place not in shown)
-    body = f"<h1>{escape(phrases.title(report))}</h1>{_sums(report)}"
+    body = f"<h1>{escape(phrases.title(report))}</h1>{_totals(report)}"
     if not shown:
         body += "<p>No data is resharded between devices.</p>"
     if wasteful:
@@ -40,31 +41,37 @@ def page(report: Report) -> str:
     return document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE)
 
 
+def _is_wasteful(place: Place) -> bool:
+    return bool(place.wasted_bytes or place.rebuilds)
+
+
 _FOOTER = (
-    "<footer>Bytes are those of one device. <i>Needed</i> is what some device must receive, whatever is done, or, "
-    "behind a &le;, at most that. A layout such as <code>f32[{y}8, 16]</code> is a dim of 2 &times; 8 elements in "
-    "pieces of 8, held along mesh axis y, and one of 16 that is not split.</footer>"
+    "<footer>Bytes are those of one device. <i>Needed</i> is what some device must receive in any case, or, after a "
+    "&le;, an upper bound of that. A layout such as <code>f32[{y}8, 16]</code> has one dim of 2 &times; 8 elements in "
+    "pieces of 8, split along mesh axis y, and one of 16 that is not split.</footer>"
 )
 
 
-def _sums(report: Report) -> str:
-    sums = [
+def _totals(report: ReportData) -> str:
+    """The totals as a row of cards."""
+    totals = [
         (bytes_text(report.received_bytes), f"received, {counted(report.traffic.launches, 'collective')}", ""),
         (bytes_text(report.wasted_bytes), "of it not needed", "bad" if report.wasted_bytes else ""),
-        (str(len(report.rebuilt)), _rebuilt_sum(len(report.rebuilt)), "bad" if report.rebuilt else ""),
+        (str(len(report.rebuilt)), _rebuilt_text(len(report.rebuilt)), "bad" if report.rebuilt else ""),
         (bytes_text(report.saved_bytes), "saved by reshard", "good" if report.saved_bytes else ""),
     ]
     if report.compiled is not None:
-        found = report.compiled
-        sums.append((bytes_text(found.peak_bytes), f"memory, {bytes_text(found.temp_bytes)} temporary", ""))
-    return cards(sums)
+        memory = report.compiled
+        totals.append((bytes_text(memory.peak_bytes), f"memory, {bytes_text(memory.temp_bytes)} temporary", ""))
+    return cards(totals)
 
 
-def _rebuilt_sum(number: int) -> str:
+def _rebuilt_text(number: int) -> str:
     return f"{'array' if number == 1 else 'arrays'} rebuilt whole on every device"
 
 
 def _article(at: int, row: Row) -> str:
+    """All about a wasteful place."""
     place = row.place
     plan, rebuilt = phrases.plan_text(place), phrases.rebuilt(place)
     css = "bad" if place.rebuilds_whole else ""
@@ -93,7 +100,7 @@ def _move(texts: tuple[str, str]) -> str:
 
 
 def _bars(place: Place) -> str:
-    """What is received, planned and needed in a run of the program, drawn over the same length."""
+    """Bars for the bytes received, planned and needed in a run of the program, on one scale."""
     rows = [("received", place.received_bytes, "bad", "")]
     if place.planned_bytes is not None:
         rows.append(("reshard", place.planned_bytes, "good", ""))
@@ -109,6 +116,7 @@ def _bars(place: Place) -> str:
 
 
 def _collectives(place: Place) -> str:
+    """The collectives of a place, in a table that opens on a click."""
     heads = [("collective", False), ("result", False), ("devices", True), ("received", True)]
     return (
         f"<details><summary>{counted(len(place.collectives), 'collective')} in {escape(place.computation)}</summary>"

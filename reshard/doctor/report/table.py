@@ -1,4 +1,4 @@
-"""The report in a terminal: totals, a table with a row for each place, and what there is to say of those that waste."""
+"""The report in a terminal: totals, a table with one row per place, and remarks on the wasteful ones."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from reshard.doctor.places import Place
 from reshard.doctor.report import phrases
-from reshard.doctor.report.model import Place, Report
+from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
 from reshard.show import terminal
 from reshard.types.units import bytes_text
 
 _WIDTH = 100
-_ROWS = 25  # As many as one looks through.
+_ROWS = 25  # more than anyone reads
 
 
-def text(report: Report) -> str:
+def text(report: ReportData) -> str:
     """The report as plain text, 100 columns wide."""
     plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "color_system": None}
-    out = Console(file=io.StringIO(), width=_WIDTH, force_jupyter=False, **plain)  # Jupyter's would print it.
+    out = Console(file=io.StringIO(), width=_WIDTH, force_jupyter=False, **plain)  # otherwise prints in notebooks
     show(out, report)
     written = out.file.getvalue() if isinstance(out.file, io.StringIO) else ""
     return "\n".join(line.rstrip() for line in written.rstrip("\n").split("\n"))
 
 
-def show(out: Console, report: Report, every: bool = False) -> None:
-    """Prints the report; with `every`, also reductions, what the user's shard_maps move, and what is small."""
+def show(out: Console, report: ReportData, every: bool = False) -> None:
+    """Prints the report; with `every`, also reductions, the user's own shard_maps and small places."""
     if not report.places:
         terminal.paragraph(out, f"{phrases.title(report)}: no data moves between devices", style=terminal.NAME)
         return
@@ -44,10 +45,16 @@ def show(out: Console, report: Report, every: bool = False) -> None:
         if row.place.wasted_bytes or row.place.rebuilds:
             out.print()
             _remark(out, at, row.place)
-    left = "" if every else phrases.hidden(report, phrases.shown(report))
-    if left := ", ".join(filter(None, [f"{more} more rows" if more else "", left])):
+    if not every:
+        _not_shown(out, report, more)
+
+
+def _not_shown(out: Console, report: ReportData, more: int) -> None:
+    """Prints what the table leaves out, if anything: `more` rows, and places that are not shown by default."""
+    left_out = [f"{more} more rows" if more else "", phrases.hidden(report, phrases.shown(report))]
+    if text := ", ".join(filter(None, left_out)):
         out.print()
-        terminal.paragraph(out, f"not shown: {left}", style=terminal.FAINT)
+        terminal.paragraph(out, f"not shown: {text}", style=terminal.FAINT)
 
 
 def _table(out: Console, rows: Sequence[Row]) -> None:
@@ -73,7 +80,7 @@ def _table(out: Console, rows: Sequence[Row]) -> None:
 
 
 def _remark(out: Console, at: int, place: Place) -> None:
-    """What a place moves, and what would be better."""
+    """Prints what a place moves, and what would be better."""
     mark = f"  {at}  "
     terminal.paragraph(out, phrases.origin(place.where), mark)
     mark = " " * len(mark)

@@ -9,39 +9,30 @@ import reshard as rs
 from reshard import hlo
 from reshard.doctor import Known, examine
 from reshard.errors import NotationError
-
-DATA = Path(__file__).parent / "data"
-RECORDED = sorted([*DATA.glob("*.hlo"), *(DATA.parent.parent / "hlo" / "data").glob("*.hlo")])
-GATHER = "%g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}"
-OFFSET = ["%id = u32[] partition-id()", "%two = u32[] constant(2)", "%at = u32[] multiply(%id, %two)"]
-ZERO = "%zero = u32[] constant(0)"
-SLICE = "%d = f32[8,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={8,2}"
-
-
-def text(*lines, before="", devices=4, root="%p"):
-    """A module whose entry starts with p = f32[2,8], one tile of f32[8,8] over 4 devices."""
-    body = "\n".join(f"  {line}" for line in ["%p = f32[2,8]{1,0} parameter(0)", *lines])
-    return f"HloModule m, num_partitions={devices}\n\n{before}\nENTRY %main {{\n{body}\n}}\n"
-
-
-def only(report):
-    (place,) = report.places
-    return place
+from tests.doctor.fragments import (
+    DATA,
+    GATHER,
+    HLO_DATA,
+    OFFSET,
+    RECORDED,
+    RESHARD,
+    SLICE,
+    ZERO,
+    layouts,
+    only,
+    text,
+)
 
 
-def layouts(place):
-    return [(str(move.source), str(move.target)) for move in place.moves]
-
-
-def test_a_gather_that_is_cut_again():
-    place = only(examine(text(*OFFSET, ZERO, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")))
+def test_a_gather_that_is_sliced_again():
+    place = only(examine(text(*RESHARD)))
     assert (place.kind, place.does, place.times) == ("reshard", "all_gather", 1)
     assert (place.received_bytes, place.needed_bytes, place.exact) == (192, 48, True)
     assert layouts(place) == [("f32[{d0}2, 8]", "f32[8, {d0}2]")]
     assert place.rebuilds == "whole" and place.rebuilds_whole and str(place.largest.dims) == "(8, 8)"
     assert [step.kind for step in place.plans[0].steps] == ["all_to_all"]
     assert (place.planned_bytes, place.saved_bytes, place.wasted_bytes) == (48, 144, 144)
-    # Live at once: the source of 64 B, the gathered 256 B and the result of 64 B; the plan has 64 B of scratch.
+    # Live at once: the source (64 B), the gathered array (256 B), the result (64 B). The plan needs 64 B of scratch.
     assert (place.peak_bytes, place.temp_bytes, place.planned_peak_bytes, place.saved_temp_bytes) == (
         384,
         256,
@@ -79,7 +70,7 @@ def test_a_chain_of_collectives_is_one_place_and_arithmetic_ends_it():
     assert [place.does for place in computed.places] == ["all_gather", "all_gather"]
 
 
-def test_what_is_used_on_the_way_ends_a_place():
+def test_a_value_used_on_the_way_ends_a_place():
     moved = "%m = f32[8,8]{1,0} collective-permute(%g), channel_id=2, source_target_pairs={{0,1},{1,0}}"
     used = examine(text(GATHER, moved, "ROOT %r = f32[8,8]{1,0} add(%g, %m)"))
     assert Counter(place.does for place in used.places) == {"all_gather": 1, "permute": 1}
@@ -87,7 +78,7 @@ def test_what_is_used_on_the_way_ends_a_place():
     assert only(unused).does == "all_gather, permute"
 
 
-def test_a_permute_that_is_no_move_between_layouts_is_a_shift():
+def test_a_permute_that_is_not_between_layouts_is_a_shift():
     ring = "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}"
     place = only(examine(text(ring, "ROOT %r = f32[2,8]{1,0} add(%m, %m)")))
     assert (place.kind, place.received_bytes, place.needed_bytes, place.exact, place.plans) == (
@@ -125,9 +116,9 @@ def test_a_reduction_is_a_place_of_its_own():
         "%s = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%sum",
         "ROOT %g = f32[8,8]{1,0} all-gather(%s), channel_id=2, replica_groups={{0,1,2,3}}, dimensions={0}",
     ]
-    found = {place.kind: place for place in examine(text(*lines, before=sum_)).places}
-    assert found.keys() == {"reduction", "reshard"}
-    assert (found["reduction"].received_bytes, found["reduction"].needed_bytes) == (96, 96)
+    by_kind = {place.kind: place for place in examine(text(*lines, before=sum_)).places}
+    assert by_kind.keys() == {"reduction", "reshard"}
+    assert (by_kind["reduction"].received_bytes, by_kind["reduction"].needed_bytes) == (96, 96)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +126,11 @@ def test_a_reduction_is_a_place_of_its_own():
     [
         ("jit(f)/shard_map/all_gather", "manual"),
         ("jit(f)/shard_map/while/body/ppermute", "manual"),
-        ("jit(f)/shard_map/dot_general", "reshard"),  # the partitioner's, for the axes that are not manual
+        ("jit(f)/shard_map/dot_general", "reshard"),  # of the partitioner, for the axes that are not manual
         ("jit(f)/all_gather", "reshard"),
     ],
 )
-def test_what_the_user_wrote_in_a_shard_map_is_told_apart(name, kind):
+def test_collectives_of_the_users_shard_map_are_manual(name, kind):
     gather = f'{GATHER}, metadata={{op_name="{name}"}}'
     place = only(examine(text(*OFFSET, ZERO, gather, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")))
     assert (place.kind, bool(place.plans)) == (kind, kind == "reshard")
@@ -169,7 +160,7 @@ LOOP = """%body {
 """
 
 
-def test_in_a_loop_with_an_offset_from_outside():
+def test_a_loop_with_an_offset_from_outside():
     lines = [
         *OFFSET,
         "%start = s32[] constant(0)",
@@ -182,37 +173,37 @@ def test_in_a_loop_with_an_offset_from_outside():
     assert (place.received_bytes, place.needed_bytes, place.wasted_bytes, place.saved_bytes) == (192, 48, 720, 720)
 
 
-def test_of_branches_all_are_shown_and_the_dearer_one_counts():
+def test_all_branches_are_shown_and_the_costliest_counts():
     branches = "".join(
         f"%{name} {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  {line}\n}}\n\n"
         for name, line in {
-            "dear": "ROOT " + GATHER,
+            "costly": "ROOT " + GATHER,
             "cheap": "%h = f32[4,8]{1,0} all-gather(%p), channel_id=2, replica_groups={{0,1},{2,3}}, dimensions={0}\n"
             "  %z = f32[] constant(0)\n  ROOT %g = f32[8,8]{1,0} pad(%h, %z), padding=0_4x0_0",
         }.items()
     )
     lines = [
         "%w = pred[] parameter(1)",
-        "ROOT %r = f32[8,8]{1,0} conditional(%w, %p, %p), true_computation=%dear, false_computation=%cheap",
+        "ROOT %r = f32[8,8]{1,0} conditional(%w, %p, %p), true_computation=%costly, false_computation=%cheap",
     ]
     report = examine(text(*lines, before=branches))
     assert sorted(place.received_bytes for place in report.places) == [64, 192]
     assert report.received_bytes == 192
 
 
-def test_a_table_of_offsets_that_the_text_leaves_out():
+def test_a_table_of_offsets_that_is_not_in_the_text():
     table = ["%id = u32[] partition-id()", "%table = s32[4]{0} constant({0, 2, 4, 6})",
              "%row = s32[1]{0} dynamic-slice(%table, %id), dynamic_slice_sizes={1}", "%at = s32[] bitcast(%row)",
              "%zero = s32[] constant(0)"]  # fmt: skip
     whole = text(*table, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")
     assert only(examine(whole)).needed_bytes == 48
     place = only(examine(whole.replace("{0, 2, 4, 6}", "{...}")))
-    # A device gets a tile of 64 B; which, nobody says: so it needs at most that, and there is no plan.
+    # A device gets some tile of 64 B. Which one is unknown, so it needs at most 64 B, and there is no plan.
     assert (place.received_bytes, place.needed_bytes, place.exact, place.plans) == (192, 64, False, ())
     assert place.rebuilds_whole and layouts(place) == [("None", "None")]
 
 
-def test_what_all_devices_have_already():
+def test_an_array_that_all_devices_have_already():
     cut = ["%own = f32[2,2]{1,0} dynamic-slice(%p, %zero, %at), dynamic_slice_sizes={2,2}",
            "%g = f32[2,8]{1,0} all-gather(%own), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}"]  # fmt: skip
     place = only(examine(text(*OFFSET, ZERO, *cut, "ROOT %r = f32[2,8]{1,0} add(%g, %g)")))
@@ -220,7 +211,7 @@ def test_what_all_devices_have_already():
     assert layouts(place) == [("f32[2, 8]", "f32[2, 8]")]
 
 
-def test_what_is_whole_before_is_not_rebuilt():
+def test_an_array_that_is_whole_before_is_not_rebuilt():
     lines = ["%own = f32[2,2]{1,0} dynamic-slice(%p, %zero, %at), dynamic_slice_sizes={2,2}",
              "%g = f32[2,8]{1,0} all-gather(%own), channel_id=1, replica_groups={{0,1,2,3}}, dimensions={1}",
              "%d = f32[2,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={2,2}"]  # fmt: skip
@@ -235,14 +226,14 @@ def test_what_is_whole_before_is_not_rebuilt():
         "%top = f32[2,8]{1,0} dynamic-slice(%g, %zero, %zero), dynamic_slice_sizes={2,8}",
     ],
 )
-def test_what_one_device_has_is_needed_by_the_others(top):
-    """Rows 0 and 1 are device 0's: they are no array that every device has already."""
+def test_rows_of_one_device_are_needed_by_the_others(top):
+    """Rows 0 and 1 are on device 0: not every device has them already."""
     place = only(examine(text(ZERO, GATHER, top, "ROOT %r = f32[2,8]{1,0} add(%top, %top)")))
     assert (place.received_bytes, place.needed_bytes, place.exact, place.plans) == (192, 64, False, ())
 
 
-def test_a_pattern_that_is_no_numeral():
-    """The first row and column are a device's own, the rest comes from the one before it: no layouts say that."""
+def test_a_pattern_that_is_not_a_numeral():
+    """A device keeps its first row and column and gets the rest from the device before it: no layouts say that."""
     lines = [
         "%m = f32[2,8]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
         "%left = f32[2,1]{1,0} slice(%p), slice={[0:2], [0:1]}",
@@ -256,7 +247,7 @@ def test_a_pattern_that_is_no_numeral():
     assert (place.kind, place.received_bytes, place.needed_bytes, place.exact) == ("shift", 64, 28, False)
 
 
-def test_a_collective_in_a_computation_that_nothing_opens():
+def test_a_collective_in_a_computation_of_a_custom_call():
     inner = f"%inner {{\n  %p = f32[2,8]{{1,0}} parameter(0)\n  ROOT {GATHER}\n}}\n"
     call = 'ROOT %r = f32[8,8]{1,0} custom-call(%p), custom_call_target="host", called_computations={%inner}'
     place = only(examine(text(call, before=inner)))
@@ -264,7 +255,7 @@ def test_a_collective_in_a_computation_that_nothing_opens():
 
 
 def test_padding_is_not_needed():
-    """10 rows in 4 tiles of 3; a device wants 3 of 12 columns, of which the last tile has 1."""
+    """10 rows in 4 tiles of 3; a device needs 3 of 12 columns, and the last tile has only 1 of them."""
     lines = [
         "%three = f32[3,10]{1,0} parameter(1)",
         "%id = u32[] partition-id()",
@@ -288,45 +279,7 @@ def test_padding_is_not_needed():
     assert [plan.received_bytes for plan in named.plans] == [84]
 
 
-def _known(where, source, target, near=()):
-    mesh = rs.Mesh(a=4)
-    return Known(where, rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh), frozenset(near))
-
-
-FORTH, BACK = ("f32[{a}2, 8]", "f32[8, {a}2]"), ("f32[8, {a}2]", "f32[{a}2, 8]")
-
-
-@pytest.mark.parametrize(
-    ("known", "line"),
-    [
-        ([_known("f.py:3", *FORTH)], 3),  # the only one that it can be
-        ([_known("f.py:3", *FORTH), _known("f.py:9", *FORTH)], 9),  # that of the same line
-        ([_known("f.py:3", *FORTH, near=["f.py:9"]), _known("f.py:4", *FORTH)], 3),  # that next to it
-        ([_known("f.py:3", *FORTH), _known("f.py:4", *FORTH)], 9),  # either: the HLO's own line stays
-        ([_known("f.py:3", "f32[{a}2, 8]", "f32[8, 8]")], 9),  # another result
-        ([_known("f.py:3", "f32[{a}2, 8]", "f32[{a}2, 8]")], 9),  # no move
-        ([_known("f.py:9", "f32[{a}2, 8]", "f32[2{a}, 8]")], 9),  # tiles of the same size, and another bound
-        ([_known("f.py:9", *BACK)], 9),  # the reverse
-        ([_known("f.py:3", *BACK)], 9),  # another form of tiles, on another line
-    ],
-)
-def test_a_move_that_the_program_asks_for(known, line):
-    gather = f'{GATHER}, metadata={{op_name="jit(f)/add" source_file="f.py" source_line=9}}'
-    module = text(*OFFSET, ZERO, gather, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")
-    place = only(examine(module, known=known))
-    assert (place.where.file, place.where.line) == ("f.py", line)
-    assert (place.needed_bytes, place.planned_bytes, place.exact) == (48, 48, True)
-    assert place.moves[0].target.tile_shape == (8, 2)
-
-
-def test_the_form_of_a_known_move_decides_between_two_of_one_line():
-    gather = f'{GATHER}, metadata={{op_name="jit(f)/add" source_file="f.py" source_line=9}}'
-    module = text(*OFFSET, ZERO, gather, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")
-    place = only(examine(module, known=[_known("f.py:9", *BACK), _known("f.py:9", *FORTH)]))
-    assert layouts(place) == [FORTH]
-
-
-def test_places_are_in_order_of_what_they_waste():
+def test_the_most_wasteful_places_come_first():
     small = "%h = f32[8,8]{1,0} all-gather(%p), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}"
     lines = [
         *OFFSET,
@@ -343,11 +296,13 @@ def test_places_are_in_order_of_what_they_waste():
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_every_collective_is_in_one_place(path):
+def test_every_collective_is_in_exactly_one_place(path):
     module = hlo.parse(path.read_text())
-    wanted = hlo.collectives(module, every_branch=True)
+    collectives = hlo.collectives(module, every_branch=True)
     report = examine(path.read_text())
-    assert Counter(one.name for place in report.places for one in place.collectives) == Counter(o.name for o in wanted)
+    assert Counter(one.name for place in report.places for one in place.collectives) == Counter(
+        o.name for o in collectives
+    )
     assert report.traffic == hlo.traffic(module)
     for place in report.places:
         assert 0 <= place.needed_bytes <= place.received_bytes
@@ -355,7 +310,7 @@ def test_every_collective_is_in_one_place(path):
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.hlo")), ids=lambda path: path.stem)
 def test_a_recorded_program(path):
-    """jax-ml/jax#21562 at 512 x 512 x 256, as XLA compiles it for CPU and TPU; both files name the same layouts."""
+    """jax-ml/jax#21562 at 512 x 512 x 256, as XLA compiles it for CPU and for TPU: the layouts are the same."""
     place = examine(path.read_text()).places[0]
     tile = 512 * 512 * 256 * 4 // 8
     assert (place.received_bytes, place.needed_bytes, place.exact) == (7 * tile, tile * 7 // 8, True)
@@ -363,15 +318,15 @@ def test_a_recorded_program(path):
     assert [step.kind for plan in place.plans for step in plan.steps] == ["all_to_all"]
     assert (Path(place.where.file).name, place.where.line) == ("train.py", 17)
     axes = {"x": "d0", "y": "d1"} if "0.10" in path.stem else {"x": "x", "y": "y"}
-    wanted = ("f32[{y}256, 512, {x}64]", "f32[512, {x}{y}64, 256]")
+    expected = ("f32[{y}256, 512, {x}64]", "f32[512, {x}{y}64, 256]")
     assert layouts(place) == [
-        tuple(w.replace("{x}", f"{{{axes['x']}}}").replace("{y}", f"{{{axes['y']}}}") for w in wanted)
+        tuple(w.replace("{x}", f"{{{axes['x']}}}").replace("{y}", f"{{{axes['y']}}}") for w in expected)
     ]
 
 
-def test_a_collective_that_overlaps_with_others():
-    """TPU v5e: the collective stands in three fusions, and its result is an element of a tuple of each."""
-    report = examine((DATA.parent.parent / "hlo" / "data" / "overlap_v5e_0.12.0.1.hlo").read_text())
+def test_a_collective_that_overlaps_with_computation():
+    """TPU v5e: the collective is repeated in three fusions, each of which has its result in a tuple."""
+    report = examine((HLO_DATA / "overlap_v5e_0.12.0.1.hlo").read_text())
     assert Counter(place.does for place in report.places) == {"all_gather": 2, "all_reduce": 1}
     assert sorted(layouts(place)[0] for place in report.places if place.moves) == [
         ("bf16[2048, {d0}1024]", "bf16[2048, 4096]"),
@@ -379,12 +334,12 @@ def test_a_collective_that_overlaps_with_others():
     ]
 
 
-def test_receives_between_slices_are_counted_and_not_followed():
-    report = examine((DATA.parent.parent / "hlo" / "data" / "gather_v5p-2slices_0.12.0.1.hlo").read_text())
+def test_receives_between_slices_are_counted_but_not_traced():
+    report = examine((HLO_DATA / "gather_v5p-2slices_0.12.0.1.hlo").read_text())
     assert all(not place.exact and not place.plans for place in report.places)
 
 
 @pytest.mark.parametrize("given", ["", "module @m {}", "HloModule m\n\nENTRY %main {\n  %p = f32[2] parameter(0)\n"])
-def test_what_is_no_module_is_refused(given):
+def test_text_that_is_not_a_module_is_refused(given):
     with pytest.raises(NotationError, match="HLO"):
         examine(given)

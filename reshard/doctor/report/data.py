@@ -1,0 +1,84 @@
+"""The contents of a report: the places of a program, and its totals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from reshard.doctor.places import Place
+from reshard.hlo import Traffic
+
+
+class CompiledMemory(NamedTuple):
+    """The compiler's own account of a program's memory, in bytes on one device.
+
+    >>> CompiledMemory(argument_bytes=8, output_bytes=4, temp_bytes=20, alias_bytes=3).peak_bytes
+    29
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """All of it; bytes that an output shares with an argument count once."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes - self.alias_bytes
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """The data of a `Report`, which adds the ways to print it.
+
+    Each collective of the program is in exactly one of the places. `traffic` is what a device receives in one run:
+    of the branches of a conditional, only the one that receives most counts. `compiled` is None if only the text of
+    the program was given.
+    """
+
+    program: str
+    devices: int
+    places: tuple[Place, ...]
+    traffic: Traffic = field(repr=False)
+    compiled: CompiledMemory | None = None
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives in one run."""
+        return self.traffic.received_bytes
+
+    @cached_property
+    def wasted_bytes(self) -> int:
+        """The bytes that a device receives beyond those needed, in all places and all branches of conditionals."""
+        return sum(place.wasted_bytes for place in self.places)
+
+    @cached_property
+    def saved_bytes(self) -> int:
+        """The bytes of these that the plans of `reshard` would save."""
+        return sum(place.saved_bytes for place in self.places)
+
+    @property
+    def rebuilt(self) -> tuple[Place, ...]:
+        """The places that make a whole array on every device, although each needs only a part."""
+        return tuple(place for place in self.places if place.rebuilds_whole)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data; bytes are those of one device."""
+        return {
+            "program": self.program,
+            "devices": self.devices,
+            "received_bytes": self.received_bytes,
+            "launches": self.traffic.launches,
+            "exact": self.traffic.exact,
+            "wasted_bytes": self.wasted_bytes,
+            "saved_bytes": self.saved_bytes,
+            "rebuilt": len(self.rebuilt),
+            "compiled": None if self.compiled is None else self.compiled._asdict(),
+            "places": [place.to_dict() for place in self.places],
+        }
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The report as one JSON object."""
+        return json.dumps(self.to_dict(), indent=indent)

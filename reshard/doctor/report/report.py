@@ -1,0 +1,41 @@
+"""The report of the doctor, with the ways to print it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reshard.doctor.report import page, table
+from reshard.doctor.report.data import ReportData
+
+
+@dataclass(frozen=True)
+class Report(ReportData):
+    """Every place where a program moves data between devices, the most wasteful first.
+
+    `print(report)` shows a table; `to_json()` and `to_html()` are for other programs and for browsers.
+
+    >>> from reshard.doctor import examine
+    >>> report = examine('''HloModule m, num_partitions=4
+    ...
+    ... ENTRY %main {
+    ...   %p = f32[2,8]{1,0} parameter(0)
+    ...   %g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+    ...   ROOT %r = f32[8,8]{1,0} add(%g, %g), metadata={op_name="add" source_file="train.py" source_line=3}
+    ... }''')
+    >>> print(report)
+    m on 4 devices
+      received  192 B a device, 1 collective
+    <BLANKLINE>
+          where             XLA does     received   needed   temp   reshard would   saves
+      ───────────────────────────────────────────────────────────────────────────────────
+      1   near train.py:3   all_gather      192 B    192 B    0 B   the same
+    >>> report.received_bytes, report.wasted_bytes, len(report.places), report.to_html()[:15]
+    (192, 0, 1, '<!doctype html>')
+    """
+
+    def to_html(self) -> str:
+        """The report as one HTML page, without scripts or other files."""
+        return page.page(self)
+
+    def __str__(self) -> str:
+        return table.text(self)

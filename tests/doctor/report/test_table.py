@@ -1,0 +1,68 @@
+"""The report in a terminal."""
+
+import io
+
+from rich.console import Console
+
+from reshard.doctor import CompiledMemory, examine
+from reshard.doctor.report import table
+from tests.doctor.fragments import GATHER, OFFSET, SLICE, ZERO, text
+from tests.doctor.report.reports import NOTHING, TRAIN, report_of_all_kinds
+
+GOLDEN = """\
+jit_step on 8 devices
+  received    224.1 MiB a device, 3 collectives
+  not needed  196.0 MiB, 196.0 MiB of it saved by reshard
+  rebuilt     1 array, whole on every device
+  memory      29 B a device: arguments 8 B, outputs 4 B, temporary 20 B
+
+      where         XLA does        received     needed        temp   reshard would       saves
+  ─────────────────────────────────────────────────────────────────────────────────────────────
+  1   train.py:17   2 all_gather   224.0 MiB   28.0 MiB   352.0 MiB   all_to_all      196.0 MiB
+
+  1  train.py:17, program.<locals>.step, jit(step)/add
+     f32[{y}256, 512, {x}64] -> f32[512, {x}{y}64, 256] on <x=4, y=2>
+     rebuilds the whole array on every device: f32[512,512,256], 256.0 MiB
+     reshard: all_to_all, 28.0 MiB received, 32.0 MiB of temporary memory; saves 196.0 MiB and
+     320.0 MiB of memory
+
+not shown: 1 place that receives little"""
+
+
+def test_the_table():
+    assert str(examine(TRAIN, compiled=CompiledMemory(8, 4, 20, 3))) == GOLDEN
+
+
+def test_every_place_on_request():
+    report = report_of_all_kinds()
+    out = Console(width=100, file=io.StringIO(), markup=False)
+    table.show(out, report, every=True)
+    printed = out.file.getvalue()
+    assert "not shown" not in printed
+    assert "all_reduce" in printed and "permute" in printed and "a<b>.py:3" in printed
+
+
+def test_a_program_in_which_nothing_moves():
+    report = examine(NOTHING)
+    assert (report.places, report.received_bytes, report.rebuilt) == ((), 0, ())
+    assert str(report) == "m on 4 devices: no data moves between devices"
+
+
+def test_more_rows_than_anyone_reads():
+    """30 gathers that are sliced, each on another line: 25 rows, and a count of the others."""
+    lines = [*OFFSET, ZERO]
+    for at in range(30):
+        gather = GATHER.replace("%g =", f"%g{at} =").replace("channel_id=1", f"channel_id={at + 1}")
+        line = f'metadata={{op_name="f" source_file="a.py" source_line={at + 1}}}'
+        lines += [f"{gather}, {line}", SLICE.replace("%d =", f"%d{at} =").replace("%g", f"%g{at}")]
+    used = ", ".join(f"%d{at}" for at in range(30))
+    report = examine(text(*lines, f"ROOT %r = f32[] custom-call({used})"))
+    assert len(report.places) == 30
+    printed = str(report)
+    assert "  25   a.py:" in printed and "  26   a.py:" not in printed
+    assert printed.endswith("not shown: 5 more rows")
+
+
+def test_no_line_ends_in_spaces():
+    for report in (examine(TRAIN), report_of_all_kinds()):
+        assert all(line == line.rstrip() and len(line) <= 100 for line in str(report).splitlines())
