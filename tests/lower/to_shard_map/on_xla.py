@@ -1,0 +1,53 @@
+"""Runs lowered programs inside `jax.shard_map` on tiles of indices, and checks them by the oracle.
+
+Tiles are stacked along a new first dim, one for each device, so that any layout can be run: strided, block-cyclic and
+padded ones, parts of axes, and partial ones of every reduction, whether or not a `NamedSharding` can express them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.lower import Program, lower
+from reshard.lower.to_shard_map import tile_function
+from reshard.types import Layout, Mesh
+from reshard.types.plan import Plan, StepSpec, chain
+from reshard.types.rules.cost import StepMode
+from tests.oracle import check_target, source_tiles
+
+MESH = Mesh(x=4, y=2)
+
+
+def one_step(kind: str, source: str, target: str, mode: StepMode | None = None, donate: bool = False) -> Plan:
+    """A plan of one step on `MESH`."""
+    before, after = Layout.parse(source, MESH), Layout.parse(target, MESH)
+    return chain(before, after, [StepSpec(kind, after, mode or StepMode())], donate)
+
+
+def stacked(program: Program, axes: Mapping[str, int]) -> tuple[jax.stages.Wrapped, NamedSharding]:
+    """The program as a function of all tiles, one after another in the order of its devices."""
+    names, sizes = tuple(axes) or ("one",), tuple(axes.values()) or (1,)
+    grid = np.array(jax.devices()[: len(program.devices)]).reshape(sizes)
+    sharding = NamedSharding(jax.sharding.Mesh(grid, names), P(names))
+    run = tile_function(program, dict(zip(names, sizes, strict=True)))
+    spec = sharding.spec
+    whole = jax.shard_map(
+        lambda tile: run(tile[0])[None], mesh=sharding.mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+    return jax.jit(whole, in_shardings=sharding), sharding
+
+
+def run(program: Program, axes: Mapping[str, int], tiles: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    f, sharding = stacked(program, axes)
+    given = jax.device_put(np.stack([tiles[device] for device in program.devices]), sharding)
+    return dict(zip(program.devices, np.asarray(f(given)), strict=True))
+
+
+def check_on_xla(plan: Plan, program: Program | None = None) -> None:
+    """Every device ends with what the target means."""
+    check_target(plan, run(program or lower(plan), plan.source.mesh.axes, source_tiles(plan)))

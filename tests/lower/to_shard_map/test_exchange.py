@@ -1,0 +1,71 @@
+"""Exchanges on a tile, round by round: even and uneven, whole and in pieces."""
+
+from __future__ import annotations
+
+import pytest
+
+from reshard.lower import lower
+from reshard.lower.program import Exchange
+from reshard.lower.to_shard_map import exchange, joining
+from reshard.types.rules.cost import StepMode
+from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
+
+STEPS = [
+    ("f32[{x}4, 8]", "f32[{y}8, 8]"),
+    ("f32[{x}4, 8]", "f32[16, {x}2]"),
+    ("f32[{x}3/10, 8]", "f32[{y}5, 8]"),
+    ("f32[{x}{y}2, 8]", "f32[16, 8]"),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), STEPS)
+def test_exchanges(source: str, target: str):
+    check_on_xla(one_step("exchange", source, target))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 100])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[{x}4, 8]", "f32[16, {x}2]"),  # even, many shares of a device's own
+        ("f32[{x}4, 8]", "f32[{y}8, 8]"),
+        ("f32[{x}3/10, 8]", "f32[{y}5, 8]"),
+        ("f32[{x}{y}2, 8]", "f32[16, 8]"),
+    ],
+)
+def test_exchanges_in_pieces(source: str, target: str, chunk: int):
+    """Local copies are in pieces too."""
+    check_on_xla(one_step("exchange", source, target, StepMode(chunk)))
+
+
+def rounds_of(source: str, target: str, chunk: int | None = None) -> list[int]:
+    """The number of rounds in each group that one loop runs."""
+    (step,) = lower(one_step("exchange", source, target, StepMode(chunk))).instructions
+    assert isinstance(step, Exchange)
+    return [len(turns) for turns in exchange._alike(step.rounds)]
+
+
+def test_only_pieces_between_the_same_devices_share_a_loop():
+    # Three messages of 8 elements to the other devices along x, whole or in pieces of 2 or 1.
+    assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]") == [1, 1, 1]
+    assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]", 2) == [4, 4, 4]
+    assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]", 1) == [8, 8, 8]
+    assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]", 4) == [1] * 6  # two pieces are too few
+
+
+def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
+    (step,) = lower(one_step("exchange", "f32[{x}3/10, 8]", "f32[{y}5, 8]")).instructions
+    assert isinstance(step, Exchange)
+    for turn in [step.local, *step.rounds]:
+        kinds = exchange._kinds(turn)
+        assert sorted(t for kind in kinds for t in kind) == sorted(turn)
+        for kind in kinds:
+            assert len({exchange._shape(t) for t in kind}) == 1
+            assert len({t.receiver for t in kind}) == len(kind)
+
+
+@pytest.mark.parametrize(("source", "target"), STEPS)
+def test_exchanges_round_by_round(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
+    """CPUs join messages at the end where they can; other platforms never do."""
+    monkeypatch.setattr(joining, "orders", lambda step: None)
+    check_on_xla(one_step("exchange", source, target))
