@@ -1,0 +1,76 @@
+"""The closed form of even exchanges: every round is a bijection, and every share arrives once, from a holder of it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from reshard.lower.even_rounds import EvenRounds
+from reshard.types import Layout, Mesh
+from reshard.types.meaning import meaning
+from reshard.types.pair.refine import Refinement, refine
+from tests.layouts import random_pair
+
+PAIRS = [
+    (Mesh(x=3), "f32[{x}2, 6]", "f32[6, {x}2]"),
+    (Mesh(x=5), "f32[{x}1]", "f32[5]"),
+    (Mesh(x=5), "f32[5]", "f32[{x}1]"),
+    (Mesh(x=3, y=3), "f32[{x}2, {y}2]", "f32[{y}2, {x}2]"),
+    (Mesh(x=3, y=3), "f32[{x}{y}1, 3]", "f32[9, {x}1]"),
+    (Mesh(x=2, y=2, z=2), "f32[{x}{y}2, {z}4]", "f32[{z}4, 2{x}2]"),
+    (Mesh(x=4, y=2), "f32[{x}{y}2]", "f32[{y}{x}2]"),
+]
+
+
+def turns(r: Refinement, rounds: EvenRounds) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(digit.radix) for digit, _ in rounds.shares)))
+
+
+def held(layout: Layout, position: int) -> list[set[int]]:
+    return [set(dim) for dim in meaning(layout, layout.mesh.devices[position])]
+
+
+def sound(source: Layout, target: Layout) -> None:
+    r = refine(source, target)
+    assert r is not None
+    rounds = EvenRounds(r)
+    size = source.mesh.size
+    for turn in turns(r, rounds):
+        assert sorted(rounds.sender(at, turn) for at in range(size)) == list(range(size))
+    for receiver in range(size):
+        needed = {tuple(index) for index in itertools.product(*map(sorted, held(target, receiver)))}
+        for turn in turns(r, rounds):
+            sender = held(source, rounds.sender(receiver, turn))
+            share = {index for index in needed if all(i in dim for i, dim in zip(index, sender, strict=True))}
+            assert len(share) == r.common
+            needed -= share
+        assert not needed
+        shares = {tuple(rounds.share(receiver, turn)) for turn in turns(r, rounds)}
+        assert shares == set(turns(r, rounds))
+
+
+@pytest.mark.parametrize(("mesh", "source", "target"), PAIRS)
+def test_every_share_arrives_once(mesh: Mesh, source: str, target: str):
+    sound(Layout.parse(source, mesh), Layout.parse(target, mesh))
+
+
+def test_random_even_pairs():
+    choose, done = random.Random(5), 0
+    while done < 60:
+        source, target = random_pair(choose, most_rank=2)
+        r = refine(source, target)
+        if r is None or not r.exact or not r.common or source == target or r.pieces * r.common > 200:
+            continue
+        sound(source, target)
+        done += 1
+
+
+def test_a_device_sends_to_itself_first():
+    """Shares are counted from the receiver's own: in round 0 of a transposition everybody keeps its share."""
+    mesh = Mesh(x=3)
+    r = refine(Layout.parse("f32[{x}2, 6]", mesh), Layout.parse("f32[6, {x}2]", mesh))
+    assert r is not None
+    rounds = EvenRounds(r)
+    assert [[rounds.sender(at, (turn,)) for at in range(3)] for turn in range(3)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
