@@ -100,7 +100,7 @@ class Commands(Protocol):
 
 
 @dataclass(frozen=True)
-class Call:
+class CommandCall:
     """A command with its options: calling it runs the command and returns the exit code."""
 
     run: Callable[[Any], int]
@@ -127,7 +127,7 @@ def add_command(
     )
     kind.add_to(parser)
 
-    def call(parsed: argparse.Namespace) -> Call:
-        return Call(run, kind(**{field.name: getattr(parsed, field.name) for field in fields(kind)}))
+    def call(parsed: argparse.Namespace) -> CommandCall:
+        return CommandCall(run, kind(**{field.name: getattr(parsed, field.name) for field in fields(kind)}))
 
     parser.set_defaults(call=call)

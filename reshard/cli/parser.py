@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from reshard import __version__
 from reshard.cli import calibrate, compiler_pass, doctor, plan, prove, run, show, simulate
-from reshard.cli.options import NOTATIONS, Call
+from reshard.cli.options import NOTATIONS, CommandCall
 
 _EXAMPLES = """\
 examples:
@@ -20,7 +20,7 @@ reshard COMMAND --help has more of them.
 """
 
 
-def parse(argv: Sequence[str] | None) -> Call:
+def parse(argv: Sequence[str] | None) -> CommandCall:
     """The command that these arguments name, with its options.
 
     Prints and exits for `--help`, `--version` and arguments that do not parse.

@@ -20,12 +20,15 @@ class RunOptions(Options):
     """The options of `reshard run`."""
 
     ranks: int
+    module: list[str] | None
     arguments: list[str]
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds the number of ranks, and the script with its own arguments."""
+        """Adds the number of ranks, and the script or the module with its own arguments."""
         parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="how many ranks")
+        what = "a module instead of a script, and its arguments"
+        parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help=what)
         what = "it, and its arguments"
         parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=what)
 
@@ -39,4 +42,4 @@ def run(options: RunOptions) -> int:
     """Starts the ranks, waits for them, and returns the exit code of mpiexec."""
     from reshard.mpi import launch
 
-    return launch(options.ranks, options.arguments)
+    return launch(options.ranks, options.arguments if options.module is None else ["-m", *options.module])

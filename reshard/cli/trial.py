@@ -1,7 +1,7 @@
-"""Random data for a simulation, and the check of what comes out, by `runtime.oracle`.
+"""Random data for a simulation, and the check of its result by `runtime.oracle`.
 
-Summands of a partial source are combined in double precision and compared within the rounding of the dtype.
-Everything else is compared exactly. Padding is filled with noise and never compared.
+A tile whose elements only moved must hold them exactly. A combined one, such as a sum over x, is compared with the
+same combination in double precision, within the rounding of its dtype. Padding holds noise and is never compared.
 """
 
 from __future__ import annotations
@@ -36,7 +36,18 @@ class Fault:
 
 
 class Trial:
-    """Random data for one run from a source to a target, and the check of its result."""
+    """Random data for one run from a source to a target, and the check of its result.
+
+    >>> from reshard.types import Mesh
+    >>> layout = Layout.parse("float32[{x}3/5]", Mesh(x=2))
+    >>> trial = Trial(layout, layout, seed=0)
+    >>> tiles = trial.source_tiles()
+    >>> trial.faults(tiles)
+    []
+    >>> tiles[1][1] = 7  # Element 4 of the array; the one after it is padding.
+    >>> print(trial.faults(tiles)[0])  # doctest: +ELLIPSIS
+    device 1: 1 wrong, first at global (4,): 7.0, not ...
+    """
 
     def __init__(self, source: Layout, target: Layout, seed: int) -> None:
         self.source, self.target = source, target
@@ -46,36 +57,44 @@ class Trial:
         self.summands = {at: self._numbers(source.shape, len(summands)) for at in summands}
 
     def _numbers(self, shape: tuple[int, ...], summands: int) -> Array:
-        """Random numbers of the dtype; summands are such that they neither cancel out nor overflow."""
+        """Random numbers of the dtype; several summands neither cancel out nor overflow."""
         name = self.source.dtype
         if name == "bool":
             return self.random.integers(0, 2, shape).astype(self.dtype)
         if name.startswith(("int", "uint")):
-            signed, bits = name.startswith("int"), dtypes.bits(name)
-            low = -(1 << bits - 1) if signed and summands == 1 else 0
-            high = 4 if summands > 1 else 1 << (bits - 1 if signed else bits)
-            kind = np.int64 if signed else np.uint64
-            return self.random.integers(low, min(high, 1 << bits), shape, dtype=kind).astype(self.dtype)
-        if summands == 1:
-            numbers = self.random.standard_normal(shape)
-        else:
-            numbers = self.random.uniform(0.5, 1.5, shape) / (summands if self.source.reduction == "sum" else 1)
+            return self._integers(shape, summands)
+        numbers = self._floats(shape, summands)
         if name.startswith("complex"):
             numbers = numbers + 1j * self.random.uniform(0, 0.1, shape)
         return (np.abs(numbers) if name == "float8_e8m0fnu" else numbers).astype(self.dtype)
 
+    def _integers(self, shape: tuple[int, ...], summands: int) -> Array:
+        """All values of the dtype for a single summand, else 0 to 3, as far as the dtype has them."""
+        name = self.source.dtype
+        signed, bits = name.startswith("int"), dtypes.bits(name)
+        low = -(1 << bits - 1) if signed and summands == 1 else 0
+        high = 4 if summands > 1 else 1 << (bits - 1 if signed else bits)
+        kind = np.int64 if signed else np.uint64
+        return self.random.integers(low, min(high, 1 << bits), shape, dtype=kind).astype(self.dtype)
+
+    def _floats(self, shape: tuple[int, ...], summands: int) -> Array:
+        """Normal numbers for a single summand, else positive ones; those of a sum add up to about 1."""
+        if summands == 1:
+            return self.random.standard_normal(shape)
+        return self.random.uniform(0.5, 1.5, shape) / (summands if self.source.reduction == "sum" else 1)
+
     def source_tiles(self) -> dict[int, Array]:
-        """The source's tiles, cut from the global arrays; noise where there is padding."""
+        """The source's tiles, cut from the global arrays, with noise as padding."""
         return oracle.cut_tiles(self.source, self.summands, lambda: self._numbers(self.source.tile_shape, 1))
 
     def faults(self, tiles: Mapping[int, Array]) -> list[Fault]:
-        """The devices whose tiles are not what the target means."""
+        """The devices whose tiles differ from what the target demands."""
         wanted = oracle.combined(self.source, self.target, self._in_double_precision())
         faults = [self._fault(device, tiles.get(device), wanted) for device in self.target.mesh.devices]
         return [fault for fault in faults if fault is not None]
 
     def _in_double_precision(self) -> oracle.Arrays:
-        """The summands; as doubles, if they are floats that will be combined."""
+        """The summands, as doubles if they are floats and will be combined."""
         combines = len(self.summands) > len(oracle.summands(self.target))
         if not combines or self.dtype.kind in "biu" or _is_small_int(self.dtype):
             return self.summands
@@ -106,6 +125,7 @@ def _wide(part: Array) -> type[np.float64] | type[np.complex128]:
 
 
 def _epsilon(name: str) -> float:
+    """The relative spacing of a dtype's numbers, which numpy knows only for its own dtypes."""
     dtype = numpy_dtype(name)
     if hasattr(np, name):
         return float(np.finfo(dtype).eps)

@@ -78,3 +78,19 @@ def test_the_help_fits_and_its_examples_parse(name, monkeypatch):
     assert max(map(len, text.splitlines())) <= 80 and len(examples) >= 3
     for example in examples:
         assert parse(shlex.split(example)[1:]).options.file == "step.mlir" or "hlo" in example
+
+
+@pytest.mark.parametrize("name", ["run", "calibrate"])
+def test_the_examples_for_ranks_parse(name, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = _help(name)
+    examples = re.findall(rf"reshard ({name} .*)", text)
+    assert max(map(len, text.splitlines())) <= 80 and len(examples) >= 2
+    for example in examples:
+        assert parse(shlex.split(example)).options.ranks in (2, 4, 8, None)
+
+
+def test_every_command_stands_in_the_help():
+    commands = parser()._subparsers._group_actions[0].choices
+    assert list(commands) == ["plan", "show", "simulate", "prove", "doctor", "pass", "run", "calibrate"]
+    assert all(f"    {name}" in parser().format_help() for name in commands)

@@ -43,7 +43,7 @@ def test_ranks_are_started_and_ended(tmp_path: Path):
     script = tmp_path / "script.py"
     said = "open(f'{sys.argv[1]}-{MPI.COMM_WORLD.rank}-of-{MPI.COMM_WORLD.size}', 'w')"
     script.write_text(f"import sys\nfrom mpi4py import MPI\n{said}\n")
-    assert run(RunOptions(ranks=3, arguments=[str(script), str(tmp_path / "rank")])) == 0
+    assert run(RunOptions(ranks=3, module=None, arguments=[str(script), str(tmp_path / "rank")])) == 0
     assert {path.name for path in tmp_path.glob("rank-*")} == {f"rank-{rank}-of-3" for rank in range(3)}
     script.write_text("from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    raise SystemExit(3)\n")
     assert launch(2, [str(script)]) != 0

@@ -1,0 +1,31 @@
+"""`reshard calibrate` starts ranks or measures on those that run it; one rank writes."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from reshard import mpi
+from reshard.synth import Link, Network
+
+
+@pytest.mark.parametrize("output", [[], ["-o", "net.json"]])
+def test_it_starts_itself_on_ranks(call, monkeypatch, output):
+    launched = []
+    monkeypatch.setattr(mpi, "launch", lambda ranks, arguments: launched.append((ranks, arguments)) or 0)
+    assert call("calibrate", "-n", 5, "--name", "lab", *output).code == 0
+    assert launched == [(5, ["-m", "reshard", "calibrate", "--name", "lab", *output])]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_writes(call, monkeypatch, tmp_path, rank):
+    path = tmp_path / "network.json"
+    monkeypatch.setattr(mpi, "world", lambda: SimpleNamespace(rank=rank), raising=False)
+    monkeypatch.setattr(mpi, "calibrate", lambda comm, name: Network(name, outer=Link(1e-6, 1e9)), raising=False)
+    assert call("calibrate", "-o", path, "--name", "lab") == (0, "", "")
+    assert path.exists() == (rank == 0)
+    ran = call("calibrate", "--name", "lab")
+    assert ran.code == 0 and bool(ran.out) == (rank == 0)
+    if rank == 0:
+        assert ran.out == path.read_text()
+        assert json.loads(ran.out)["name"] == "lab"

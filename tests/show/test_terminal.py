@@ -1,0 +1,55 @@
+"""Widths, wrapping and tables on terminals and in pipes."""
+
+import pytest
+from rich.text import Text
+
+from reshard.show import terminal
+from tests.show.printing import printed
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [("120", 120), ("7", 40), ("0", terminal.PIPED), ("wide", terminal.PIPED)]
+)
+def test_the_width_of_a_pipe(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert terminal.console().width == width
+
+
+def test_brackets_are_not_markup(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.paragraph(terminal.console(), "f32[bold] [red]16[/red] :smile:")
+    assert capsys.readouterr().out == "f32[bold] [red]16[/red] :smile:\n"
+
+
+def test_a_paragraph_is_indented_as_far_as_its_mark():
+    lines = printed(terminal.paragraph, "word " * 40, "  -  ", width=60).splitlines()
+    assert lines[0].startswith("  -  word") and len(lines) > 3
+    assert all(line.startswith("     word") for line in lines[1:]) and max(map(len, lines)) <= 60
+
+
+def test_prose_is_at_most_100_columns_wide():
+    assert max(map(len, printed(terminal.paragraph, "word " * 100, width=300).splitlines())) <= terminal.PROSE
+
+
+@pytest.mark.parametrize("quantity", ["1792 B", "64.0 MiB", "12.5 us", "72.0 s"])
+def test_a_number_stays_with_its_unit(quantity):
+    for padding in range(20, 60):
+        text = printed(terminal.paragraph, f"{'x' * padding} {quantity} is received", width=60)
+        assert quantity in text
+
+
+def test_facts_are_aligned():
+    lines = printed(terminal.facts, [("a", "1"), ("longer", "2")]).splitlines()
+    assert lines == ["  a       1", "  longer  2"]
+
+
+def test_a_table_has_no_trailing_spaces_and_keeps_its_numbers():
+    table = terminal.table("step", "bytes", right=["bytes"])
+    for step, size in (("all_to_all " * 12, "1792 B"), ("slice", "0 B")):
+        table.add_row(Text(step), Text(size))
+    for width in (40, 72, 300):
+        lines = printed(terminal.show, table, width=width, indent=2).splitlines()
+        assert all(line == line.rstrip() and line.startswith("  ") for line in lines)
+        assert sum(line.endswith("1792 B") for line in lines) == 1
+        assert max(map(len, lines)) <= max(width, terminal.NARROWEST)
+    assert lines[-1].endswith("   0 B")
