@@ -4,12 +4,14 @@ A share is a device and a place in its tile: one value of each digit that moves.
 the numpy runtime, all of them are read before any is written. At the end, every slot that is unpacked must contain the
 share that the result's layout puts there, and every place must be unpacked.
 
-    f32[{x}4] -> f32[4{x}] on <x=4>: each device has 4 slots of one element; numbers are the global indices
+    f32[{x}3] -> f32[3{x}] on <x=3>, 3 slots of one element; the numbers are global indices
 
-                  device 0     device 1     device 2     device 3
-    packed         0  1  2  3   4  5  6  7   8  9 10 11  12 13 14 15
-    after round 1  0  .  .  ?  ...                                     slot contents follow the listed transfers
-    unpacked       0  4  8 12   1  5  9 13   2  6 10 14   3  7 11 15
+                            device 0    device 1    device 2
+    tiles before            0 1 2       3 4 5       6 7 8
+    packed                  0 2 1       4 3 5       8 7 6
+    round 1 sends slot 1    0 3 1       4 7 5       8 2 6       from device d + 1 to device d
+    round 2 sends slot 2    0 3 6       4 7 1       8 2 5       from device d + 2 to device d
+    unpacked                0 3 6       1 4 7       2 5 8       what the result means
 """
 
 from __future__ import annotations
