@@ -1,0 +1,107 @@
+"""Exchanges: rounds by hand, boxes that cover what they must, and the colouring of any bipartite multigraph."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshard.lower.exchange import Box, Transfer, colour, rounds
+from reshard.lower.program import Exchange
+from reshard.types import Layout, Mesh
+from reshard.types.plan import Step
+from reshard.types.rules.cost import StepMode
+from tests.lower.covering import busiest, covers, instruction, matchings
+
+
+def test_rounds_of_an_all_to_all_by_exchange():
+    lowered = instruction("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4))
+    assert isinstance(lowered, Exchange)
+    assert [(t.sender, t.receiver) for t in lowered.local] == [(d, d) for d in range(4)]
+    assert len(lowered.rounds) == 3
+    for turn in lowered.rounds:
+        assert sorted(t.sender for t in turn) == sorted(t.receiver for t in turn) == [0, 1, 2, 3]
+    assert {(t.sender, t.receiver) for turn in lowered.rounds for t in turn} == {
+        (a, b) for a in range(4) for b in range(4) if a != b
+    }
+    assert lowered.staged
+    assert not instruction("exchange", "f32[{x}4]", "f32[16]", Mesh(x=4)).staged  # type: ignore[union-attr]
+
+
+def test_messages_are_no_larger_than_the_chunk():
+    lowered = instruction("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4), StepMode(5))
+    assert isinstance(lowered, Exchange)
+    assert {t.elements for turn in lowered.rounds for t in turn} == {4}
+    assert len(lowered.rounds) == 12
+
+
+def test_kept_shares_cross_no_wire():
+    """Turns in which nobody sends are local copies; one in which some send has transfers to oneself too."""
+    mesh = Mesh(x=2, y=2)
+    _, _, local, turns = rounds(Layout.parse("f32[{x}1, {y}2]", mesh), Layout.parse("f32[2, {x}2]", mesh), None)
+    assert local == ()
+    assert [(t.sender, t.receiver) for t in turns[0]] == [(0, 0), (2, 1), (1, 2), (3, 3)]
+
+
+def test_a_tile_is_reshaped_to_the_axes_that_boxes_need():
+    """The four rows of a tile stay together; its columns fall into three shares of two."""
+    send, receive, _, _ = rounds(
+        Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, {x}2]", Mesh(x=3)), None
+    )
+    assert (send.digits, receive.digits) == ((4, 6), (12, 2))
+    blocks = rounds(Layout.parse("f32[{x}4, 6]", Mesh(x=3)), Layout.parse("f32[12, 2{x}]", Mesh(x=3)), None)
+    assert blocks[0].digits == (4, 2, 3)  # every third column: a box of its own axis
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 7, 100])
+@pytest.mark.parametrize(
+    ("mesh", "source", "target"),
+    [
+        (Mesh(x=3), "f32[{x}2, 6]", "f32[6, {x}2]"),
+        (Mesh(x=2, y=2), "f32[{x}{y}1, 6]", "f32[4, {x}3]"),
+        (Mesh(x=5), "f32[{x}3/11, 2]", "f32[11, 2]"),  # the last piece has padding, and one device nothing
+        (Mesh(x=3, y=2), "f32[{x}4/10]", "f32[{y}{x}2/10]"),
+        (Mesh(x=2, y=3), "f32[{x}6, 7]", "f32[{y}4, 7]"),
+        (Mesh(x=2), "f32[5{x}2]", "f32[{x}10]"),
+        (Mesh({"x": 4}, device_ids=[10, 3, 7, 20]), "f32[{x}3]", "f32[12]"),
+        (Mesh(x=4), "f32[0, {x}2]", "f32[0, 8]"),
+    ],
+)
+def test_every_element_arrives_once(mesh: Mesh, source: str, target: str, chunk: int | None):
+    before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
+    step = Step("exchange", before, after, StepMode(chunk))
+    send, receive, local, turns = rounds(before, after, chunk)
+    matchings(turns)
+    covers(step, Exchange(send, receive, local, turns, staged=False))
+    assert len(turns) == step.launches == busiest(turns)
+    assert all(t.elements <= (chunk or t.elements) for turn in turns for t in turn)
+
+
+# ---- colouring -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60))
+def test_colouring_uses_as_many_rounds_as_the_largest_degree(edges: list[tuple[int, int]]):
+    """Any bipartite multigraph, not only those that layouts make."""
+    transfers = [Transfer(a, b, (Box(((at, 1),), ((at, 1),)),)) for at, (a, b) in enumerate(edges)]
+    turns = colour(transfers)
+    for turn in turns:
+        assert len({t.sender for t in turn}) == len({t.receiver for t in turn}) == len(turn) > 0
+    assert sorted(t.boxes[0].src[0][0] for turn in turns for t in turn) == list(range(len(edges)))
+    degrees = Counter(a for a, _ in edges), Counter(b for _, b in edges)
+    assert len(turns) == max((n for degree in degrees for n in degree.values()), default=0)
+
+
+def test_colouring_of_a_dense_random_graph():
+    choose = random.Random(3)
+    edges = [(choose.randrange(40), choose.randrange(40)) for _ in range(1500)]
+    turns = colour([Transfer(a, b, ()) for a, b in edges])
+    assert sum(map(len, turns)) == len(edges)
+    assert len(turns) == max(
+        (Counter(a for a, _ in edges) + Counter()).most_common(1)[0][1],
+        Counter(b for _, b in edges).most_common(1)[0][1],
+    )

@@ -1,0 +1,170 @@
+"""Exchanges in place, slot by slot: run here on tiles of global indices, without any runtime."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from reshard.errors import PlanError
+from reshard.lower.exchange_in_place import ExchangeInPlace, in_place, offsets
+from reshard.types import Layout, Mesh
+from reshard.types.pair.refine import refine
+from reshard.types.plan import Step
+from reshard.types.rules.cost import StepMode
+from reshard.types.rules.tile_view import TileView
+from tests.layouts import random_pair
+from tests.oracle import tiles_of
+
+EMPTY = -1
+Slots = dict[int, np.ndarray]
+"""By device, one row a slot."""
+
+
+def packed(step: ExchangeInPlace, tiles: dict[int, np.ndarray]) -> Slots:
+    slots = {device: np.full((step.slots, step.slot), EMPTY) for device in tiles}
+    for device, tile in tiles.items():
+        for slot, place in step.pack[device]:
+            slots[device][slot] = tile.reshape(-1)[list(offsets(step.send, place))]
+    return slots
+
+
+def after_rounds(step: ExchangeInPlace, slots: Slots) -> list[Slots]:
+    """The slots after each round; all messages of a round are read before any is written."""
+    history = []
+    for turn in step.rounds:
+        before = {device: rows.copy() for device, rows in slots.items()}
+        slots = {device: rows.copy() for device, rows in slots.items()}
+        for t in turn:
+            piece = slice(t.start, t.start + t.length)
+            slots[t.receiver][t.dst_slot, piece] = before[t.sender][t.src_slot, piece]
+        history.append(slots)
+    return history
+
+
+def unpacked(step: ExchangeInPlace, slots: Slots) -> dict[int, np.ndarray]:
+    tiles = {}
+    for device, rows in slots.items():
+        tiles[device] = np.full(step.receive.elements, EMPTY)
+        for slot, place in step.unpack[device]:
+            tiles[device][list(offsets(step.receive, place))] = rows[slot]
+    return tiles
+
+
+def sound(source: Layout, target: Layout, chunk: int | None = None) -> ExchangeInPlace:
+    step = in_place(source, target, chunk)
+    slots = packed(step, tiles_of(source))
+    end = [slots, *after_rounds(step, slots)][-1]
+    wanted = tiles_of(target)
+    for device, tile in unpacked(step, end).items():
+        assert np.array_equal(tile, wanted[device].reshape(-1)), f"device {device}: {source} -> {target}"
+    assert step.slot * step.slots == max(step.send.elements, step.receive.elements)
+    assert all(0 <= slot < step.slots for t in step.rounds for m in t for slot in (m.src_slot, m.dst_slot))
+    for turn in step.rounds:
+        assert len({t.sender for t in turn}) == len({t.receiver for t in turn}) == len(turn) > 0
+        assert all(t.sender != t.receiver for t in turn)
+    return step
+
+
+# ---- the example of the docstring ------------------------------------------------------------------
+
+MESH = Mesh(x=2, y=2)
+BEFORE, AFTER = Layout.parse("f32[{x}{y}1, 2]", MESH), Layout.parse("f32[4, {x}1]", MESH)
+
+
+def row(name: str, tiles: list[np.ndarray]) -> str:
+    cells = [" ".join("." if i == EMPTY else str(i) for i in tile.reshape(-1)) for tile in tiles]
+    return f"{name:<10}" + "".join(f"{cell:<14}" for cell in cells).rstrip()
+
+
+def test_the_table_of_the_docstring_is_what_happens():
+    step = sound(BEFORE, AFTER)
+    start = packed(step, tiles_of(BEFORE))
+    history = [start, start, *after_rounds(step, start)]  # nothing is sent in turn 0
+    rows = [row("tile", list(tiles_of(BEFORE).values())), row("pack", list(start.values()))]
+    rows += [row(f"turn {at}", list(slots.values())) for at, slots in enumerate(history[1:])]
+    rows.append(row("unpack", list(unpacked(step, history[-1]).values())))
+    assert len(rows) == 7
+    for line in rows:
+        assert line in (in_place.__doc__ or ""), line
+
+
+# ---- any pair ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 2, 3, 100])
+@pytest.mark.parametrize(
+    ("mesh", "source", "target"),
+    [
+        (Mesh(x=3), "f32[{x}2, 6]", "f32[6, {x}2]"),
+        (Mesh(x=5), "f32[{x}3]", "f32[15]"),
+        (Mesh(x=5), "f32[15]", "f32[{x}3]"),
+        (Mesh(x=3, y=3), "f32[{x}{y}1, 3]", "f32[9, {x}1]"),
+        (Mesh(x=2, y=3), "f32[{x}3, {y}2]", "f32[{x}{y}1, 6]"),
+        (Mesh(x=4, y=2), "f32[2{x}{y}2, 8]", "f32[2{y}{x}2, 8]"),
+        (Mesh(x=2, y=2, z=2), "f32[{x}{y}2, {z}4]", "f32[{z}4, 2{x}2]"),
+        (Mesh({"x": 3}, device_ids=[7, 2, 5]), "f32[{x}2, 6]", "f32[6, {x}2]"),
+    ],
+)
+def test_slots_end_with_the_target(mesh: Mesh, source: str, target: str, chunk: int | None):
+    before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
+    step = sound(before, after, chunk)
+    assert len(step.rounds) == Step("exchange", before, after, StepMode(chunk, in_place=True)).launches
+
+
+def test_random_pairs():
+    choose, done = random.Random(8), 0
+    while done < 120:
+        source, target = random_pair(choose, most_rank=2)
+        r = refine(source, target)
+        if r is None or not r.exact or source == target or r.pieces * r.common > 400:
+            continue
+        sound(source, target, choose.choice((None, 1, 2, 5)))
+        done += 1
+
+
+# ---- staging, and what is refused --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "chunk", "staged"),
+    [
+        # Shares of 4 elements.
+        ("f32[{x}2, 6]", "f32[6, {x}2]", None, True),
+        ("f32[{x}2, 6]", "f32[6, {x}2]", 4, True),
+        ("f32[{x}2, 6]", "f32[6, {x}2]", 3, True),
+        ("f32[{x}2, 6]", "f32[6, {x}2]", 2, True),
+        ("f32[{x}2, 6]", "f32[6, {x}2]", 1, False),
+        # Shares of one element: read and written at once, whatever the chunk.
+        ("f32[{x}1, 3]", "f32[3, {x}1]", None, False),
+        ("f32[{x}1, 3]", "f32[3, {x}1]", 5, False),
+        ("f32[{x}1]", "f32[3]", 1, False),
+        # Nothing at all.
+        ("f32[0, {x}2]", "f32[0, 6]", None, False),
+    ],
+)
+def test_messages_of_several_elements_are_staged(source: str, target: str, chunk: int | None, staged: bool):
+    before, after = Layout.parse(source, Mesh(x=3)), Layout.parse(target, Mesh(x=3))
+    step = in_place(before, after, chunk)
+    assert step.staged is staged
+    assert step.staged == any(t.length > 1 for turn in step.rounds for t in turn)
+    assert step.staged == (Step("exchange", before, after, StepMode(chunk, in_place=True)).cost.scratch > 0)
+
+
+def test_pieces_of_a_share_follow_each_other():
+    step = in_place(Layout.parse("f32[{x}5, 15]", Mesh(x=3)), Layout.parse("f32[15, {x}5]", Mesh(x=3)), 12)
+    assert step.slot == 25
+    assert [{(t.start, t.length) for t in turn} for turn in step.rounds] == [{(0, 9)}, {(9, 9)}, {(18, 7)}] * 2
+
+
+def test_uneven_layouts_are_refused():
+    with pytest.raises(PlanError, match="cannot go in place; the layouts are not even"):
+        in_place(Layout.parse("f32[{x}4/10]", Mesh(x=3)), Layout.parse("f32[10]", Mesh(x=3)), None)
+
+
+def test_offsets_are_in_row_major_order():
+    view = TileView((2, 6), (2, 6), (2, 2, 3), (0, 1, 1), ())
+    assert list(offsets(view, (None, 1, None))) == [3, 4, 5, 9, 10, 11]
+    assert list(offsets(view, (1, None, 2))) == [8, 11]
+    assert list(offsets(view, (0, 0, 0))) == [0]
