@@ -1,14 +1,14 @@
 """Which steps: the planner, and the networks that it plans for. Every plan is checked by the typing rules.
 
-    plan       the best checked plan from one layout to another
-    Network    what bytes cost along each axis of a mesh: presets by name, JSON, or your own figures
-    Link       the cost of one axis: seconds a message, bytes a second
+plan       the best checked plan from one layout to another
+Network    what bytes cost along each axis of a mesh: presets by name, JSON, or your own figures
+Link       the cost of one axis: seconds a message, bytes a second
 
-    planner    asks the routes, compares what they cost
-    routes     candidate steps, one algorithm a file; how to add one
-    cost       predicted seconds of a step
-    budget     steps cut until a plan fits
-    network    `Network` and `Link`; `presets` has the figures of known machines
+planner    asks the routes, compares what they cost
+routes     candidate steps, one algorithm a file; how to add one
+cost       predicted seconds of a step
+budget     steps cut until a plan fits
+network    `Network` and `Link`; `presets` has the figures of known machines
 """
 
 from reshard.synth.network import Link as Link

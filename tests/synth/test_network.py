@@ -1,11 +1,10 @@
-"""Networks: which link an axis gets, the JSON form, the presets and their table in the docs."""
+"""Networks: which link an axis gets, the JSON form, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pickle
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from reshard.errors import NetworkError
 from reshard.synth.network import PRESETS, Link, Network
 from reshard.types.mesh import Mesh
 
-DOC = Path(__file__).parents[2] / "docs" / "networks.md"
 A, B, C = Link(1e-6, 1e11), Link(1e-5, 1e10), Link(1e-4, 1e9)
 TWO = Network("two", inner=A, outer=B, domain=8)
 
@@ -229,67 +227,3 @@ def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(NetworkError, match=r"lab\.json' is not a preset and cannot be read as a file"):
         Network.load(file)
-
-
-# ---- presets and their table -----------------------------------------------------------------------
-
-WANTED = "tpu-v4 tpu-v5e tpu-v5p tpu-v6e tpu-7x h100 h200 b200 gb200-nvl72 shm-mpi ethernet-10g ethernet-100g"
-
-
-def test_presets_are_complete() -> None:
-    assert list(PRESETS) == WANTED.split()
-    assert all(network.name == name for name, network in PRESETS.items())
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_are_positive_and_cited(name: str) -> None:
-    network = PRESETS[name]
-    links = [link for link in (network.inner, network.outer) if link]
-    assert links and network.domain >= 1
-    for link in links:
-        assert 1e-7 < link.latency < 1e-4 and 1e9 <= link.bandwidth <= 1e12
-    if network.inner and network.outer:
-        assert network.inner.bandwidth > network.outer.bandwidth
-        assert network.inner.latency < network.outer.latency
-    bandwidth, latency = network.source.split("latency: ")
-    for text in (bandwidth, latency):
-        assert re.search(r"https?://|IEEE|measured|assumed", text), f"{name} does not say where {text!r} is from"
-
-
-def table() -> dict[str, list[str]]:
-    rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in DOC.read_text().splitlines()]
-    return {row[0].strip("`"): row[1:] for row in rows if len(row) == 7 and row[0].startswith("`")}
-
-
-def cells(network: Network) -> list[str]:
-    shown: list[str] = []
-    for link in (network.inner, network.outer):
-        shown += [f"{link.latency * 1e6:g}", f"{link.bandwidth / 1e9:g}"] if link else ["-", "-"]
-    return [*shown, str(network.domain) if network.inner else "-"]
-
-
-def test_doc_table_lists_every_preset() -> None:
-    assert list(table()) == list(PRESETS)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_doc_table_has_the_figures_of_the_code(name: str) -> None:
-    row = table()[name]
-    assert row[:5] == cells(PRESETS[name])
-    cited = re.findall(r"\((https?://[^)]*)\)", row[5])
-    assert cited == list(dict.fromkeys(re.findall(r"https?://[^\s,;)]+", PRESETS[name].source)))
-
-
-def test_doc_states_the_rule_as_it_is() -> None:
-    for line in DOC.read_text().splitlines():
-        row = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(row) == 4 and row[0].startswith("`<"):
-            network, mesh = Network.preset(row[1].strip("`")), Mesh.parse(row[0].strip("`"))
-            by_axis = sides(network, mesh)
-            for side, cell in (("inner", row[2]), ("outer", row[3])):
-                assert [a for a in by_axis if by_axis[a] == side] == re.findall(r"`(\w+)`", cell), line
-
-
-def test_doc_json_loads() -> None:
-    (shown,) = re.findall(r"```json\n(.*?)```", DOC.read_text(), re.DOTALL)
-    assert Network.from_json(shown).links(Mesh(pp=2, dp=2, tp=4))["pp"] == Link(2e-5, 2.5e9)

@@ -51,14 +51,14 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
 
 
 def fewest_bytes(chains: Chains) -> Iterator[Route]:
-    """Routes at the lower bound, the normal form first; one has the fewest launches and one the least memory."""
+    """The normal form and the exchange, both at the lower bound, and routes that may save launches or memory."""
     first, last = chains.sliced(), chains.ungathered()
     yield through(chains, [first, last])
     refinement = chains.refinement
     if refinement.swapped or refinement.gathered:
         yield direct(chains)
     if refinement.swapped:
-        # Two swaps of halves take two launches, as one exchange of two rounds does, but smaller buffers.
+        # Two swaps of halves may receive what one exchange of two rounds does, in collectives of their own.
         yield through(chains, [first, *chains.one_by_one(first, last), last])
         if borrowings := chains.borrowings():
             yield through(chains, [chains.sliced(borrowings), chains.ungathered(borrowings)])

@@ -9,14 +9,17 @@ from math import isclose, prod
 import pytest
 
 import reshard as rs
-from reshard.errors import ReshardError, StepError
+from reshard.errors import StepError
 from reshard.synth import cost
 from reshard.synth.network import PRESETS
+from reshard.synth.routes import Pair, normal
+from reshard.synth.routes.staged import MOST_AXES, _groupings, staged
 from reshard.types import Layout, Mesh
 from reshard.types.plan import StepSpec
 from reshard.types.rules.checker import RULES
-from tests.layouts import MESHES, contiguous_layouts, random_layout, random_pair, sample_pairs
+from tests.layouts import contiguous_layouts, random_pair, sample_pairs
 from tests.oracle import check
+from tests.synth.routes.candidates import random_chains, runs
 
 INNER, OUTER = rs.Link(1e-6, 1e11), rs.Link(1e-5, 1e9)
 SPLIT = rs.Network.of({"x": INNER, "dcn": OUTER})
@@ -49,39 +52,6 @@ def crossing(plan: rs.Plan, axis: str) -> int:
 
 def _axes(dim: object, axis: str) -> list:
     return [d.axis for d in dim.digits if d.axis is not None and d.axis.axis == axis]  # type: ignore[attr-defined]
-
-
-# ---- the model, by hand --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "seconds"),
-    [
-        # Three peers' tiles of 4 KiB each, doubling: one tile, then two.
-        ("f32[{x}1024]", "f32[4096]", 2e-6 + 3 * 4096 / 1e11),
-        # A quarter of a tile from each of three peers, each by itself.
-        ("f32[{x}1024, 4096]", "f32[4096, {x}1024]", 3 * (1e-6 + (1 << 22) / 1e11)),
-        # One tile from one peer.
-        ("f32[{x:(1)2}{x:(2)2}1024]", "f32[{x:(2)2}{x:(1)2}1024]", 1e-6 + 4096 / 1e11),
-        # A quarter of the array to each of three, twice.
-        ("f32[4096] + sum{x}", "f32[4096]", 2 * (2e-6 + 3 * 4096 / 1e11)),
-        ("f32[4096] + sum{x}", "f32[{x}1024]", 2e-6 + 3 * 4096 / 1e11),
-        ("f32[4096]", "f32[{x}1024]", 0),
-        ("f32[{dcn}2048]", "f32[4096]", 1e-5 + 8192 / 1e9),
-    ],
-)
-def test_seconds_by_hand(source: str, target: str, seconds: float):
-    mesh = Mesh(dcn=2, x=4)
-    plan = rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh), network=SPLIT)
-    assert isclose(plan.seconds or 0.0, seconds, rel_tol=1e-9), plan
-    assert isclose(sum(s.seconds or 0.0 for s in plan.steps), seconds, rel_tol=1e-9)
-
-
-def test_no_network_no_seconds():
-    mesh = Mesh(x=4)
-    plan = rs.plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
-    assert plan.seconds is None
-    assert all(step.seconds is None for step in plan.steps)
 
 
 # ---- the least -----------------------------------------------------------------------------------
@@ -129,18 +99,6 @@ def test_never_slower_than_the_plan_of_fewest_bytes(network: rs.Network):
         fewest = rs.plan(source, target)
         assert plan.seconds <= priced(fewest, network) * (1 + 1e-9), f"{plan}\n{fewest}"
         assert isclose(plan.seconds, priced(plan, network), abs_tol=1e-15)
-
-
-@pytest.mark.parametrize("mesh", [m for m in MESHES if m.size > 1], ids=repr)
-def test_every_mesh_can_be_priced(mesh: Mesh):
-    choose = random.Random(mesh.size)
-    for _ in range(30):
-        source, target = (random_layout(choose, mesh, (12, 5)) for _ in range(2))
-        for network in WIRES:
-            try:
-                assert (rs.plan(source, target, network=network).seconds or 0.0) >= 0.0
-            except ReshardError as error:
-                pytest.fail(f"{source} -> {target}: {error}")
 
 
 # ---- what a network changes ----------------------------------------------------------------------
@@ -210,11 +168,30 @@ def test_more_latency_never_means_more_messages():
     assert received == sorted(received)
 
 
-def test_presets_by_name_and_unknown_ones():
+# ---- the routes themselves -----------------------------------------------------------------------
+
+
+def test_every_route_runs():
+    for chains in random_chains(30, 40):
+        links = rs.Network.uniform(1e-6, 1e9).links(chains.source.mesh)
+        routes = list(staged(chains, links))
+        assert len(routes) == len(set(routes)) or routes[-1] in routes[:-1], "only the exchange may come twice"
+        for route in routes:
+            runs(Pair(chains.source, chains.target), route)
+
+
+@pytest.mark.parametrize("count", range(MOST_AXES + 3))
+def test_groupings_cut_the_axes_in_order(count: int):
+    axes = list("abcdefg"[:count])
+    groupings = list(_groupings(axes))
+    assert all([axis for group in groups for axis in group] == axes for groups in groupings)
+    assert all(group for groups in groupings for group in groups)
+    every = 2 ** max(0, count - 1)
+    assert len(groupings) == len({str(groups) for groups in groupings}) == (every if count <= MOST_AXES else 2)
+
+
+def test_a_gather_is_staged_by_axis_slowest_first():
     mesh = Mesh(dcn=2, x=4)
-    source, target = Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)
-    assert rs.plan(source, target, network="tpu-v5p") == rs.plan(source, target, network=PRESETS["tpu-v5p"])
-    with pytest.raises(ReshardError, match="tpu-v9"):
-        rs.plan(source, target, network="tpu-v9")
-    with pytest.raises(ReshardError, match=r"no link for axis 'dcn'"):
-        rs.plan(source, target, network=rs.Network.of({"x": INNER}))
+    pair = Pair(Layout.parse("f32[{dcn}{x}2, 8]", mesh), Layout.parse("f32[16, 8]", mesh))
+    results = [[str(step.result) for step in route] for route in normal.routes(pair, SPLIT.links(mesh))]
+    assert results[:2] == [["f32[16, 8]"], ["f32[2{x}2, 8]", "f32[16, 8]"]]

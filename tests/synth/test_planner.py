@@ -1,5 +1,6 @@
-"""Every pair of contiguous layouts on small meshes, samples on larger ones, and random digit layouts:
-the plan runs, the tiles on the way fit in the larger of the two ends, and the bytes are the bound.
+"""Plans without a network: every one runs, has no tile larger than the larger end, and receives the bound.
+
+On every pair of contiguous layouts of small meshes, on samples of larger ones, and on random digit layouts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 
 import reshard as rs
+from reshard.errors import PlanError, ReshardError
+from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
 from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_layout, random_pair, sample_pairs
 from tests.oracle import check
@@ -147,3 +150,40 @@ def test_a_collective_wins_a_tie_in_bytes_launches_and_the_memory_of_messages():
     plan = rs.plan(rs.Layout.parse("f32[{y}{x}8, 64]", mesh), rs.Layout.parse("f32[{x}16, 64]", mesh))
     assert [step.kind for step in plan.steps] == ["permute", "all_gather"]
     assert (plan.received_bytes, plan.launches) == (plan.lower_bound_bytes, 2)
+
+
+# ---- requests ------------------------------------------------------------------------------------
+
+
+def test_presets_by_name_and_unknown_ones():
+    mesh = Mesh(dcn=2, x=4)
+    source, target = Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)
+    assert rs.plan(source, target, network="tpu-v5p") == rs.plan(source, target, network=PRESETS["tpu-v5p"])
+    with pytest.raises(ReshardError, match="tpu-v9"):
+        rs.plan(source, target, network="tpu-v9")
+    with pytest.raises(ReshardError, match=r"no link for axis 'dcn'"):
+        rs.plan(source, target, network=rs.Network.of({"x": (1e-6, 1e11)}))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "options", "message"),
+    [
+        ("f32[{x}4]", "f32[8]", {}, r"source f32\[\{x\}4\] has global shape \(16,\), target f32\[8\] has \(8,\)"),
+        ("f32[{x}4]", "f64[16]", {}, "is float32, target .* is float64; .* cast before or after it"),
+        ("f32[{x}4]", None, {}, "the target None is a NoneType, not a Layout; read it with Layout.parse"),
+        ("f32[{x}4]", "f32[16]", {"network": 3}, "network 3 is not a Network; give one, the name of a preset, or None"),
+    ],
+)
+def test_refused_requests(source: str, target: str | None, options: dict[str, object], message: str):
+    mesh = Mesh(x=4, y=2)
+    ends = [None if text is None else Layout.parse(text, mesh) for text in (source, target)]
+    with pytest.raises(PlanError, match=message):
+        rs.plan(*ends, **options)  # type: ignore[arg-type]
+
+
+def test_refused_devices():
+    source, target = Layout.parse("f32[{x}4]", Mesh(x=4)), Layout.parse("f32[{x}4]", Mesh(x=4, device_ids=[4, 5, 6, 7]))
+    with pytest.raises(PlanError, match="have different devices"):
+        rs.plan(source, target)
+    with pytest.raises(PlanError, match=r"\(4 and 2\); put both layouts on the same devices"):
+        rs.plan(source, Layout.parse("f32[16]", Mesh(x=2)))
