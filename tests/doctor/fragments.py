@@ -1,14 +1,17 @@
 """Short modules for the tests: a tile f32[2,8] of f32[8,8] on each of 4 devices, gathered and sliced."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import reshard as rs
 from reshard import hlo
-from reshard.doctor import Known
+from reshard.doctor import ArrayMove, Known, Place
 from reshard.doctor.chains import chains
 from reshard.doctor.flow import Flow, HloValue
 from reshard.doctor.index_maps import IndexMaps
+from reshard.doctor.places import RESHARD as KIND
 from reshard.doctor.scalars import Scalars
+from reshard.hlo import Array, Source
 
 DATA = Path(__file__).parent / "data"
 HLO_DATA = DATA.parent.parent / "hlo" / "data"
@@ -63,3 +66,22 @@ class Analysis:
 
     def chains(self):
         return list(chains(self.flow, self.maps, hlo.collectives(self.module, every_branch=True)))
+
+
+HERE = Source("jit(f)/mul", "train.py", 26, "step")
+TILE = Array("f32", (2, 8))
+MOVED = known("train.py:26", *FORTH)[1:3]
+"""The layouts of FORTH; a device needs 48 B of a tile of 64 B."""
+
+
+def move(needed=48, exact=True, plan=True):
+    """A move between the layouts of FORTH, with its plan or without."""
+    return ArrayMove(TILE, TILE, needed, exact, *MOVED, True, rs.plan(*MOVED) if plan else None)
+
+
+def place(kinds=("all_gather",), received=96, times=1, where=HERE, kind=KIND, **figures):
+    """A place with these collectives, which together receive `received` bytes in one run."""
+    gather = hlo.collectives(hlo.parse(text(GATHER)))[0]
+    each = received // len(kinds)
+    collectives = (replace(gather, kind=kind, received_bytes=each, times=times) for kind in kinds)
+    return Place(kind, where, "main", tuple(collectives), **figures)

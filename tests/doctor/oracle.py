@@ -1,6 +1,8 @@
-"""An interpreter of HLO's moves, forwards and for all devices at once: what the tracer, which goes backwards, must say.
+"""An interpreter of HLO's moves that runs a module forwards, on all devices at once.
 
-Every element of a parameter, and of whatever is no move, is a number of its own.
+The doctor traces elements backwards; here every element of a parameter, and of any other value that is not a move,
+gets a number of its own, and the numbers are carried forwards. Apart from the parser of HLO's text, the two must not
+share code: a fault in a shared index map would be invisible.
 """
 
 import re
@@ -14,7 +16,10 @@ _BIG = 1 << 40
 
 
 class Machine:
-    """The values of a module by name: arrays with a leading dim for the devices. `made` has what is no move."""
+    """The values of a module by name, as arrays with a leading dim for the devices.
+
+    `made` has the first number of each value that is not a move.
+    """
 
     def __init__(self, text):
         self.module = hlo.parse(text)
@@ -35,13 +40,11 @@ class Machine:
     def value(self, one, values):
         method = getattr(self, "do_" + one.opcode.replace("-", "_"), None)
         operands = [values[name] for name in one.operands]
-        found = None if method is None else method(one, *operands)
-        if found is None:
-            found = self.new(one)
-        return found
+        moved = None if method is None else method(one, *operands)
+        return self.new(one) if moved is None else moved
 
     def new(self, one):
-        """Numbers that nothing else has."""
+        """Numbers that no other value has."""
         if not isinstance(one.shape, hlo.Array):
             return None
         shape = (self.devices, *one.shape.dims)
@@ -93,7 +96,7 @@ class Machine:
         return memory.reshape(self.devices, *shape).transpose(0, *(1 + np.argsort(order)))
 
     def layouts(self, one):
-        """The operand's dims, major to minor in memory."""
+        """The dims of the operand in the order of its memory layout, major first."""
         operand = next(
             i for c in self.module.computations.values() for i in c.instructions if i.name == one.operands[0]
         )
@@ -109,8 +112,8 @@ class Machine:
         return np.broadcast_to(a.reshape(self.devices, *shape), (self.devices, *one.shape.dims))
 
     def do_slice(self, one, a):
-        found = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", one.attributes["slice"])
-        return a[(slice(None), *(slice(int(x), int(y), int(z or 1)) for x, y, z in found))]
+        ranges = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", one.attributes["slice"])
+        return a[(slice(None), *(slice(int(x), int(y), int(z or 1)) for x, y, z in ranges))]
 
     def do_reverse(self, one, a):
         return np.flip(a, [1 + int(n) for n in re.findall(r"\d+", one.attributes["dimensions"])])
@@ -181,8 +184,8 @@ class Machine:
                 else:
                     for at, piece in enumerate(got):
                         rows[at][device] = piece
-        found = tuple(np.stack(row) for row in rows)
-        return found[0] if whole else found
+        results = tuple(np.stack(row) for row in rows)
+        return results[0] if whole else results
 
     def do_collective_permute(self, one, a):
         moved = np.full_like(a, -1)

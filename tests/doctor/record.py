@@ -1,7 +1,7 @@
-"""Writes the files beside train.py in `data`: `python record.py`, with libtpu installed.
+"""Writes the recorded modules of train.py into `data`: `python record.py`, with libtpu installed.
 
 train.mlir                 its StableHLO, with the lines of train.py
-train_cpu_VERSION.hlo      what XLA makes of it for 8 devices, and for v5p:2x2x2
+train_cpu_VERSION.hlo      its optimized HLO for 8 CPU devices, and for v5p:2x2x2
 train_v5p_VERSION.hlo
 """
 
@@ -23,7 +23,7 @@ _HERE = re.compile(r'"[^"]*record\.py"')
 
 
 def lowered(devices):
-    """train.py for these devices, under the name that a user in its folder gives it."""
+    """train.py lowered for these devices, with its lines under the name `train.py`."""
     names = {}
     exec(compile((DATA / "train.py").read_text(), "train.py", "exec"), names)
     step, args, options = names["program"](np.array(devices))

@@ -136,3 +136,10 @@ def permute(pairs):
 )  # fmt: skip
 def test_moves_that_are_between_layouts_and_others(program, expected):
     assert inferred_text(program) == expected
+
+
+def test_rows_are_not_joined_with_columns():
+    """Each of two devices keeps one row of its copy: the digit of the rows has no neighbour in its dim."""
+    offset = ["%id = u32[] partition-id()", "%zero = u32[] constant(0)"]
+    row = "ROOT %r = f32[1,8]{1,0} dynamic-slice(%p, %id, %zero), dynamic_slice_sizes={1,8}"
+    assert inferred_text(text(*offset, row, devices=2)) == ("f32[2, 8]", "f32[{d0}, 8]")

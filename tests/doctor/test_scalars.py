@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reshard import hlo
@@ -51,7 +51,12 @@ COMPARISONS = {
 SMALL = st.integers(-50, 50)
 
 
-@given(st.sampled_from(sorted(BINARY)), SMALL, SMALL)
+@pytest.mark.parametrize("opcode", BINARY)
+@settings(max_examples=20)
+@given(SMALL, SMALL)
+@example(-7, 3)
+@example(7, -3)
+@example(-7, 0)
 def test_arithmetic_of_two_numbers(opcode, a, b):
     at = scalars(f"%a = s32[] constant({a})", f"%b = s32[] constant({b})", f"ROOT %r = s32[] {opcode}(%a, %b)")
     assert at("r").tolist() == [BINARY[opcode](a, b)] * 6
@@ -119,32 +124,34 @@ def test_constants_that_are_not_in_the_text():
     assert at("table") is UNKNOWN and at("row") is UNKNOWN and at("r") is None
 
 
-LOOP = """%check {
-  %c = (s32[], u32[], u32[]) parameter(0)
+TUPLE = "(u32[], u32[], u32[], u32[])"
+LOOP = f"""%check {{
+  %c = {TUPLE} parameter(0)
   ROOT %less = pred[] custom-call(%c)
-}
+}}
 
-%body {
-  %q = (s32[], u32[], u32[]) parameter(0)
-  %n = s32[] get-tuple-element(%q), index=0
-  %kept = u32[] get-tuple-element(%q), index=1
-  %changed = u32[] get-tuple-element(%q), index=2
+%body {{
+  %q = {TUPLE} parameter(0)
+  %kept = u32[] get-tuple-element(%q), index=0
+  %changed = u32[] get-tuple-element(%q), index=1
+  %one = u32[] get-tuple-element(%q), index=2
+  %other = u32[] get-tuple-element(%q), index=3
   %next = u32[] add(%changed, %kept)
-  ROOT %t = (s32[], u32[], u32[]) tuple(%n, %kept, %next)
-}
+  ROOT %t = {TUPLE} tuple(%kept, %next, %other, %one)
+}}
 
 """
 
 
-def test_numbers_that_a_loop_passes_on():
-    start = "%t = (s32[], u32[], u32[]) tuple(%zero, %id, %id)"
-    while_ = "ROOT %w = (s32[], u32[], u32[]) while(%t), condition=%check, body=%body"
-    text = f"HloModule m, num_partitions=3\n\n{LOOP}\nENTRY %main {{\n  %zero = s32[] constant(0)\n  {ID}\n"
-    flow = Flow(hlo.parse(f"{text}  {start}\n  {while_}\n}}\n"))
-    body = next(region for region in flow.regions if region.computation.name == "body")
-    known = Scalars(flow, 3)
-    assert known.at(HloValue(body, "kept")).tolist() == [0, 1, 2]
-    assert known.at(HloValue(body, "changed")) is None
+@pytest.mark.parametrize(("name", "numbers"), [("kept", [0, 1, 2]), ("changed", None), ("one", None), ("other", None)])
+def test_numbers_that_a_loop_passes_on(name, numbers):
+    """One element stays, one changes, and two change places."""
+    lines = [ID, "%two = u32[] constant(2)", f"%t = {TUPLE} tuple(%id, %id, %id, %two)"]
+    body = "\n".join(f"  {line}" for line in [*lines, f"ROOT %w = {TUPLE} while(%t), condition=%check, body=%body"])
+    flow = Flow(hlo.parse(f"HloModule m, num_partitions=3\n\n{LOOP}\nENTRY %main {{\n{body}\n}}\n"))
+    region = next(region for region in flow.regions if region.computation.name == "body")
+    known = Scalars(flow, 3).at(HloValue(region, name))
+    assert (None if known is None else known.tolist()) == numbers
 
 
 def test_numbers_that_a_branch_gets():

@@ -91,3 +91,9 @@ def test_elements_of_several_values_count_once():
 def test_too_many_elements_are_not_counted():
     analysis, tracer = tracer_of("ROOT %w = f32[2,8,65536]{2,1,0} broadcast(%p), dimensions={0,1}")
     assert tracer.arriving([analysis.value("w")]) is None
+
+
+def test_padding_does_not_arrive():
+    padded = "%w = f32[3,8]{1,0} pad(%p, %z), padding=0_1x0_0"
+    analysis, tracer = tracer_of("%z = f32[] constant(0)", padded, "ROOT %r = f32[3,8]{1,0} add(%w, %w)")
+    assert tracer.arriving([analysis.value("w")]) == 0

@@ -1,10 +1,11 @@
-"""Compiles small sharded programs, and prints their HLO as JSON: `python record.py cpu [program ...]`.
+"""Compiles small sharded programs and prints their HLO as JSON: `python record.py cpu [program ...]`.
 
-The texts in `data` were written by it with `--write`, one for each program, platform and version of jax:
+With `--write` it writes the texts in `data`, one for each program, platform and version of jax:
 
-    cpu, v5p:2x2x2, v5e:2x4, tpu7x:2x2x1, and v5p:2x2x1 with --slices=2        (those of TPU need libtpu, no TPU)
+    cpu, v5p:2x2x2, v5e:2x4, tpu7x:2x2x1, and v5p:2x2x1 with --slices=2        (TPU ones need libtpu, but no TPU)
 
-They are shortened: `backend_config` stays only where a reader may need it, and the folder of this file is dropped.
+The texts are shortened: `backend_config` stays only on instructions that may need it, and the folder of this file
+is dropped.
 """
 
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # else two processes at once fail at libtpu's lock file
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # otherwise two processes at once fail at libtpu's lock file
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
@@ -39,7 +40,7 @@ def swap(at):
 def scatter(at):
     import jax
 
-    dims = 1024, 1024  # less, and TPU makes it an all-reduce
+    dims = 1024, 1024  # if smaller, TPU makes it an all-reduce
     arrays = at.array("x", "y", dims=dims), at.array("y", None, dims=dims)
     return jax.jit(lambda v, w: v @ w, out_shardings=at("x", "y")), *arrays
 
@@ -85,11 +86,11 @@ def branch(at):
     def cheap(v):
         return jax.lax.psum(v[:1, :1], "x") + v
 
-    def dear(v):
+    def costly(v):
         return jax.lax.ppermute(jax.lax.psum(v, "x"), "y", [(0, 1), (1, 0)])
 
     def body(which, v):
-        return jax.lax.cond(which > 0, dear, cheap, v)
+        return jax.lax.cond(which > 0, costly, cheap, v)
 
     which = jax.ShapeDtypeStruct((), "int32", sharding=at())
     return at.mapped(body, at().spec, at("x").spec), which, at.array("x", None)

@@ -1,18 +1,16 @@
 """The words for places: which are shown, how alike ones are joined, and how each figure reads."""
 
 import os
-from dataclasses import replace
 
 import pytest
 
 import reshard as rs
-from reshard import hlo
-from reshard.doctor import ArrayMove, Place, examine
-from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT
+from reshard.doctor import ArrayMove, examine
+from reshard.doctor.places import MANUAL, REDUCTION, SHIFT
 from reshard.doctor.report import phrases
 from reshard.doctor.report.phrases import hidden, rows, shown
 from reshard.hlo import Array, Source
-from tests.doctor.fragments import HLO_DATA
+from tests.doctor.fragments import HLO_DATA, TILE, move, place
 from tests.doctor.report.reports import NOTHING, TRAIN, report_of_all_kinds
 
 
@@ -23,27 +21,6 @@ def test_hidden_places_are_counted():
     assert hidden(report, main) == "1 reduction, 1 place of the program's own shard_map, 1 place that receives little"
     assert [(row.place.kind, row.places) for row in rows(main)] == [("reshard", 2)]
     assert "not shown: 1 reduction, 1 place" in str(report)
-
-
-HERE = Source("jit(f)/mul", "train.py", 26, "step")
-
-
-def place(kinds=("all_gather",), received=96, times=1, where=HERE, **figures):
-    """A place with these collectives, which receive so much together."""
-    each = received // len(kinds)
-    gather = hlo.collectives(hlo.parse(f"HloModule m\n\nENTRY %main {{\n  {GATHER}\n}}\n"))[0]
-    made = [replace(gather, kind=kind, received_bytes=each, times=times) for kind in kinds]
-    return Place(figures.pop("kind", RESHARD), where, "main", tuple(made), **figures)
-
-
-GATHER = "%g = f32[32]{0} all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}"
-MESH = rs.Mesh(a=4)
-FORTH = [rs.Layout.parse(layout, MESH) for layout in ("f32[{a}2, 8]", "f32[8, {a}2]")]
-TILE = Array("f32", (2, 8))
-
-
-def move(needed=48, exact=True, plan=True):
-    return ArrayMove(TILE, TILE, needed, exact, *FORTH, True, rs.plan(*FORTH) if plan else None)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +91,9 @@ def test_slices_are_named_only_if_nothing_else_moves():
     cut = rs.plan(parsed["f32[6, 6]"], parsed["f32[{a}3, {b}2]"])
     assert set(phrases.steps(cut).split(", ")) == {"slice"}
     assert phrases.steps(rs.plan(parsed["f32[6, 6]"], parsed["f32[6, 6]"])) == "nothing"
-    assert "slice" not in phrases.steps(rs.plan(*FORTH))
+    mesh = rs.Mesh(a=2, b=2)
+    both = rs.plan(rs.Layout.parse("f32[{a}4, 8]", mesh), rs.Layout.parse("f32[8, {b}4]", mesh))
+    assert [step.kind for step in both.steps] == ["slice", "all_gather"] and phrases.steps(both) == "all_gather"
 
 
 @pytest.mark.parametrize(

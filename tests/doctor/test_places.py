@@ -1,0 +1,76 @@
+"""The figures of places and moves."""
+
+import json
+
+import pytest
+
+from reshard.doctor.places import array_text, most_wasteful_first
+from reshard.hlo import Array
+from tests.doctor.fragments import FORTH, MOVED, move, place
+
+
+def test_the_figures_of_one_place():
+    """5 runs, each of which receives 192 B for a move that needs 48 B."""
+    one = place(["all_gather", "permute", "all_gather"], received=192, times=5, temp_bytes=320, moves=(move(),))
+    assert (one.does, one.times, one.runs) == ("2 all_gather, permute", 5, 5)
+    assert (one.received_bytes, one.needed_bytes, one.exact, one.wasted_bytes) == (192, 48, True, 720)
+    assert (one.planned_bytes, one.saved_bytes) == (48, 720)
+    assert (one.planned_peak_bytes, one.planned_temp_bytes, one.saved_temp_bytes) == (192, 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("moves", "needed", "exact", "planned"),
+    [
+        ((), 192, False, None),  # a reduction, for example: it needs what it receives
+        ((move(), move(80)), 80, True, 96),  # of two moves the larger need, and both plans
+        ((move(), move(80, exact=False)), 80, False, 96),
+        ((move(), move(plan=False)), 48, True, None),  # no plan for one of them: none for the place
+        ((move(500),), 192, True, 48),  # never more than it receives
+    ],
+)
+def test_the_needs_of_several_moves(moves, needed, exact, planned):
+    one = place(received=192, moves=moves)
+    assert (one.needed_bytes, one.exact, one.planned_bytes) == (needed, exact, planned)
+
+
+def test_runs_that_depend_on_data_count_once():
+    one = place(received=192, times=None, moves=(move(),))
+    assert (one.times, one.runs, one.wasted_bytes) == (None, 1, 144)
+
+
+def test_plans_that_cost_more_save_nothing():
+    one = place(received=47, temp_bytes=63, moves=(move(),))
+    assert (one.planned_bytes, one.saved_bytes, one.saved_temp_bytes, one.wasted_bytes) == (48, 0, 0, 0)
+
+
+def test_the_most_wasteful_place_comes_first():
+    costly, often, cheap = (
+        place(received=960, moves=(move(960),)), place(received=96, times=20, moves=(move(),)), place(received=24)
+    )  # fmt: skip
+    assert most_wasteful_first([cheap, costly, often]) == (often, costly, cheap)
+
+
+def test_places_as_plain_data():
+    one = place(received=192, temp_bytes=256, moves=(move(), move(plan=False)), largest=Array("f32", (8, 8)))
+    data = json.loads(json.dumps(one.to_dict()))
+    assert data["where"] == {
+        "file": "train.py", "line": 26, "function": "step", "op_name": "jit(f)/mul", "exact": True,
+    }  # fmt: skip
+    assert (data["kind"], data["times"], data["largest"], data["rebuilds"]) == ("reshard", 1, "f32[8,8]", "")
+    assert (data["received_bytes"], data["needed_bytes"], data["wasted_bytes"]) == (192, 48, 144)
+    assert data["collectives"] == [
+        {"kind": "all_gather", "name": "g", "dtype": "f32", "operands": [[2, 8]], "results": [[8, 8]],
+         "group_size": 4, "received_bytes": 192, "times": 1}
+    ]  # fmt: skip
+    planned, unplanned = data["moves"]
+    assert (planned["before"], planned["after"]) == ("f32[2,8]", "f32[2,8]")
+    assert (planned["source"], planned["target"], planned["mesh"]) == (*FORTH, str(MOVED[0].mesh))
+    assert planned["plan"]["steps"][0]["kind"] == "all_to_all" and unplanned["plan"] is None
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [(Array("bf16", (8, 4), "1,0"), "bf16[8,4]"), (Array("s32", ()), "s32[]"), (Array("f32", (7,)), "f32[7]")],
+)
+def test_an_array_as_text(array, text):
+    assert array_text(array) == text
