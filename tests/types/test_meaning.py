@@ -50,7 +50,7 @@ def test_tables(text: str, mesh: Mesh, expected: dict[int, list[list[int]]]):
     assert table(text, mesh) == expected
 
 
-def test_what_it_holds_does_not_depend_on_what_is_partial():
+def test_the_elements_of_a_tile_do_not_depend_on_partial_axes():
     mesh = Mesh(x=2, y=2)
     assert table("f32[{x}2] + sum{y}", mesh) == table("f32[{x}2]", mesh)
 

@@ -7,14 +7,16 @@ import pickle
 import subprocess
 import sys
 from itertools import product
+from math import isqrt, prod
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import MeshError, NotationError
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, SubAxis, merged_spans
+from reshard.types.mesh import Mesh, SubAxis, is_chain, merged_spans, places, prime_places, primes
 
 MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).map(
     lambda sizes: Mesh({f"a{at}": size for at, size in enumerate(sizes)})
@@ -40,7 +42,7 @@ def test_any_sizes(sizes: tuple[int, ...]):
     assert mesh.size == len(coordinates(mesh)) == len(mesh.devices)
 
 
-def test_size_of_no_device_is_enumerated():
+def test_the_size_is_known_without_listing_devices():
     assert Mesh(x=1 << 30, y=1 << 30).size == 1 << 60
 
 
@@ -98,7 +100,7 @@ def test_positions_and_device_ids():
         Mesh(x=4).position(-1)
 
 
-def test_the_order_of_positions_is_no_order():
+def test_device_ids_in_the_order_of_positions_are_the_default():
     assert Mesh({"x": 3}, device_ids=[0, 1, 2]) == Mesh(x=3)
     assert hash(Mesh({"x": 3}, device_ids=[0, 1, 2])) == hash(Mesh(x=3))
     assert Mesh({"x": 3}, device_ids=[0, 2, 1]) != Mesh(x=3)
@@ -151,16 +153,19 @@ def test_rejects_sub_axis_text(text: str):
 
 @given(MESHES)
 def test_strides_are_coordinates(mesh: Mesh):
-    where = coordinates(mesh)
-    step = max(1, mesh.size // 7)
+    sizes, step = tuple(mesh.axes.values()), max(1, mesh.size // 7)
+    where = {at: np.unravel_index(at, sizes) if sizes else () for at in range(0, mesh.size, step)}
     for at, (name, size) in enumerate(mesh.axes.items()):
         for pre in (d for d in range(1, size + 1) if size % d == 0):
             for factor in (d for d in range(1, size // pre + 1) if (size // pre) % d == 0):
                 stride = mesh.stride(SubAxis(name, pre, factor))
                 for position in range(0, mesh.size, step):
-                    # The digits of the axis's coordinate: pre, factor, the rest.
+                    # The coordinate along the axis has the digits pre, factor and rest.
                     rest = size // (pre * factor)
                     assert position // stride % factor == where[position][at] // rest % factor
+                    sub = SubAxis(name, pre, factor)
+                    assert mesh.coordinate(position, sub) == where[position][at] // rest % factor
+                    assert mesh.span(sub) == (stride, stride * factor)
 
 
 def test_sub_axes_of_a_factor():
@@ -182,11 +187,61 @@ def test_sub_axes_undo_strides(mesh: Mesh):
             assert mesh.sub_axes(mesh.stride(sub), sub.size) == [sub]
 
 
-def test_joined_spans():
+def test_merged_spans():
     assert merged_spans([]) == []
     assert merged_spans([(4, 8), (1, 4)]) == [(1, 4), (4, 8)]
     assert merged_spans([(2, 8), (1, 4), (16, 32)]) == [(1, 8), (16, 32)]
     assert merged_spans([(1, 16), (2, 4)]) == [(1, 16)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 24), st.integers(2, 6)), max_size=4))
+def test_merged_spans_are_a_chain_that_covers_each_span(factors: list[tuple[int, int]]):
+    spans = [(low, low * size) for low, size in factors]
+    merged = merged_spans(spans)
+    assert is_chain([end for span in merged for end in span])
+    for low, high in spans:
+        assert any(below <= low and high <= above and low % below == above % high == 0 for below, above in merged)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "chain"),
+    [([], True), ([1], True), ([7], True), ([1, 2, 6, 6], True), ([2, 3], False), ([1, 4, 6], False), ([0, 4], False)],
+)
+def test_chains(cuts: list[int], chain: bool):
+    assert is_chain(cuts) == chain
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 12, 97, 360, 1 << 20, 3 * 10007])
+def test_primes(size: int):
+    factors = primes(size)
+    assert prod(factors) == size
+    assert factors == sorted(factors)
+    assert all(p > 1 and all(p % k for k in range(2, isqrt(p) + 1)) for p in factors)
+
+
+@pytest.mark.parametrize(("stride", "size"), [(1, 1), (1, 7), (5, 12), (3, 30)])
+def test_places_are_the_digits_of_a_factor(stride: int, size: int):
+    factors = list(places(stride, size))
+    assert prod(prime for _, prime in factors) == size
+    for position in range(stride * size):
+        number = 0
+        for low, prime in factors:
+            number = number * prime + position // low % prime
+        assert number == position // stride % size
+
+
+def test_prime_places_of_a_sub_axis():
+    mesh = Mesh(x=12, y=5)
+    assert list(prime_places(mesh, mesh.sub_axis("x:(2)6"))) == [(15, 2), (5, 3)]
+    assert list(prime_places(mesh, mesh.sub_axis("y"))) == [(1, 5)]
+
+
+def test_coordinates_along_several_sub_axes():
+    mesh = Mesh(x=12, y=5)
+    axes = [mesh.sub_axis("y"), mesh.sub_axis("x:(4)3"), mesh.sub_axis("x:(1)2")]
+    for position in range(mesh.size):
+        x, y = divmod(position, 5)
+        assert mesh.coordinates(position, axes) == (y, x % 3, x // 6)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(x=4, y=2), Mesh({"x": 3}, device_ids=[2, 0, 1])], ids=repr)

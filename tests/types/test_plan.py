@@ -1,4 +1,4 @@
-"""Plans: the chain is checked as it is built, JSON is read back and checked anew, figures are folds."""
+"""Plans: the chain is checked as it is built, JSON is read and checked again, figures are folds over the steps."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_floor():
     assert floor(A, layout("f32[16, 16, 16]"), donate=True) == 16**3 * 4
 
 
-def test_a_donated_source_does_not_live_on():
-    moves = [StepSpec(s.kind, s.result) for s in THREE.steps]
-    given_up = chain(THREE.source, THREE.target, moves, donate=True)
-    assert [s.retained_bytes for s in given_up.steps] == [0, 0, 0]
-    assert given_up.peak_bytes < THREE.peak_bytes
+def test_a_donated_source_is_freed_after_the_first_step():
+    specs = [StepSpec(s.kind, s.result) for s in THREE.steps]
+    donated = chain(THREE.source, THREE.target, specs, donate=True)
+    assert [s.retained_bytes for s in donated.steps] == [0, 0, 0]
+    assert donated.peak_bytes < THREE.peak_bytes
 
 
 def test_nothing_to_do():
@@ -110,11 +110,11 @@ def test_live_bytes_cannot_be_left_out():
 
 
 def test_only_a_donated_source_is_overwritten():
-    move = StepSpec("exchange", layout("f32[16, {x}4, 16]"), StepMode(in_place=True))
+    spec = StepSpec("exchange", layout("f32[16, {x}4, 16]"), StepMode(in_place=True))
     source = layout("f32[{x}4, 16, 16]")
     with pytest.raises(PlanError, match=r"overwrites the source.*donate=True"):
-        chain(source, move.result, [move])
-    assert chain(source, move.result, [move], donate=True).peak_bytes < floor(source, move.result) + 2 * 256 * 4
+        chain(source, spec.result, [spec])
+    assert chain(source, spec.result, [spec], donate=True).peak_bytes < floor(source, spec.result) + 2 * 256 * 4
 
 
 def test_a_step_that_no_rule_derives_cannot_be_built():
@@ -127,7 +127,7 @@ def test_a_step_that_no_rule_derives_cannot_be_built():
 
 @pytest.mark.parametrize("at", range(3))
 def test_a_step_with_another_result_is_refused(at: int):
-    """A plan whose layout after a step is wrong: by the step's rule, or by the next step or the target."""
+    """A wrong layout after a step is refused by the rule of the step, by the next step, or by the target."""
     right = THREE.steps[at]
     wrong = (
         "f32[16, {y}8, 16, {x:(2)2}4]",
@@ -214,7 +214,7 @@ def drop(*path: Any) -> Callable[[dict[str, Any]], None]:
 
 TAMPERED = {
     "source": put("source", to="f32[16, {y}8, 16, 8]"),
-    "source that is no layout": put("source", to="f32[16"),
+    "source that is not a layout": put("source", to="f32[16"),
     "target": put("target", to="f32[16, 16, {y}8, {x}2]"),
     "dtype of the target": put("target", to="s32[16, 16, {y}8, {x:(2)2}4]"),
     "mesh": put("mesh", "axes", "x", to=8),
@@ -236,18 +236,18 @@ TAMPERED = {
     "launches of a step": put("steps", 1, "launches", to=0),
     "donation": put("donate", to=True),
     "chunk of an all-to-all": put("steps", 1, "chunk", to=4),
-    "chunk that is no number": put("steps", 1, "chunk", to="4"),
+    "chunk that is not a number": put("steps", 1, "chunk", to="4"),
     "in place": put("steps", 1, "in_place", to=True),
-    "steps that are no list": put("steps", to=3),
-    "step that is no object": put("steps", 0, to="slice"),
-    "axes that are no object": put("mesh", "axes", to=["abc"]),
-    "sizes that are no numbers": put("mesh", "axes", "x", to="4"),
-    "device ids that are no numbers": put("mesh", "device_ids", to=["a"] * 8),
-    "source that is no text": put("source", to=7),
+    "steps that are not a list": put("steps", to=3),
+    "step that is not an object": put("steps", 0, to="slice"),
+    "axes that are not an object": put("mesh", "axes", to=["abc"]),
+    "sizes that are not numbers": put("mesh", "axes", "x", to="4"),
+    "device ids that are not numbers": put("mesh", "device_ids", to=["a"] * 8),
+    "source that is not text": put("source", to=7),
     "missing source": drop("source"),
     "missing steps": drop("steps"),
     "missing kind": drop("steps", 0, "kind"),
-    "seconds that are no number": put("steps", 1, "seconds", to="soon"),
+    "seconds that are not a number": put("steps", 1, "seconds", to="soon"),
     "total seconds": put("seconds", to=1.0),
 }
 
@@ -261,7 +261,7 @@ def test_tampered_json_is_refused(change: Callable[[dict[str, Any]], None]):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"plan"', "{}", '{"source": null}'])
-def test_what_is_no_plan_is_refused(text: str):
+def test_what_is_not_a_plan_is_refused(text: str):
     with pytest.raises(PlanError, match="this is not a plan in JSON"):
         Plan.from_json(text)
 
