@@ -1,5 +1,6 @@
-"""Layouts to test and to measure with: every contiguous one of a mesh, seeded pairs of them, and
-random digit layouts, of which Hypothesis makes the same choices and can therefore shrink them.
+"""Layouts for tests and benchmarks: every contiguous layout of a mesh, seeded pairs of them, and random digit layouts.
+
+Random layouts take a `random.Random`. Hypothesis can supply one, and then also shrinks the layouts.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ MESHES = (
     Mesh({"x": 4}, device_ids=[10, 3, 7, 20]),
     Mesh(),
 )
-"""Small meshes of all kinds: prime, composite and unit axes, one device, other orders of the devices."""
+"""Small meshes of all kinds: prime, composite and unit axes, a single device, devices in other orders."""
 
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 24)
 
 
 def divisible_shape(mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """The smallest shape of which any axes of the mesh, in any dim, cut even tiles."""
+    """The smallest shape that any axes of the mesh divide evenly, in any dim."""
     return (mesh.size,) * rank
 
 
 def contiguous_layouts(mesh: Mesh, shape: tuple[int, ...], dtype: str = "float32") -> Iterator[Layout]:
-    """Every layout that holds whole axes in leading digits, once: each axis unused or in one dim,
-    in every order within a dim. Axes of size 1 hold nothing, and are left out.
+    """Every layout of contiguous tiles on whole axes, once: each axis is unused or in one dim, in every order.
+
+    Axes of size 1 make no difference and are left out.
     """
     axes = [SubAxis(name, 1, size) for name, size in mesh.axes.items() if size > 1]
     for used in range(len(axes) + 1):
@@ -53,7 +55,7 @@ def contiguous_layouts(mesh: Mesh, shape: tuple[int, ...], dtype: str = "float32
 
 
 def _splits(order: tuple[SubAxis, ...], parts: int) -> Iterator[list[tuple[SubAxis, ...]]]:
-    """The ways to cut a sequence into so many parts, empty ones included."""
+    """All ways to cut a sequence into `parts` parts, empty ones included."""
     if parts == 0:
         if not order:
             yield []
@@ -64,13 +66,14 @@ def _splits(order: tuple[SubAxis, ...], parts: int) -> Iterator[list[tuple[SubAx
 
 
 def sample_pairs(mesh: Mesh, rank: int, count: int, seed: int) -> list[tuple[Layout, Layout]]:
-    """So many different (source, target) pairs of different contiguous layouts of float32 arrays of
-    `divisible_shape`, or all there are if they are fewer; the same ones for the same seed.
+    """`count` different pairs of contiguous layouts of a float32 array of `divisible_shape`, or all if there are fewer.
+
+    The source and the target of a pair differ. The same seed gives the same pairs.
     """
     layouts = list(contiguous_layouts(mesh, divisible_shape(mesh, rank)))
     others = len(layouts) - 1
     picked = random.Random(seed).sample(range(len(layouts) * others), min(count, len(layouts) * others))
-    # Number `n` is the pair of source n // others and the n % others-th layout that is not the source.
+    # Pair number n has source n // others, and as target layout n % others of those that are not the source.
     pairs = ((n // others, n % others) for n in picked)
     return [(layouts[source], layouts[rest + (rest >= source)]) for source, rest in pairs]
 
@@ -78,8 +81,10 @@ def sample_pairs(mesh: Mesh, rank: int, count: int, seed: int) -> list[tuple[Lay
 def random_layout(
     choose: random.Random, mesh: Mesh, shape: Sequence[int], dtype: str = "int32", partial: bool = False
 ) -> Layout:
-    """Any layout of the language: sub-axes in a random factoring, some held by random dims in any order
-    among local digits (contiguous, strided or block-cyclic, perhaps padded), with `partial` some summed.
+    """Any layout of the language.
+
+    The axes are factored into random sub-axes. Some of these hold digits of random dims, in any order among local
+    digits (contiguous, strided or block-cyclic, perhaps padded); with `partial`, some are partial.
     """
     axes = _factored(choose, mesh)
     choose.shuffle(axes)
@@ -97,25 +102,26 @@ def random_layout(
 
 def _factored(choose: random.Random, mesh: Mesh) -> list[SubAxis]:
     """Every axis as a product of random sub-axes."""
-    found: list[SubAxis] = []
+    axes: list[SubAxis] = []
     for name, size in mesh.axes.items():
         pre = 1
         for radix in _factors(choose, size):
-            found.append(SubAxis(name, pre, radix))
+            axes.append(SubAxis(name, pre, radix))
             pre *= radix
-    return found
+    return axes
 
 
 def _factors(choose: random.Random, size: int) -> list[int]:
-    found: list[int] = []
+    factors: list[int] = []
     while size > 1:
-        found.append(choose.choice([k for k in range(2, size + 1) if size % k == 0]))
-        size //= found[-1]
-    return found
+        factors.append(choose.choice([k for k in range(2, size + 1) if size % k == 0]))
+        size //= factors[-1]
+    return factors
 
 
 def _random_dim(choose: random.Random, size: int, held: list[Digit]) -> Dim:
-    """Contiguous pieces, or their ceil(size / pieces) elements cut into digits, or blocks of any size."""
+    """A dim of contiguous pieces, or of such pieces with their ceil(size / pieces) elements cut into digits among the
+    held ones, or of blocks of any size dealt in rounds."""
     pieces = prod(d.radix for d in held)
     kind = choose.choice(("contiguous", "strided", "blocks"))
     if kind == "contiguous":
@@ -135,8 +141,10 @@ def _random_dim(choose: random.Random, size: int, held: list[Digit]) -> Dim:
 def random_pair(
     choose: random.Random, dtype: str = "int32", partial: bool = False, most_rank: int = 3
 ) -> tuple[Layout, Layout]:
-    """Two random layouts of one array, mostly of one mesh, else of two that have the same devices; with
-    `partial`, the source is a reduction to finish (or, at times, no reduction at all)."""
+    """Two random layouts of one array, mostly on one mesh, otherwise on two with the same devices.
+
+    With `partial`, the source is usually partial and the target never.
+    """
     mesh = choose.choice(MESHES)
     same = [m for m in MESHES if set(m.devices) == set(mesh.devices)]
     other = mesh if partial or choose.randint(0, 4) else choose.choice(same)
@@ -150,5 +158,5 @@ def layouts(dtype: str = "int32", partial: bool = False) -> st.SearchStrategy[La
 
 
 def pairs(dtype: str = "int32", partial: bool = False, most_rank: int = 3) -> st.SearchStrategy[tuple[Layout, Layout]]:
-    """Random (source, target) pairs; see `random_pair`."""
+    """Random pairs of a source and a target; see `random_pair`."""
     return st.randoms().map(lambda choose: random_pair(choose, dtype, partial, most_rank))

@@ -2,8 +2,9 @@
 
     f32[{x}3/5] on <x=2>       device 0: 0 1 2       device 1: 3 4 PADDING
 
-It is built on `types.meaning` alone, and shares no code with the shipped oracle (`reshard.runtime.oracle`) on purpose:
-that one is under test too, against this one, and a mistake that both made could hide the same mistake of a runtime.
+The tiles are built on `types.meaning` alone, and on purpose share no code with the shipped oracle
+(`reshard.runtime.oracle`): that one is tested against this one, and a mistake common to both could hide the same
+mistake in a runtime.
 
 Padding is filled with a value that no element has, and is never compared. The summands of a partial array differ from
 device to device and combine to the index.

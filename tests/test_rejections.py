@@ -1,16 +1,22 @@
-"""Bad inputs, each refused with a `ReshardError` whose message names the thing and the cure."""
+"""Bad inputs, each refused with a `ReshardError` whose message names what is wrong and what to do.
+
+Those that break an invariant of docs/language.md are named for it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.errors import ReshardError
+from reshard.errors import LayoutError, ReshardError
 from reshard.lower import lower
+from reshard.types import canonical
 from reshard.types.notation.detect import read
 from reshard.types.plan import Plan, Step
 
@@ -23,7 +29,7 @@ DIM = "[{x}2]"
 
 
 class Bad(NamedTuple):
-    """What is done, and two parts of the message: what is wrong, and what to do."""
+    """A call, with two parts of the message that it must raise: what is wrong, and what to do."""
 
     name: str
     call: Callable[[], Any]
@@ -59,8 +65,8 @@ TABLE = [
     # ---- meshes
     Bad("axis of size 0", lambda: rs.Mesh(x=0), "'x' has size 0", "at least 1"),
     Bad("axis of negative size", lambda: rs.Mesh(x=-4), "-4", "at least 1"),
-    Bad("axis of half a size", lambda: rs.Mesh(x=2.5), "2.5", "whole number"),  # type: ignore[arg-type]
-    Bad("axis of a true size", lambda: rs.Mesh(x=True), "True", "whole number"),
+    Bad("axis of a fractional size", lambda: rs.Mesh(x=2.5), "2.5", "whole number"),  # type: ignore[arg-type]
+    Bad("axis of a boolean size", lambda: rs.Mesh(x=True), "True", "whole number"),
     Bad("axis name with a space", lambda: rs.Mesh({"a b": 2}), "'a b'", "letter"),
     Bad("axis name twice", lambda: rs.Mesh([("x", 2), ("x", 2)]), "twice", "own name"),
     Bad("mesh text", lambda: rs.Mesh.parse("x4"), "'x4'", "name=size"),
@@ -74,11 +80,11 @@ TABLE = [
     Bad("no dims", parse("f32"), "'f32'", "dtype[dims]"),
     Bad("open bracket", parse("f32[{x}4, 8"), "'f32[{x}4, 8'", "dtype[dims]"),
     Bad("open brace", parse("f32[{x4, 8]"), "{x4", "digits like {x}4"),
-    Bad("empty dim", parse("f32[{x}4,,8]"), "an empty dim", "write its size"),
+    Bad("canonical form: a dim without digits", parse("f32[{x}4,,8]"), "an empty dim", "write its size"),
     Bad("empty braces", parse("f32[{}4]"), "''", "write x, or x:(pre)size"),
     Bad("negative digit", parse("f32[-4]"), "'-4'", "digits like {x}4"),
     Bad("fractional digit", parse("f32[4.5]"), "'.5'", "digits like {x}4"),
-    Bad("true size that is no number", parse("f32[{x}3/ten]"), "'ten'", "{x}3/10"),
+    Bad("true size that is not a number", parse("f32[{x}3/ten]"), "'ten'", "{x}3/10"),
     Bad("two true sizes", parse("f32[{x}3/10/9]"), "'10/9'", "{x}3/10"),
     Bad("text after the layout", parse("f32[8] on x"), "'f32[8] on x'", "dtype[dims]"),
     Bad("unknown dtype", parse("f33[8]"), "'f33'", "float32"),
@@ -91,39 +97,47 @@ TABLE = [
     Bad("sub-axis that does not divide", parse("f32[{x:(1)3}4]"), "x:(1)3", "factors of the axis"),
     Bad("sub-axis past the end", parse("f32[{x:(2)4}4]"), "x:(2)4", "factors of the axis"),
     Bad("sub-axis of size 0", parse("f32[{x:(1)0}4]"), "x:(1)0", "factors of the axis"),
-    Bad("axis used twice", parse("f32[{x}4, {x}2]"), "axis 'x'", "once"),
-    Bad("axis used twice in a dim", parse("f32[{x}{x}4]"), "axis 'x'", "once"),
-    Bad("axis held and partial", parse("f32[{x}4] + sum{x}"), "axis 'x'", "partial axes included"),
-    Bad("overlapping sub-axes", parse("f32[{x:(1)2}4, {x}2]"), "x:(1)2", "once"),
-    Bad("factors that do not nest", parse("f32[{a:(1)4}, {a:(2)6}]", rs.Mesh(a=12)), "a:(2)6", "once"),
+    Bad("single use: an axis twice", parse("f32[{x}4, {x}2]"), "axis 'x'", "once"),
+    Bad("single use: an axis twice in a dim", parse("f32[{x}{x}4]"), "axis 'x'", "once"),
+    Bad("single use: an axis held and partial", parse("f32[{x}4] + sum{x}"), "axis 'x'", "partial axes included"),
+    Bad("single use: overlapping sub-axes", parse("f32[{x:(1)2}4, {x}2]"), "x:(1)2", "once"),
+    Bad("single use: sub-axes that do not nest", parse("f32[{a:(1)4}, {a:(2)6}]", rs.Mesh(a=12)), "a:(2)6", "once"),
+    Bad("single use: factors that do not divide", parse("f32[{a:(1)4}, {a:(6)2}]", rs.Mesh(a=12)), "a:(6)2", "once"),
     Bad(
-        "wrong radix",
+        "radix match: another radix",
         lambda: rs.Layout(MESH, (rs.types.layout.Dim((rs.types.layout.Digit(3, MESH.sub_axis("x")),), 3),), "f32"),
         "radix 3",
         "sub-axis's size",
     ),
     # ---- sizes
-    Bad("too much padding", parse("f32[{x}4/12]"), "multiply to 16", "the product is 12"),
-    Bad("more elements than fit", parse("f32[{x}2/12]"), "multiply to 8", "the product is 12"),
-    Bad("no room at all", parse("f32[{x}0/3]"), "true size is 3", "the product is 4"),
+    Bad("exact cover: too much padding", parse("f32[{x}4/12]"), "multiply to 16", "the product is 12"),
+    Bad("exact cover: more elements than fit", parse("f32[{x}2/12]"), "multiply to 8", "the product is 12"),
+    Bad("exact cover: no room at all", parse("f32[{x}0/3]"), "true size is 3", "the product is 4"),
     Bad("negative size", spec((-3,), [["x"]]), "-3", "at least 0"),
     Bad("fractional size", spec((2.5,), [["x"]]), "2.5", "whole number"),
     Bad("size that is text", spec(("8",), [["x"]]), "'8'", "whole number"),
     Bad("more entries than dims", spec((8,), [["x"], ["y"]]), "2 entries", "at most one entry per dim"),
     Bad("spec of unknown axis", spec((8,), [["q"]]), "'q'", "has axes x, y"),
-    Bad("spec that uses an axis twice", spec((8, 8), [["x"], ["x"]]), "axis 'x'", "once"),
-    Bad("spec of a dtype there is not", spec((8,), [["x"]], "float99"), "'float99'", "float32"),
+    Bad("single use: a spec with an axis twice", spec((8, 8), [["x"], ["x"]]), "axis 'x'", "once"),
+    Bad("spec of an unknown dtype", spec((8,), [["x"]], "float99"), "'float99'", "float32"),
     # ---- reductions
-    Bad("sum of bools", parse("pred[8] + sum{x}"), "bool has no sum", "use max (any) or min (all)"),
-    Bad("maximum of complex", parse("c64[8] + max{x}"), "complex64 has no max", "sum, mean or product"),
-    Bad("mean of integers", parse("s32[8] + mean{x}"), "int32 has no mean", "inexact types"),
-    Bad("reduction of no name", spec((8,), [[]], unreduced=["x"], reduction="xor"), "'xor'", "use one of sum"),
-    Bad("partial made", plan(layout("f32[8]"), layout("f32[8] + sum{x}")), "+ sum{x}", "fewer of the same sub-axes"),
-    Bad("other reduction", plan(layout("f32[8] + sum{x}"), layout("f32[8] + max{x}")), "+ max{x}", "fewer of the same"),
+    Bad("one reduction: sum of bools", parse("pred[8] + sum{x}"), "bool has no sum", "use max (any) or min (all)"),
+    Bad("one reduction: maximum of complex", parse("c64[8] + max{x}"), "complex64 has no max", "sum, mean or product"),
+    Bad("one reduction: mean of integers", parse("s32[8] + mean{x}"), "int32 has no mean", "inexact types"),
+    Bad("one reduction: an unknown one", spec((8,), [[]], unreduced=["x"], reduction="xor"), "'xor'", "use one of sum"),
+    Bad(
+        "a target that starts a reduction",
+        plan(layout("f32[8]"), layout("f32[8] + sum{x}")),
+        "+ sum{x}",
+        "fewer of the same sub-axes",
+    ),
+    Bad(
+        "another reduction", plan(layout("f32[8] + sum{x}"), layout("f32[8] + max{x}")), "+ max{x}", "fewer of the same"
+    ),
     # ---- requests
-    Bad("other shape", plan(target=layout("f32[16, 16]")), "(16, 16)", "the same global shape"),
-    Bad("other rank", plan(target=layout("f32[16]")), "(16,)", "the same global shape"),
-    Bad("other dtype", plan(target=layout("f64[16, 8]")), "float64", "cast"),
+    Bad("another shape", plan(target=layout("f32[16, 16]")), "(16, 16)", "the same global shape"),
+    Bad("another rank", plan(target=layout("f32[16]")), "(16,)", "the same global shape"),
+    Bad("another dtype", plan(target=layout("f64[16, 8]")), "float64", "cast"),
     Bad("smaller mesh", plan(target=layout("f32[16, 8]", rs.Mesh(x=4))), "<x=4>", "the same devices"),
     Bad(
         "other devices",
@@ -133,7 +147,7 @@ TABLE = [
     ),
     Bad("negative budget", plan(budget=-1), "budget -1", "whole number of at least 0"),
     Bad("budget that is text", plan(budget="64MiB"), "'64MiB'", "bytes a device"),
-    Bad("budget that is true", plan(budget=True), "True", "whole number of at least 0"),
+    Bad("budget that is a boolean", plan(budget=True), "True", "whole number of at least 0"),
     Bad("budget that is a fraction", plan(budget=0.5), "0.5", "whole number of at least 0"),
     Bad("budget that is a list", plan(budget=[1]), "[1]", "whole number of at least 0"),
     Bad("budget too small", plan(budget=100), "budget 100 B", "smallest that works is 256 B"),
@@ -141,9 +155,9 @@ TABLE = [
     Bad("network that is a number", plan(network=3), "3", "Network"),
     Bad("network without the axis", plan(network=rs.Network.of({"x": (0, 1)})), "'y'", "with_axes"),
     Bad("source that is text", plan("f32[8]"), "'f32[8]'", "Layout.parse"),
-    Bad("target that is none", plan(target=None), "None", "Layout"),
+    Bad("target that is None", plan(target=None), "None", "Layout"),
     # ---- other notations
-    Bad("no notation", lambda: read("shard it", MESH), "'shard it'", "write f32["),
+    Bad("text in no notation", lambda: read("shard it", MESH), "'shard it'", "write f32["),
     Bad("JAX without a shape", lambda: read("P('x')", MESH), "without shape and dtype", "give shape and dtype"),
     Bad("JAX of unknown axis", lambda: read("P('z')", MESH, (8,), "f32"), "'z'", "has axes x, y"),
     Bad("Shardy that ends early", lambda: rs.Layout.from_shardy('[{"x"', MESH, (8,), "f32"), "ends too early", "{"),
@@ -153,11 +167,11 @@ TABLE = [
     Bad("HLO of another rank", lambda: rs.Layout.from_hlo("{devices=[2,4]<=[8]}", (8,), "f32"), "(8,)", "dims"),
     Bad("shape that disagrees", lambda: read("f32[{x}4]", MESH, (8,)), "(16,)", "leave shape out"),
     # ---- plans and steps
-    Bad("step of no kind", lambda: Step("send", HERE, THERE), "'send'", "the steps are slice"),
+    Bad("step of an unknown kind", lambda: Step("send", HERE, THERE), "'send'", "the steps are slice"),
     Bad("step of the wrong kind", lambda: Step("slice", HERE, THERE), "slice: f32[{x}4, 8]", "only local digits"),
     Bad("plan that ends early", lambda: Plan(HERE, THERE, ()), "not in the target", "fix the chain"),
-    Bad("JSON that is none", lambda: Plan.from_json("{"), "not a plan in JSON", "to_json()"),
-    Bad("lowering what is no plan", lambda: lower("plan"), "str", "reshard.plan()"),  # type: ignore[arg-type]
+    Bad("text that is not JSON", lambda: Plan.from_json("{"), "not a plan in JSON", "to_json()"),
+    Bad("lowering text", lambda: lower("plan"), "str", "reshard.plan()"),  # type: ignore[arg-type]
     # ---- tiles
     Bad("a tile missing", simulate({d: t for d, t in TILES.items() if d != 5}), "missing [5]", "one tile per device"),
     Bad("a tile too many", simulate({**TILES, 9: TILES[0]}), "unknown [9]", "one tile per device"),
@@ -167,14 +181,32 @@ TABLE = [
     Bad("a tile of another rank", simulate(changed(0, np.zeros(32, np.float32))), "(32,)", "(4, 8)"),
     Bad("a tile of another dtype", simulate(changed(7, np.zeros((4, 8)))), "float64", "cast it"),
     Bad("tiles in a list", simulate(list(TILES.values())), "list", "one tile per device"),
-    Bad("a network of nothing", lambda: rs.Network("none"), "'none'", "give inner, outer or axes"),
-    Bad("a link of no bandwidth", lambda: rs.Link(0, 0), "bandwidth", "above 0"),
+    Bad("a network without links", lambda: rs.Network("none"), "'none'", "give inner, outer or axes"),
+    Bad("a link without bandwidth", lambda: rs.Link(0, 0), "bandwidth", "above 0"),
 ]
 
 
 def test_there_are_many():
     assert len(TABLE) >= 50
     assert len({bad.name for bad in TABLE}) == len(TABLE)
+
+
+def invariants() -> list[str]:
+    """The names of the invariants, from the bullets of docs/language.md."""
+    text = (Path(__file__).parent.parent / "docs" / "language.md").read_text(encoding="utf-8")
+    return re.findall(r"^- \*\*(.*?)\*\*", text.partition("## Invariants\n")[2].partition("\n## ")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", invariants())
+def test_every_invariant_has_a_check_and_a_rejection_of_its_name(name: str):
+    checks = {"canonical form": ["canonical_dim", "canonical_partial"]}.get(name, [f"check_{name.replace(' ', '_')}"])
+    for check in checks:
+        assert f"*{name.capitalize()}*" in getattr(canonical, check).__doc__
+    rejections = [bad for bad in TABLE if bad.name.startswith(f"{name}: ")]
+    assert rejections
+    for bad in rejections if name != "canonical form" else ():  # a dim without digits does not parse: no layout yet
+        with pytest.raises(LayoutError, match=rf"\({name}\)$"):
+            bad.call()
 
 
 @pytest.mark.parametrize("bad", TABLE, ids=[bad.name for bad in TABLE])
@@ -187,5 +219,5 @@ def test_rejected(bad: Bad):
     assert len(message) < 600, "a message is read by a person"
 
 
-def test_nothing_is_wrong_with_what_the_table_starts_from():
+def test_the_plan_and_the_tiles_that_the_table_starts_from_are_right():
     assert rs.simulate(PLAN, TILES).keys() == TILES.keys()

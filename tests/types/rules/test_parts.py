@@ -1,5 +1,7 @@
-"""Steps in parts: the parts are steps of their own on smaller arrays, together they are the step, and what the plan
-promises of memory, bytes and launches is what the reference runtime measures."""
+"""Steps in parts: each part is a step on a smaller array, and together they are the step.
+
+The reference runtime measures the memory, the bytes and the launches that the plan promises.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def one_step(kind: str, source: str, target: str, parts: int, donate: bool = Fal
 
 
 STEPS = [
-    # A part is some rows, some columns, part of a strided dim, or of one behind the digits that move.
+    # A part is some of the rows, of the columns, of a strided dim, or of a dim after the one that changes.
     ("slice", "f32[16, 8]", "f32[16, {x}2]"),
     ("slice", "f32[16, 8]", "f32[{x}4, {y}4]"),
     ("all_gather", "f32[{x}4, 16]", "f32[16, 16]"),
@@ -65,18 +67,18 @@ STEPS = [
     [
         # Rows that stay rows.
         ("f32[16, {x}2]", "f32[16, 8]", 4, "f32[4, {x}2]", "f32[4, 8]", Cut(0, 1, 4, 4), Cut(0, 1, 4, 4)),
-        # 16 rows are {x} 4 before and 4 x 4 after: a part is the same 2 of the 4 in each.
+        # 16 rows are {x}4 before and 4 x 4 after: a part is the same 2 of the 4 in both.
         ("f32[{x}4, 16]", "f32[16, {x}4]", 2, "f32[{x}2, 16]", "f32[8, {x}4]", Cut(0, 1, 2, 2), Cut(0, 4, 2, 2)),
-        # Dim 0 has no element that stays: the part is in dim 1.
+        # Dim 0 has no digit that is local on both sides, so dim 1 is split.
         ("f32[{x}, 6]", "f32[4, 6]", 3, "f32[{x}, 2]", "f32[4, 2]", Cut(1, 1, 3, 2), Cut(1, 1, 3, 2)),
-        # A digit before the held one, whole.
+        # The digit before the held one, into single values.
         ("f32[3{x}5]", "f32[60]", 3, "f32[{x}5]", "f32[20]", Cut(0, 1, 3, 5), Cut(0, 1, 3, 20)),
     ],
 )
 def test_a_part(source: str, target: str, count: int, operand: str, result: str, take: Cut, put: Cut):
-    found = split_step(*layouts(source, target), count)
-    assert found is not None
-    assert (str(found.operand), str(found.result), found.take, found.put) == (operand, result, take, put)
+    part = split_step(*layouts(source, target), count)
+    assert part is not None
+    assert (str(part.operand), str(part.result), part.take, part.put) == (operand, result, take, put)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_a_part(source: str, target: str, count: int, operand: str, result: str,
         ("f32[{x}4, 16]", "f32[16, {x}4]", (2, 4)),
         ("f32[{x}, 6]", "f32[4, 6]", (2, 3, 6)),
         ("f32[{x}, 7]", "f32[4, 7]", (7,)),
-        # All 12 rows stay where they are; of the columns, 3.
+        # All 12 rows stay where they are, and 3 of the columns.
         ("f32[12, {x}3]", "f32[12, 12]", (2, 3, 4, 6, 12)),
         # Nothing is local on both sides.
         ("f32[{x}]", "f32[4]", ()),
@@ -115,24 +117,24 @@ def test_numerals_without_a_common_refinement():
 
 
 def cut_out(cut: Cut, tile: np.ndarray, number: int) -> np.ndarray:
-    """Part `number` of a tile, said without the library: along its axis, elements whose middle place it is."""
+    """Part `number` of a tile, without the library: the indices along its axis whose middle digit is `number`."""
     along = np.arange(tile.shape[cut.axis])
     return np.compress(along // cut.inner % cut.parts == number, tile, axis=cut.axis)
 
 
 @pytest.mark.parametrize(("kind", "source", "target"), STEPS)
 def test_parts_are_disjoint_and_together_the_step(kind: str, source: str, target: str):
-    """Part by part, operand and result hold the same elements, and a part's tiles are tiles of its layouts."""
+    """In each part, operand and result hold the same elements, and the tiles have the shape of the part's layouts."""
     before, after = layouts(source, target)
     assert counts(before, after)
     for count in counts(before, after):
-        found = split_step(before, after, count)
-        assert found is not None
-        taken = [held(before, found.take, number) for number in range(count)]
-        put = [held(after, found.put, number) for number in range(count)]
+        step = split_step(before, after, count)
+        assert step is not None
+        taken = [held(before, step.take, number) for number in range(count)]
+        put = [held(after, step.put, number) for number in range(count)]
         assert taken == put
         assert sum(map(len, taken)) == len(set().union(*taken)) == np.prod(before.shape)
-        for layout, cut, part in ((before, found.take, found.operand), (after, found.put, found.result)):
+        for layout, cut, part in ((before, step.take, step.operand), (after, step.put, step.result)):
             tile = cut_out(cut, next(iter(tiles_of(layout).values())), 0)
             assert tile.shape == part.tile_shape
             assert part.tile_bytes * count == layout.tile_bytes
@@ -140,14 +142,14 @@ def test_parts_are_disjoint_and_together_the_step(kind: str, source: str, target
 
 
 def held(layout: Layout, cut: Cut, number: int) -> set[int]:
-    """The elements that part `number` of some device's tile holds."""
+    """The elements in part `number` of all tiles."""
     parts = (cut_out(cut, tile, number) for tile in tiles_of(layout).values())
     return {int(i) for part in parts for i in part.reshape(-1)} - {PADDING}
 
 
 @pytest.mark.parametrize(("kind", "source", "target"), STEPS)
 def test_a_step_in_parts_keeps_its_promises(kind: str, source: str, target: str):
-    """Right on indices, with exactly the memory, the bytes and the launches of the plan."""
+    """The result is right, with exactly the memory, the bytes and the launches of the plan."""
     whole = Step(kind, *layouts(source, target))
     for count in counts(*layouts(source, target)):
         for donate in (False, True):
@@ -189,14 +191,14 @@ def in_random_parts(plan: Plan, choose: random.Random) -> Plan:
 @pytest.mark.parametrize(
     ("kind", "source", "target", "count", "peak"),
     [
-        # Tiles of 256 and 256 B, and of a part both tiles, and the packed operand; of one row, nothing is packed.
+        # Tiles of 256 and 256 B; of a part, both tiles and the packed operand. A part of one row needs no packing.
         ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", 2, 512 + 2 * 128 + 128),
         ("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", 4, 512 + 2 * 64),
-        # 64 and 256 B, and a quarter of each: the rows are gathered where they lie.
+        # 64 and 256 B, and a quarter of each: rows arrive where they belong.
         ("all_gather", "f32[4, {x}4]", "f32[4, 16]", 4, 320 + 16 + 64),
         # 512 and 128 B, and half of each.
         ("slice", "f32[16, 8]", "f32[{x}4, 8]", 2, 640 + 256 + 64),
-        # 128 B, 32 B, and an eighth: packing a single column is no work.
+        # 128 B, 32 B, and an eighth of each: a single column needs no packing.
         ("reduce_scatter", "f32[8, 4] + sum{x}", "f32[8, {x}]", 8, 160 + 16 + 4),
     ],
 )
@@ -205,7 +207,7 @@ def test_memory_by_hand(kind: str, source: str, target: str, count: int, peak: i
 
 
 def test_more_parts_need_less_memory():
-    """Towards the tiles alone."""
+    """The peak falls towards that of the two tiles."""
     source, target = "f32[{x}64, 64]", "f32[256, {x}16]"
     peaks = [one_step("all_to_all", source, target, count).peak_bytes for count in (2, 4, 8, 16, 32, 64)]
     assert peaks == sorted(peaks, reverse=True)
@@ -230,7 +232,7 @@ def test_more_parts_need_less_memory():
         ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(in_place=True, parts=2)),
     ],
 )
-def test_parts_that_cannot_be(kind: str, source: str, target: str, mode: StepMode):
+def test_numbers_of_parts_that_do_not_divide(kind: str, source: str, target: str, mode: StepMode):
     before, after = layouts(source, target)
     with pytest.raises(StepError) as caught:
         check_step(kind, before, after, mode)
@@ -238,7 +240,7 @@ def test_parts_that_cannot_be(kind: str, source: str, target: str, mode: StepMod
         assert word in str(caught.value)
 
 
-def test_parts_of_a_step_that_is_none():
+def test_parts_of_a_step_that_no_rule_derives():
     with pytest.raises(StepError, match="only held digits may change"):
         check_step("all_gather", *layouts("f32[{x}4, 16]", "f32[16, {x}4]"), StepMode(parts=2))
 
@@ -254,20 +256,20 @@ def test_json():
 # ---- faults ----------------------------------------------------------------------------------------
 
 
-def faults(found: InParts) -> dict[str, InParts]:
-    take, put = found.take, found.put
+def faults(right: InParts) -> dict[str, InParts]:
+    take, put = right.take, right.put
     fewer = {"parts": take.parts - 1}
     planted = {
-        "one part less": replace(found, take=take._replace(**fewer)),
-        "operand from elsewhere": replace(found, take=take._replace(outer=take.inner, inner=take.outer)),
-        "result to elsewhere": replace(found, put=put._replace(outer=put.inner, inner=put.outer)),
-        "operand along another axis": replace(found, take=take._replace(axis=1 - take.axis)),
-        "result along another axis": replace(found, put=put._replace(axis=1 - put.axis)),
+        "one part less": replace(right, take=take._replace(**fewer)),
+        "operand from elsewhere": replace(right, take=take._replace(outer=take.inner, inner=take.outer)),
+        "result to elsewhere": replace(right, put=put._replace(outer=put.inner, inner=put.outer)),
+        "operand along another axis": replace(right, take=take._replace(axis=1 - take.axis)),
+        "result along another axis": replace(right, put=put._replace(axis=1 - put.axis)),
     }
-    return {name: fault for name, fault in planted.items() if fault != found}
+    return {name: fault for name, fault in planted.items() if fault != right}
 
 
-def found_out(plan: Plan, program: Program) -> bool:
+def detected(plan: Plan, program: Program) -> bool:
     try:
         check(plan, program)
     except (AssertionError, LookupError, ValueError):
@@ -288,5 +290,5 @@ def test_planted_faults_are_found():
             assert isinstance(right, InParts)
             for name, wrong in faults(right).items():
                 seen[name] += 1
-                assert found_out(plan, replace(program, instructions=(wrong,))), f"{name} in {plan}"
+                assert detected(plan, replace(program, instructions=(wrong,))), f"{name} in {plan}"
     assert len(seen) == 5 and min(seen.values()) >= 3, seen
