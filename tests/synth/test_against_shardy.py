@@ -19,6 +19,9 @@ from reshard.types.plan import StepSpec, chain
 from tests.layouts import sample_pairs
 
 KINDS = ("one fabric", "slow outer axis", "sums")
+FAST = ("2x2", "3x5")
+"""The meshes of the fast tier."""
+
 LARGE = 64
 """Times the dims of the large arrays are those of the small ones: seconds there are bytes, not messages."""
 
@@ -43,7 +46,7 @@ def worse(measure: str, *data: Data) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", MESHES)
+@pytest.mark.parametrize("sizes", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in MESHES])
 class TestAgainstShardy:
     def test_our_rules_derive_all_its_steps(self, sizes: str, kind: str) -> None:
         assert all(d.pairs and d.presets for d in data(sizes, kind))

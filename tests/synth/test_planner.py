@@ -42,7 +42,7 @@ def contiguous_pairs(mesh: Mesh) -> list[tuple[Layout, Layout]]:
     return sample
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.slow) if n else n for n in range(PARTS)])
 @pytest.mark.parametrize("mesh", SMALL, ids=str)
 def test_contiguous_pairs_meet_the_bound(mesh: Mesh, part: int):
     sample = contiguous_pairs(mesh)[part::PARTS]
@@ -91,11 +91,11 @@ def sampled(mesh: Mesh, shape: tuple[int, ...], count: int) -> Iterable[tuple[La
     [
         (Mesh(x=8, y=10), (80, 80), 150),
         (Mesh(x=8, y=10), (80,), 40),
-        (Mesh(x=8, y=10), (40, 20, 16), 100),
+        pytest.param(Mesh(x=8, y=10), (40, 20, 16), 100, marks=pytest.mark.slow),
         (Mesh(x=4, y=6, z=2), (48, 48), 300),
         (Mesh(x=4, y=6, z=2), (12, 24, 8), 200),
         (Mesh(x=16, y=16, z=2), (512, 4), 30),
-        (Mesh(x=16, y=16, z=2), (32, 32), 30),
+        pytest.param(Mesh(x=16, y=16, z=2), (32, 32), 30, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -104,10 +104,12 @@ def test_sampled_pairs_of_larger_meshes_meet_the_bound(mesh: Mesh, shape: tuple[
         hold(source, target)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_digit_layouts_meet_the_bound(seed: int):
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 1000), *(pytest.param(seed, 4000, marks=pytest.mark.slow) for seed in range(4))]
+)
+def test_random_digit_layouts_meet_the_bound(seed: int, count: int):
     choose = random.Random(seed)
-    for _ in range(4000):
+    for _ in range(count):
         hold(*random_pair(choose))
 
 

@@ -50,7 +50,7 @@ def parse(text: str) -> RawLayout:
     dtype, body, reduction, held = match.groups()
     if reduction is not None and reduction not in REDUCTIONS:
         raise NotationError(f"layout {text!r}: unknown reduction {reduction!r}; use one of {', '.join(REDUCTIONS)}")
-    dims = tuple(_dim(part, text) for part in _split(body)) if body.strip() else ()
+    dims = tuple(_dim(part.strip(), text) for part in _split(body)) if body.strip() else ()
     return RawLayout(dtype, dims, reduction, _axes(held) if held else ())
 
 
