@@ -55,7 +55,7 @@ def coordinate_variable(stride: int) -> str:
 
 def run(instruction: object, contract: StepContract) -> list[Claim]:
     """The claims that make a collective right; compares its lists with the layouts on the way."""
-    source_of = _SOURCES.get(type(instruction))
+    source_of = SOURCES.get(type(instruction))
     require(source_of is not None, f"{contract.about}: no such instruction as {type(instruction).__name__}")
     if source_of is None:
         return []
@@ -103,13 +103,14 @@ def _all_reduce(step: AllReduce, contract: StepContract) -> ElementSource:
     return ElementSource({}, _kept(contract.before, contract.after), along)
 
 
-_SOURCES: dict[type[Any], Callable[[Any, StepContract], ElementSource]] = {
+SOURCES: dict[type[Any], Callable[[Any, StepContract], ElementSource]] = {
     Slice: _slice,
     AllGather: _all_gather,
     AllToAll: _all_to_all,
     ReduceScatter: _reduce_scatter,
     AllReduce: _all_reduce,
 }
+"""Where each instruction takes its elements from."""
 
 
 def _kept(before: Sequence[FormDigit], after: Sequence[FormDigit]) -> dict[Place, str]:

@@ -1,0 +1,122 @@
+"""Counterexamples are what the numpy runtime does, and right programs have none."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import reshard as rs
+from reshard.lower import Program, lower
+from reshard.proofs import ProofError, prove
+from reshard.proofs.refute import fits, refute
+from reshard.runtime import run
+from reshard.types import Layout, Mesh
+from reshard.types.meaning import meaning
+from tests.faults import plans, planted
+from tests.layouts import random_pair
+from tests.oracle import tiles_of
+
+EACH = 6
+
+
+def faults() -> list[tuple[str, rs.Plan, Program]]:
+    """At most six faults of every kind in every plan of the corpus."""
+    some = []
+    for plan in plans():
+        seen: Counter = Counter()
+        for kind, _, program in planted(plan):
+            seen[kind] += 1
+            if seen[kind] <= EACH:
+                some.append((kind, plan, program))
+    return some
+
+
+def test_counterexamples_are_what_the_numpy_runtime_does():
+    """The device has, at the local index, the named element or none, after a run on global indices."""
+    shown: Counter = Counter()
+    for kind, plan, program in random.Random(0).sample(faults(), 120):
+        with pytest.raises(ProofError) as error:
+            prove(plan, program)
+        wrong = error.value.counterexample
+        if plan.source.partial or wrong.index is None:
+            continue
+        given = {d: (tile + 1).astype(plan.source.dtype) for d, tile in tiles_of(plan.source).items()}
+        tile = run(program, given)[wrong.device]
+        index = meaning(plan.target, wrong.device)
+        assert wrong.element == tuple(dim[at] for dim, at in zip(index, wrong.index, strict=True))
+        # The tiles have index + 1, so that a place that was never written to, which is 0, is not element 0.
+        assert tile[wrong.index] != 1 + np.ravel_multi_index(wrong.element, plan.source.shape)
+        if wrong.actual is not None:
+            assert tile[wrong.index] == 1 + np.ravel_multi_index(wrong.actual, plan.source.shape)
+        shown[kind] += 1
+    assert len(shown) >= 15
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_right_programs_are_not_refuted(seed: int):
+    choose = random.Random(seed)
+    for number in range(40):
+        plan = rs.plan(*random_pair(choose, "float32", partial=number % 2 == 0))
+        assert refute(plan, lower(plan)) is None, str(plan)
+
+
+MESH = Mesh(x=3)
+
+
+def plan_and_program(source: str, target: str, **options: object) -> tuple[rs.Plan, Program]:
+    plan = rs.plan(Layout.parse(source, MESH), Layout.parse(target, MESH), **options)
+    return plan, lower(plan)
+
+
+def test_a_swapped_group_by_hand():
+    """Members 1, 0, 2: block 0 of every result is device 1's tile, so element 5 is where element 0 belongs."""
+    plan, program = plan_and_program("f32[{x}5]", "f32[15]")
+    wrong = refute(plan, replace(program, instructions=(replace(program.instructions[0], groups=((1, 0, 2),)),)))
+    assert (wrong.part, wrong.device, wrong.index, wrong.element, wrong.actual) == ("right", 0, (0,), (0,), (5,))
+    assert wrong.sizes == ((15,), (5,), (15,))
+    assert str(wrong) == wrong.what and "device 0 must hold element (0,)" in wrong.what
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "product", "max", "min"])
+def test_a_lost_summand_is_noticed(reduction: str):
+    """A group that combines only two of three summands: whichever of them, even a maximum's."""
+    plan, program = plan_and_program(f"f32[7] + {reduction}{{x}}", "f32[7]")
+    last = next(n for n, step in enumerate(plan.steps) if step.kind in ("reduce_scatter", "all_reduce"))
+    step = program.instructions[last]
+    for lost in range(3):
+        group = tuple(d for d in range(3) if d != lost)
+        groups = (tuple(group[min(n, 1)] for n in range(3)),) if step.groups == ((0, 1, 2),) else step.groups
+        instructions = (*program.instructions[:last], replace(step, groups=groups), *program.instructions[last + 1 :])
+        assert refute(plan, replace(program, instructions=instructions)).part == "right"
+
+
+def test_a_program_for_another_dtype():
+    plan, program = plan_and_program("f32[{x}5]", "f32[15]")
+    assert "for int32, not float32" in refute(plan, replace(program, dtype="int32")).what
+
+
+def test_a_program_that_does_not_run():
+    plan, program = plan_and_program("f32[{x}5]", "f32[15]")
+    wrong = refute(plan, replace(program, instructions=(replace(program.instructions[0], groups=((0, 1, 9),)),)))
+    assert wrong.part == "right" and "does not run" in wrong.what
+
+
+def test_promises_are_compared():
+    """The program of a plan without a budget exceeds the memory of a tighter one, and has other launches."""
+    plan, program = plan_and_program("f32[{x}5, 6]", "f32[15, {x}2]")
+    tight = rs.plan(plan.source, plan.target, budget=plan.peak_bytes - 1)
+    wrong = refute(tight, program)
+    assert wrong.part == "bounded" and f"the plan promises at most {tight.peak_bytes}" in wrong.what
+    assert refute(plan, lower(tight)).part in ("bounded", "minimal")
+
+
+def test_large_arrays_are_not_run():
+    """2^24 elements over all devices still fit; a replicated array counts once per device."""
+    mesh = Mesh(x=4)
+    for size, runs in ((1 << 22, True), ((1 << 22) + 4, False)):
+        layout = Layout.parse(f"f32[{size}]", mesh)
+        assert fits(rs.plan(layout, layout)) == runs
