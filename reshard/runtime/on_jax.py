@@ -42,7 +42,8 @@ def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
     """Moves an array by a plan; may be traced inside `jax.jit`.
 
     The axes of `mesh` that are not manual have the plan's devices by position; they are cut where the layouts use
-    parts of them. Raises `LayoutError` for layouts that no `NamedSharding` can express.
+    parts of them. Layouts are contiguous, as those of a `NamedSharding` are. Raises `LayoutError` for a reduction
+    that JAX cannot express.
 
     >>> import jax.numpy as jnp, reshard as rs
     >>> rows = rs.Layout.parse("f32[{x}4, 4]", rs.Mesh(x=1))

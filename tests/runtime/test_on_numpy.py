@@ -1,5 +1,5 @@
-"""The reference runtime: its accounts of memory and wire against figures by hand, dtypes, empty and scalar
-arrays, and that what is given stays as it was."""
+"""The reference runtime: its accounts of memory and traffic against figures by hand, dtypes, empty and scalar arrays,
+and that the given tiles stay as they were."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def one_step(
         ("exchange", "f32[{x}4]", "f32[16]", MESH, 80, 48, 3),
     ],
 )
-def test_memory_and_wire_of_one_step(
+def test_memory_and_traffic_of_one_step(
     kind: str, source: str, target: str, mesh: Mesh, peak: int, received: int, launches: int
 ):
     memory = check(one_step(kind, source, target, mesh))
     assert (memory.peak_bytes, memory.received_bytes, memory.launches) == (peak, received, launches)
 
 
-def test_memory_at_the_end_is_source_and_target():
+def test_source_and_target_are_left_at_the_end():
     for kind, source, target in (
         ("all_to_all", "f32[2, {x}4, 16]", "f32[2, 16, {x}4]"),
         ("all_gather", "f32[4, {x}4]", "f32[4, 16]"),
@@ -80,8 +80,8 @@ def test_memory_of_three_steps():
     plan = rs.plan(source, target)
     assert [s.kind for s in plan.steps] == ["slice", "all_to_all", "all_gather"]
     tile = 4 * 4 * 8 * 8 * 4
-    # Slice: source and half. All-to-all of halves: source, two halves, and a packed one (its blocks lie
-    # under the first dim) and an unpacked one less the result. Gather: source, half and a whole.
+    # Slice: source and half of it. All-to-all of halves: the source, two halves, and buffers (the blocks lie inside
+    # of the first dim). Gather: the source, a half and a whole tile.
     assert check(plan).peak_bytes == plan.peak_bytes == max(tile * 3 // 2, plan.steps[1].live_bytes, tile * 5 // 2)
     given_up = rs.plan(source, target, donate=True)
     assert check(given_up).peak_bytes == given_up.peak_bytes < plan.peak_bytes
@@ -96,28 +96,16 @@ def test_memory_in_place():
     assert check(plan).peak_bytes == 64
 
 
-def test_wire_of_each_device():
+def test_received_bytes_of_each_device():
     memory = check(one_step("exchange", "f32[{x}3/10]", "f32[10]", Mesh(x=4)))
     # Devices hold 3, 3, 3 and 1 elements of ten.
     assert dict(memory.received) == {0: 28, 1: 28, 2: 28, 3: 36}
 
 
-def test_a_permute_to_oneself_is_no_message():
+def test_a_tile_that_stays_is_not_received():
     memory = check(one_step("permute", "f32[{x}{y}2]", "f32[{y}{x}2]"))
     # Pieces 0 and 7 stay where they are.
     assert {d for d in MESH.devices if not memory.received[d]} == {0, 7}
-
-
-def test_memory_counts():
-    memory = Account("int4")
-    for elements in (3, 4):
-        memory.take(0, elements)
-    assert (memory.live[0], memory.peak_bytes) == (4, 4)
-    memory.free(0, 3)
-    memory.take(1, 1)
-    memory.receive(1, 5)
-    assert (memory.live[0], memory.live[1], memory.peak_bytes, memory.received_bytes) == (2, 1, 4, 3)
-    assert Account("float32").peak_bytes == Account("float32").received_bytes == 0
 
 
 # ---- dtypes --------------------------------------------------------------------------------------
@@ -142,11 +130,11 @@ def test_dtypes(name: str, source: str, target: str):
     values = np.arange(np.prod(before.shape)) * 7 % 5
     values = (values % 2 if name == "bool" else values + 1).astype(dtype)
     plan, memory = rs.plan(before, after), Account(name)
-    found = rs.simulate(plan, spread(before, values), memory)
+    moved = rs.simulate(plan, spread(before, values), memory)
     for device, tile in spread(after, values).items():
         real = tiles_of(after)[device] != PADDING
-        assert found[device].dtype == dtype
-        assert np.array_equal(found[device][real], tile[real])
+        assert moved[device].dtype == dtype
+        assert np.array_equal(moved[device][real], tile[real])
     assert memory.received_bytes == plan.received_bytes
     assert memory.peak_bytes <= plan.peak_bytes
 
@@ -159,28 +147,28 @@ def spread(layout: Layout, values: np.ndarray) -> dict[int, np.ndarray]:
 @settings(max_examples=100)
 @given(pairs("int4"))
 def test_int4_keeps_its_promises(pair: tuple[Layout, Layout]):
-    """Bytes of half-byte elements are rounded up; what is promised is what is measured."""
+    """Bytes of half-byte elements are rounded up, in the promise and in the measurement alike."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     plan = rs.plan(*pair)
     memory = Account("int4")
     tiles = {d: (t % 7).astype(ml_dtypes.int4) for d, t in tiles_of(plan.source).items()}
-    found = rs.simulate(plan, tiles, memory)
+    moved = rs.simulate(plan, tiles, memory)
     for device, tile in tiles_of(plan.target).items():
         real = tile != PADDING
-        assert np.array_equal(found[device][real].astype(int), (tile % 7)[real])
+        assert np.array_equal(moved[device][real].astype(int), (tile % 7)[real])
     assert memory.received_bytes <= plan.received_bytes
     assert memory.peak_bytes <= plan.peak_bytes
 
 
-def test_not_a_number_and_minus_zero_are_moved_as_they_are():
+def test_nan_payloads_and_minus_zero_survive():
     before, after = Layout.parse("f32[{x}1, 4]", MESH), Layout.parse("f32[4, {x}]", MESH)
     values = np.array([[np.nan, -0.0, np.inf, 1]] * 4, np.float32)
     values.view(np.uint32)[0, 0] = 0x7FC12345  # a NaN with a payload
     tiles = {device: values[device // 2 : device // 2 + 1] for device in MESH.devices}
-    found = rs.simulate(rs.plan(before, after), tiles)
+    moved = rs.simulate(rs.plan(before, after), tiles)
     for device in MESH.devices:
         column = device // 2
-        assert np.array_equal(found[device].view(np.uint32), values[:, column : column + 1].view(np.uint32))
+        assert np.array_equal(moved[device].view(np.uint32), values[:, column : column + 1].view(np.uint32))
 
 
 # ---- shapes --------------------------------------------------------------------------------------
@@ -192,8 +180,8 @@ def test_scalars():
     tiles = {d: np.array(2.5, np.float32) for d in mesh.devices}
     assert rs.simulate(rs.plan(same, same), tiles)[3] == 2.5
     summed = Layout.parse("f32[] + sum{x}", mesh)
-    found = rs.simulate(rs.plan(summed, same), tiles)
-    assert all(tile.shape == () and tile == 10 for tile in found.values())
+    moved = rs.simulate(rs.plan(summed, same), tiles)
+    assert all(tile.shape == () and tile == 10 for tile in moved.values())
     reordered = Mesh({"x": 4}, device_ids=[3, 2, 1, 0])
     check(rs.plan(same, Layout.parse("f32[]", reordered)))
 
@@ -229,21 +217,21 @@ def test_one_device():
     mesh = Mesh()
     plan = rs.plan(Layout.parse("f32[3, 4]", mesh), Layout.parse("f32[3, 4]", mesh))
     tile = np.arange(12, dtype=np.float32).reshape(3, 4)
-    found = rs.simulate(plan, {0: tile})
-    assert np.array_equal(found[0], tile)
+    moved = rs.simulate(plan, {0: tile})
+    assert np.array_equal(moved[0], tile)
 
 
 def test_padding_is_not_data():
-    """What is in the padding of the source never shows in the target."""
+    """Whatever the source's padding contains, it never reaches the target."""
     before, after = Layout.parse("f32[{x}3/10]", MESH), Layout.parse("f32[{y}5]", MESH)
     tiles = spread(before, np.ones(10, np.float32))
     for device, tile in tiles.items():
         tile[tiles_of(before)[device] == PADDING] = np.nan
-    found = rs.simulate(rs.plan(before, after), tiles)
-    assert all((tile == 1).all() for tile in found.values())
+    moved = rs.simulate(rs.plan(before, after), tiles)
+    assert all((tile == 1).all() for tile in moved.values())
 
 
-# ---- what is given -------------------------------------------------------------------------------
+# ---- the given tiles -----------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -253,8 +241,8 @@ def test_given_tiles_are_never_written_to(pair: tuple[Layout, Layout], donate: b
     given_tiles = {device: tile.astype("int32") for device, tile in tiles_of(plan.source).items()}
     for tile in given_tiles.values():
         tile.flags.writeable = False
-    found = rs.simulate(plan, given_tiles)
-    for device, tile in found.items():
+    moved = rs.simulate(plan, given_tiles)
+    for device, tile in moved.items():
         assert not np.shares_memory(tile, given_tiles[device])
         assert tile.flags.writeable
 
@@ -263,18 +251,18 @@ def test_given_tiles_are_not_overwritten_in_place():
     plan = one_step("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", mode=StepMode(1, in_place=True), donate=True)
     given_tiles = {d: t.astype(np.float32) for d, t in tiles_of(plan.source).items()}
     kept = {d: t.copy() for d, t in given_tiles.items()}
-    found = rs.simulate(plan, given_tiles)
+    moved = rs.simulate(plan, given_tiles)
     for device, tile in given_tiles.items():
         assert np.array_equal(tile, kept[device])
-        assert not np.shares_memory(tile, found[device])
+        assert not np.shares_memory(tile, moved[device])
 
 
 def test_tiles_of_two_devices_are_two_arrays():
     plan = rs.plan(Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH))
-    found = rs.simulate(plan, {d: np.zeros(4, np.float32) for d in MESH.devices})
+    moved = rs.simulate(plan, {d: np.zeros(4, np.float32) for d in MESH.devices})
     for one in MESH.devices:
         for other in range(one):
-            assert not np.shares_memory(found[one], found[other])
+            assert not np.shares_memory(moved[one], moved[other])
 
 
 def test_tiles_need_not_be_contiguous():
@@ -310,7 +298,7 @@ def test_wrong_tiles(change: dict[int, np.ndarray | None], words: tuple[str, str
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_memory_is_filled_and_optional():
+def test_the_account_is_optional():
     plan = one_step("all_gather", "f32[{x}4]", "f32[16]")
     tiles = {d: np.zeros(4, np.float32) for d in MESH.devices}
     memory = Account("float32")
