@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 
 import numpy as np
 from mpi4py import MPI
@@ -36,6 +37,11 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
                 how = any_how(choose, source, target)
                 name = f"{at}: {source} -> {target} on {source.mesh!r}, {target.mesh}, {nodes} nodes, {how}"
                 yield name, partial(check_move, comm, team, source, target, how)
+
+
+def moves_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A part of them."""
+    yield from islice(moves(comm), None, None, 7)
 
 
 def _pairs(size: int) -> Iterator[tuple[Layout, Layout]]:
@@ -104,6 +110,11 @@ def dtypes(comm: MPI.Intracomm) -> Iterator[Case]:
                 how = hows[(at + turn) % len(hows)]
                 case = partial(check_move, comm, team, source, target, how, dtype)
                 yield f"{dtype} as {name} {before} -> {after}, {nodes} nodes, {how}", case
+
+
+def dtypes_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A part of them."""
+    yield from islice(dtypes(comm), None, None, 11)
 
 
 def _small() -> list[str]:

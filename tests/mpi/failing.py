@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -177,6 +178,11 @@ def failure(comm: MPI.Intracomm) -> Iterator[Case]:
             yield f"{way}, {nodes} nodes", partial(_fails, comm, source, columns, **options)
 
 
+def failure_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A part of them."""
+    yield from islice(failure(comm), None, None, 4)
+
+
 def _raising(*_: Any) -> None:
     raise Odd("no memory left")
 
@@ -213,6 +219,11 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
             for turn in (0, 1, 2):
                 case = partial(_leaves_out, comm, source, at["columns"], nodes, way, turn)
                 yield f"{way}, {nodes} nodes, after {turn} messages", case
+
+
+def untouched_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A part of them."""
+    yield from islice(untouched(comm), None, None, 11)
 
 
 _PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "pack"), (ways, "copy"), (ways, "pack")]

@@ -13,6 +13,7 @@ On Open MPI, datatypes are as fast as packing first if every rank has a core, an
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mpi4py import MPI
@@ -64,8 +65,9 @@ class Datatypes:
             made.Free()
         self._made, self._long = {}, {}
 
-    def __del__(self) -> None:
-        if not MPI.Is_finalized():
+    def __del__(self, is_finalized: Callable[[], bool] = MPI.Is_finalized) -> None:
+        # A default argument, because at exit this module's globals may be gone before the caches that hold this object.
+        if self._made and not is_finalized():
             self.free()
 
 

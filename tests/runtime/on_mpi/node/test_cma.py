@@ -1,0 +1,76 @@
+"""Reading memory through the kernel: that of other processes (`tests.mpi.modules`), and that of this one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.mpi import running
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from mpi4py import MPI
+
+from reshard.errors import RankError
+from reshard.runtime.on_mpi.node import cma
+from reshard.runtime.on_mpi.node.cma import RemoteMemory, _short
+
+
+def test_three_ranks(tmp_path: Path):
+    running.check("modules.cma", 3, tmp_path)
+
+
+@pytest.fixture
+def memory() -> RemoteMemory:
+    memory = RemoteMemory(MPI.COMM_SELF)
+    if not memory.works:
+        pytest.skip("this kernel does not let a process read its own memory")
+    return memory
+
+
+def runs_of(array: np.ndarray, cuts: list[int]) -> np.ndarray:
+    starts = np.cumsum([0, *cuts[:-1]])
+    return np.array([[array.ctypes.data + at, n] for at, n in zip(starts, cuts, strict=True)], np.uint64)
+
+
+CUTS = [1, 700, 5, 94, 200]
+
+
+@pytest.mark.parametrize("longest", [1 << 20, 64, 7])
+@pytest.mark.parametrize("vectors", [1024, 3])
+@pytest.mark.parametrize("scattered", [True, False])
+def test_runs_are_read_in_order(
+    memory: RemoteMemory, longest: int, vectors: int, scattered: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """As many local runs as remote ones, or a single one, whatever the kernel takes in one call."""
+    monkeypatch.setattr(cma, "_LONGEST", longest)
+    monkeypatch.setattr(cma, "_VECTORS", vectors)
+    source, into = np.random.default_rng(3).integers(0, 256, 1000).astype("u1"), np.zeros(1000, "u1")
+    order = [3, 0, 4, 2, 1]
+    remote = runs_of(source, CUTS)[order]
+    local = runs_of(into, [CUTS[n] for n in order]) if scattered else runs_of(into, [1000])
+    if not scattered and longest < 1000:
+        pytest.skip("a single run is as long as the kernel takes")
+    memory.read(0, remote, local)
+    starts = np.cumsum([0, *CUTS])
+    assert np.array_equal(into, np.concatenate([source[starts[n] : starts[n + 1]] for n in order]))
+
+
+def test_memory_that_is_not_there_is_an_error(memory: RemoteMemory):
+    into = np.zeros(8, "u1")
+    with pytest.raises(RankError, match="reading 8 B of process"):
+        memory.read(0, np.array([[4096, 8]], np.uint64), runs_of(into, [8]))
+
+
+def test_runs_are_cut_to_what_the_kernel_takes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cma, "_LONGEST", 10)
+    assert _short(np.array([[100, 25], [500, 10]], np.uint64)).tolist() == [[100, 10], [110, 10], [120, 5], [500, 10]]
+    assert _short(np.zeros((0, 2), np.uint64)).size == 0
+
+
+def test_elsewhere_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not RemoteMemory(MPI.COMM_SELF).works

@@ -1,0 +1,120 @@
+"""Requests: the way that all ranks choose alike, the room for buffers, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+import reshard as rs
+from reshard.errors import BudgetError, PlanError, TileError
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
+from reshard.runtime.on_mpi.team import Facts
+from reshard.types import Layout, Mesh
+
+MESH = Mesh(x=4)
+ROOM = 1 << 30
+
+
+def layouts(before: str, after: str, mesh: Mesh = MESH) -> tuple[Layout, Layout]:
+    return Layout.parse(before, mesh), Layout.parse(after, mesh)
+
+
+def ready(request: MoveRequest, facts: Facts, rank: int = 0, tile: np.ndarray | None = None) -> Prepared:
+    team = cast(Any, SimpleNamespace(size=len(facts.nodes), rank=rank, facts=facts))
+    if tile is None:
+        tile = np.zeros(request.source.tile_shape, request.source.dtype)
+    return prepared(team, request, tile)
+
+
+ONE_NODE = Facts((0, 0, 0, 0), False, ROOM)
+READS = Facts((0, 0, 0, 0), True, ROOM)
+TWO_NODES = Facts((0, 0, 1, 1), True, ROOM)
+APART = Facts((0, 1, 2, 3), True, ROOM)
+
+SHORT = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
+LONG = layouts("f32[{x}4, 16, 16384]", "f32[16, {x}4, 16384]")
+"""In runs of 256 KiB."""
+
+SUM = layouts("f32[16, 16] + sum{x}", "f32[{x}4, 16]")
+
+
+@pytest.mark.parametrize(
+    ("pair", "facts", "options", "way", "otherwise"),
+    [
+        (SHORT, ONE_NODE, {}, "stage", "stage"),
+        (SHORT, READS, {}, "stage", "stage"),
+        (LONG, READS, {}, "read", "stage"),
+        (LONG, ONE_NODE, {}, "stage", "stage"),
+        (LONG, READS, {"shared": True}, "pull", "stage"),
+        (LONG, APART, {}, "pull", "plan"),
+        (LONG, TWO_NODES, {}, "read", "plan"),
+        (SUM, ONE_NODE, {}, "plan", "plan"),
+        (SHORT, Facts((0, 0, 0, 0), False, 100), {}, "plan", "plan"),
+        (SHORT, ONE_NODE, {"budget": 2 * 256}, "plan", "plan"),
+    ],
+)
+def test_the_way_of_a_request(pair: tuple[Layout, Layout], facts: Facts, options: dict, way: str, otherwise: str):
+    request = MoveRequest(*pair, **options)
+    everyone = [ready(request, facts, rank) for rank in range(4)]
+    assert {(each.way, each.otherwise) for each in everyone} == {(way, otherwise)}
+    assert [each.device for each in everyone] == [0, 1, 2, 3]
+    assert len({(each.push, each.buffered, each.spare) for each in everyone}) == 1
+
+
+@pytest.mark.parametrize("pair", [SHORT, LONG])
+@pytest.mark.parametrize("facts", [ONE_NODE, TWO_NODES, APART])
+@pytest.mark.parametrize("careful", [False, True])
+def test_buffers_stay_within_the_plan(pair: tuple[Layout, Layout], facts: Facts, careful: bool):
+    source, target = pair
+    request = MoveRequest(source, target, into=careful)
+    for rank in range(4):
+        mine = ready(request, facts, rank)
+        assert mine.direct is not None
+        messages = mine.direct.messages
+        used = source.tile_bytes if "stage" in (mine.way, mine.otherwise) else 0
+        staged = messages.staging * 4 * (1 if messages.held else 2)
+        received = rs.plan(source, target).received_bytes if messages.held else 0
+        assert staged + received + used <= mine.spare or messages.staging == 0
+        assert not messages.held or careful
+
+
+def test_a_donated_tile_is_overwritten_only_under_a_budget_below_two_tiles():
+    source, target = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
+    two = source.tile_bytes + target.tile_bytes
+    assert ready(MoveRequest(source, target, donate=True), ONE_NODE).way == "stage"
+    assert ready(MoveRequest(source, target, two, donate=True), ONE_NODE).way == "plan"
+    tight = MoveRequest(source, target, two - 1, donate=True)
+    assert ready(tight, ONE_NODE).way == "overwrite"
+    with pytest.raises(TileError, match="not C-ordered or not writeable"):
+        ready(tight, ONE_NODE, tile=np.zeros((4, 16), "f4", order="F"))
+    with pytest.raises(BudgetError, match="smallest that works is 512 B"):
+        ready(MoveRequest(source, target, two - 1), ONE_NODE)
+    with pytest.raises(BudgetError, match="smallest that works is 512 B"):
+        ready(MoveRequest(source, target, two - 1, donate=True, into=True), ONE_NODE)
+
+
+def test_a_growing_tile_cannot_be_overwritten():
+    source, target = layouts("f32[{x}4, 16]", "f32[16, 16]")
+    with pytest.raises(BudgetError):
+        ready(MoveRequest(source, target, target.tile_bytes, donate=True), ONE_NODE)
+
+
+def test_the_mesh_has_one_device_per_rank():
+    with pytest.raises(PlanError, match="has 2 devices, the communicator 4 ranks"):
+        ready(MoveRequest(*layouts("f32[{x}2]", "f32[4]", Mesh(x=2))), ONE_NODE)
+
+
+def test_a_request_as_text():
+    source, target = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
+    plain = "f32[{x}4, 16] -> f32[16, {x}4] on Mesh({'x': 4})"
+    assert str(MoveRequest(source, target)) == plain
+    asked = MoveRequest(source, target, 600, "shm-mpi", True, True, True)
+    assert str(asked) == f"{plain}, budget=600, network=shm-mpi, donate=True, out=True, shared=True"
+    assert (asked.careful, MoveRequest(source, target, into=True).careful) == (False, True)
+    turned = Layout(Mesh({"x": 4}, device_ids=[1, 2, 3, 0]), target.dims, target.dtype)
+    assert str(MoveRequest(source, turned)).endswith("on Mesh({'x': 4}) and Mesh({'x': 4}, device_ids=[1, 2, 3, 0])")

@@ -1,0 +1,121 @@
+"""Teams: what ranks know of each other, and how a call ends on all ranks if one fails, is stuck or dies.
+
+See `tests.mpi.calls` and `tests.mpi.failing`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mpi import running
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from mpi4py import MPI
+
+from reshard.errors import AgreementError, RankError
+from reshard.runtime.on_mpi import team as module
+from reshard.runtime.on_mpi.team import NODES, Team, Watch, moving, team_of
+
+slow = pytest.mark.slow
+
+
+def test_teams(tmp_path: Path):
+    running.check("calls.teams", 3, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "failure_sampled",
+        "untouched_sampled",
+        *(pytest.param(topic, marks=slow) for topic in ("failure", "untouched", "stuck")),
+    ],
+)
+def test_calls_that_go_wrong(topic: str, tmp_path: Path):
+    running.check(f"failing.{topic}", 4, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cleanup"),
+    [
+        (1, True),
+        *(pytest.param(nodes, cleanup, marks=slow) for nodes in (1, 2, 4) for cleanup in (True, False)),
+    ],
+)
+def test_a_rank_that_dies_ends_the_call_on_all(
+    nodes: int, cleanup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """`mpiexec` ends all ranks, unless it is told not to; then those that are left raise an error in time."""
+    monkeypatch.setenv("NODES_OF_THE_KILLED", str(nodes))
+    monkeypatch.setenv("REPORT_OF_THE_KILLED", str(tmp_path / "report"))
+    worker = ["-m", "tests.mpi.worker", "failing.killed", str(tmp_path / "cases")]
+    started = running.start(worker, 4, cleanup)
+    printed = running.output(started, 60)
+    assert started.returncode != 0 or not cleanup, printed
+    assert "took longer" not in printed
+    texts = [path.read_text() for path in tmp_path.glob("report-*")]
+    assert len(texts) == 4, printed
+    errors = [text for text in texts if text]
+    assert all(" s: RankError(" in text for text in errors), texts
+    assert all(text.endswith(" kept") for text in errors), texts
+    assert len(errors) == 3 or cleanup, f"{texts}\n{printed}"
+
+
+# ---- a single rank, in this process ------------------------------------------------------------------
+
+
+def test_the_team_of_a_communicator_is_kept_until_it_breaks():
+    comm = MPI.COMM_SELF.Dup()
+    team = team_of(comm, 5)
+    assert team_of(comm, 5) is team
+    team.broken = True
+    assert team_of(comm, 5) is not team
+    assert team_of(comm, 5, nodes=1) is not team_of(comm, 5, nodes=1)
+
+
+@pytest.mark.parametrize("setting", ["0", "-1", "two", "1.5"])
+def test_the_number_of_pretended_nodes_is_a_whole_number(setting: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(NODES, setting)
+    with pytest.raises(AgreementError, match="a whole number from 1 up"):
+        team_of(MPI.COMM_SELF.Dup(), 5)
+
+
+def test_groups_are_kept_up_to_a_number_and_the_oldest_is_freed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_GROUPS", 2)
+    team = Team(MPI.COMM_SELF, None, 5)
+    assert team.group((0,)) is team.comm
+    team._groups = {(key,): MPI.COMM_SELF.Dup() for key in (7, 8)}
+    oldest = team._groups[7,]
+    team.size = 2
+    team.group((0,))
+    assert list(team._groups) == [(8,), (0,)]
+    assert oldest == MPI.COMM_NULL
+
+
+def test_an_error_breaks_the_team_and_is_reported():
+    team = Team(MPI.COMM_SELF, None, 5)
+    with pytest.raises(ValueError, match="a reason"), moving(team):
+        raise ValueError("a reason")
+    assert team.broken
+    assert team.failures() == {0: "ValueError: a reason"}
+    with pytest.raises(RankError, match="because one failed: rank 0: ValueError: a reason"), moving(team):
+        Watch(team, 5).look()
+
+
+def test_a_wait_ends_at_its_limit():
+    watch = Watch(Team(MPI.COMM_SELF, None, 5), 0.01)
+    with pytest.raises(RankError, match=r"rank 0 waited longer than 0\.01 s; if they are only slow"):
+        watch.until(lambda: False)
+    tries = iter([False, False, True])
+    Watch(Team(MPI.COMM_SELF, None, 5), 5).until(lambda: next(tries))
+
+
+def test_room_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(module, "_SHARED", str(tmp_path))
+    free = __import__("os").statvfs(tmp_path)
+    assert module._room() == pytest.approx(free.f_bavail * free.f_frsize // 2, rel=0.05)
+    monkeypatch.setattr(module, "_SHARED", str(tmp_path / "nothing"))
+    assert module._room() > 1 << 60

@@ -1,0 +1,90 @@
+"""Moves on 1 to 8 ranks, in every way, against the oracle (see `tests.mpi.cases`); and which way is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tests.mpi import running
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from reshard.runtime.on_mpi.node.node_sync import WORDS
+from reshard.runtime.on_mpi.ways import WAYS, TileTransfer, chosen_way
+from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile
+from reshard.types import Layout, Mesh
+
+
+@pytest.mark.parametrize("ranks", [1, 2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4, 6, 8))])
+def test_moves(ranks: int, tmp_path: Path):
+    running.check("cases.moves", ranks, tmp_path)
+
+
+@pytest.mark.slow
+def test_dtypes(tmp_path: Path):
+    running.check("cases.dtypes", 8, tmp_path)
+
+
+@pytest.mark.parametrize(("topic", "ranks"), [("moves_sampled", 3), ("moves_sampled", 4), ("dtypes_sampled", 8)])
+def test_some_moves(topic: str, ranks: int, tmp_path: Path):
+    running.check(f"cases.{topic}", ranks, tmp_path)
+
+
+def transfer(
+    way: str, posts: list[tuple[int, int]], *, nodes: int = 1, plain: bool = True, room: int = 1 << 20, **options: Any
+) -> TileTransfer:
+    """A transfer of 4 x 16 floats of rank 0; `posts` has the slots of tile and `out` of each rank of its node."""
+    size = nodes * len(posts)
+    mesh = Mesh(x=size)
+    target = Layout.from_spec(mesh, (size, 16), "float32", [["x"]] if not options.pop("replicated", False) else [])
+    members = tuple(range(len(posts)))
+    team = SimpleNamespace(
+        plain=plain, rank=0, members=members, one_node=nodes == 1, size=size, facts=SimpleNamespace(room=room)
+    )
+    request = SimpleNamespace(into=options.pop("into", False), target=target)
+    ready = SimpleNamespace(
+        way=way, otherwise="stage", direct=options.pop("direct", object()), push=options.pop("push", False)
+    )
+    posted = {rank: Posted(slot, 8, out) for rank, (slot, out) in enumerate(posts)}
+    call, held = SimpleNamespace(team=team), WindowTile(np.zeros((4, 16), "f4"))
+    return TileTransfer(*(cast(Any, each) for each in (call, ready, request, held, None, posted)))
+
+
+PRIVATE, SHARED = [(0, 0)] * 4, [(3, 0)] * 4
+NO_ROOM = {"room": 0}
+
+
+@pytest.mark.parametrize(
+    ("way", "posts", "options", "chosen"),
+    [
+        ("stage", SHARED, {}, "pull"),  # results of an earlier call
+        ("read", SHARED, {}, "pull"),
+        ("plan", SHARED, {}, "pull"),
+        ("plan", SHARED, {"nodes": 2}, "plan"),  # the budget has no room for messages between nodes
+        ("stage", SHARED, {"push": True}, "push"),
+        ("stage", PRIVATE, {}, "push"),  # the results will lie in windows
+        ("plan", PRIVATE, {}, "push"),
+        ("plan", PRIVATE, {"nodes": 2}, "plan"),
+        ("stage", [*SHARED[:3], (0, 0)], {}, "push"),
+        ("stage", PRIVATE, NO_ROOM, "pack"),
+        ("plan", PRIVATE, NO_ROOM, "plan"),
+        ("stage", PRIVATE, {**NO_ROOM, "replicated": True}, "stage"),
+        ("read", PRIVATE, NO_ROOM, "read"),
+        ("read", PRIVATE, {**NO_ROOM, "plain": False}, "pack"),  # some tile is not C-ordered
+        ("stage", PRIVATE, {"into": True}, "pack"),  # `out` in private memory
+        ("stage", [(0, 5)] * 4, {"into": True}, "push"),
+        ("stage", [(0, 5)] * 3 + [(0, 0)], {"into": True}, "pack"),
+        ("stage", [(0, 0)] * (WORDS + 1), NO_ROOM, "stage"),  # more ranks than words
+        ("pull", [(0, 0)], {"nodes": 3}, "pull"),  # alone on a node
+        ("stage", [(0, 0)], {}, "pull"),
+        ("plan", SHARED, {"direct": None}, "plan"),
+        ("overwrite", SHARED, {"direct": None}, "overwrite"),
+    ],
+)
+def test_the_way_follows_from_what_the_ranks_of_the_node_posted(way: str, posts: list, options: dict, chosen: str):
+    assert chosen_way(transfer(way, posts, **options)) == chosen
+    assert chosen in WAYS
