@@ -49,9 +49,9 @@ _HOMES = {
     "Network": "reshard.synth",
     "Plan": "reshard.types.plan",
     "Proof": "reshard.proofs",
+    "Step": "reshard.types.plan",
     "plan": "reshard.synth",
     "prove": "reshard.proofs",
-    "Step": "reshard.types.plan",
     "simulate": "reshard.runtime",
 }
 _PACKAGES = {"draw": "matplotlib", "jax": "jax", "mpi": "mpi4py"}
