@@ -22,10 +22,10 @@ The steps of an examination, each in a module of its own:
     infer_layouts  reads the layouts before and after off these elements
     matching       matches a move with the known ones
     moves          prices it and plans it; `liveness` adds up the memory on the way
-    examine        makes the places and the report
+    examination    makes the places and the report
 """
 
-from reshard.doctor.examine import examine as examine
+from reshard.doctor.examination import examine as examine
 from reshard.doctor.places import ArrayMove as ArrayMove
 from reshard.doctor.places import Known as Known
 from reshard.doctor.places import Place as Place

@@ -12,6 +12,7 @@ from reshard.doctor.trace import Tracer
 from reshard.types.meaning import meaning
 from reshard.types.pair.refine import prime_digits, refine
 from tests.doctor.fragments import FORTH, RESHARD, Analysis, text
+from tests.doctor.tracing import everywhere
 
 SHAPES = {(2, 3): (12, 30), (2, 4): (16, 24), (3, 3): (18, 27)}
 """For each size of a mesh, a shape of which both dims can be split along both axes, with two elements left."""
@@ -143,3 +144,13 @@ def test_rows_are_not_joined_with_columns():
     offset = ["%id = u32[] partition-id()", "%zero = u32[] constant(0)"]
     row = "ROOT %r = f32[1,8]{1,0} dynamic-slice(%p, %id, %zero), dynamic_slice_sizes={1,8}"
     assert inferred_text(text(*offset, row, devices=2)) == ("f32[2, 8]", "f32[{d0}, 8]")
+
+
+def test_the_worked_example():
+    """The table of the module's docstring: what each digit of the result adds to the source's device and place."""
+    analysis = Analysis(text(*RESHARD))
+    points = everywhere(4, (8, 2))
+    origins = Tracer(analysis.maps, Numbering(analysis.flow), frozenset())(analysis.value("d"), points)
+    device, (row, column) = points.device, points.indices
+    assert (origins.device == row // 2).all()
+    assert (origins.place == 2 * device + 8 * (row % 2) + column).all()

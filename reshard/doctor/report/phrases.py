@@ -157,8 +157,7 @@ def facts(report: ReportData) -> list[tuple[str, str]]:
         saved = f", {bytes_text(report.saved_bytes)} of it saved by reshard" if report.saved_bytes else ""
         rows.append(("not needed", f"{bytes_text(report.wasted_bytes)}{saved}"))
     if report.rebuilt:
-        number = len(report.rebuilt)
-        rows.append(("rebuilt", f"{number} {'array' if number == 1 else 'arrays'}, whole on every device"))
+        rows.append(("rebuilt", f"{counted(len(report.rebuilt), 'array')}, whole on every device"))
     if report.compiled is not None:
         memory = report.compiled
         rows.append(
