@@ -1,4 +1,4 @@
-"""HTML as the tests read it."""
+"""Reads HTML in tests: its tags, attributes and words, and whether it is well-formed and self-contained."""
 
 from html.parser import HTMLParser
 
@@ -6,7 +6,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr"}
 
 
 class Read(HTMLParser):
-    """What a piece of HTML has: its tags, attributes and words, and tags that are not closed or closed twice."""
+    """The tags, attributes and words of a piece of HTML; `wrong` lists tags left open or closed twice."""
 
     def __init__(self, text):
         super().__init__()
@@ -41,6 +41,7 @@ class Read(HTMLParser):
 
 
 def check_self_contained(read: Read):
+    """Asserts that HTML is well-formed, runs nothing and loads nothing from elsewhere."""
     assert not read.wrong
     assert not {"script", "link", "iframe", "object", "embed", "base", "form", "a"} & set(read.tags)
     assert not [key for key, _ in read.attributes if key.startswith("on")]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from reshard.cli.options import ArrayOptions, PairOptions
-from reshard.cli.show import ShowOptions
 from reshard.errors import ReshardError
 from reshard.synth import plan
 from reshard.types import Layout, Mesh
@@ -41,9 +40,9 @@ def planned(options: PairOptions) -> PlanRequest:
     return PlanRequest(source, target, plan(source, target, budget, options.network, options.donate))
 
 
-def one_layout(options: ShowOptions) -> Layout:
+def one_layout(text: str, options: ArrayOptions) -> Layout:
     """The layout of a call that has only one."""
-    return LayoutText.of(options.layout, _mesh(options.mesh), options).read()
+    return LayoutText.of(text, _mesh(options.mesh), options).read()
 
 
 def two_layouts(options: PairOptions) -> tuple[Layout, Layout]:

@@ -51,7 +51,7 @@ def run(options: ShowOptions) -> int:
 
     if options.limit < 1:
         raise ReshardError(f"--limit {options.limit}: show at least 1 row")
-    layout, out = one_layout(options), terminal.console()
+    layout, out = one_layout(options.layout, options), terminal.console()
     terminal.paragraph(out, str(layout), style=terminal.NAME)
     terminal.facts(out, facts(layout))
     out.print()

@@ -54,6 +54,15 @@ def test_the_command_loads_no_jax():
     assert ran.stdout == "[]\n"
 
 
+def test_the_help_loads_no_library():
+    foreign = ("rich", "numpy", "jax", "z3", "matplotlib", "mpi4py")
+    loaded = f"[name for name in {foreign} if name in sys.modules]"
+    code = f"import sys, reshard.cli.parser as p; p.parser().format_help(); print({loaded})"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "[]\n"
+
+
 PAIR = (SOURCE, TARGET)
 
 BAD = [

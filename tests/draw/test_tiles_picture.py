@@ -92,7 +92,11 @@ LARGE = [
     ("f64[{x}4096, 4096{y}64]", "the first 16 of 8192 runs of dim 1"),
     ("f64[{x}64{y}64]", ""),
     ("f64[{x}2048{y}64]", "the first 1024 of 8192 runs of dim 0"),
-    ("f64[{x:(1)2}64{x:(2)2}2, {y:(1)2}64{y:(2)2}2]", "the first 64 of 256 runs of dim 0 and 64 of 256 runs of dim 1"),
+    pytest.param(
+        "f64[{x:(1)2}64{x:(2)2}2, {y:(1)2}64{y:(2)2}2]",
+        "the first 64 of 256 runs of dim 0 and 64 of 256 runs of dim 1",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 

@@ -76,3 +76,13 @@ def test_more_than_the_bound_is_a_multiple_of_it():
 def test_totals_of_no_steps():
     assert dict(totals(planned("identity"), None))["peak"] == f"{planned('identity').peak_bytes} B live on a device"
     assert printed(show_totals, planned("identity"), None).count("\n") == 3
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_the_step_of_the_peak_is_named_if_there_are_several(name):
+    plan = planned(name)
+    peak = dict(totals(plan, None))["peak"]
+    named = re.findall(r" in step (\d+);", peak)
+    assert len(named) == (len(plan.steps) > 1)
+    for number in named:
+        assert plan.steps[int(number) - 1].live_bytes == plan.peak_bytes
