@@ -1,15 +1,18 @@
-"""Index-filled arrays on a mesh of JAX devices, and what a compiled move is compared with.
+"""JAX arrays filled with the oracle's indices, and what a compiled move is compared with.
 
-An array is right if every shard that this process holds is the numpy slice that its sharding means, and if
-the sharding is the one that was asked for. A compiled program is right if its collectives are the plan's.
+An array is right if every shard that this process holds is the oracle's tile of the device (`tests.oracle`, which is
+built on `types.meaning` alone), and if the array's sharding is equivalent to the target. That JAX means the same by a
+sharding is a test of its own (`test_redistribute`). A compiled program is right if its collectives are the plan's.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -21,9 +24,11 @@ from reshard import hlo
 from reshard.lower import lower
 from reshard.types import Layout
 from tests.layouts import contiguous_layouts
-from tests.oracle import of_boxes
+from tests.oracle import PADDING, of_boxes, tiles_of
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+FACTORINGS = ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"a": 2, "b": 2, "c": 2}, {"k": 8})
+"""Meshes of the same eight devices."""
 
 
 def mesh_of(sizes: dict[str, int], kind: AxisType = AUTO, order: Sequence[int] | None = None) -> jax.sharding.Mesh:
@@ -35,8 +40,9 @@ def mesh_of(sizes: dict[str, int], kind: AxisType = AUTO, order: Sequence[int] |
 
 
 def filled(shape: Sequence[int], dtype: Any = np.float32) -> np.ndarray:
-    """Every element is its own number, as far as the dtype goes."""
-    return np.arange(math.prod(shape)).reshape(tuple(shape)).astype(dtype)
+    """The array whose elements are their own global indices, as far as the dtype can hold them."""
+    (whole,) = tiles_of(Layout.from_spec(rs.Mesh(), shape, "int32", [])).values()
+    return whole.astype(dtype)
 
 
 def specs(sizes: dict[str, int], rank: int) -> list[PartitionSpec]:
@@ -46,7 +52,7 @@ def specs(sizes: dict[str, int], rank: int) -> list[PartitionSpec]:
 
 
 def spec_of(layout: Layout) -> PartitionSpec:
-    """Written out here, not by `to_jax`, which is under test."""
+    """The spec of a layout of whole axes; not by `to_jax`, which is under test."""
     held = [tuple(digit.axis.axis for digit in dim.digits if digit.axis is not None) for dim in layout.dims]
     return PartitionSpec(*(axes or None for axes in held))
 
@@ -57,12 +63,22 @@ def on(mesh: jax.sharding.Mesh, layout: Layout) -> NamedSharding:
 
 
 def pairs(shardings: Sequence[NamedSharding]) -> Iterator[tuple[NamedSharding, NamedSharding]]:
-    """All pairs of two different ones."""
+    """All pairs of two different shardings."""
     return itertools.permutations(shardings, 2)
 
 
+def refactored(seed: int, count: int) -> list[tuple[NamedSharding, NamedSharding]]:
+    """Random pairs of shardings whose meshes have the same devices on different axes."""
+    choose = random.Random(seed)
+    drawn: list[tuple[NamedSharding, NamedSharding]] = []
+    for _ in range(count):
+        ends = [NamedSharding(mesh_of(sizes), choose.choice(specs(sizes, 2))) for sizes in choose.sample(FACTORINGS, 2)]
+        drawn.append((ends[0], ends[1]))
+    return drawn
+
+
 def assert_exact(array: jax.Array, sharding: NamedSharding | None, values: np.ndarray) -> None:
-    """Every shard against the numpy slice; `None` for a sharding that is the compiler's choice."""
+    """Every shard is the oracle's tile; with `sharding` None, the compiler's choice, the slice that JAX says it is."""
     assert (array.shape, array.dtype) == (values.shape, values.dtype)
     if sharding is not None:
         same = array.sharding.is_equivalent_to(sharding, array.ndim)
@@ -70,11 +86,27 @@ def assert_exact(array: jax.Array, sharding: NamedSharding | None, values: np.nd
         assert array.sharding.device_set == sharding.device_set
     assert array.addressable_shards
     for shard in array.addressable_shards:
-        found, wanted = np.asarray(shard.data), values[shard.index]
-        assert found.shape == wanted.shape, f"device {shard.device.id}: {found.shape}, not {wanted.shape}"
-        wrong = np.argwhere(np.atleast_1d(found != wanted))
-        told = f"device {shard.device.id} of {sharding}: {len(wrong)} of {wanted.size} elements, first {wrong[:1]}"
-        assert found.tobytes() == wanted.tobytes(), told
+        actual = np.asarray(shard.data)
+        wanted = values[shard.index] if sharding is None else tile(sharding, shard.device, values)
+        assert actual.shape == wanted.shape, f"device {shard.device.id}: {actual.shape}, not {wanted.shape}"
+        wrong = np.argwhere(np.atleast_1d(actual != wanted))
+        text = f"device {shard.device.id} of {sharding}: {len(wrong)} of {wanted.size} elements, first {wrong[:1]}"
+        assert actual.tobytes() == wanted.tobytes(), text
+
+
+def tile(sharding: NamedSharding, device: Any, values: np.ndarray) -> np.ndarray:
+    """The tile of an array that the oracle says a device has."""
+    axes = tuple((str(name), size) for name, size in sharding.mesh.shape.items())
+    spec = (*sharding.spec.partitions, *[None] * (values.ndim - len(sharding.spec.partitions)))
+    index = _indices(axes, spec, values.shape)[list(sharding.mesh.devices.flat).index(device)]
+    assert not (index == PADDING).any(), f"{sharding} of shape {values.shape} is uneven: JAX has no such arrays"
+    return values.reshape(-1)[index]
+
+
+@lru_cache
+def _indices(axes: tuple[tuple[str, int], ...], spec: tuple[Any, ...], shape: tuple[int, ...]) -> dict[int, np.ndarray]:
+    entries = [[entry] if isinstance(entry, str) else list(entry or ()) for entry in spec]
+    return tiles_of(Layout.from_spec(rs.Mesh(axes), shape, "int32", entries))
 
 
 # ---- compiled programs -----------------------------------------------------------------------------
@@ -82,27 +114,29 @@ def assert_exact(array: jax.Array, sharding: NamedSharding | None, values: np.nd
 
 def executed(compiled: Any) -> Counter[tuple[str, int]]:
     """(kind, bytes that a device receives) of every collective, as often as it runs."""
-    found: Counter[tuple[str, int]] = Counter()
+    runs: Counter[tuple[str, int]] = Counter()
     for one in hlo.collectives(hlo.parse(compiled.as_text())):
         assert one.times is not None, one
-        found[one.kind, one.received_bytes] += one.times
-    return found
+        runs[one.kind, one.received_bytes] += one.times
+    return runs
 
 
 def promised(*plans: rs.Plan, batch: int = 1) -> Counter[tuple[str, int]]:
-    """The same of plans, on so many arrays at once. An exchange is a permute a round, and where pieces do not nest, a
-    round's messages are as long as its longest: XLA permutes arrays of one size.
+    """The same for plans that move `batch` arrays at once.
+
+    An exchange is one permute per round. If pieces do not nest, all messages of a round are as long as its longest,
+    because XLA permutes arrays of one size.
     """
-    found: Counter[tuple[str, int]] = Counter()
+    runs: Counter[tuple[str, int]] = Counter()
     for step, instruction in ((s, i) for p in plans for s, i in zip(p.steps, lower(p).instructions, strict=True)):
         if of_boxes(step):
             sizes = [max(transfer.elements for transfer in turn) for turn in instruction.rounds]
-            found.update(("permute", step.operand.nbytes(size) * batch) for size in sizes)
+            runs.update(("permute", step.operand.nbytes(size) * batch) for size in sizes)
         elif step.launches:
             share, rest = divmod(step.received_bytes, step.launches)
             assert rest == 0, f"launches of different sizes: {step}"
-            found["permute" if step.kind == "exchange" else step.kind, share * batch] += step.launches
-    return found
+            runs["permute" if step.kind == "exchange" else step.kind, share * batch] += step.launches
+    return runs
 
 
 def as_plan(source: NamedSharding, target: NamedSharding, shape: Sequence[int], dtype: str, **options: Any) -> rs.Plan:

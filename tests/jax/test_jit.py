@@ -1,9 +1,7 @@
-"""`reshard.jax.jit` in the place of `jax.jit`: arguments, results, transformations, what it says, what it refuses."""
+"""`reshard.jax.jit` in place of `jax.jit`: arguments, results, transformations, and programs that it leaves alone."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -12,46 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
-from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import NetworkError
-from reshard.jax.jit import Jitted, jit
+from reshard.jax.jit import jit
 from reshard.jax.redistribute import redistribute
-from reshard.jax.stages import deserialize
-
-SIZE = 16
-
-
-def mesh(kind: AxisType = AxisType.Auto) -> JaxMesh:
-    return JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"), axis_types=(kind, kind))
-
-
-def sharding(*spec: Any) -> NamedSharding:
-    return NamedSharding(mesh(), P(*spec))
-
-
-BEFORE, AFTER = sharding("y", None, "x"), sharding(None, ("x", "y"))
-
-
-def numbered(place: NamedSharding = BEFORE) -> jax.Array:
-    return jax.device_put(np.arange(SIZE**3, dtype=np.float32).reshape(SIZE, SIZE, SIZE), place)
-
-
-def program(v: jax.Array) -> jax.Array:
-    """What jax-ml/jax#21562 does."""
-    return jax.lax.with_sharding_constraint(v * 2, AFTER) + 1
-
-
-def chosen(f: Jitted, *args: Any, **kwargs: Any) -> str:
-    return f.lower(*args, **kwargs).compile().decision.chosen
-
-
-def kept(f: Jitted) -> list[str]:
-    """The decisions for what the function was called with."""
-    return [compiled.decision.chosen for compiled in f._compiled.values()]
-
+from tests.jax.moving import AFTER, BEFORE, SIZE, kept, mesh, numbered, program
 
 # ---- in the place of jax.jit -----------------------------------------------------------------------
 
@@ -228,40 +193,6 @@ def test_redistribute_inside_without_a_source() -> None:
     np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) * 2 + 1)
 
 
-# ---- what it decides and says ----------------------------------------------------------------------
-
-
-def test_the_decision_has_the_figures() -> None:
-    compiled = jit(program).lower(numbered()).compile()
-    decision = compiled.decision
-    assert decision.plain is not None and decision.ours is not None
-    assert decision.ours.received_bytes == 1792 == compiled.report.taken[0].plan.received_bytes
-    assert decision.plain.received_bytes > 1792 and decision.ours.launches == 1
-    assert decision.ours.temp_bytes < decision.plain.temp_bytes
-    assert str(decision).startswith("reshard: 1792 B received instead of ")
-    assert decision.to_dict()["ours"]["received_bytes"] == 1792
-
-
-def test_what_would_be_worse_is_not_kept() -> None:
-    """Of fewer bytes in more collectives, none is kept; the report says that it could be taken, and why it was not."""
-    f = jit(lambda v: jax.lax.with_sharding_constraint(v, sharding("x", "y")) + 1)
-    lowered = f.lower(numbered(sharding(None, "x", "y")))
-    assert len(lowered.report.taken) == 1
-    compiled = lowered.compile()
-    assert compiled.decision.chosen == "plain" and "collectives instead of" in compiled.decision.why
-    (left,) = compiled.report.left
-    assert not compiled.report.taken and compiled.decision.why in left.why
-    fast = rs.Network("wire", inner=(1e-9, 1e9), domain=8)  # where starting a collective is nothing
-    assert chosen(jit(f.__wrapped__, network=fast), numbered(sharding(None, "x", "y"))) == "reshard"
-
-
-def test_what_is_no_better_is_not_kept() -> None:
-    compiled = jit(lambda v: jax.lax.with_sharding_constraint(v, sharding(None, "x")) + 1).lower(
-        numbered(sharding("x"))
-    )
-    assert compiled.compile().decision.why == "it would receive as much, in as many collectives"
-
-
 def test_a_program_that_the_pass_cannot_do_is_compiled_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no such pass")
@@ -274,63 +205,8 @@ def test_a_program_that_the_pass_cannot_do_is_compiled_as_it_is(monkeypatch: pyt
     assert compiled.decision.why == "the pass cannot do it: RuntimeError: no such pass"
 
 
-def test_a_program_that_does_not_compile_after_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    from reshard.jax import stages
-
-    figures, asked = stages.figures, []
-
-    def fail(compiled: Any) -> Any:
-        asked.append(compiled)
-        if len(asked) > 1:
-            raise RuntimeError("XLA")
-        return figures(compiled)
-
-    monkeypatch.setattr(stages, "figures", fail)
-    compiled = jit(program).lower(numbered()).compile()
-    assert compiled.decision.failed and "does not compile" in compiled.decision.why
-    np.testing.assert_array_equal(compiled(numbered()), np.asarray(numbered()) * 2 + 1)
-
-
 def test_a_network_without_a_link_is_an_error() -> None:
     with pytest.raises(NetworkError, match="no link for axis"):
         jit(program, network=rs.Network("short", inner=(1e-6, 1e9), domain=2))(numbered())
     with pytest.raises(NetworkError):
         jit(program, network="no-such-network")
-
-
-def test_lines_that_do_not_gain_are_left() -> None:
-    """A move of small tiles in many collectives, beside one that gains: only that line is taken."""
-
-    def both(v: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        first = jax.lax.with_sharding_constraint(v, sharding("x", "y"))
-        second = jax.lax.with_sharding_constraint(w, AFTER)
-        return first + 1, second + 1
-
-    v, w = numbered(sharding(None, "x", "y")), numbered()
-    compiled = jit(both).lower(v, w).compile()
-    lines = {reshard.where.rsplit(":")[-1] for reshard in compiled.report.taken}
-    assert lines == {str(both.__code__.co_firstlineno + 2)}
-    for out, given in zip(compiled(v, w), (v, w), strict=True):
-        np.testing.assert_array_equal(out, np.asarray(given) + 1)
-
-
-# ---- another process -------------------------------------------------------------------------------
-
-READER = """
-import sys, jax, numpy as np
-from reshard.jax.stages import deserialize
-compiled = deserialize(open(sys.argv[1], "rb").read())
-place = compiled.input_shardings[0][0]
-x = jax.device_put(np.arange(16**3, dtype="f").reshape(16, 16, 16), place)
-assert np.array_equal(compiled(x), np.asarray(x) * 2 + 1)
-print(compiled.decision.chosen, len(compiled.report.taken), "all-to-all" in compiled.as_text())
-"""
-
-
-def test_a_compiled_program_is_read_back(tmp_path: Any) -> None:
-    data = jit(program).lower(numbered()).compile().serialize()
-    np.testing.assert_array_equal(deserialize(data)(numbered()), np.asarray(numbered()) * 2 + 1)
-    path = tmp_path / "program"
-    path.write_bytes(data)
-    run = subprocess.run([sys.executable, "-c", READER, path], capture_output=True, text=True, check=False)
-    assert run.stdout.split() == ["reshard", "1", "True"], run.stderr

@@ -1,4 +1,4 @@
-"""Ahead of time for TPUs, by their real compiler: our collectives are what it is given, and what it compiles."""
+"""`jit` ahead of time for TPUs, by their real compiler: the executable has our collectives, and no others."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SIZE = 64
 @pytest.fixture(scope="module")
 def mesh() -> JaxMesh:
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other tests' processes have it too
-    found = topologies.get_topology_desc("v5p:2x2x2", platform="tpu")
-    return JaxMesh(np.array(found.devices).reshape(4, 2), ("x", "y"))
+    topology = topologies.get_topology_desc("v5p:2x2x2", platform="tpu")
+    return JaxMesh(np.array(topology.devices).reshape(4, 2), ("x", "y"))
 
 
 def argument(mesh: JaxMesh, *spec: Any, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
@@ -36,7 +36,7 @@ def argument(mesh: JaxMesh, *spec: Any, dtype: Any = jnp.bfloat16) -> jax.ShapeD
 
 
 def kinds(compiled: Any) -> Counter[str]:
-    return Counter(found.kind for found in hlo.collectives(hlo.parse(compiled.as_text())))
+    return Counter(one.kind for one in hlo.collectives(hlo.parse(compiled.as_text())))
 
 
 def test_a_rebuilt_array(mesh: JaxMesh) -> None:
@@ -51,8 +51,9 @@ def test_a_rebuilt_array(mesh: JaxMesh) -> None:
     assert plain.received_bytes >= 8 * ours.received_bytes and plain.temp_bytes >= 4 * ours.temp_bytes
 
 
+@pytest.mark.slow
 def test_a_loop(mesh: JaxMesh) -> None:
-    """Moves inside of a scan run in each of its turns; what is counted is all of them."""
+    """Moves inside a scan run in each of its turns, and all of them are counted."""
     rows, columns = NamedSharding(mesh, P(("x", "y"))), NamedSharding(mesh, P(None, ("y", "x")))
 
     def turn(v: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -63,13 +64,14 @@ def test_a_loop(mesh: JaxMesh) -> None:
     compiled = lowered.compile()
     ours = compiled.decision.ours
     assert compiled.decision.chosen == "reshard" and ours is not None and ours.loop_bytes == 0
-    inside = [found for found in hlo.collectives(hlo.parse(compiled.as_text())) if found.times == 5]
-    assert [found.kind for found in inside] == ["all_to_all"] * 2
+    inside = [one for one in hlo.collectives(hlo.parse(compiled.as_text())) if one.times == 5]
+    assert [one.kind for one in inside] == ["all_to_all"] * 2
     assert ours.received_bytes >= 10 * inside[0].received_bytes
 
 
+@pytest.mark.slow
 def test_redistribute_needs_no_source_there(mesh: JaxMesh) -> None:
-    """XLA on TPU has no hook that would tell it; the pass has propagated the shardings itself."""
+    """XLA on TPU has no hook that provides the source; the pass propagates the shardings itself."""
     after = NamedSharding(mesh, P(None, ("x", "y")))
     compiled = jit(lambda v: redistribute(v * 2, after)).lower(argument(mesh, "y", None, "x")).compile()
     assert compiled.decision.chosen == "reshard" and kinds(compiled) == {"all_to_all": 1}

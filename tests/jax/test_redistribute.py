@@ -1,10 +1,10 @@
-"""`redistribute` moves every layout to every other, exactly: eagerly and under jit, on all kinds of meshes, sizes,
-dtypes and inputs. Always against numpy's slices of an index-filled array."""
+"""`redistribute` moves every layout to every other exactly: eagerly and under jit, on all kinds of meshes, sizes,
+dtypes and inputs. Results are compared with the oracle's tiles of an index-filled array.
+"""
 
 from __future__ import annotations
 
 import random
-import warnings
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +30,11 @@ from tests.jax.oracle import (
     mesh_of,
     pairs,
     promised,
+    refactored,
     specs,
+    tile,
 )
+from tests.jax.sampling import sampled
 
 SIZES = {"x": 4, "y": 2}
 SHAPE = (8, 8)
@@ -51,12 +54,18 @@ def put(sharding: NamedSharding, values: np.ndarray = VALUES) -> jax.Array:
 # ---- every pair ------------------------------------------------------------------------------------
 
 
+def test_jax_and_the_oracle_mean_the_same_by_a_sharding():
+    for sharding in shardings():
+        for shard in put(sharding).addressable_shards:
+            assert np.array_equal(tile(sharding, shard.device, VALUES), VALUES[shard.index]), sharding
+
+
 def test_there_are_110_pairs():
     assert len(list(pairs(shardings()))) == 110
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_eagerly(spec: P, kind: AxisType):
     every = shardings(kind)
     source = NamedSharding(every[0].mesh, spec)
@@ -68,13 +77,13 @@ def test_every_pair_eagerly(spec: P, kind: AxisType):
 
 
 @pytest.mark.parametrize("given", ["source=", "explicit", "unknown"])
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_under_jit(spec: P, given: str):
-    """Jitted for itself, nothing but the move says what the sharding of a result is."""
+    """In a program of its own, only the move determines the sharding of a result."""
     every = shardings(EXPLICIT if given == "explicit" else AUTO)
     source = NamedSharding(every[0].mesh, spec)
-    told = source if given == "source=" else None
-    moved = jax.jit(lambda x: [redistribute(x, target, source=told) for target in every])(put(source))
+    known = source if given == "source=" else None
+    moved = jax.jit(lambda x: [redistribute(x, target, source=known) for target in every])(put(source))
     for y, target in zip(moved, every, strict=True):
         assert_exact(y, target, VALUES)
 
@@ -98,19 +107,7 @@ def test_a_source_that_is_not_the_true_one_costs_a_move_but_is_right():
     assert_exact(f(put(NamedSharding(mesh, BACK))), NamedSharding(mesh, THERE), VALUES)
 
 
-def test_to_where_it_is_already():
-    """Without a collective, and the result is an array of its own: to delete it leaves the source."""
-    source = NamedSharding(mesh_of(SIZES), BACK)
-    x = put(source)
-    y = redistribute(x, source)
-    assert_exact(y, source, VALUES)
-    y.delete()
-    assert_exact(x, source, VALUES)
-    compiled = jax.jit(lambda x: redistribute(x, source, source=source), in_shardings=source).lower(x).compile()
-    assert not executed(compiled)
-
-
-@pytest.mark.parametrize("rank", [1, 3, 4])
+@pytest.mark.parametrize("rank", sampled([1, 3, 4], 3))
 def test_other_ranks(rank: int):
     sizes = {"x": 2, "y": 2, "z": 2}
     mesh, shape = mesh_of(sizes), (8, 16, 8, 8)[:rank]
@@ -123,6 +120,7 @@ def test_other_ranks(rank: int):
 # ---- meshes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_six_of_the_eight_devices():
     """Axes of 2 and 3, whose pieces do not nest."""
     mesh = mesh_of({"x": 2, "y": 3})
@@ -136,77 +134,32 @@ def test_six_of_the_eight_devices():
         assert_exact(y, target, values)
 
 
-FACTORINGS = ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"a": 2, "b": 2, "c": 2}, {"k": 8})
-
-
-def refactored(seed: int, count: int) -> list[tuple[NamedSharding, NamedSharding]]:
-    """Pairs whose meshes have the same devices on other axes."""
-    choose, found = random.Random(seed), []
-    for _ in range(count):
-        ends = [NamedSharding(mesh_of(sizes), choose.choice(specs(sizes, 2))) for sizes in choose.sample(FACTORINGS, 2)]
-        found.append((ends[0], ends[1]))
-    return found
-
-
-def test_the_same_devices_on_other_axes():
-    for source, target in refactored(1, 24):
+@pytest.mark.parametrize("count", sampled([3, 24], 3))
+def test_the_same_devices_on_other_axes(count: int):
+    for source, target in refactored(1, count):
         assert_exact(redistribute(put(source), target), target, VALUES)
 
 
-def test_the_same_devices_on_other_axes_under_jit():
-    for source, target in refactored(2, 12):
+@pytest.mark.parametrize("count", sampled([3, 12], 3))
+def test_the_same_devices_on_other_axes_under_jit(count: int):
+    for source, target in refactored(2, count):
         f = jax.jit(lambda x, s=source, t=target: redistribute(x, t, source=s), out_shardings=target)
         assert_exact(f(put(source)), target, VALUES)
 
 
-def test_other_axes_under_jit_that_none_of_the_source_can_say():
-    """JAX must be told them as the result's: by itself it looks for them on the source's mesh."""
+def test_other_axes_under_jit_that_the_sources_mesh_cannot_express():
+    """JAX needs `out_shardings` here: by itself it looks for the result's axes on the source's mesh."""
     source = NamedSharding(mesh_of({"x": 4, "y": 2}), P(None, "x"))
     target = NamedSharding(mesh_of({"a": 2, "b": 2, "c": 2}), P(("c", "a")))
     f = jax.jit(lambda x: redistribute(x, target, source=source), out_shardings=target)
     assert_exact(f(put(source)), target, VALUES)
 
 
+@pytest.mark.slow
 def test_other_axes_under_jit_with_an_unknown_source():
     for source, target in refactored(3, 6):
         f = jax.jit(lambda x, t=target: redistribute(x, t), out_shardings=target)
         assert_exact(f(put(source)), target, VALUES)
-
-
-def test_explicit_meshes_of_other_axes_eagerly():
-    for source, target in refactored(4, 8):
-        source = NamedSharding(mesh_of(dict(source.mesh.shape), EXPLICIT), source.spec)
-        assert_exact(redistribute(put(source), target), target, VALUES)
-        target = NamedSharding(mesh_of(dict(target.mesh.shape), EXPLICIT), target.spec)
-        assert_exact(redistribute(put(source), target), target, VALUES)
-
-
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
-def test_devices_in_another_order(kind: AxisType):
-    choose = random.Random(5)
-    for sizes in ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"k": 8}) * 3:
-        order = choose.sample(range(8), 8)
-        here = NamedSharding(mesh_of(SIZES, kind), choose.choice(SPECS))
-        there = NamedSharding(mesh_of(sizes, kind, order), choose.choice(specs(sizes, 2)))
-        for source, target in ((here, there), (there, here)):
-            assert_exact(redistribute(put(source), target), target, VALUES)
-
-
-@pytest.mark.parametrize("donate", [False, True])
-def test_what_moves_nothing_between_orders_of_devices_is_an_array_of_its_own(donate: bool):
-    source, target = NamedSharding(mesh_of(SIZES), P()), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P())
-    x = put(source)
-    y = redistribute(x, target, donate=donate)
-    assert_exact(y, target, VALUES)
-    assert x.is_deleted() == donate
-    if not donate:
-        y.delete()
-        assert_exact(x, source, VALUES)
-
-
-def test_scalars_on_devices_in_another_order():
-    source, target = NamedSharding(mesh_of(SIZES), P()), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P())
-    assert_exact(redistribute(put(source, np.float32(3)), target), target, np.float32(3))
 
 
 def test_axes_of_one_device():
@@ -225,6 +178,7 @@ def test_a_mesh_of_one_device():
     assert_exact(jax.jit(lambda x: redistribute(x, target))(put(target)), target, VALUES)
 
 
+@pytest.mark.slow
 def test_eighty_devices():
     """8 x 10, whose axes have a common factor but no common refinement."""
     worker.check(["many"], devices=80)
@@ -233,36 +187,38 @@ def test_eighty_devices():
 # ---- uneven sizes ----------------------------------------------------------------------------------
 
 
-def uneven(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding, told: bool) -> None:
-    """Sizes that JAX shards inside of jit only."""
+def uneven(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding, known: bool) -> None:
+    """Moves an array of a shape that JAX shards only inside jit, and compares it."""
 
     @jax.jit
     def f(x: jax.Array) -> jax.Array:
         there = jax.lax.with_sharding_constraint(x, source)
         return jax.lax.with_sharding_constraint(
-            redistribute(there, target, source=source if told else None), everywhere
+            redistribute(there, target, source=source if known else None), everywhere
         )
 
     everywhere = NamedSharding(source.mesh, P())
     assert_exact(f(filled(shape)), everywhere, filled(shape))
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 13])
-def test_uneven_sizes(size: int, told: bool):
-    """Primes, fewer elements than pieces, one and none."""
+@pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
+@pytest.mark.parametrize("size", sampled([0, 1, 2, 3, 7, 13], 2))
+def test_uneven_sizes(size: int, known: bool):
+    """Prime sizes, fewer elements than pieces, one element and none."""
     ends = [NamedSharding(mesh_of(SIZES), P(*spec)) for spec in (["x"], ["y"], [("x", "y")], [("y", "x")], [])]
     every = list(pairs(ends))
-    for source, target in every if size == 7 and told else random.Random(size).sample(every, 5):
-        uneven((size,), source, target, told)
+    for source, target in every if size == 7 and known else random.Random(size).sample(every, 5):
+        uneven((size,), source, target, known)
 
 
+@pytest.mark.slow
 def test_uneven_matrices():
     choose = random.Random(6)
     for source, target in choose.sample(list(pairs(shardings())), 12):
         uneven((choose.choice([1, 3, 5, 9, 13]), choose.choice([1, 2, 5, 11])), source, target, True)
 
 
+@pytest.mark.slow
 def test_gradients_of_uneven_sizes():
     source, target = NamedSharding(mesh_of(SIZES), P("x")), NamedSharding(mesh_of(SIZES), P(None, ("y", "x")))
     everywhere, values = NamedSharding(source.mesh, P()), filled((7, 5))
@@ -273,12 +229,12 @@ def test_gradients_of_uneven_sizes():
 
 @pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,)])
 def test_empty_arrays(shape: tuple[int, ...]):
-    """Of whose sharding and shards XLA makes what it likes."""
+    """XLA chooses their shardings and shards freely."""
     source, target = NamedSharding(mesh_of(SIZES), P("x")), NamedSharding(mesh_of(SIZES), P("y"))
     x = put(source, filled(shape))
     assert redistribute(x, target).sharding.is_equivalent_to(target, x.ndim)
-    for told in (source, None):
-        y = jax.jit(lambda x, s=told: redistribute(x, target, source=s))(x)
+    for given in (source, None):
+        y = jax.jit(lambda x, s=given: redistribute(x, target, source=s))(x)
         assert (y.shape, y.dtype, y.sharding.device_set) == (x.shape, x.dtype, x.sharding.device_set)
 
 
@@ -289,7 +245,7 @@ PRODUCT = LEFT @ RIGHT
 
 
 def product(over: tuple[str, ...], left: jax.Array, right: jax.Array, rows: str | None = None) -> jax.Array:
-    """A matrix product whose sum over mesh axes is not done yet."""
+    """A matrix product whose sum over mesh axes is not finished yet."""
     return jnp.einsum("ij,jk->ik", left, right, out_sharding=P(rows, unreduced=set(over)))
 
 
@@ -300,7 +256,9 @@ def factors(over: tuple[str, ...], rows: str | None = None) -> tuple[jax.Array, 
 @pytest.mark.parametrize(
     ("over", "rows"), [(("x",), None), (("y",), "x"), (("x", "y"), None)], ids=["x", "y with rows on x", "x and y"]
 )
-@pytest.mark.parametrize("target", [P(), P("x"), P(None, "y"), P("y", "x"), P(None, ("y", "x"))], ids=str)
+@pytest.mark.parametrize(
+    "target", sampled([P(), P("x"), P(None, "y"), P("y", "x"), P(None, ("y", "x"))], P("y", "x")), ids=str
+)
 def test_unreduced_sources(over: tuple[str, ...], rows: str | None, target: P):
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
         left, right = factors(over, rows)
@@ -339,9 +297,9 @@ def test_unreduced_sources_of_other_dtypes(dtype: str):
 DTYPES = ["bfloat16", "float16", "int8", "uint8", "bool", "complex64", "float8_e4m3fn", "float8_e5m2", "int4"]
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", sampled(DTYPES, "bool", "int4"))
 def test_dtypes(name: str):
-    """Through each kind of step; narrow dtypes hold numbers modulo something."""
+    """Through each kind of step; the elements are numbers modulo 7, which fit narrow dtypes."""
     dtype = jnp.dtype(name)
     values = (filled(SHAPE, np.int32) % (2 if name == "bool" else 7)).astype(dtype)
     mesh = mesh_of(SIZES)
@@ -362,14 +320,14 @@ def test_scalars():
     target = NamedSharding(mesh_of(SIZES), P())
     for x in (np.float32(3), 3.0, put(target, np.float32(3))):
         assert_exact(redistribute(x, target), target, np.float32(3))
-    for told in (target, None):
-        f = jax.jit(lambda x, s=told: redistribute(x, target, source=s))
+    for given in (target, None):
+        f = jax.jit(lambda x, s=given: redistribute(x, target, source=s))
         assert_exact(f(put(target, np.float32(3))), target, np.float32(3))
 
 
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
 def test_random_keys(jitted: bool):
-    """A training state has them; an array of keys is sharded as its own dims are."""
+    """As in a training state; an array of keys is sharded along its own dims."""
     source, target = NamedSharding(mesh_of(SIZES), P("x")), NamedSharding(mesh_of(SIZES), P("y"))
     keys = jax.device_put(jax.random.split(jax.random.key(0), 8), source)
     f = jax.jit(lambda k: redistribute(k, target, source=source)) if jitted else lambda k: redistribute(k, target)
@@ -382,19 +340,14 @@ def test_random_keys(jitted: bool):
 
 
 @pytest.mark.parametrize("make", [np.asarray, jnp.asarray], ids=["numpy", "uncommitted"])
-def test_what_is_not_sharded_yet(make: Any):
+def test_an_unsharded_array(make: Any):
     target = NamedSharding(mesh_of(SIZES), THERE)
     assert_exact(redistribute(make(VALUES), target), target, VALUES)
 
 
-def test_what_is_committed_to_one_device():
-    target = NamedSharding(mesh_of(SIZES), THERE)
-    assert_exact(redistribute(jax.device_put(VALUES, jax.devices()[3]), target), target, VALUES)
-
-
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
 @pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
-def test_what_is_not_sharded_yet_on_the_mesh_that_is_set(jitted: bool, kind: AxisType):
+def test_an_unsharded_array_on_the_mesh_that_is_set(jitted: bool, kind: AxisType):
     mesh = mesh_of(SIZES, kind)
     with jax.set_mesh(mesh):
         for target in (THERE, NamedSharding(mesh, THERE)):
@@ -402,18 +355,18 @@ def test_what_is_not_sharded_yet_on_the_mesh_that_is_set(jitted: bool, kind: Axi
             assert_exact((jax.jit(f) if jitted else f)(VALUES), NamedSharding(mesh, THERE), VALUES)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
-def test_under_jit_what_is_not_sharded_yet_is_put_on_the_devices_of_the_target(told: bool):
-    """As `with_sharding_constraint` does it: the program is for the mesh, not for the device of its argument."""
+@pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
+def test_under_jit_an_unsharded_array_is_put_on_the_devices_of_the_target(known: bool):
+    """As with `with_sharding_constraint`: the program is for the mesh, not for the device of its argument."""
     mesh = mesh_of(SIZES)
     target = NamedSharding(mesh, THERE)
-    f = jax.jit(lambda x: redistribute(x, target, source=NamedSharding(mesh, P()) if told else None))
+    f = jax.jit(lambda x: redistribute(x, target, source=NamedSharding(mesh, P()) if known else None))
     assert_exact(f(VALUES), target, VALUES)
     assert_exact(f(jnp.asarray(VALUES)), target, VALUES)
 
 
-def test_under_jit_what_the_program_makes_itself():
-    """The way to initialise a sharded array."""
+def test_under_jit_an_array_that_the_program_makes():
+    """This is how to initialise a sharded array."""
     target = NamedSharding(mesh_of(SIZES), THERE)
     made = jax.jit(lambda: redistribute(jnp.arange(64, dtype=jnp.float32).reshape(SHAPE), target))()
     assert_exact(made, target, VALUES)
@@ -425,16 +378,16 @@ def test_a_constant_amid_a_program():
     assert_exact(f(put(source)), target, VALUES * 2)
 
 
-# ---- ways to say the target ------------------------------------------------------------------------
+# ---- forms of targets ------------------------------------------------------------------------------
 
 
-def test_a_spec_is_about_the_mesh_of_the_array():
+def test_a_spec_is_on_the_mesh_of_the_array():
     mesh = mesh_of(SIZES)
     assert_exact(redistribute(put(NamedSharding(mesh, BACK)), THERE), NamedSharding(mesh, THERE), VALUES)
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
-def test_a_spec_is_about_the_mesh_that_is_set(kind: AxisType):
+def test_a_spec_is_on_the_mesh_that_is_set(kind: AxisType):
     mesh = mesh_of(SIZES, kind)
     source, target = NamedSharding(mesh, BACK), NamedSharding(mesh, THERE)
     with jax.set_mesh(mesh):
@@ -448,7 +401,7 @@ def test_a_spec_is_about_the_mesh_that_is_set(kind: AxisType):
 @pytest.mark.parametrize("how", ["eager", "source=", "unknown"])
 @pytest.mark.parametrize("is_set", [{"x": 4, "y": 2}, {"k": 8}], ids=str)
 def test_a_sharding_need_not_be_on_the_mesh_that_is_set(is_set: dict[str, int], how: str):
-    """As when weights leave the mesh of the training for that of the serving."""
+    """As when weights leave the training mesh for the serving mesh."""
     xy, yx, k = ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"k": 8})
     with jax.set_mesh(mesh_of(is_set)):
         for here, before, there, after in (
@@ -470,19 +423,13 @@ def test_auto_axes_where_a_mesh_of_explicit_axes_is_set():
         explicit = NamedSharding(mesh_of(SIZES, EXPLICIT), THERE)
         assert_exact(redistribute(put(source), explicit), explicit, VALUES)
         other = NamedSharding(mesh_of({"k": 8}), P("k"))
-        for there, told in ((target, source), (target, None), (other, source), (other, None)):
-            f = jax.jit(partial(redistribute, sharding=there, source=told), out_shardings=there)
+        for there, given in ((target, source), (target, None), (other, source), (other, None)):
+            f = jax.jit(partial(redistribute, sharding=there, source=given), out_shardings=there)
             assert_exact(f(put(source)), there, VALUES)
 
 
-def test_devices_in_another_order_than_those_of_the_mesh_that_is_set():
-    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P("y"))
-    with jax.set_mesh(mesh_of({"k": 8})):
-        assert_exact(redistribute(put(source), target), target, VALUES)
-
-
 def test_a_mesh_of_explicit_and_auto_axes():
-    """Eagerly all of it; under jit, a type says the explicit axes, and `source` the rest."""
+    """Eagerly both are known; under jit, the type has the explicit axes, and `source=` the rest."""
     devices = np.array(jax.devices()).reshape(4, 2)
     mesh = jax.sharding.Mesh(devices, ("x", "y"), axis_types=(EXPLICIT, AUTO))
     source, target = NamedSharding(mesh, BACK), NamedSharding(mesh, THERE)
@@ -495,9 +442,9 @@ def test_a_mesh_of_explicit_and_auto_axes():
             source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
             f = jax.jit(partial(redistribute, sharding=after, source=before), out_shardings=target)
             assert_exact(f(put(source)), target, VALUES)
-            found = executed(f.lower(put(source)).compile())
+            runs = executed(f.lower(put(source)).compile())
             # jax 0.12 moves an explicit axis that lies within an auto one to the front of its dim, and back.
-            assert after == THERE or found == promised(as_plan(source, target, SHAPE, "float32"))
+            assert after == THERE or runs == promised(as_plan(source, target, SHAPE, "float32"))
         assert_exact(jax.jit(lambda x: redistribute(x, P("y", "x")))(VALUES), NamedSharding(mesh, P("y", "x")), VALUES)
 
 
@@ -511,13 +458,6 @@ def test_a_layout_is_a_target():
             here = rs.Layout.parse("f32[{x}2, {y}4]", rs.Mesh(x=4, y=2))
             f = jax.jit(lambda x, t=layout, s=here: redistribute(x, t, source=s))
             assert_exact(f(put(source)), target, VALUES)
-
-
-def test_a_mesh_without_devices_takes_those_of_the_array():
-    source = NamedSharding(mesh_of(SIZES), BACK)
-    abstract = jax.sharding.AbstractMesh((2, 4), ("p", "q"), axis_types=(AUTO,) * 2)
-    moved = redistribute(put(source), NamedSharding(abstract, P("q", "p")))
-    assert_exact(moved, NamedSharding(mesh_of({"p": 2, "q": 4}), P("q", "p")), VALUES)
 
 
 def test_trees():
@@ -553,7 +493,7 @@ def test_a_tree_of_shardings_of_the_same_structure():
 @jax.tree_util.register_dataclass
 @dataclass
 class Box:
-    """A structure of the user's own."""
+    """A pytree node of the user's own."""
 
     one: Any
     two: Any
@@ -567,41 +507,6 @@ def test_structures_of_the_users_own():
         assert isinstance(moved, Box)
         assert_exact(moved.one, one, VALUES)
         assert_exact(moved.two, two if targets is not one else one, VALUES + 1)
-
-
-# ---- donation --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [(BACK, THERE), (P("x"), P()), (P(), P("x")), (BACK, BACK), (P(("x", "y")), P(("y", "x")))]
-)
-def test_donation_gives_the_source_up(before: P, after: P):
-    mesh = mesh_of(SIZES)
-    x, target = put(NamedSharding(mesh, before)), NamedSharding(mesh, after)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        moved = redistribute(x, target, donate=True)
-    assert_exact(moved, target, VALUES)
-    assert x.is_deleted()
-
-
-def test_donation_across_orders_of_devices():
-    target = NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P("y"))
-    x = put(NamedSharding(mesh_of(SIZES), BACK))
-    assert_exact(redistribute(x, target, donate=True), target, VALUES)
-    assert x.is_deleted()
-
-
-def test_donation_of_an_array_on_one_device():
-    x, target = jax.device_put(VALUES, jax.devices()[1]), NamedSharding(mesh_of(SIZES), THERE)
-    assert_exact(redistribute(x, target, donate=True), target, VALUES)
-    assert x.is_deleted()
-
-
-def test_without_donation_the_source_stays():
-    x, target = put(NamedSharding(mesh_of(SIZES), BACK)), NamedSharding(mesh_of(SIZES), THERE)
-    redistribute(x, target).delete()
-    assert_exact(x, x.sharding, VALUES)
 
 
 def test_under_jit_what_is_used_again_is_not_lost():
@@ -618,23 +523,23 @@ WIDE = filled((64, 64))
 TILE = 64 * 64 * 4 // 8
 
 
-@pytest.mark.parametrize("told", ["eager", "source=", "unknown"])
-@pytest.mark.parametrize("budget", [2 * TILE, 2 * TILE + 64, 2 * TILE + 1024, 3 * TILE])
-def test_budgets(budget: int, told: str):
+@pytest.mark.parametrize("how", ["eager", "source=", "unknown"])
+@pytest.mark.parametrize("budget", sampled([2 * TILE, 2 * TILE + 64, 2 * TILE + 1024, 3 * TILE], 2 * TILE + 1024))
+def test_budgets(budget: int, how: str):
     source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
-    f = lambda x: redistribute(x, target, source=source if told == "source=" else None, budget=budget)  # noqa: E731
-    assert_exact((f if told == "eager" else jax.jit(f))(put(source, WIDE)), target, WIDE)
+    f = lambda x: redistribute(x, target, source=source if how == "source=" else None, budget=budget)  # noqa: E731
+    assert_exact((f if how == "eager" else jax.jit(f))(put(source, WIDE)), target, WIDE)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
+@pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize(
     ("budget", "rounds"), [(2 * TILE, 48), (2 * TILE + 1024, 3), (3 * TILE, 1)], ids=["floor", "messages", "ample"]
 )
-def test_the_plan_of_the_budget_is_what_runs(budget: int, rounds: int, told: bool):
-    """Messages of 8 elements in the place of one all-to-all: three of the four shares of 128 in 16 pieces."""
+def test_the_plan_of_the_budget_is_what_runs(budget: int, rounds: int, known: bool):
+    """At the floor, messages of 8 elements replace the all-to-all: three of its shares of 128, in 16 pieces each."""
     source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
     f = jax.jit(
-        lambda x: redistribute(x, target, source=source if told else None, budget=budget),
+        lambda x: redistribute(x, target, source=source if known else None, budget=budget),
         in_shardings=source,
         out_shardings=target,
     )
@@ -644,6 +549,7 @@ def test_the_plan_of_the_budget_is_what_runs(budget: int, rounds: int, told: boo
     assert executed(compiled) == promised(plan)
 
 
+@pytest.mark.slow
 def test_random_budgets():
     """Between the floor and what the plan without a budget needs."""
     choose, tried = random.Random(8), Counter()
@@ -658,43 +564,26 @@ def test_random_budgets():
     assert tried["exchange"] >= 5, tried
 
 
-def test_donated_budgets():
-    """Below source and target together, the move overwrites its source; what XLA would copy is refused."""
-    mesh, donated = mesh_of(SIZES), 0
-    for before, after in ((P("x"), P("y")), (BACK, P("y", "x")), (P("x"), P(None, "x")), (BACK, THERE)):
-        source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
-        x = put(source, WIDE)
-        floor = as_plan(source, target, (64, 64), "float32", donate=True).floor_bytes
-        try:
-            moved = redistribute(x, target, budget=floor, donate=True)
-        except rs.errors.BudgetError as error:
-            assert_exact(x, source, WIDE)
-            moved = redistribute(x, target, budget=error.smallest, donate=True)
-        donated += x.is_deleted()
-        assert_exact(moved, target, WIDE)
-    assert donated == 4
-
-
 @pytest.mark.parametrize("network", ["tpu-v5p", "h100"])
 def test_networks_by_name(network: str):
     source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
     assert_exact(redistribute(put(source), target, network=network), target, VALUES)
-    for told in (source, None):
-        f = jax.jit(lambda x, s=told: redistribute(x, target, source=s, network=network))
+    for given in (source, None):
+        f = jax.jit(lambda x, s=given: redistribute(x, target, source=s, network=network))
         assert_exact(f(put(source)), target, VALUES)
 
 
 SLOW = rs.Network("lab", axes={"x": (1e-3, 1e9), "y": (1e-9, 1e12)})
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["source=", "unknown"])
-def test_a_network_decides_the_plan(told: bool):
-    """Where each call along x costs a millisecond, a gather in place of two moves."""
+@pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
+def test_a_network_decides_the_plan(known: bool):
+    """If each call along x costs a millisecond, a gather replaces two moves."""
     source, target = NamedSharding(mesh_of(SIZES), P(None, "x")), NamedSharding(mesh_of(SIZES), P(("y", "x")))
     plans = [as_plan(source, target, SHAPE, "float32", network=network) for network in (None, SLOW)]
     assert promised(plans[0]) != promised(plans[1])
     f = jax.jit(
-        lambda x: redistribute(x, target, source=source if told else None, network=SLOW),
+        lambda x: redistribute(x, target, source=source if known else None, network=SLOW),
         in_shardings=source,
         out_shardings=target,
     )

@@ -1,4 +1,4 @@
-"""Checks that need a process of their own: many devices, or several processes.
+"""Checks that need processes of their own: for many devices, or for several processes.
 
     python -m tests.jax.worker many
     python -m tests.jax.worker one-of-several <number> <count> <port>
@@ -27,10 +27,10 @@ from tests.jax.oracle import assert_exact, filled, mesh_of, specs
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 180
-"""After so long a process is ended, and the test fails."""
+"""A process that takes longer is killed, and the test fails."""
 
 
-# ---- starting them ---------------------------------------------------------------------------------
+# ---- starting processes ----------------------------------------------------------------------------
 
 
 def start(arguments: Sequence[str], devices: int) -> subprocess.Popen[str]:
@@ -45,7 +45,7 @@ def start(arguments: Sequence[str], devices: int) -> subprocess.Popen[str]:
 
 
 def check(arguments: Sequence[str], devices: int, processes: int = 1) -> None:
-    """Runs it in so many processes of so many devices, and asserts that all end well and in time."""
+    """Runs this module in several processes, each with a number of devices, and asserts that all succeed in time."""
     port = str(_free_port())
     numbered = [[*arguments, str(number), str(processes), port] for number in range(processes)]
     started = [start(given if processes > 1 else arguments, devices) for given in numbered]
@@ -65,7 +65,7 @@ def _free_port() -> int:
         return one.getsockname()[1]
 
 
-# ---- what they do ----------------------------------------------------------------------------------
+# ---- what a process does ---------------------------------------------------------------------------
 
 
 def many() -> None:
@@ -85,7 +85,7 @@ def many() -> None:
 
 
 def one_of_several(number: int, count: int, port: str) -> None:
-    """Every process checks the shards that it holds."""
+    """Each process checks its own shards."""
     jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
     assert (jax.process_count(), len(jax.local_devices())) == (count, 4)
     orders = [list(range(8)), [0, 4, 1, 5, 2, 6, 3, 7], [6, 1, 4, 3, 0, 7, 2, 5]]
@@ -106,14 +106,14 @@ SIZES, VALUES = {"x": 4, "y": 2}, filled((8, 8))
 
 
 def within_one_mesh(order: list[int]) -> None:
-    """Eagerly, and jitted with and without saying the source; the devices alternate between the processes or not."""
+    """Eagerly, and jitted with and without `source=`; in some orders the devices of both processes alternate."""
     mesh = mesh_of(SIZES, order=order)
     every = [NamedSharding(mesh, spec) for spec in specs(SIZES, 2)]
     choose = random.Random(str(order))
     for source, target in (choose.sample(every, 2) for _ in range(3)):
         assert_exact(redistribute(placed(source, VALUES), target), target, VALUES)
-        for told in (source, None):
-            f = jax.jit(lambda x, s=told, t=target: redistribute(x, t, source=s))
+        for given in (source, None):
+            f = jax.jit(lambda x, s=given, t=target: redistribute(x, t, source=s))
             assert_exact(f(placed(source, VALUES)), target, VALUES)
 
 
@@ -125,7 +125,7 @@ def across(one: list[int], other: list[int]) -> None:
 
 
 def unequal_processes() -> None:
-    """Six devices: all four of one process, two of the other."""
+    """Six devices: four of one process and two of the other."""
     mesh = mesh_of({"x": 2, "y": 3}, order=[0, 4, 1, 2, 5, 3])
     values = filled((6, 12))
     for before, after in ((P("x", "y"), P("y", "x")), (P("y"), P(None, ("x", "y"))), (P(("y", "x")), P(None, "y"))):

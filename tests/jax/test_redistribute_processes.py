@@ -1,4 +1,4 @@
-"""Two processes of four devices each, over gloo: each holds exactly its shards."""
+"""Two processes with four devices each, over gloo: each has exactly its shards."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import pytest
 from tests.jax import worker
 
 
+@pytest.mark.slow
 def test_two_processes():
     worker.check(["one-of-several"], devices=4, processes=2)
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_seen():
     with pytest.raises(AssertionError, match="IndexError"):
         worker.check(["one-of-several"], devices=4)
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch):
     """One of two processes waits for another that never comes."""
     monkeypatch.setattr(worker, "SECONDS", 3)

@@ -1,8 +1,8 @@
-"""Real TPU executables without the hardware, for v5p: the collectives are the plan's, and the compiler's own account of
-memory is near the plan's promise. Skipped where there is no libtpu.
+"""Real TPU executables without the hardware, for v5p: the collectives are the plan's, and the compiler's own figures
+for memory are near the plan's promise. Skipped without libtpu.
 
-The arrays are large enough: of a small reduce-scatter XLA makes an all-reduce. Without a budget the large moves are in
-parts, so what is measured here is what a user gets.
+The arrays are large, because XLA turns a small reduce-scatter into an all-reduce. Without a budget large moves are
+split into parts, as for users.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from reshard.jax import redistribute
 from reshard.runtime import on_jax
 from reshard.types import Layout
 from tests.jax.oracle import executed, on, promised
+from tests.jax.sampling import sampled
 from tests.layouts import contiguous_layouts
 
 pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # of the workers of one run of the tests
 
 SLACK = 1.06
-"""The compiler's peak over the plan's, at most."""
+"""The largest ratio of the compiler's peak to the plan's."""
 Pair = tuple[Layout, Layout]
 
 
@@ -55,36 +56,39 @@ def compiled(topology: str, pair: Pair, **options: Any) -> Any:
     return f.lower(jax.ShapeDtypeStruct(pair[0].shape, pair[0].dtype)).compile()
 
 
-def sampled(count: int, meshes: list[dict[str, int]], shapes: list[tuple[int, ...]], dtype: str) -> tuple[Pair, ...]:
-    """Different pairs that something moves between."""
-    choose, found = random.Random(1), []
-    while len(found) < count:
+def random_pairs(
+    count: int, meshes: list[dict[str, int]], shapes: list[tuple[int, ...]], dtype: str
+) -> tuple[Pair, ...]:
+    """Different pairs between which data moves."""
+    choose, drawn = random.Random(1), []
+    while len(drawn) < count:
         mesh, shape = rs.Mesh(choose.choice(meshes)), choose.choice(shapes)
         source, target = choose.sample(list(contiguous_layouts(mesh, shape, dtype)), 2)
-        if rs.plan(source, target).launches and (source, target) not in found:
-            found.append((source, target))
-    return tuple(found)
+        if rs.plan(source, target).launches and (source, target) not in drawn:
+            drawn.append((source, target))
+    return tuple(drawn)
 
 
 EIGHT = [{"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"k": 8}]
-SMALL = sampled(60, EIGHT, [(1 << 16,), (512, 256), (64, 64, 32)], "float32")
-LARGE = sampled(24, EIGHT[:2], [(512, 512, 512)], "bfloat16")
+SMALL = random_pairs(60, EIGHT, [(1 << 16,), (512, 256), (64, 64, 32)], "float32")
+LARGE = random_pairs(24, EIGHT[:2], [(512, 512, 512)], "bfloat16")
 
 
-@pytest.mark.parametrize("part", range(6))
-def test_what_is_compiled_is_what_was_planned(part: int):
+@pytest.mark.parametrize("part", sampled(range(6)))
+def test_the_compiled_program_is_the_plan(part: int):
     for pair in SMALL[part::6]:
         plan = rs.plan(*pair)
         assert executed(compiled("v5p:2x2x2", pair)) == promised(plan), plan
 
 
+@pytest.mark.slow
 def test_the_sample_has_every_step_that_moves():
     kinds = Counter(step.kind for pair in SMALL for step in rs.plan(*pair).steps if step.launches)
     assert set(kinds) == {"all_gather", "all_to_all", "permute", "exchange"} and min(kinds.values()) >= 4, kinds
 
 
 def test_under_a_budget_it_is_the_plan_of_the_budget():
-    """Messages in pieces, whole messages, and one all-to-all."""
+    """As the budget grows: messages in pieces, whole messages, one all-to-all."""
     mesh = rs.Mesh(x=4, y=2)
     pair = Layout.parse("f32[{x}128, {y}128]", mesh), Layout.parse("f32[512, {y}{x}32]", mesh)
     tiles = pair[0].tile_bytes + pair[1].tile_bytes
@@ -97,7 +101,7 @@ def test_under_a_budget_it_is_the_plan_of_the_budget():
 
 
 def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
-    """Which TPU keeps as one when it is large enough."""
+    """TPU keeps it as one if it is large enough."""
     mesh = mesh_of("v5p:2x2x2", {"x": 4, "y": 2}, AxisType.Explicit)
     source = NamedSharding(mesh, P(unreduced={"x"}))
     before = jax.ShapeDtypeStruct((1024, 512), jnp.float32, sharding=source)
@@ -108,14 +112,15 @@ def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
 # ---- memory ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_large_moves_keep_to_the_plans_memory():
-    """Each to its promise, and all to little more than source and target."""
+    """Each keeps its plan's promise, and all need little more than source and target."""
     logs = []
     for pair in LARGE:
         plan = on_jax.in_parts(rs.plan(*pair))
-        found = compiled("v5p:2x2x2", pair)
-        assert executed(found) == promised(plan), plan
-        used, ends = found.memory_analysis().peak_memory_in_bytes, pair[0].tile_bytes + pair[1].tile_bytes
+        executable = compiled("v5p:2x2x2", pair)
+        assert executed(executable) == promised(plan), plan
+        used, ends = executable.memory_analysis().peak_memory_in_bytes, pair[0].tile_bytes + pair[1].tile_bytes
         assert used <= on_jax.peak_bytes(plan) * SLACK, (
             f"{used / on_jax.peak_bytes(plan):.3f} times the promise: {plan}"
         )
@@ -124,6 +129,7 @@ def test_large_moves_keep_to_the_plans_memory():
     assert math.exp(sum(logs) / len(logs)) <= 1.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),
     [
@@ -137,19 +143,20 @@ def test_large_moves_keep_to_the_plans_memory():
     ],
 )
 def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, after: str):
-    """Of 120 random pairs more."""
+    """The worst of 120 more random pairs."""
     mesh = rs.Mesh(sizes)
     pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
     plan, ends = on_jax.in_parts(rs.plan(*pair)), pair[0].tile_bytes + pair[1].tile_bytes
     used = compiled("v5p:2x2x2", pair).memory_analysis().peak_memory_in_bytes
     promise = on_jax.peak_bytes(plan)
-    told = f"{used / promise:.3f} times the promise, {used / ends:.3f} times source and target: {plan}"
-    assert used <= promise * SLACK and used <= 2 * ends, told
+    text = f"{used / promise:.3f} times the promise, {used / ends:.3f} times source and target: {plan}"
+    assert used <= promise * SLACK and used <= 2 * ends, text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1.25, 1.5, 2.0])
 def test_memory_under_a_budget(times: float):
-    """InParts where they fit, also where a single collective would."""
+    """In parts if they fit, even if a single collective would fit, too."""
     mesh = rs.Mesh(x=4, y=2)
     for before, after in (
         ("bf16[{x}128, 512, 512]", "bf16[512, {x}128, 512]"),
@@ -157,12 +164,13 @@ def test_memory_under_a_budget(times: float):
     ):
         pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
         budget = int(times * (pair[0].tile_bytes + pair[1].tile_bytes))
-        found = compiled("v5p:2x2x2", pair, budget=budget)
-        assert found.memory_analysis().peak_memory_in_bytes <= budget * SLACK
+        executable = compiled("v5p:2x2x2", pair, budget=budget)
+        assert executable.memory_analysis().peak_memory_in_bytes <= budget * SLACK
 
 
-def test_parts_are_why(monkeypatch: pytest.MonkeyPatch):
-    """The same all-to-all, whole."""
+@pytest.mark.slow
+def test_parts_are_the_reason(monkeypatch: pytest.MonkeyPatch):
+    """The same all-to-all in one piece needs 1.3 times the memory."""
     mesh = rs.Mesh(x=4, y=2)
     pair = Layout.parse("bf16[{x}128, 512, 512]", mesh), Layout.parse("bf16[512, {x}128, 512]", mesh)
     parts = compiled("v5p:2x2x2", pair)
@@ -176,6 +184,7 @@ def test_parts_are_why(monkeypatch: pytest.MonkeyPatch):
 # ---- 256 chips -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "before", "after"),
     [

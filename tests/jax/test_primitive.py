@@ -1,5 +1,8 @@
-"""`redistribute` under the transformations of JAX: each result equals that of the same function with no move in it, on
-one device, to the bit; and the collectives of derivatives and batches are those of the plans."""
+"""The primitive under the transformations of JAX.
+
+Each result equals, bit by bit, that of the same function without the move on one device; the collectives of derivatives
+and batches are those of the plans.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.jax import redistribute
 from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, promised
+from tests.jax.sampling import sampled
 
 SIZES = {"x": 4, "y": 2}
 SHAPE = (8, 8)
@@ -35,12 +39,12 @@ def ends(kind: AxisType = AUTO) -> tuple[NamedSharding, NamedSharding]:
 
 
 def moves(given: str) -> tuple[Move, Move]:
-    """There and back, the source said, in the type, or unknown."""
+    """The moves there and back, with the source as an option, in the type, or unknown."""
     before, after = ends(EXPLICIT if given == "explicit" else AUTO)
-    told = given == "source="
+    known = given == "source="
     return (
-        lambda x: redistribute(x, after, source=before if told else None),
-        lambda x: redistribute(x, before, source=after if told else None),
+        lambda x: redistribute(x, after, source=before if known else None),
+        lambda x: redistribute(x, before, source=after if known else None),
     )
 
 
@@ -52,7 +56,7 @@ def put(sharding: NamedSharding, values: np.ndarray = VALUES) -> jax.Array:
 
 
 def cubes(there: Move, back: Move) -> Made:
-    """Its derivatives differ from place to place, up to the third."""
+    """A function whose first three derivatives differ from element to element."""
     return lambda x: (there(x) ** 3).sum()
 
 
@@ -143,9 +147,9 @@ MADE: dict[str, Callable[[Move, Move], Made]] = {
 }
 
 
-def same(found: Any, wanted: Any) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+def same(actual: Any, wanted: Any) -> None:
+    assert jax.tree.structure(actual) == jax.tree.structure(wanted)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
         assert_exact(a, None, np.asarray(b))
 
 
@@ -153,17 +157,20 @@ def reference(name: str) -> Any:
     return MADE[name](lambda x: x, lambda x: x)(jnp.asarray(VALUES))
 
 
-@pytest.mark.parametrize("given", ["source=", "unknown"])
-@pytest.mark.parametrize("name", MADE)
+GIVEN = ["source=", "unknown"]
+FAST = {("grad", "source="), ("scan", "unknown"), ("remat", "source="), ("custom_vjp", "unknown")}
+
+
+@pytest.mark.parametrize(("name", "given"), sampled([(name, given) for name in MADE for given in GIVEN], *FAST))
 def test_under_jit(name: str, given: str):
     same(jax.jit(MADE[name](*moves(given)))(put(ends()[0])), reference(name))
 
 
-# A slice of a sharded dim is no slice of the shards: JAX refuses it where axes are explicit.
+# JAX refuses to slice a dim that is sharded over an explicit axis.
 SLICING = ("jacfwd", "jacrev", "hessian", "scan", "cond")
 
 
-@pytest.mark.parametrize("name", [name for name in MADE if name not in SLICING])
+@pytest.mark.parametrize("name", sampled([name for name in MADE if name not in SLICING], "grad", "jvp"))
 def test_explicit_axes(name: str):
     before, _ = ends(EXPLICIT)
     with jax.set_mesh(before.mesh):
@@ -185,8 +192,7 @@ def test_a_scan_on_explicit_axes():
     assert_exact(jax.jit(jax.grad(lambda x: (f(x) ** 2).sum()))(put(before)), before, 2 * (VALUES + 3))
 
 
-@pytest.mark.parametrize("given", ["source=", "unknown"])
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(("name", "given"), sampled([(name, given) for name in MADE for given in GIVEN], *FAST))
 def test_eagerly(name: str, given: str):
     same(MADE[name](*moves(given))(put(ends()[0])), reference(name))
 
@@ -197,7 +203,7 @@ def test_eagerly_of_what_is_not_sharded_yet(name: str, make: Callable[[Any], Any
     same(MADE[name](*moves("unknown"))(make(VALUES)), reference(name))
 
 
-# ---- what derivatives are, and cost ----------------------------------------------------------------
+# ---- values and cost of derivatives ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given", ["source=", "explicit"])
@@ -209,7 +215,7 @@ def test_a_gradient_is_where_the_argument_is(given: str):
 
 @pytest.mark.parametrize("given", ["source=", "explicit"])
 def test_the_transpose_is_the_plan_back(given: str):
-    """Nothing is added: no all-reduce, no gather of what is not sure to be replicated."""
+    """No collectives besides the plans', such as an all-reduce or a gather of a cotangent."""
     before, after = ends(EXPLICIT if given == "explicit" else AUTO)
     there, _ = moves(given)
     f = jax.jit(jax.grad(lambda x: (there(x) ** 2).sum()), out_shardings=before)
@@ -271,11 +277,11 @@ SECOND: dict[str, Callable[[Made], Made]] = {
 @pytest.mark.parametrize("target", [P("x"), P(), P(None, "y")], ids=str)
 @pytest.mark.parametrize("name", SECOND)
 def test_derivatives_of_an_unreduced_source(name: str, target: P):
-    """The cotangent of a sum is the same for each of its summands."""
+    """Each summand has the cotangent of the sum."""
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
         left, right = jax.device_put(LEFT, P(None, "x")), jax.device_put(RIGHT, P("x"))
-        found = jax.jit(SECOND[name](product_moved(target)))(left, right)
-    same(found, SECOND[name](plain_product)(jnp.asarray(LEFT), jnp.asarray(RIGHT)))
+        result = jax.jit(SECOND[name](product_moved(target)))(left, right)
+    same(result, SECOND[name](plain_product)(jnp.asarray(LEFT), jnp.asarray(RIGHT)))
 
 
 @pytest.mark.parametrize("derive", [lambda f: f, SECOND["grad"]], ids=["value", "grad"])
@@ -283,8 +289,8 @@ def test_batches_of_an_unreduced_source(derive: Callable[[Made], Made]):
     batch = np.stack([LEFT, LEFT + 1])
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
         left, right = jax.device_put(batch, P(None, None, "x")), jax.device_put(RIGHT, P("x"))
-        found = jax.jit(jax.vmap(derive(product_moved(P("x"))), in_axes=(0, None)))(left, right)
-    same(found, jax.vmap(derive(plain_product), in_axes=(0, None))(jnp.asarray(batch), jnp.asarray(RIGHT)))
+        result = jax.jit(jax.vmap(derive(product_moved(P("x"))), in_axes=(0, None)))(left, right)
+    same(result, jax.vmap(derive(plain_product), in_axes=(0, None))(jnp.asarray(batch), jnp.asarray(RIGHT)))
 
 
 # ---- vmap ------------------------------------------------------------------------------------------
@@ -321,9 +327,9 @@ def test_a_batch_moves_in_one_collective():
     assert executed(compiled) == promised(as_plan(before, after, SHAPE, "float32"), batch=3)
 
 
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+@pytest.mark.parametrize("kind", sampled([AUTO, EXPLICIT], EXPLICIT), ids=str)
 def test_vmap_of_a_dim_that_is_sharded(kind: AxisType):
-    """The batch stays on its axis, which vmap is told, or which is in the type."""
+    """The batch stays on its axis, which is `spmd_axis_name` or in the type."""
     mesh = mesh_of({"x": 2, "y": 2, "z": 2}, kind)
     before, after = NamedSharding(mesh, BEFORE), NamedSharding(mesh, AFTER)
     values = filled((4, *SHAPE))
@@ -335,8 +341,8 @@ def test_vmap_of_a_dim_that_is_sharded(kind: AxisType):
 
     for at in range(3):
         x = put(NamedSharding(mesh, with_dim(BEFORE, at, "z")), np.moveaxis(values, 0, at))
-        for told in (before, None) if kind == AUTO else (None,):
-            there = partial(redistribute, sharding=after, source=told)
+        for source in (before, None) if kind == AUTO else (None,):
+            there = partial(redistribute, sharding=after, source=source)
             assert_exact(over(there, at)(x), wanted, values)
             square = jax.grad(lambda x, there=there: (there(x) ** 2).sum())
             assert_exact(over(square, at)(x), None, 2 * values)
@@ -360,7 +366,7 @@ def test_vmap_of_vmap(given: str):
 
 @pytest.mark.parametrize("given", ["source=", "unknown"])
 def test_vmap_over_another_argument(given: str):
-    """The moved array has no batch dim of its own."""
+    """The moved array itself has no batch dim."""
     before, _ = ends()
     f = jax.vmap(lambda x, y: moves(given)[0](x) + y, in_axes=(None, 0))
     wanted = np.stack([VALUES, VALUES + 1])
@@ -436,8 +442,8 @@ def test_inside_a_manual_shard_map_uneven():
     values = filled((4, 7, 5))
     before, f = manual_over_z(AUTO, lambda x: redistribute(x, P(None, "y", "x"), source=P(None, "x", "y")))
     everywhere = NamedSharding(before.mesh, P())
-    found = jax.jit(f, out_shardings=everywhere)(put(everywhere, values))
-    assert_exact(found, everywhere, values)
+    result = jax.jit(f, out_shardings=everywhere)(put(everywhere, values))
+    assert_exact(result, everywhere, values)
 
 
 def test_inside_a_manual_shard_map_the_collectives_are_the_plans():

@@ -1,4 +1,4 @@
-"""Strict mode: programs that still rebuild an array, or need too much memory, do not compile, and the line is named."""
+"""Strict mode: refuses programs that still rebuild an array or need too much memory, and names the user's line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reshard.jax.strict import Limits, check, effective_limits, strict
 
 SIZE = 16
 NOTHING_FITS = 10
-"""A budget, in bytes, that no move is within: all are left to XLA."""
+"""A budget in bytes that no plan meets, so that all moves are left to XLA."""
 
 
 def mesh(*sizes: int) -> JaxMesh:
@@ -37,21 +37,21 @@ def numbered(place: NamedSharding) -> jax.Array:
     return jax.device_put(np.arange(SIZE**3, dtype=np.float32).reshape(SIZE, SIZE, SIZE), place)
 
 
-def test_what_rebuilds_an_array_is_refused_by_its_line() -> None:
+def test_a_program_that_rebuilds_an_array_is_refused_and_its_line_named() -> None:
     with pytest.raises(StrictError) as caught:
         jit(move(AFTER), strict=True, budget=NOTHING_FITS)(numbered(BEFORE))
-    told = str(caught.value)
-    assert told.startswith(f"{LINE}: the whole array of global shape (16, 16, 16) is rebuilt on every device by")
-    assert "f32[{y}8, 16, {x}4]" in told and "f32[16, {x}{y}2, 16]" in told and "budget" in told
+    message = str(caught.value)
+    assert message.startswith(f"{LINE}: the whole array of global shape (16, 16, 16) is rebuilt on every device by")
+    assert "f32[{y}8, 16, {x}4]" in message and "f32[16, {x}{y}2, 16]" in message and "budget" in message
     jit(move(AFTER), budget=NOTHING_FITS)(numbered(BEFORE))
 
 
-def test_what_does_not_is_compiled() -> None:
+def test_a_program_that_does_not_is_compiled() -> None:
     out = jit(move(AFTER), strict=True)(numbered(BEFORE))
     np.testing.assert_array_equal(out, np.asarray(numbered(BEFORE)) + 1)
 
 
-def test_a_gather_that_was_asked_for_is_no_rebuilding() -> None:
+def test_a_gather_that_the_user_wrote_is_not_a_rebuilding() -> None:
     everywhere = NamedSharding(GRID, P())
     compiled = jit(move(everywhere), strict=True).lower(numbered(BEFORE)).compile()
     assert "all-gather" in compiled.as_text()
@@ -66,7 +66,7 @@ def test_memory() -> None:
 
 
 def test_the_context() -> None:
-    """It is asked for when a program is called, and does not take what was compiled outside of it on trust."""
+    """The context applies when a program is called, also to programs compiled outside of it."""
     f, x = jit(move(AFTER), budget=NOTHING_FITS), numbered(BEFORE)
     f(x)
     with strict(), pytest.raises(StrictError, match="rebuilt"):
@@ -85,8 +85,8 @@ def test_the_tighter_limit_holds() -> None:
             assert effective_limits(Limits()).max_bytes == 5
 
 
-def test_strict_mode_takes_what_would_be_slower() -> None:
-    """Here XLA rebuilds the array in fewer collectives than ours: it is kept, unless it may not."""
+def test_strict_mode_takes_a_slower_program() -> None:
+    """XLA's program rebuilds the array in fewer collectives than ours: it is kept, except in strict mode."""
     cube = mesh(2, 2, 2)
     before, after = NamedSharding(cube, P("y", "x", "z")), NamedSharding(cube, P(("z", "y", "x")))
     f = move(after)
@@ -97,7 +97,7 @@ def test_strict_mode_takes_what_would_be_slower() -> None:
 
 
 def test_the_text_of_a_module_is_enough() -> None:
-    """As for a dump: the compiled text, and the report of the same program."""
+    """For example of a dump: the compiled text, and the report of the same program."""
     lowered = jit(move(AFTER)).lower(numbered(BEFORE))
     text = lowered.plain.compile().as_text()
     check(text, lowered.report, Limits(rebuild=False))  # the report says that the move is taken

@@ -1,0 +1,45 @@
+"""The program of jax-ml/jax#21562, the smallest that XLA does badly, for the tests of `jit` and its stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import PartitionSpec as P
+
+from reshard.jax.jit import Jitted
+
+SIZE = 16
+
+
+def mesh(kind: AxisType = AxisType.Auto) -> JaxMesh:
+    return JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"), axis_types=(kind, kind))
+
+
+def sharding(*spec: Any) -> NamedSharding:
+    return NamedSharding(mesh(), P(*spec))
+
+
+BEFORE, AFTER = sharding("y", None, "x"), sharding(None, ("x", "y"))
+
+
+def numbered(place: NamedSharding = BEFORE) -> jax.Array:
+    return jax.device_put(np.arange(SIZE**3, dtype=np.float32).reshape(SIZE, SIZE, SIZE), place)
+
+
+def program(v: jax.Array) -> jax.Array:
+    """One move, amid arithmetic: 2 v + 1, v sharded as BEFORE and the result as AFTER."""
+    return jax.lax.with_sharding_constraint(v * 2, AFTER) + 1
+
+
+def chosen(f: Jitted, *args: Any, **kwargs: Any) -> str:
+    """The decision for these arguments."""
+    return f.lower(*args, **kwargs).compile().decision.chosen
+
+
+def kept(f: Jitted) -> list[str]:
+    """The decisions for all that the function was called with."""
+    return [compiled.decision.chosen for compiled in f._compiled.values()]

@@ -1,0 +1,27 @@
+"""Parameters of long families of tests: a few run always, the rest only in a full run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+
+def sampled(values: Sequence[Any], *fast: Any) -> list[Any]:
+    """The values as parameters, tuples as one parameter per item; all except those in `fast` are marked slow."""
+    assert all(value in values for value in fast), fast
+    return [value if value in fast else _slow(value) for value in values]
+
+
+def _slow(value: Any) -> Any:
+    items = value if type(value) is tuple else (value,)
+    return pytest.param(*items, marks=pytest.mark.slow)
+
+
+def sampled_by_name(values: Sequence[Any], *fast: str) -> list[Any]:
+    """The same for values that have a `name`, with their names as ids."""
+    names = [value.name for value in values]
+    assert all(name in names for name in fast), fast
+    marks = {name: () if name in fast else (pytest.mark.slow,) for name in names}
+    return [pytest.param(value, id=value.name, marks=marks[value.name]) for value in values]

@@ -1,0 +1,147 @@
+"""Moves of concrete arrays: across meshes and orders of devices, from one device, and with donation.
+
+Each result is compared with the oracle's tiles, shard by shard.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.jax import redistribute
+from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, refactored, specs
+from tests.jax.sampling import sampled
+
+SIZES = {"x": 4, "y": 2}
+SHAPE = (8, 8)
+VALUES = filled(SHAPE)
+SPECS = specs(SIZES, 2)
+THERE, BACK = P(None, ("y", "x")), P("x", "y")
+WIDE = filled((64, 64))
+
+
+def put(sharding: NamedSharding, values: np.ndarray = VALUES) -> jax.Array:
+    return jax.device_put(values, sharding)
+
+
+def test_to_the_sharding_that_it_has():
+    """No collective runs, and the result is an array of its own: deleting it leaves the source intact."""
+    source = NamedSharding(mesh_of(SIZES), BACK)
+    x = put(source)
+    y = redistribute(x, source)
+    assert_exact(y, source, VALUES)
+    y.delete()
+    assert_exact(x, source, VALUES)
+    compiled = jax.jit(lambda x: redistribute(x, source, source=source), in_shardings=source).lower(x).compile()
+    assert not executed(compiled)
+
+
+def test_explicit_meshes_of_other_axes_eagerly():
+    for source, target in refactored(4, 8):
+        source = NamedSharding(mesh_of(dict(source.mesh.shape), EXPLICIT), source.spec)
+        assert_exact(redistribute(put(source), target), target, VALUES)
+        target = NamedSharding(mesh_of(dict(target.mesh.shape), EXPLICIT), target.spec)
+        assert_exact(redistribute(put(source), target), target, VALUES)
+
+
+@pytest.mark.parametrize(("kind", "times"), sampled([(AUTO, 1), (AUTO, 3), (EXPLICIT, 3)], (AUTO, 1)), ids=str)
+def test_devices_in_another_order(kind: AxisType, times: int):
+    choose = random.Random(5)
+    for sizes in ({"x": 4, "y": 2}, {"x": 2, "y": 4}, {"k": 8}) * times:
+        order = choose.sample(range(8), 8)
+        here = NamedSharding(mesh_of(SIZES, kind), choose.choice(SPECS))
+        there = NamedSharding(mesh_of(sizes, kind, order), choose.choice(specs(sizes, 2)))
+        for source, target in ((here, there), (there, here)):
+            assert_exact(redistribute(put(source), target), target, VALUES)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_move_of_nothing_between_orders_of_devices_gives_a_new_array(donate: bool):
+    source, target = NamedSharding(mesh_of(SIZES), P()), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P())
+    x = put(source)
+    y = redistribute(x, target, donate=donate)
+    assert_exact(y, target, VALUES)
+    assert x.is_deleted() == donate
+    if not donate:
+        y.delete()
+        assert_exact(x, source, VALUES)
+
+
+def test_scalars_on_devices_in_another_order():
+    source, target = NamedSharding(mesh_of(SIZES), P()), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P())
+    assert_exact(redistribute(put(source, np.float32(3)), target), target, np.float32(3))
+
+
+def test_an_array_that_is_committed_to_one_device():
+    target = NamedSharding(mesh_of(SIZES), THERE)
+    assert_exact(redistribute(jax.device_put(VALUES, jax.devices()[3]), target), target, VALUES)
+
+
+def test_devices_in_another_order_than_those_of_the_mesh_that_is_set():
+    source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P("y"))
+    with jax.set_mesh(mesh_of({"k": 8})):
+        assert_exact(redistribute(put(source), target), target, VALUES)
+
+
+def test_a_mesh_without_devices_takes_those_of_the_array():
+    source = NamedSharding(mesh_of(SIZES), BACK)
+    abstract = jax.sharding.AbstractMesh((2, 4), ("p", "q"), axis_types=(AUTO,) * 2)
+    moved = redistribute(put(source), NamedSharding(abstract, P("q", "p")))
+    assert_exact(moved, NamedSharding(mesh_of({"p": 2, "q": 4}), P("q", "p")), VALUES)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(BACK, THERE), (P("x"), P()), (P(), P("x")), (BACK, BACK), (P(("x", "y")), P(("y", "x")))]
+)
+def test_donation_gives_the_source_up(before: P, after: P):
+    mesh = mesh_of(SIZES)
+    x, target = put(NamedSharding(mesh, before)), NamedSharding(mesh, after)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moved = redistribute(x, target, donate=True)
+    assert_exact(moved, target, VALUES)
+    assert x.is_deleted()
+
+
+def test_donation_across_orders_of_devices():
+    target = NamedSharding(mesh_of(SIZES, order=range(7, -1, -1)), P("y"))
+    x = put(NamedSharding(mesh_of(SIZES), BACK))
+    assert_exact(redistribute(x, target, donate=True), target, VALUES)
+    assert x.is_deleted()
+
+
+def test_donation_of_an_array_on_one_device():
+    x, target = jax.device_put(VALUES, jax.devices()[1]), NamedSharding(mesh_of(SIZES), THERE)
+    assert_exact(redistribute(x, target, donate=True), target, VALUES)
+    assert x.is_deleted()
+
+
+def test_without_donation_the_source_stays():
+    x, target = put(NamedSharding(mesh_of(SIZES), BACK)), NamedSharding(mesh_of(SIZES), THERE)
+    redistribute(x, target).delete()
+    assert_exact(x, x.sharding, VALUES)
+
+
+@pytest.mark.slow
+def test_donated_budgets():
+    """With a budget below source plus target the move overwrites its source, unless XLA would copy it first."""
+    mesh, donated = mesh_of(SIZES), 0
+    for before, after in ((P("x"), P("y")), (BACK, P("y", "x")), (P("x"), P(None, "x")), (BACK, THERE)):
+        source, target = NamedSharding(mesh, before), NamedSharding(mesh, after)
+        x = put(source, WIDE)
+        floor = as_plan(source, target, (64, 64), "float32", donate=True).floor_bytes
+        try:
+            moved = redistribute(x, target, budget=floor, donate=True)
+        except rs.errors.BudgetError as error:
+            assert_exact(x, source, WIDE)
+            moved = redistribute(x, target, budget=error.smallest, donate=True)
+        donated += x.is_deleted()
+        assert_exact(moved, target, WIDE)
+    assert donated == 4

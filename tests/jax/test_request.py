@@ -1,0 +1,90 @@
+"""Requests: which plan answers a move on each platform, and when two meshes list their devices differently."""
+
+from __future__ import annotations
+
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.errors import PlanError
+from reshard.jax import placement
+from reshard.jax.request import ReshardRequest, orders_differ, plan_of, reordered
+from tests.jax.oracle import layout_of, mesh_of
+
+SIZES = {"x": 4, "y": 2}
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu", "cpu"])
+def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: pytest.MonkeyPatch):
+    """With a budget in as few parts as fit; if none fit, in the plan for the budget."""
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
+    mesh = mesh_of(SIZES)
+    source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
+    whole, tiles = 1 << 12, 2 * (4 << 24) // 8
+
+    def parts(budget: int | None, rows: int = whole) -> list[int]:
+        plan = plan_of(ReshardRequest(target, source, budget), (rows, 1 << 12), "float32")
+        assert budget is None or plan.peak_bytes <= budget
+        return [step.mode.parts for step in plan.steps]
+
+    assert parts(None, rows=1 << 10) == [1]
+    if platform == "cpu":
+        assert parts(None) == parts(10 << 30) == [1]
+        return
+    assert parts(None) == parts(10 << 30) == parts(tiles + tiles // 4) == [8]
+    assert parts(tiles + tiles // 8) == [16] and parts(tiles + tiles // 16) == [32]
+    assert parts(tiles)
+
+
+def on(order: list[int], *spec: str) -> NamedSharding:
+    return NamedSharding(mesh_of(SIZES, order=order), P(*spec))
+
+
+FORWARD, BACKWARD = list(range(8)), list(range(7, -1, -1))
+
+
+def test_on_cpu_the_plan_is_that_of_the_planner() -> None:
+    source, target = on(FORWARD, "x", "y"), on(FORWARD, "y")
+    for budget in (None, 620):
+        plan = plan_of(ReshardRequest(target, source, budget), (12, 20), "float32")
+        wanted = [layout_of(end, (12, 20), "float32") for end in (source, target)]
+        assert plan == rs.plan(*wanted, budget=budget)
+    prime = plan_of(ReshardRequest(target, source), (13, 7), "int8")
+    assert prime == rs.plan(layout_of(source, (13, 7), "int8"), layout_of(target, (13, 7), "int8"))
+
+
+def test_the_network_reaches_the_planner() -> None:
+    source, target = on(FORWARD, "x"), on(FORWARD, "y")
+    plan = plan_of(ReshardRequest(target, source, network="tpu-v5p"), (8, 8), "float32")
+    assert plan.seconds is not None and plan_of(ReshardRequest(target, source), (8, 8), "float32").seconds is None
+
+
+def test_devices_in_another_order_are_planned_by_their_ids() -> None:
+    """The same spec on both meshes: by position nothing would move."""
+    plan = plan_of(ReshardRequest(on(BACKWARD, "x", "y"), on(FORWARD, "x", "y")), (8, 8), "float32")
+    assert plan.received_bytes == 2 * 4 * 4 and plan.target.mesh.device_ids == tuple(BACKWARD)
+    same = plan_of(ReshardRequest(on(FORWARD, "x", "y"), on(FORWARD, "x", "y")), (8, 8), "float32")
+    assert not same.steps and same.target.mesh.device_ids is None
+
+
+def test_without_a_source_there_is_no_plan() -> None:
+    with pytest.raises(PlanError, match=r"the source of the move .* is not known"):
+        plan_of(ReshardRequest(on(FORWARD, "x")), (8, 8), "float32")
+
+
+def test_orders_of_devices() -> None:
+    forward, backward = on(FORWARD, "x"), on(BACKWARD, "x")
+    assert not orders_differ(forward, on(FORWARD, "y")) and not reordered(forward, on(FORWARD, "y"))
+    assert orders_differ(forward, backward) and reordered(forward, backward)
+    half = NamedSharding(mesh_of({"x": 4}, order=[4, 5, 6, 7]), P("x"))
+    assert orders_differ(forward, half) and not reordered(forward, half)
+    abstract = NamedSharding(AbstractMesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2), P("x"))
+    assert not orders_differ(forward, abstract) and not reordered(forward, abstract)
+
+
+def test_requests_are_parameters_of_a_primitive() -> None:
+    """Equal and hashable by value, so that JAX's caches find them."""
+    one, other = (ReshardRequest(on(FORWARD, "x"), on(FORWARD, "y"), 100) for _ in range(2))
+    assert one == other and hash(one) == hash(other)
+    assert one != ReshardRequest(on(FORWARD, "x"), on(FORWARD, "y"), 101)
