@@ -1,7 +1,6 @@
-"""The typing rules, proved once: every law holds, none of the planted faults does, and both speak of the real thing."""
+"""The typing rules, proved once: every law holds, no planted fault does, and the laws describe the numpy runtime."""
 
 import itertools
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +9,16 @@ import pytest
 from reshard.errors import UndecidedError
 from reshard.lower import lower
 from reshard.proofs import prove_rules, rules
-from reshard.proofs.numerals import DigitRun, MovedDigit, Taken, Typed, commutes, element
+from reshard.proofs.numerals import DigitRun, MovedDigit, Taken, Typed, commutes
 from reshard.proofs.rules import MID, POST, PRE, R, S, X, Y, number
 from reshard.proofs.symbolic import Law, Term, decide
 from reshard.runtime import run
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit as LayoutDigit
 from reshard.types.layout import Dim
-from reshard.types.meaning import meaning
 from reshard.types.plan import StepSpec, chain
-from tests.layouts import random_pair
 from tests.oracle import summands_of, tiles_of
+from tests.proofs.terms import value
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
 
@@ -28,17 +26,17 @@ KINDS = ["slice", "all_gather", "all_to_all", "permute", "exchange", "reduce_sca
 
 
 def test_every_rule_is_proved():
-    found = prove_rules()
-    assert sorted(found.parts) == sorted([*KINDS, "numerals"])
-    assert all(len(part.claims) > 1 and part.holds for part in found.parts.values())
+    proved = prove_rules()
+    assert sorted(proved.parts) == sorted([*KINDS, "numerals"])
+    assert all(len(part.claims) > 1 and part.holds for part in proved.parts.values())
     for kind in KINDS:
-        assert f"{kind}: it leaves in each tile what meaning(result) says, for every mesh and size" in found.explain()
+        assert f"{kind}: it leaves in each tile what meaning(result) says, for every mesh and size" in proved.explain()
 
 
 def test_smt2_is_rechecked_from_its_text():
-    found = prove_rules()
-    texts = found.to_smt2().split("(reset)\n")
-    assert len(texts) == len(found.claims)
+    proved = prove_rules()
+    texts = proved.to_smt2().split("(reset)\n")
+    assert len(texts) == len(proved.claims)
     for text in texts:
         solver = z3.Solver()
         solver.from_string(text)
@@ -54,7 +52,7 @@ MEMBER = rules.from_member(number(E_U, E_V))
 
 
 def other_order(taken: Taken) -> Taken:
-    """What is known of a number, with its digits in the other order."""
+    """The same description of a number, with its digits in the other order."""
     (_, (a, b)) = taken.where[0], [name for name, _ in taken.unknowns]
     return taken._replace(where=((number(b, a, R), taken.where[0][1]),))
 
@@ -67,12 +65,12 @@ def tile(*args: Term) -> Term:
 
 
 def apart(law: Law) -> Law:
-    """Neighbours that the second tile does not hold any more."""
+    """Neighbours that the second tile no longer holds."""
     return replace(law, given=(law.given[0], *law.given[2:]))
 
 
 def more_rounds() -> Law:
-    """Rounds that go on after each share came."""
+    """Rounds that go on after every share has arrived."""
     c, i, j, v, w = (Term(name) for name in "cijvw")
     digits = ((c, R), (j, R * 2), (i, R * 2), (M, R), (v, Term("3")), (w, Term("3")))
     return Law("more", (R,), digits, ((c + j, v * R + M), (c + i, w * R + M)), ((j, i),))
@@ -87,7 +85,7 @@ FAULTS: dict[str, list[Law]] = {
     "all_gather": [
         rules.composed(lambda k, i, n, j: tile(number(i, k, R)), (rules.hear_major, rules.hear_minor), tile(N)),
         *(commutes(how, GATHERED[how], rules.from_member(number(E_Q, E_P, R))) for how in TWO),
-        commutes("one's own tile", rules.one(X, None), Taken({}, {})),
+        commutes("the receiver's own tile", rules.one(X, None), Taken({}, {})),
         commutes(
             "the block in front of where it belongs",
             Typed(((PRE, MovedDigit("p", R, X), POST),), ((MovedDigit("p", R), PRE, POST),)),
@@ -106,12 +104,12 @@ FAULTS: dict[str, list[Law]] = {
             rules.both(BLOCK, rules.from_member(number(E_V, E_U, R))),
         ),
         commutes("the block of the sender", rules.swaps()["in one dim"], Taken({X: E_Q}, {"p": E_Q})),
-        commutes("from oneself", rules.swaps()["in two dims"], Taken({}, {"p": X})),
+        commutes("from the receiver itself", rules.swaps()["in two dims"], Taken({}, {"p": X})),
     ],
     "permute": [
-        commutes("nobody moves", rules.one(X, Y), Taken({}, {})),
+        commutes("no tile moves", rules.one(X, Y), Taken({}, {})),
         commutes(
-            "one's own number",
+            "the sender with the receiver's number",
             Typed(
                 ((PRE, MovedDigit("p", R, X), MID, MovedDigit("q", S, Y), POST),),
                 ((PRE, MovedDigit("q", S, Y), MID, MovedDigit("p", R, X), POST),),
@@ -139,63 +137,10 @@ FAULTS: dict[str, list[Law]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_planted_faults_are_not_proved(kind: str):
-    """A law of a collective that takes the wrong element fails, with the sizes and the indices where it does."""
+    """A law of a collective that takes the wrong element fails, at sizes and indices that z3 names."""
     for law in FAULTS[kind]:
         with pytest.raises(UndecidedError, match="fails where"):
             decide([law])
-
-
-def value(term: Term, known: dict) -> int:
-    args = [value(a, known) for a in term.args]
-    if term.head in "+*":
-        return sum(args) if term.head == "+" else args[0] * args[1]
-    if args:
-        return known[term.head](*args)
-    return int(term.head) if term.head.isdigit() else known[term.head]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_laws_read_layouts_as_meaning_does(seed: int):
-    """Any dim of any layout, seen as a run, one of its digits, and a run."""
-    choose, seen = random.Random(seed), 0
-    while seen < 60:
-        layout, _ = random_pair(choose)
-        device = choose.choice(layout.mesh.devices)
-        for dim, indices in zip(layout.dims, meaning(layout, device), strict=True):
-            if dim.size and len(dim.digits) > 1:
-                cut = choose.randrange(len(dim.digits))
-                assert read(layout, dim.digits, cut, device) == list(indices)
-                seen += 1
-
-
-def read(layout: Layout, digits: tuple[LayoutDigit, ...], cut: int, device: int) -> list[int]:
-    """What `element` says at every local index."""
-    radix, axis = digits[cut]
-    parts = {"pre": digits[:cut], "post": digits[cut + 1 :]}
-    position = layout.mesh.position(device)
-
-    def coordinate(of: LayoutDigit) -> int:
-        return position // layout.mesh.stride(of.axis) % of.radix
-
-    def local(part: tuple[LayoutDigit, ...]) -> int:
-        return int(np.prod([d.radix for d in part if d.axis is None]))
-
-    def spelled(part: tuple[LayoutDigit, ...], at: int) -> int:
-        found, below = 0, local(part)
-        for d in part:
-            if d.axis is None:
-                below //= d.radix
-            found = found * d.radix + (coordinate(d) if d.axis else at // below % d.radix)
-        return found
-
-    known = {f"all_{n}": int(np.prod([d.radix for d in part])) for n, part in parts.items()}
-    known |= {n: lambda at, part=part: spelled(part, at) for n, part in parts.items()}
-    known |= {"r": radix, "x": coordinate(digits[cut]) if axis else 0}
-    numeral = (PRE, MovedDigit("p", R, X if axis else None), POST)
-    names = {n: Term(f"e_{n}") for n in ("pre", "p", "post")}
-    at = itertools.product(range(local(parts["pre"])), range(1 if axis else radix), range(local(parts["post"])))
-    term = element(numeral, names, {})
-    return [value(term, known | {"e_pre": a, "e_p": b, "e_post": c}) for a, b, c in at]
 
 
 MESH = Mesh(x=2, y=3)
@@ -211,7 +156,7 @@ REAL = [
 
 @pytest.mark.parametrize(("kind", "typed", "taken"), REAL, ids=[f"{kind} {n}" for n, (kind, *_) in enumerate(REAL)])
 def test_the_laws_take_what_the_numpy_runtime_takes(kind: str, typed: Typed, taken: Taken):
-    """One step of unequal radices, every run a local digit of 2: element by element, both read the same place."""
+    """A step of unequal radices, where each run is a local digit of 2: element by element, both read the same place."""
     operand, result = (layout_of(dims) for dims in typed)
     if kind == "reduce_scatter":
         summed = [LayoutDigit(MESH.axes[name], MESH.sub_axis(name)).axis for name in "xy"]
@@ -228,8 +173,8 @@ def test_the_laws_take_what_the_numpy_runtime_takes(kind: str, typed: Typed, tak
                 senders = [{"x": x, "y": y} for x in range(2) for y in range(3)]
             places = known | {f"o_{n}": value(v, known) for n, v in taken.digits.items()}
             at = [places.get(n, places.get(f"e{n[1:]}")) for n in names("o", typed.operand)]
-            found = [before[s["x"] * 3 + s["y"]].reshape(counts(typed.operand))[tuple(at)] for s in senders]
-            assert after[device].reshape(counts(typed.result))[digits] == sum(found)
+            taken_from = [before[s["x"] * 3 + s["y"]].reshape(counts(typed.operand))[tuple(at)] for s in senders]
+            assert after[device].reshape(counts(typed.result))[digits] == sum(taken_from)
 
 
 def layout_of(dims: tuple) -> Layout:
@@ -238,8 +183,8 @@ def layout_of(dims: tuple) -> Layout:
             return LayoutDigit(2, None)
         return LayoutDigit(SIZES[part.radix.head], None if part.holder is None else MESH.sub_axis(part.holder.head))
 
-    found = [tuple(digit(part) for part in dim) for dim in dims]
-    return Layout(MESH, tuple(Dim(d, int(np.prod([x.radix for x in d]))) for d in found), "int64")
+    digits = [tuple(digit(part) for part in dim) for dim in dims]
+    return Layout(MESH, tuple(Dim(d, int(np.prod([x.radix for x in d]))) for d in digits), "int64")
 
 
 def local_parts(dims: tuple) -> list:
@@ -255,11 +200,11 @@ def names(prefix: str, dims: tuple) -> list[str]:
 
 
 def solved(taken: Taken, known: dict) -> dict[str, int]:
-    """The unknowns of a collective, of which there is one choice."""
-    found = []
+    """The unknowns of a collective, for which there is exactly one choice."""
+    solutions = []
     for choice in itertools.product(*(range(value(bound, known)) for _, bound in taken.unknowns)):
         chosen = dict(zip([name.head for name, _ in taken.unknowns], choice, strict=True))
         if all(value(a, known | chosen) == value(b, known | chosen) for a, b in taken.where):
-            found.append(chosen)
-    assert len(found) == 1
-    return found[0]
+            solutions.append(chosen)
+    assert len(solutions) == 1
+    return solutions[0]
