@@ -134,6 +134,9 @@ def test_a_step_in_parts(kind, source, target):
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
     plan = chain(before, after, [StepSpec(kind, after, StepMode(parts=4))])
     assert folded(plan) == received(plan)
+    (moved,) = (instruction_traffic(i, int(np.prod(before.tile_shape))) for i in lower(plan).instructions)
+    assert moved.launches == plan.launches == 4
+    assert before.nbytes(moved.received) == plan.received_bytes == max(traffic_of(plan).received.values())
     if not before.partial:
         assert traffic_of(plan).elements == arrivals(plan)
 

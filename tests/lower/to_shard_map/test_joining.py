@@ -38,6 +38,7 @@ def test_the_order_of_a_transposition():
         (Mesh(x=4, y=2), "f32[{x}{y}1, 16]", "f32[8, {y}{x}2]"),
         (Mesh(x=2, y=3), "f32[{x}3, {y}5]", "f32[6, 15]"),
         (Mesh(x=2, y=2), "f32[2{x}2, 3]", "f32[8, 3]"),
+        (Mesh(x=4, y=2), "f32[{x}{y}2]", "f32[{y}{x}2]"),
     ],
 )
 def test_messages_in_order_are_the_target(mesh: Mesh, source: str, target: str):
@@ -61,6 +62,7 @@ def test_messages_in_order_are_the_target(mesh: Mesh, source: str, target: str):
     ("mesh", "source", "target", "chunk"),
     [
         (Mesh(x=3), "f32[{x}2, 6]", "f32[6, {x}2]", 2),  # messages in pieces
+        (Mesh(x=4, y=2), "f32[{x}{y}2]", "f32[{y}{x}2]", 1),  # in pieces that would tile the result
         (Mesh(x=3), "f32[{x}4/10]", "f32[10]", None),  # the last piece is shorter
         (Mesh(x=2, y=3), "f32[{x}6, 7]", "f32[{y}4, 7]", None),  # boxes of several shapes
         (Mesh(x=17), "f32[{x}1, 17]", "f32[17, {x}1]", None),  # 17 orders: more branches than allowed
