@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from reshard.runtime.on_mpi.team import team_of
 from tests.layouts import SIZES, random_layout
 from tests.mpi.cases import MESHES
-from tests.mpi.moving import any_how, check_move
+from tests.mpi.moving import any_options, check_move
 
 ROUNDS = 7
 
@@ -52,7 +52,7 @@ def main(moves: int) -> None:
             partial = choose.random() < 0.2
             source, target = random_layout(choose, mesh, shape, "int32", partial), random_layout(choose, mesh, shape)
             try:
-                check_move(comm, team, source, target, any_how(choose, source, target))
+                check_move(comm, team, source, target, any_options(choose, source, target))
             except Exception as error:
                 wrong += 1
                 print(f"rank {comm.rank}: {source} -> {target} {type(error).__name__}: {error}", flush=True)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout, sample_pairs
-from tests.mpi.moving import How, any_how, check_move
+from tests.mpi.moving import MoveOptions, any_options, check_move
 from tests.mpi.worker import Case
 
 MESHES = {
@@ -27,20 +27,20 @@ MESHES = {
 
 
 def moves(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Pairs of layouts of every kind, each moved in some way, on one node, on two, and with each rank on its own."""
+    """Pairs of layouts of every kind, each moved in some way, on one node, on two, and on one node per rank."""
     pairs = list(_pairs(comm.size))
     for nodes in sorted({1, min(2, comm.size), comm.size}):
         team = team_of(comm, nodes=nodes)
         choose = random.Random(nodes)
         for at, (source, target) in enumerate(pairs):
             if at % 3 == nodes % 3 or comm.size < 3:
-                how = any_how(choose, source, target)
-                name = f"{at}: {source} -> {target} on {source.mesh!r}, {target.mesh}, {nodes} nodes, {how}"
-                yield name, partial(check_move, comm, team, source, target, how)
+                move = any_options(choose, source, target)
+                name = f"{at}: {source} -> {target} on {source.mesh!r}, {target.mesh}, {nodes} nodes, {move}"
+                yield name, partial(check_move, comm, team, source, target, move)
 
 
 def moves_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A part of them."""
+    """A sample of these cases, for the fast tier."""
     yield from islice(moves(comm), None, None, 7)
 
 
@@ -61,7 +61,7 @@ def _pairs(size: int) -> Iterator[tuple[Layout, Layout]]:
 
 
 def _block_cyclic(size: int) -> Iterator[tuple[Layout, Layout]]:
-    """With edges that do not divide, to other blocks, grids and slabs."""
+    """Block-cyclic layouts, uneven ones included, to other blocks, grids and slabs."""
     down = next(k for k in range(int(size**0.5), 0, -1) if size % k == 0)
     grid, column = Mesh(r=down, c=size // down), Mesh(r=size, c=1)
     for rows, columns, before, after in ((40, 50, (4, 3), (5, 2)), (37, 41, (3, 5), (8, 4)), (64, 64, (4, 4), (2, 8))):
@@ -96,24 +96,30 @@ MOVES = [
 
 
 def dtypes(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Every dtype, those without a name in layouts as plain words of their size, in every way."""
+    """Every dtype in every way; dtypes without a name in layouts are moved as plain words of their size."""
     mesh = Mesh(x=4, y=2)
     kinds = [(name, np.dtype(name)) for name in DTYPES] + list(STRUCTURES.items())
     kinds += [(name, np.dtype(name)) for name in _small()]
-    hows = [How(), How("stage"), How("read"), How("plan", order="F"), How(shared=True)]
+    every_move = [
+        MoveOptions(),
+        MoveOptions("stage"),
+        MoveOptions("read"),
+        MoveOptions("plan", order="F"),
+        MoveOptions(shared=True),
+    ]
     for nodes in (1, 2):
         team = team_of(comm, nodes=nodes)
         for at, (name, dtype) in enumerate(kinds):
             for turn, (before, after) in enumerate(MOVES):
                 source, target = (Layout.parse(f"f32{text}", mesh) for text in (before, after))
                 source, target = (Layout(mesh, end.dims, name) for end in (source, target))
-                how = hows[(at + turn) % len(hows)]
-                case = partial(check_move, comm, team, source, target, how, dtype)
-                yield f"{dtype} as {name} {before} -> {after}, {nodes} nodes, {how}", case
+                move = every_move[(at + turn) % len(every_move)]
+                case = partial(check_move, comm, team, source, target, move, dtype)
+                yield f"{dtype} as {name} {before} -> {after}, {nodes} nodes, {move}", case
 
 
 def dtypes_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A part of them."""
+    """A sample of these cases, for the fast tier."""
     yield from islice(dtypes(comm), None, None, 11)
 
 

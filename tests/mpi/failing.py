@@ -1,4 +1,4 @@
-"""The topics of calls that go wrong: ranks that disagree, fail, are stuck or die."""
+"""The topics of calls that fail: ranks that disagree, raise errors, are stuck or die."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.team import team_of
 from reshard.runtime.on_mpi.wire import chunks, overwrite, reduction
 from reshard.types import Layout, Mesh
-from tests.mpi.moving import LIMIT, How, check_move, check_tile, forced, given_tile
+from tests.mpi.moving import LIMIT, MoveOptions, check_move, check_tile, forced, given_tile
 from tests.mpi.worker import Case
 
 ODD = 1
-"""The rank that goes wrong."""
+"""The rank that fails."""
 
 
 class Odd(Exception):
-    """What it raises."""
+    """The error that it raises."""
 
 
 def _layouts(size: int) -> dict[str, Layout]:
@@ -50,15 +50,15 @@ def _layouts(size: int) -> dict[str, Layout]:
 
 
 def disagreement(comm: MPI.Intracomm) -> Iterator[Case]:
-    """One rank asks for something else, or gives something wrong: the same error on all, and nothing has moved."""
+    """One rank requests another move, or gives a wrong tile: the same error on all ranks, and nothing has moved."""
     for nodes in (1, 2):
         team_of(comm, nodes=nodes)
-        for name, (error, said, odd) in _odd(comm.size).items():
-            yield f"{name}, {nodes} nodes", partial(_refused, comm, error, said, odd)
+        for name, (error, text, odd) in _odd(comm.size).items():
+            yield f"{name}, {nodes} nodes", partial(_refused, comm, error, text, odd)
 
 
 def _odd(size: int) -> dict[str, tuple[type[ReshardError], str, dict[str, Any]]]:
-    """What the odd rank gives instead, the error on all ranks, and some of its text."""
+    """For each case: the error on all ranks, a part of its text, and the arguments of the odd rank."""
     at, shape = _layouts(size), (4, 4 * size)
     differ = "the ranks ask for different things, so nothing was moved"
     array = np.zeros(shape, "int32")
@@ -84,7 +84,7 @@ def _odd(size: int) -> dict[str, tuple[type[ReshardError], str, dict[str, Any]]]
     }
 
 
-def _refused(comm: MPI.Intracomm, error: type[ReshardError], said: str, odd: dict[str, Any]) -> None:
+def _refused(comm: MPI.Intracomm, error: type[ReshardError], text: str, odd: dict[str, Any]) -> None:
     at = _layouts(comm.size)
     given = {"source": at["rows"], "target": at["columns"], "budget": None, "network": None, "donate": False}
     tile = given_tile(at["rows"], comm.rank, "int32")
@@ -97,12 +97,12 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], said: str, odd: dic
     caught = _caught(lambda: redistribute(**given, comm=comm, limit=LIMIT))
     assert np.array_equal(tile, before)
     assert (out == -5).all()
-    said_by = comm.allgather((type(caught).__name__, str(caught)))
-    assert type(caught) is error, said_by
-    assert len({text for _, text in said_by}) == 1, said_by
-    assert said in str(caught), caught
+    raised = comm.allgather((type(caught).__name__, str(caught)))
+    assert type(caught) is error, raised
+    assert len({text for _, text in raised}) == 1, raised
+    assert text in str(caught), caught
     assert f"rank {ODD}" in str(caught) or f"[{ODD}]" in str(caught), caught
-    check_move(comm, team_of(comm), at["rows"], at["columns"], How(out=True))
+    check_move(comm, team_of(comm), at["rows"], at["columns"], MoveOptions(out=True))
 
 
 def _caught(call: Callable[[], Any]) -> Exception | None:
@@ -114,16 +114,16 @@ def _caught(call: Callable[[], Any]) -> Exception | None:
 
 
 def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
-    """The same for the other collective calls of a DistArray."""
+    """Disagreement in the other collective calls of a DistArray."""
     at = _layouts(comm.size)
     rows = DistArray.zeros(at["rows"], comm)
     odd = comm.rank == ODD
 
     def raises(error: type[ReshardError], call: Callable[[], Any]) -> None:
         caught = _caught(call)
-        said_by = comm.allgather((type(caught).__name__, str(caught)))
-        assert {kind for kind, _ in said_by} == {error.__name__}, said_by
-        assert len(set(said_by)) == 1, said_by
+        raised = comm.allgather((type(caught).__name__, str(caught)))
+        assert {kind for kind, _ in raised} == {error.__name__}, raised
+        assert len(set(raised)) == 1, raised
 
     wide = np.zeros((1, 1), "int32")
     whole = np.zeros(at["rows"].shape, "int32")
@@ -158,7 +158,7 @@ _WORK: list[tuple[Any, str]] = [
 
 @contextmanager
 def _going_wrong(wrong: Callable[..., None] | None) -> Iterator[None]:
-    """Whatever packs, copies or reads on this rank does this instead, if anything."""
+    """Replaces all that packs, copies or reads on this rank by `wrong`, if given."""
     with ExitStack() as patches:
         for module, name in [*_WORK, (cma.RemoteMemory, "read")] if wrong else ():
             patches.enter_context(mock.patch.object(module, name, wrong))
@@ -166,7 +166,7 @@ def _going_wrong(wrong: Callable[..., None] | None) -> Iterator[None]:
 
 
 def failure(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A rank that fails while data move ends the call on all, in whatever way they move; the next call starts anew."""
+    """A rank that fails during a move ends the call on all ranks, in every way; the next call works."""
     at = _layouts(comm.size)
     rows, columns = at["rows"], at["columns"]
     for nodes in (1, 2, comm.size):
@@ -179,7 +179,7 @@ def failure(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def failure_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A part of them."""
+    """A sample of these cases, for the fast tier."""
     yield from islice(failure(comm), None, None, 4)
 
 
@@ -200,18 +200,18 @@ def _fails(
         options["out"] = np.empty(target.tile_shape, "int32")  # A new result would be written to by the others.
     with forced(way if "out" in options else "natural"), _going_wrong(_raising if odd else None):
         caught = _caught(lambda: redistribute(tile, source, target, comm, **options))
-    said_by = comm.allgather((type(caught).__name__, str(caught)))
-    assert type(caught) is (Odd if odd else RankError), said_by
+    raised = comm.allgather((type(caught).__name__, str(caught)))
+    assert type(caught) is (Odd if odd else RankError), raised
     assert odd or f"rank {ODD}: Odd: no memory left" in str(caught), caught
     assert budget is not None or np.array_equal(tile, given_tile(source, comm.rank, "int32")), (
         "the source was written to"
     )
-    # The array lies in a window of the team that broke; it moves all the same.
+    # The array lies in a window of the broken team, and can still be moved.
     check_tile(target, comm.rank, array.redistribute(target, limit=LIMIT).tile, comm)
 
 
 def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
-    """`out` has nothing of a call that fails in packing, or all of it: on no rank a part."""
+    """If packing fails, `out` is untouched or complete on each rank, never half written."""
     at = _layouts(comm.size)
     for nodes in (1, 2, comm.size):
         for way in ("stage", "read", "plan", "reduce", "pull", "push"):
@@ -222,7 +222,7 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def untouched_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A part of them."""
+    """A sample of these cases, for the fast tier."""
     yield from islice(untouched(comm), None, None, 11)
 
 
@@ -230,7 +230,7 @@ _PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "pack"), (ways, "copy"), (ways
 
 
 def _after(turns: int, wrapped: Callable[..., None], wrong: Callable[..., None]) -> Callable[..., None]:
-    """Goes wrong at the call after so many."""
+    """Calls `wrapped` for the first `turns` calls and `wrong` afterwards."""
     left = iter(range(turns))
 
     def run(*arguments: Any) -> None:
@@ -241,7 +241,7 @@ def _after(turns: int, wrapped: Callable[..., None], wrong: Callable[..., None])
 
 @contextmanager
 def _packing_wrong(turn: int, wrong: Callable[..., None] | None) -> Iterator[None]:
-    """The packing of this rank's messages, or staging of its tile, goes wrong after so many."""
+    """Replaces the packing of messages and the staging of tiles on this rank by `wrong`, after `turn` calls."""
     with ExitStack() as patches:
         for module, name in _PACKING if wrong else ():
             patches.enter_context(mock.patch.object(module, name, _after(turn, getattr(module, name), wrong)))
@@ -259,14 +259,14 @@ def _leaves_out(comm: MPI.Intracomm, source: Layout, target: Layout, nodes: int,
     way = way if way in ("stage", "read", "plan") else "natural"
     with forced(way), _packing_wrong(turn, _raising if odd else None):
         caught = _caught(lambda: redistribute(tile, source, target, comm, limit=LIMIT, out=out))
-    said_by = comm.allgather(type(caught).__name__)
+    raised = comm.allgather(type(caught).__name__)
     assert (out == -5).all() or np.array_equal(out, given_tile(target, comm.rank, "int32")), "out is half written"
-    assert len(set(said_by)) == (1 if caught is None else 2), said_by
+    assert len(set(raised)) == (1 if caught is None else 2), raised
     assert np.array_equal(tile, given_tile(source, comm.rank, "int32"))
 
 
 def stuck(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A rank that does not answer in time: the others end with an error that names it, and so does it, later."""
+    """A rank that is late: the others end with an error that names it, and so does the late rank, later."""
     at = _layouts(comm.size)
 
     def waits(nodes: int) -> None:
@@ -276,17 +276,17 @@ def stuck(comm: MPI.Intracomm) -> Iterator[Case]:
         if comm.rank == ODD:
             time.sleep(2)
         caught = _caught(lambda: redistribute(tile, at["rows"], at["columns"], comm, limit=0.5))
-        said_by = comm.allgather((type(caught).__name__, str(caught)))
-        assert type(caught) is RankError, said_by
-        assert comm.rank == ODD or "waited longer than 0.5 s" in str(caught) or "one failed" in str(caught), said_by
-        check_move(comm, team_of(comm), at["rows"], at["columns"], How())
+        raised = comm.allgather((type(caught).__name__, str(caught)))
+        assert type(caught) is RankError, raised
+        assert comm.rank == ODD or "waited longer than 0.5 s" in str(caught) or "one failed" in str(caught), raised
+        check_move(comm, team_of(comm), at["rows"], at["columns"], MoveOptions())
 
     for nodes in (1, 2):
         yield f"{nodes} nodes", partial(waits, nodes)
 
 
 def killed(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A rank dies in the middle of a move: after its first message, or before what it stages."""
+    """A rank dies during a move: after its first message, or before it stages its tile."""
     at = _layouts(comm.size)
     nodes = int(os.environ["NODES_OF_THE_KILLED"])
     team_of(comm, nodes=nodes)

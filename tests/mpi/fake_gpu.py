@@ -1,7 +1,7 @@
-"""A GPU that is none: CUDA's driver and three libraries' arrays, in memory at addresses that no process has.
+"""A fake GPU: CUDA's driver and the arrays of three libraries, at addresses that no process has.
 
-Whoever reads such an address on the host dies of it. Copies happen as late as the driver allows: when their stream
-is waited for. So a buffer that is used again too early, or read too soon, gives wrong elements.
+Reading such an address on the host crashes the process. Copies happen as late as the driver allows, when their stream
+is waited for, so a buffer that is reused or read too early gives wrong elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from reshard.runtime.on_mpi.gpu import cuda, device_messages
 
-_BASE, _SPACE = 1 << 60, 1 << 40  # Of the first GPU's memory, and of each GPU's: beyond what processes can have.
+_BASE, _SPACE = 1 << 60, 1 << 40  # Start of the first GPU's memory, size of each: beyond any process's addresses.
 
 
 class Driver:
@@ -44,7 +44,7 @@ class Driver:
         return address
 
     def bytes_at(self, address: int, nbytes: int) -> np.ndarray:
-        """Memory of a GPU, or pinned memory, or else of the process."""
+        """Memory of a GPU, pinned memory, or any other memory of the process."""
         for base, memory in self.memory.items():
             if base <= address and address + nbytes <= base + memory.size:
                 return memory[address - base : address - base + nbytes]
@@ -106,14 +106,14 @@ class Driver:
         return self._copy([(to.value, by.value)], nbytes.value, stream)
 
     def cuMemcpy2DAsync_v2(self, reference: Any, stream: Any) -> int:
-        asked = reference._obj
-        assert asked.src_type == asked.dst_type == 4
-        assert asked.width <= min(asked.src_pitch, asked.dst_pitch)
+        copy2d = reference._obj
+        assert copy2d.src_type == copy2d.dst_type == 4
+        assert copy2d.width <= min(copy2d.src_pitch, copy2d.dst_pitch)
         pairs = [
-            (asked.dst_device + row * asked.dst_pitch, asked.src_device + row * asked.src_pitch)
-            for row in range(asked.height)
+            (copy2d.dst_device + row * copy2d.dst_pitch, copy2d.src_device + row * copy2d.src_pitch)
+            for row in range(copy2d.height)
         ]
-        return self._copy(pairs, asked.width, stream)
+        return self._copy(pairs, copy2d.width, stream)
 
     def cuPointerGetAttribute(self, into: Any, attribute: int, address: Any) -> int:
         if address.value < _BASE:
@@ -135,7 +135,7 @@ class Driver:
 
 
 class _Array:
-    """Memory of a GPU with a shape, a dtype and strides. Only tests look at its elements (`shadow`)."""
+    """Memory of a GPU with a shape, a dtype and strides; only tests read its elements (`shadow`)."""
 
     def __init__(
         self, driver: Driver, device: int, address: int, shape: Sequence[int], dtype: Any, strides: Sequence[int]
@@ -145,7 +145,7 @@ class _Array:
 
     @classmethod
     def of(cls, driver: Driver, content: np.ndarray, device: int = 0) -> Any:
-        """An array of this content, which lies on the GPU as it does on the host: gaps and order too."""
+        """An array with this content and the same memory order and gaps as on the host."""
         span = [(extent - 1) * stride for extent, stride in zip(content.shape, content.strides, strict=True)]
         below = -sum(step for step in span if step < 0) if content.size else 0
         above = sum(step for step in span if step > 0) + content.itemsize if content.size else 0
@@ -184,7 +184,7 @@ def _steps(shape: Sequence[int], dtype: np.dtype) -> tuple[int, ...]:
 
 
 class _Packed(_Array):
-    """Says where it lies by DLPack."""
+    """Describes its memory by DLPack."""
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.number
@@ -194,7 +194,9 @@ class _Packed(_Array):
         elements = [stride // self.kind.itemsize for stride in self.strides]
         strides = (ctypes.c_int64 * len(elements))(*elements)
         bits = self.kind.itemsize * 8
-        self.told = tensor = _Tensor(self.address - 8, 2, self.number, len(self.shape), 0, bits, 1, shape, strides, 8)
+        self.described = tensor = _Tensor(
+            self.address - 8, 2, self.number, len(self.shape), 0, bits, 1, shape, strides, 8
+        )
         self.kept = shape, strides
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -217,7 +219,7 @@ class _Tensor(ctypes.Structure):
 
 
 class TorchLike(_Packed):
-    """Can be written to, and makes others of its kind; its dtypes carry its own name."""
+    """Mutable, makes others of its kind; its dtypes are written "torch.float32"."""
 
     @property
     def dtype(self) -> str:
@@ -228,7 +230,7 @@ class TorchLike(_Packed):
 
 
 class CupyLike(_Array):
-    """Has `__cuda_array_interface__` alone; its module makes others, on the GPU that is current."""
+    """Has only `__cuda_array_interface__`; its module makes other arrays, on the current GPU."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -262,7 +264,7 @@ sys.modules["cupy_like"] = SimpleNamespace(empty_like=_empty_like)  # type: igno
 
 
 class JaxLike(_Packed):
-    """Cannot be written to, and is made of an array of the host; it is there only once it was waited for."""
+    """Immutable, made from a host array, and computed asynchronously: it has no memory before it was waited for."""
 
     ready = deleted = False
 
@@ -294,10 +296,10 @@ class JaxLike(_Packed):
 
 @contextmanager
 def gpus() -> Iterator[Driver]:
-    """Inside, this process has GPUs."""
+    """Gives this process fake GPUs inside the `with`."""
     driver = Driver()
     libraries = mock.patch.object(cuda, "library", lambda: driver)
-    # An MPI that takes these pointers gets the memory behind them.
+    # An MPI that accepts these pointers is given the memory behind them.
     pointers = mock.patch.object(device_messages, "_memory", driver.bytes_at)
     with libraries, pointers:
         cuda.cuda.cache_clear()

@@ -1,6 +1,6 @@
-"""One move on this rank, in one of the ways that it can go, checked against what the target's layout means.
+"""One move on this rank, in a given way, checked against the meaning of the target's layout.
 
-The bytes on the wire are counted by a communicator that looks at what it is given, not by the runtime.
+The bytes on the wire are counted by a communicator that inspects its arguments, not by the runtime.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WAYS = ("natural", "read", "stage", "plan")
 
 
 @dataclass(frozen=True)
-class How:
-    """What a move is asked for; `shared` moves a DistArray, `order` is how its plain tile lies in memory, and MPI is
-    given runs of `long` bytes and more as they lie there.
+class MoveOptions:
+    """The options of a move: `shared` moves a DistArray, `order` is the memory order of a plain tile, and runs of
+    `long` bytes or more are sent from a datatype.
     """
 
     way: str = "natural"
@@ -46,23 +46,23 @@ class How:
     long: int | None = None
 
     def __str__(self) -> str:
-        said = [self.way, "DistArray" if self.shared else self.order]
-        said += [name for name in ("out", "donate") if getattr(self, name)]
-        said += [f"long={self.long}"] if self.long else []
-        return " ".join([*said, *([f"budget={self.budget}"] if self.budget is not None else [])])
+        words = [self.way, "DistArray" if self.shared else self.order]
+        words += [name for name in ("out", "donate") if getattr(self, name)]
+        words += [f"long={self.long}"] if self.long else []
+        return " ".join([*words, *([f"budget={self.budget}"] if self.budget is not None else [])])
 
 
-def any_how(choose: random.Random, source: Layout, target: Layout) -> How:
+def any_options(choose: random.Random, source: Layout, target: Layout) -> MoveOptions:
     way, order = choose.choice(WAYS), choose.choice(["C", "F", "strided", "reversed"])
-    how = How(way, choose.random() < 0.4, choose.random() < 0.4, choose.random() < 0.3, None, order)
-    how = replace(how, long=choose.choice([None, 16, 64]))
-    if how.donate and not how.out and choose.random() < 0.5 and (least := overwriting_budget(source, target)):
-        return replace(how, budget=least, order="C")
-    return replace(how, budget=any_budget(choose, source, target)) if choose.random() < 0.4 else how
+    move = MoveOptions(way, choose.random() < 0.4, choose.random() < 0.4, choose.random() < 0.3, None, order)
+    move = replace(move, long=choose.choice([None, 16, 64]))
+    if move.donate and not move.out and choose.random() < 0.5 and (least := overwriting_budget(source, target)):
+        return replace(move, budget=least, order="C")
+    return replace(move, budget=any_budget(choose, source, target)) if choose.random() < 0.4 else move
 
 
 def any_budget(choose: random.Random, source: Layout, target: Layout) -> int:
-    """Between the smallest that can be met, which is the likeliest, and what the move takes without one."""
+    """A budget from the smallest possible one, which is the most likely, up to what the move takes without a budget."""
     most = rs.plan(source, target).peak_bytes
     try:
         least = rs.plan(source, target, budget=source.tile_bytes + target.tile_bytes).peak_bytes
@@ -72,7 +72,7 @@ def any_budget(choose: random.Random, source: Layout, target: Layout) -> int:
 
 
 def overwriting_budget(source: Layout, target: Layout) -> int | None:
-    """A budget below two tiles, if one can be met in the memory of one."""
+    """A budget below two tiles that is met by overwriting the source's tile; None if there is none."""
     try:
         plan = rs.plan(source, target, budget=max(0, source.tile_bytes + target.tile_bytes - 1), donate=True)
     except BudgetError:
@@ -82,7 +82,7 @@ def overwriting_budget(source: Layout, target: Layout) -> int | None:
 
 
 class CountingComm:
-    """A communicator that counts the bytes of the messages that it is asked to receive."""
+    """A communicator that counts the bytes of the messages that it receives."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -109,7 +109,7 @@ def counting(team: Team) -> Iterator[CountingComm]:
 
 @contextmanager
 def forced(way: str, scratch: int | None = None) -> Iterator[None]:
-    """Moves go this way wherever it is possible, with a buffer of so many bytes for reading short runs."""
+    """Moves go this way if possible; reads of short runs go through a buffer of `scratch` bytes."""
     natural = prepare._way
 
     def chosen(request: Any, facts: Any, spare: int, judged: Any) -> str:
@@ -130,7 +130,7 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def taking_runs(long: int | None) -> Iterator[None]:
-    """MPI is given runs of so many bytes as they lie in a tile, if any."""
+    """MPI packs messages whose runs have at least `long` bytes; None if it packs none."""
     with mock.patch.multiple(datatypes, TAKES_RUNS=long is not None, LONG=long):
         yield
 
@@ -141,7 +141,7 @@ def given_tile(layout: Layout, rank: int, dtype: np.dtype | str, order: str = "C
 
 
 def elements(index: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Global indices as elements of any dtype, those of complex numbers and structures in each part."""
+    """Global indices as elements of any dtype; the fields of a structure all have them."""
     if dtype.names:
         made = np.zeros(index.shape, dtype)
         for name in dtype.names:
@@ -155,7 +155,7 @@ def elements(index: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def laid(tile: np.ndarray, order: str) -> np.ndarray:
-    """The same tile, otherwise in memory."""
+    """The same tile in another memory order."""
     if order in ("C", "F") or not tile.ndim:
         return np.array(tile, order=order if order in ("C", "F") else "C")
     if order == "reversed":
@@ -167,7 +167,7 @@ def laid(tile: np.ndarray, order: str) -> np.ndarray:
 
 
 def check_tile(layout: Layout, rank: int, tile: np.ndarray, comm: MPI.Intracomm) -> None:
-    """That every element of a tile is in its place; what is still partial is summed up first."""
+    """Asserts that every element of a tile is in its place; a partial array is reduced first."""
     device = ranks(layout.mesh)[rank]
     wanted = tiles_of(layout)[device]
     assert tile.shape == layout.tile_shape, f"shape {tile.shape}"
@@ -180,49 +180,54 @@ def check_tile(layout: Layout, rank: int, tile: np.ndarray, comm: MPI.Intracomm)
 
 
 def check_move(
-    comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, how: How, dtype: np.dtype | str | None = None
+    comm: MPI.Intracomm,
+    team: Team,
+    source: Layout,
+    target: Layout,
+    move: MoveOptions,
+    dtype: np.dtype | str | None = None,
 ) -> None:
-    tile = given_tile(source, comm.rank, dtype or source.dtype, how.order)
+    tile = given_tile(source, comm.rank, dtype or source.dtype, move.order)
     before, memory = tile.copy(), Account(source.dtype)
-    plan = plan_of(source, target, how)
-    options = {"budget": how.budget, "donate": how.donate, "memory": memory, "limit": LIMIT}
+    plan = plan_of(source, target, move)
+    options = {"budget": move.budget, "donate": move.donate, "memory": memory, "limit": LIMIT}
     scratch = max(0, plan.peak_bytes - source.tile_bytes - target.tile_bytes) // 2
     mapped_again = mock.patch.object(huge_pages, "WORTHWHILE", 4096)
-    with forced(how.way, scratch), taking_runs(how.long), mapped_again, counting(team) as counted:
-        if how.shared:
+    with forced(move.way, scratch), taking_runs(move.long), mapped_again, counting(team) as counted:
+        if move.shared:
             array = DistArray.empty(source, comm, dtype=tile.dtype, limit=LIMIT)
             array.tile[...] = tile
             tile = array.tile
-            out = DistArray.empty(target, comm, dtype=tile.dtype, limit=LIMIT) if how.out else None
+            out = DistArray.empty(target, comm, dtype=tile.dtype, limit=LIMIT) if move.out else None
             result = array.redistribute(target, out=out, **options).tile
             assert out is None or result is out.tile
         else:
-            out = laid(np.full(target.tile_shape, -1).astype(tile.dtype), how.order) if how.out else None
+            out = laid(np.full(target.tile_shape, -1).astype(tile.dtype), move.order) if move.out else None
             result = redistribute(tile, source, target, comm, out=out, **options)
             assert out is None or result is out
-    assert how.donate or np.array_equal(tile, before), "the source was written to"
-    if plan.steps and not how.donate:
-        tile[...] = np.zeros((), tile.dtype)  # The call is over: nobody may still read it.
+    assert move.donate or np.array_equal(tile, before), "the source was written to"
+    if plan.steps and not move.donate:
+        tile[...] = np.zeros((), tile.dtype)  # The call is over: no other rank may still read the tile.
     check_tile(target, comm.rank, result, comm)
     if plan.steps:
-        assert how.donate or not np.shares_memory(tile, result)
-        check_accounts(comm, plan, memory, counted.received, team, how.order)
+        assert move.donate or not np.shares_memory(tile, result)
+        check_accounts(comm, plan, memory, counted.received, team, move.order)
     else:
         assert counted.received == 0
-        assert (result is tile) == (not how.out and tile.flags.c_contiguous)
+        assert (result is tile) == (not move.out and tile.flags.c_contiguous)
 
 
-def plan_of(source: Layout, target: Layout, how: How) -> rs.Plan:
-    """What a move promises: a donated tile is overwritten only where the budget asks for it."""
+def plan_of(source: Layout, target: Layout, move: MoveOptions) -> rs.Plan:
+    """The plan of a move: a donated tile is overwritten only if the budget requires it."""
     try:
-        return rs.plan(source, target, budget=how.budget)
+        return rs.plan(source, target, budget=move.budget)
     except BudgetError:
-        assert how.donate
-        return rs.plan(source, target, budget=how.budget, donate=True)
+        assert move.donate
+        return rs.plan(source, target, budget=move.budget, donate=True)
 
 
 def check_accounts(comm: MPI.Intracomm, plan: rs.Plan, memory: Account, wire: int, team: Team, order: str) -> None:
-    """Bytes on the wire and in memory, beside the plan's."""
+    """Compares the bytes on the wire and in memory with the plan's."""
     device = ranks(plan.source.mesh)[comm.rank]
     received = memory.received[device]
     if team.facts.nodes == tuple(range(comm.size)) and not plan.source.partial:
@@ -231,6 +236,6 @@ def check_accounts(comm: MPI.Intracomm, plan: rs.Plan, memory: Account, wire: in
     assert most <= plan.received_bytes, f"{most} received: {plan}"
     if plan.source.even and plan.target.even and not plan.source.partial:
         assert most == plan.received_bytes, f"{most} received: {plan}"
-    # Tiles that are not C-ordered are packed for a reduction, which a plan does not foresee.
+    # Tiles that are not C-ordered are packed for a reduction; plans do not count that.
     more = plan.source.tile_bytes if plan.source.partial and order != "C" else 0
     assert memory.peak_bytes <= plan.peak_bytes + more, f"{memory.peak_bytes} live: {plan}"

@@ -1,4 +1,4 @@
-"""The topics of tiles on GPUs: fake ones, and those that this machine has."""
+"""The topics of tiles on GPUs: on fake ones, and on those of this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reshard.types import Layout, Mesh
 from tests.layouts import random_layout
 from tests.mpi.cases import MESHES
 from tests.mpi.fake_gpu import CupyLike, Driver, JaxLike, TorchLike, gpus
-from tests.mpi.moving import How, any_budget, check_tile, given_tile, overwriting_budget, plan_of
+from tests.mpi.moving import MoveOptions, any_budget, check_tile, given_tile, overwriting_budget, plan_of
 from tests.mpi.worker import Case
 
 KINDS = (TorchLike, CupyLike, JaxLike)
@@ -31,7 +31,7 @@ LIMIT = 8.0
 
 
 def moves(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Every kind of array between layouts of every kind, in tiny chunks and in large ones, on one node and on two."""
+    """Arrays of every library between layouts of every kind, in tiny and large chunks, on one node and on several."""
     choose = random.Random(comm.size)
     for nodes in sorted({1, comm.size}):
         team_of(comm, nodes=nodes)
@@ -41,20 +41,20 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
             source = random_layout(choose, mesh, shape, "int32", at % 4 == 3)
             target = random_layout(choose, mesh, shape, "int32", False)
             kind, chunk, aware = KINDS[at % 3], choose.choice([8, 40, 200, staging.CHUNK]), choose.random() < 0.4
-            how = _how(choose, kind, source, target)
-            name = f"{nodes} nodes, {at}: {kind.__name__}, {how}, {source} -> {target} on {mesh!r}, chunks of {chunk}"
-            case = partial(_moved, comm, kind, source, target, how, chunk)
+            move = _random_options(choose, kind, source, target)
+            name = f"{nodes} nodes, {at}: {kind.__name__}, {move}, {source} -> {target} on {mesh!r}, chunks of {chunk}"
+            case = partial(_moved, comm, kind, source, target, move, chunk)
             yield f"{name}, {'aware' if aware else 'staged'}", partial(case, aware=aware)
 
 
-def _how(choose: random.Random, kind: type, source: Layout, target: Layout) -> How:
+def _random_options(choose: random.Random, kind: type, source: Layout, target: Layout) -> MoveOptions:
     out = kind is not JaxLike and choose.random() < 0.4
     donate = choose.random() < 0.4
     orders = ["C"] if kind is JaxLike else ["C", "F", "strided", "reversed"]
     budget = any_budget(choose, source, target) if choose.random() < 0.4 else None
     if donate and not out and (least := overwriting_budget(source, target)) is not None:
-        return How("natural", False, False, True, least, "C")
-    return How("natural", False, out, donate, budget, choose.choice(orders))
+        return MoveOptions("natural", False, False, True, least, "C")
+    return MoveOptions("natural", False, out, donate, budget, choose.choice(orders))
 
 
 def _moved(
@@ -62,33 +62,33 @@ def _moved(
     kind: Any,
     source: Layout,
     target: Layout,
-    how: How,
+    move: MoveOptions,
     chunk: int,
     dtype: Any = None,
     aware: bool = False,
 ) -> None:
     number = comm.rank % 2
-    given = given_tile(source, comm.rank, dtype or source.dtype, how.order)
-    plan, memory = plan_of(source, target, how), Account(source.dtype)
+    given = given_tile(source, comm.rank, dtype or source.dtype, move.order)
+    plan, memory = plan_of(source, target, move), Account(source.dtype)
     with gpus() as driver, mock.patch.object(staging, "CHUNK", chunk):
         tile = kind.of(driver, given, number)
-        blank = given_tile(target, comm.rank, given.dtype, how.order) if how.out else None
+        blank = given_tile(target, comm.rank, given.dtype, move.order) if move.out else None
         out = None if blank is None else kind.of(driver, np.full_like(blank, np.zeros((), blank.dtype)), number)
-        options = {"budget": how.budget, "donate": how.donate, "memory": memory, "limit": LIMIT, "cuda_aware": aware}
-        found: Any = redistribute(tile, source, target, comm, out=out, **options)
-        assert type(found) is kind
-        assert found.number == number
-        assert out is None or found is out
-        check_tile(target, comm.rank, np.array(found.shadow), comm)
-        if not how.donate:
+        options = {"budget": move.budget, "donate": move.donate, "memory": memory, "limit": LIMIT, "cuda_aware": aware}
+        result: Any = redistribute(tile, source, target, comm, out=out, **options)
+        assert type(result) is kind
+        assert result.number == number
+        assert out is None or result is out
+        check_tile(target, comm.rank, np.array(result.shadow), comm)
+        if not move.donate:
             assert np.array_equal(tile.shadow, given)
-        _check_accounts(plan, memory, driver, source, how, chunk)
+        _check_accounts(plan, memory, driver, source, move, chunk)
         if not plan.steps or (aware and _goes_by_pointers(plan, kind, given.itemsize)):
             assert driver.crossings == 0
         if not plan.steps:
-            assert how.out or how.order != "C" or found is tile
+            assert move.out or move.order != "C" or result is tile
         if plan.donate and target.tile_bytes:
-            assert found.address == tile.address if kind is not JaxLike else tile.deleted
+            assert result.address == tile.address if kind is not JaxLike else tile.deleted
 
 
 def _goes_by_pointers(plan: rs.Plan, kind: type, itemsize: int) -> bool:
@@ -96,8 +96,10 @@ def _goes_by_pointers(plan: rs.Plan, kind: type, itemsize: int) -> bool:
     return kind is not JaxLike and plan.source.partial == plan.target.partial and spare >= 2 * itemsize
 
 
-def _check_accounts(plan: rs.Plan, memory: Account, driver: Driver, source: Layout, how: How, chunk: int) -> None:
-    """What was pinned is in the account, and the account within the plan's promise."""
+def _check_accounts(
+    plan: rs.Plan, memory: Account, driver: Driver, source: Layout, move: MoveOptions, chunk: int
+) -> None:
+    """Asserts that pinned buffers are in the account, and that the account is within the plan's promise."""
     assert memory.peak_bytes <= plan.peak_bytes, f"{memory.peak_bytes} live: {plan}"
     assert driver.most_pinned <= 2 * chunk
     if driver.most_pinned:
@@ -106,18 +108,18 @@ def _check_accounts(plan: rs.Plan, memory: Account, driver: Driver, source: Layo
 
 
 def dtypes(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Elements of every size, and those that numpy has from elsewhere."""
+    """Elements of every size, and dtypes that other packages add to numpy."""
     mesh = Mesh(x=comm.size)
     names = ["bool", "int8", "uint16", "float16", "bfloat16", "float64", "complex64", "complex128"]
     for at, name in enumerate(names):
         source = Layout.from_spec(mesh, (12, 8), name, [["x"]])
         target = Layout.from_spec(mesh, (12, 8), name, [[], ["x"]])
         for kind in KINDS:
-            # numpy's typestr of bfloat16 does not tell it from other words of two bytes.
+            # Numpy's typestr of bfloat16 is that of any two bytes, so `__cuda_array_interface__` cannot express it.
             if (kind, name) != (CupyLike, "bfloat16"):
-                how = How(order="C" if kind is JaxLike else ("C", "strided")[at % 2])
+                move = MoveOptions(order="C" if kind is JaxLike else ("C", "strided")[at % 2])
                 dtype = given_dtype(name)
-                case = partial(_moved, comm, kind, source, target, how, 64, dtype)
+                case = partial(_moved, comm, kind, source, target, move, 64, dtype)
                 yield f"{name}, {kind.__name__}", case
 
 
@@ -131,13 +133,13 @@ ODD = 1
 
 
 def refused(comm: MPI.Intracomm) -> Iterator[Case]:
-    """One rank gives something wrong: the same error on all, nothing has moved, and the next call works."""
+    """One rank gives a wrong argument: the same error on all ranks, nothing has moved, and the next call works."""
     for name, odd in _odd().items():
         yield name, partial(_refused, comm, *odd)
 
 
 def _odd() -> dict[str, tuple[type[ReshardError], str, Any]]:
-    """The error on all ranks, some of its text, and what the odd rank does to (tile, out, options)."""
+    """For each case: the error on all ranks, a part of its text, and the odd rank's tile, `out` or option."""
 
     class Split(TorchLike):
         def __dlpack__(self) -> Any:
@@ -164,7 +166,7 @@ def _odd() -> dict[str, tuple[type[ReshardError], str, Any]]:
     }
 
 
-def _refused(comm: MPI.Intracomm, error: type[ReshardError], said: str, odd: dict[str, Any]) -> None:
+def _refused(comm: MPI.Intracomm, error: type[ReshardError], text: str, odd: dict[str, Any]) -> None:
     mesh = Mesh(x=2)
     source = Layout.from_spec(mesh, (8, 8), "int32", [["x"]])
     target = Layout.from_spec(mesh, (8, 8), "int32", [[], ["x"]])
@@ -185,16 +187,16 @@ def _refused(comm: MPI.Intracomm, error: type[ReshardError], said: str, odd: dic
                 caught = raised
         texts = comm.allgather((type(caught).__name__, str(caught)))
         assert type(caught) is error, texts
-        assert said in str(caught), texts
+        assert text in str(caught), texts
         assert len(set(texts)) == 1 or error is RankError, texts
         assert np.array_equal(tile.shadow, content)
         assert (out.shadow == -5).all()
         assert not driver.current
-    _moved(comm, TorchLike, source, target, How(), 64)
+    _moved(comm, TorchLike, source, target, MoveOptions(), 64)
 
 
 def hardware(comm: MPI.Intracomm) -> Iterator[Case]:
-    """The libraries that are installed, on GPU 0 of this machine."""
+    """The installed libraries, on GPU 0 of this machine."""
     for name, (to_gpu, to_host) in _libraries().items():
         for before, after in (("f32[{x}4, 6]", "f32[8, {x}3]"), ("f32[{x}3/5, 6]", "f32[5, 2{x}2/6]")):
             source, target = (Layout.parse(text, Mesh(x=2)) for text in (before, after))
@@ -206,28 +208,28 @@ def hardware(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def _libraries() -> dict[str, tuple[Any, Any]]:
-    found: dict[str, tuple[Any, Any]] = {}
+    libraries: dict[str, tuple[Any, Any]] = {}
     for name in ("torch", "cupy", "jax"):
         try:
             module = import_module(name)
         except ImportError:
             continue
         if name == "torch" and module.cuda.is_available():
-            found[name] = lambda a, m=module: m.from_numpy(a).to("cuda:0"), lambda a: a.cpu().numpy()
+            libraries[name] = lambda a, m=module: m.from_numpy(a).to("cuda:0"), lambda a: a.cpu().numpy()
         if name == "cupy" and module.cuda.runtime.getDeviceCount():
-            found[name] = module.asarray, module.asnumpy
+            libraries[name] = module.asarray, module.asnumpy
         if name == "jax" and module.default_backend() == "gpu":
-            found[name] = lambda a, m=module: m.device_put(a, m.devices()[0]), np.asarray
-    return found
+            libraries[name] = lambda a, m=module: m.device_put(a, m.devices()[0]), np.asarray
+    return libraries
 
 
 def _real(comm: MPI.Intracomm, to_gpu: Any, to_host: Any, source: Layout, target: Layout, chunk: int) -> None:
     given = given_tile(source, comm.rank, "float32")
     tile = to_gpu(given)
     with mock.patch.object(staging, "CHUNK", chunk):
-        found: Any = redistribute(tile, source, target, comm, limit=LIMIT)
+        result: Any = redistribute(tile, source, target, comm, limit=LIMIT)
         transposed = redistribute(to_gpu(np.ascontiguousarray(given.T)).T, source, target, comm, limit=LIMIT)
-    assert type(found) is type(tile)
-    for each in (found, transposed):
+    assert type(result) is type(tile)
+    for each in (result, transposed):
         check_tile(target, comm.rank, to_host(each), comm)
     assert np.array_equal(to_host(tile), given)

@@ -113,8 +113,8 @@ def test_a_request_as_text():
     source, target = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
     plain = "f32[{x}4, 16] -> f32[16, {x}4] on Mesh({'x': 4})"
     assert str(MoveRequest(source, target)) == plain
-    asked = MoveRequest(source, target, 600, "shm-mpi", True, True, True)
-    assert str(asked) == f"{plain}, budget=600, network=shm-mpi, donate=True, out=True, shared=True"
-    assert (asked.careful, MoveRequest(source, target, into=True).careful) == (False, True)
+    request = MoveRequest(source, target, 600, "shm-mpi", True, True, True)
+    assert str(request) == f"{plain}, budget=600, network=shm-mpi, donate=True, out=True, shared=True"
+    assert (request.careful, MoveRequest(source, target, into=True).careful) == (False, True)
     turned = Layout(Mesh({"x": 4}, device_ids=[1, 2, 3, 0]), target.dims, target.dtype)
     assert str(MoveRequest(source, turned)).endswith("on Mesh({'x': 4}) and Mesh({'x': 4}, device_ids=[1, 2, 3, 0])")

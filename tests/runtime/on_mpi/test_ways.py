@@ -19,7 +19,7 @@ from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile
 from reshard.types import Layout, Mesh
 
 
-@pytest.mark.parametrize("ranks", [1, 2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4, 6, 8))])
+@pytest.mark.parametrize("ranks", [1, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 3, 4, 6, 8))])
 def test_moves(ranks: int, tmp_path: Path):
     running.check("cases.moves", ranks, tmp_path)
 
@@ -29,7 +29,7 @@ def test_dtypes(tmp_path: Path):
     running.check("cases.dtypes", 8, tmp_path)
 
 
-@pytest.mark.parametrize(("topic", "ranks"), [("moves_sampled", 3), ("moves_sampled", 4), ("dtypes_sampled", 8)])
+@pytest.mark.parametrize(("topic", "ranks"), [("moves_sampled", 2), ("moves_sampled", 4), ("dtypes_sampled", 8)])
 def test_some_moves(topic: str, ranks: int, tmp_path: Path):
     running.check(f"cases.{topic}", ranks, tmp_path)
 

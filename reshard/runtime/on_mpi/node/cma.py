@@ -42,7 +42,8 @@ class RemoteMemory:
     def read(self, member: int, remote: NDArray[Any], local: NDArray[Any]) -> None:
         """Reads runs of a member's memory into local ones; runs are rows of uint64 (address, bytes).
 
-        There are as many local runs as remote ones, of the same sizes, or a single one that takes all in order.
+        There are as many local runs as remote ones, of the same sizes, or a single one of at most 1 MiB that takes all
+        in order.
         """
         done = 0
         remote, local = _short(remote), _short(local)
