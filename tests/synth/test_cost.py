@@ -146,16 +146,19 @@ def test_every_mesh_can_be_priced(mesh: Mesh):
 
 PRINTED = """
 import reshard as rs
-mesh = rs.Mesh(x=6, y=4, z=5)
-network = rs.Network("equal", inner=(3e-7, 7e10), domain=120)
-pairs = [("f32[{y}{x}{z}7]", "f32[840]"), ("f32[16] + min{x}{y}{z}", "f32[16]"), ("f32[120] + sum{z}{x}", "f32[{y}30]")]
-for texts in pairs:
-    print(rs.plan(*(rs.Layout.parse(text, mesh) for text in texts), network=network).to_json())
+cases = [  # pairs whose seconds have another last digit if equal links are added up in another order
+    (rs.Mesh(x=2, y=3), "s32[] + min{x}{y}", "s32[]", "h100"),
+    (rs.Mesh(x=4, y=2), "s32[6] + min{x}{y}", "s32[6]", "tpu-v5p"),
+    (rs.Mesh(x=6, y=4), "f32[{y}6, {x}4]", "f32[24, 24]", "tpu-v5p"),
+    (rs.Mesh(x=6, y=4), "f32[{x}{y}, 24]", "f32[24, {x}4]", "tpu-v5p"),
+]
+for mesh, source, target, network in cases:
+    print(rs.plan(rs.Layout.parse(source, mesh), rs.Layout.parse(target, mesh), network=network).to_json())
 """
 
 
 def test_every_process_predicts_the_same_to_the_last_digit():
-    """Axes with equal links are added up in one order, whatever the hashes of their names are in a process."""
+    """Whatever hashes the names of axes have in a process: ranks plan each by itself, and must make one plan."""
     outputs = set()
     for seed in range(4):
         env = {**os.environ, "PYTHONHASHSEED": str(seed)}

@@ -9,14 +9,15 @@ A worked example: f32[16, 16] + sum{x}{z} -> f32[{y}8, {x}4] on <x=4, y=2, z=2>.
     step             layout                         received
                      f32[16, 16] + sum{x}{z}
     slice            f32[{y}8, 16] + sum{x}{z}           0 B   y holds a digit of the target: half as much to reduce
-    reduce_scatter   f32[{y}8, {x}4] + sum{z}          384 B   x onto the digit that it holds in the target
-    all_reduce       f32[{y}8, {x}4]                   128 B   z holds nothing in the target
+    reduce_scatter   f32[{y}{z}4, {x}4]                448 B   x onto the digit that it holds in the target, z onto any
+    all_gather       f32[{y}8, {x}4]                    64 B   z holds nothing in the target
 
-The rival scatters z too and gathers it at the end. It receives as much in one launch more:
+The rival leaves z to an all-reduce. It receives as much in as many launches, but its tiles stay large for longer: it
+needs 2176 B of memory where the plan needs 2112 B:
 
     slice            f32[{y}8, 16] + sum{x}{z}           0 B
-    reduce_scatter   f32[{y}{z}4, {x}4]                448 B
-    all_gather       f32[{y}8, {x}4]                    64 B
+    reduce_scatter   f32[{y}8, {x}4] + sum{z}          384 B
+    all_reduce       f32[{y}8, {x}4]                   128 B
 
 Devices along axes that neither layout uses reduce by themselves.
 """

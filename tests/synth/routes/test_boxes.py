@@ -49,6 +49,7 @@ def test_every_route_runs_and_the_exchange_alone_meets_the_bound(seed: int):
         # Dim 1 refines: sliced before, gathered after.
         ("f32[{x}3/10, 16]", "f32[{x}{y}2/10, {z}8]", Mesh(x=4, y=2, z=2), ["slice", "exchange"]),
         ("f32[{x}{y}2/10, {z}8]", "f32[{x}3/10, 16]", Mesh(x=4, y=2, z=2), ["exchange", "all_gather"]),
+        ("f32[{x}3/10, 16]", "f32[{x}{y}2/10, {z}8]", Mesh(z=2, x=4, y=2), ["slice", "exchange"]),
         # An exchange to a target cut further by the spent x, and a gather.
         ("f32[{x}6, {y}4]", "f32[12, 12]", Mesh(x=2, y=3), None),
         # Dealt out anew: x last, so that y can stand before it.

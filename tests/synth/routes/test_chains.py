@@ -135,6 +135,24 @@ def test_routes_through_states_run():
             runs(Pair(chains.source, chains.target), route)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ((None, None, 1), (4, 2, 1), "slice"),
+        ((4, 2, 1), (None, 2, None), "all_gather"),
+        ((4, None, 2, None), (None, 4, None, 2), "all_to_all"),
+        ((4, 2, None), (2, 4, None), "permute"),
+        ((4, None), (2, None), "permute"),
+        ((4, None), (None, 2), "exchange"),  # gathered by one stride, sliced by another
+        ((4, None, None), (None, 4, 2), "exchange"),  # a swap and a slice
+        ((4, None, 2, 1), (None, 4, 1, 2), "exchange"),  # a swap and a permute cycle
+        ((None, 2), (2, 1), "exchange"),  # the start of a chain is no slice: 2 is not free
+    ],
+)
+def test_kinds_by_hand(before: State, after: State, name: str):
+    assert kind(before, after) == name
+
+
 def test_equal_states_are_no_step():
     chains = chains_of("f32[{x}4]", "f32[8]", Mesh(x=2))
     assert step(chains, chains.start, chains.start) is None

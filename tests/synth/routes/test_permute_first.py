@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.synth.routes import Pair, permute_first
-from reshard.synth.routes.permute_first import before_gathers, permutes, routes, sliced
+from reshard.synth.routes.permute_first import _agreeing, _final, before_gathers, permutes, routes, sliced
 from reshard.types import Layout, Mesh
 from reshard.types.rules.checker import check_step
 from tests.layouts import contiguous_layouts
@@ -87,6 +87,18 @@ def test_one_gather_leads_on_from_layouts_before_gathers():
     assert seen > 50
 
 
+def test_only_leading_factors_of_the_target_agree():
+    two, other, three = (4, 2), (2, 2), (1, 3)
+    assert _agreeing([two, other], [other, three]) == ([other], [2])
+    assert _agreeing([two, other], [three, other]) == ([], [2, 2])
+    assert _agreeing([three], [three, two]) == ([three], [])
+
+
+def test_the_last_permute_puts_a_dim_in_the_order_of_the_target_and_what_is_spent_last():
+    one, two, spent = (1, 2), (2, 2), (4, 3)
+    assert _final([[spent, one, two], []], [[two, one], []]) == [[two, one, spent], []]
+
+
 def test_sliced_takes_what_divides_and_holds_the_rest_back():
     mesh = Mesh(x=2, y=3, z=2)
     source, target = Layout.parse("f32[{x}6, 8]", mesh), Layout.parse("f32[{y}4, {z}4]", mesh)
@@ -94,6 +106,6 @@ def test_sliced_takes_what_divides_and_holds_the_rest_back():
     stride = mesh.stride(mesh.sub_axis("z"))
     first, whole = sliced(source, target, [(stride, 2 * stride)]) or (None, None)
     assert (str(first), str(whole)) == ("f32[{x}{y}2, 8]", "f32[{x}{y}2, {z}4]")
-    short = Layout.parse("f32[{x}5, 8]", mesh), Layout.parse("f32[10, {z}4]", mesh)
+    short = Layout.parse("f32[{x}5, 8]", mesh), Layout.parse("f32[{y}4/10, {z}4]", mesh)
     assert [str(layout) for layout in sliced(*short, []) or ()] == ["f32[{x}5, {z}4]"] * 2
     assert sliced(Layout.parse("f32[2{x}3, 8]", mesh), target, []) is None

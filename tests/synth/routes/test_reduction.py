@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from functools import reduce
 
 import numpy as np
@@ -11,8 +12,12 @@ from hypothesis import given, settings
 
 import reshard as rs
 from reshard.errors import PlanError
+from reshard.synth.routes import Pair, reduction
+from reshard.synth.routes.reduction import _SourceDigits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
+from reshard.types.pair.refine import Factor
+from reshard.types.plan import chain
 from tests.layouts import pairs, random_pair
 from tests.oracle import check
 
@@ -210,3 +215,29 @@ def test_partial_is_never_made(source: str, target: str):
     assert "can only finish a reduction" in str(caught.value)
     assert "fewer of the same sub-axes" in str(caught.value)
     assert target in str(caught.value)
+
+
+def test_a_factor_holds_the_digit_that_it_holds_in_the_target_else_the_first_that_it_divides():
+    pair = Pair(Layout.parse("f32[16, 6, 16] + sum{x}", MESH), Layout.parse("f32[16, 6, {x}4]", MESH))
+    x = Factor(MESH.stride(MESH.sub_axis("x")), 4)
+    digits = _SourceDigits(pair.source, pair.refinement)
+    assert digits.hold(x)
+    assert str(digits.layout(Layout.parse("f32[16, 6, 16]", MESH))) == "f32[16, 6, {x}4]"
+    digits = _SourceDigits(Layout.parse("f32[6, 16, 16] + sum{x}", MESH), None)
+    assert digits.hold(x) and not digits.hold(Factor(1, 7))
+    assert str(digits.layout(Layout.parse("f32[6, 16, 16]", MESH))) == "f32[6, {x}4, 16]"
+
+
+def test_the_table_in_the_docstring_is_the_plan_and_its_rival():
+    """Kinds, layouts and bytes of the worked example, as the module shows them."""
+    mesh = Mesh(x=4, y=2, z=2)
+    source, target = Layout.parse("f32[16, 16] + sum{x}{z}", mesh), Layout.parse("f32[{y}8, {x}4]", mesh)
+    pattern = r"^    (slice|\w+_\w+) +(f32\[.*?\](?: \+ sum\S+)?) +(\d+) B"
+    rows = re.findall(pattern, reduction.__doc__ or "", re.MULTILINE)
+    plan, rival = rows[:3], rows[3:]
+    assert plan == [(s.kind, str(s.result), str(s.received_bytes)) for s in rs.plan(source, target).steps]
+    tables = []
+    for route in reduction.routes(Pair(source, target), None):
+        steps = chain(source, target, route).steps
+        tables.append([(s.kind, str(s.result), str(s.received_bytes)) for s in steps])
+    assert rival in tables and plan in tables

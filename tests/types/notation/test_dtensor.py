@@ -11,6 +11,7 @@ import pytest
 
 from reshard.errors import LayoutError, MeshError
 from reshard.types import Layout, Mesh
+from reshard.types.notation import dtensor
 from tests.oracle import PADDING, tiles_of
 
 
@@ -84,6 +85,13 @@ def test_placements_mean_what_they_do_in_torch(seed: int):
 )
 def test_strided_shards(placements: list, mesh_shape: tuple[int, ...]):
     assert_same(placements, mesh_shape, (24, 6, 2))
+
+
+def test_pieces_may_span_two_local_digits():
+    """Eight pieces, 4 of them before the digit that the first placement holds, each in 2 after it."""
+    assert dtensor.read(["_S(0, 4)", "S(0)"], (2, 8), (16,)).dims == (((4, 1), (2, 0), (2, 1)),)
+    with pytest.raises(LayoutError, match="radix match"):
+        Layout.from_dtensor([_StridedShard(0, 4), Shard(0)], (2, 8), (16,), "int32")
 
 
 def test_uneven_sizes():
