@@ -176,7 +176,7 @@ def _after(r: Refinement) -> list[_Factor]:
 
 
 def _axes(mesh: Mesh, factors: Iterable[_Factor]) -> str:
-    """Spells factors of the positions as axes, joining neighbours: (4, 2), (2, 2) may be all of one axis of 4."""
+    """Spells factors of the positions as axes; neighbours are joined, so that {x:(1)2} and {x:(2)2} read as x."""
     joined: list[_Factor] = []
     for stride, size in factors:
         if joined and joined[-1][0] == stride * size:
