@@ -156,7 +156,7 @@ REAL = [
 
 @pytest.mark.parametrize(("kind", "typed", "taken"), REAL, ids=[f"{kind} {n}" for n, (kind, *_) in enumerate(REAL)])
 def test_the_laws_take_what_the_numpy_runtime_takes(kind: str, typed: Typed, taken: Taken):
-    """A step of unequal radices, where each run is a local digit of 2: element by element, both read the same place."""
+    """A step of unequal radices, where every run is a local digit of 2: both read the same place."""
     operand, result = (layout_of(dims) for dims in typed)
     if kind == "reduce_scatter":
         summed = [LayoutDigit(MESH.axes[name], MESH.sub_axis(name)).axis for name in "xy"]

@@ -1,0 +1,177 @@
+"""Formulas instead of lists: true wherever the lists are, and refused if anything about them is wrong."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+import reshard as rs
+from reshard.errors import UndecidedError
+from reshard.lower import lower
+from reshard.lower.even_rounds import EvenRounds
+from reshard.lower.program import Exchange, Permute
+from reshard.proofs import plan_proof, prove
+from reshard.proofs.symbolic import ByFormula, by_formula, decide, formulas
+from reshard.proofs.symbolic.formulas import RoundDigit, SymbolicCoordinate, SymbolicPosition, formula_claims
+from reshard.types import Layout, Mesh
+from reshard.types.pair.refine import Refinement, refine
+from reshard.types.plan import Step
+from tests.layouts import random_pair
+from tests.proofs.contracts import contract_of, one_step
+
+
+def steps(count: int) -> list[Step]:
+    """Even exchanges and permutes of random pairs."""
+    choose, some = random.Random(3), list[Step]()
+    while len(some) < count:
+        source, target = random_pair(choose, "float32")
+        for kind in ("exchange", "permute"):
+            try:
+                step = Step(kind, source, target)
+            except rs.errors.StepError:
+                continue
+            if by_formula(step):
+                some.append(step)
+    return some
+
+
+def test_a_formula_says_what_the_lists_say():
+    """Its message, rounds and staging are those of the lowered lists."""
+    kinds = set()
+    for step in steps(60):
+        plan = one_step(step.kind, str(step.operand), str(step.result), step.operand.mesh)
+        if plan.source != step.operand or plan.target != step.result:
+            continue
+        (listed,), formula = lower(plan).instructions, by_formula(step)
+        kinds.add(type(listed))
+        if isinstance(listed, Exchange):
+            sent = {t.elements for transfers in listed.rounds for t in transfers if t.sender != t.receiver}
+            assert sent <= {formula.message}
+            assert (len(listed.rounds), listed.staged) == (formula.rounds, formula.staged), str(plan)
+        else:
+            assert (formula.rounds, formula.staged) == (1, False)
+    assert kinds == {Exchange, Permute}
+
+
+def test_right_formulas_are_proved():
+    for step in steps(40):
+        decide(formula_claims(step, contract_of(step.operand, step.result), by_formula(step)))
+
+
+STAGED = ("f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3))
+SWAPPED = ("f32[{x}5, {y}7, 9]", "f32[{y}5, 21, {x}3]", Mesh(x=3, y=3))
+UNSTAGED = ("f32[{x}5]", "f32[15]", Mesh(x=3))
+
+
+def exchange(source: str, target: str, mesh: Mesh) -> Step:
+    return Step("exchange", Layout.parse(source, mesh), Layout.parse(target, mesh))
+
+
+@pytest.mark.parametrize(
+    ("pair", "formula"),
+    [(STAGED, ByFormula(10, 2, True)), (SWAPPED, ByFormula(105, 3, True)), (UNSTAGED, ByFormula(5, 2, False))],
+)
+def test_formulas_by_hand(pair: tuple, formula: ByFormula):
+    """Each device has one of 3 shares already, unless a digit changes holders; columns must be staged, rows not."""
+    assert by_formula(exchange(*pair)) == formula
+
+
+@pytest.mark.parametrize(
+    ("pair", "change", "what"),
+    [
+        (STAGED, {"staged": False}, "unstaged"),
+        (SWAPPED, {"staged": False}, "unstaged"),
+        (STAGED, {"rounds": 1}, "rounds are left out"),
+        (SWAPPED, {"rounds": 2}, "rounds are left out"),
+        (UNSTAGED, {"rounds": 1}, "rounds are left out"),
+        (STAGED, {"message": 9}, "a message of another size"),
+    ],
+)
+def test_other_figures_are_refused(pair: tuple, change: dict, what: str):
+    step = exchange(*pair)
+    contract, formula = contract_of(step.operand, step.result), by_formula(step)
+    decide(formula_claims(step, contract, formula))
+    with pytest.raises(UndecidedError, match=what):
+        formula_claims(step, contract, ByFormula(**{**formula.__dict__, **change}))
+
+
+def test_staging_where_none_is_needed_is_no_fault():
+    step = exchange(*UNSTAGED)
+    decide(formula_claims(step, contract_of(step.operand, step.result), ByFormula(5, 2, True)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "target", "mesh"),
+    [
+        ("exchange", "f32[{x}3/10]", "f32[{y}5]", Mesh(x=4, y=2)),
+        ("all_to_all", "f32[{x}5, 6]", "f32[15, {x}2]", Mesh(x=3)),
+    ],
+)
+def test_steps_without_formulas(kind: str, source: str, target: str, mesh: Mesh):
+    assert by_formula(Step(kind, Layout.parse(source, mesh), Layout.parse(target, mesh))) is None
+
+
+def test_chunks_have_no_formula():
+    (step,) = one_step("exchange", *STAGED, chunk=4).steps
+    assert by_formula(step) is None
+
+
+def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch):
+    """A sender that is off along one digit, and shares counted from another coordinate."""
+
+    class Astray(EvenRounds):
+        def __init__(self, r: Refinement) -> None:
+            super().__init__(r)
+            self._sources = self._sources[1:]
+            self.shares = [(digit, digit.src) for digit, _ in self.shares]
+
+    choose, plans = random.Random(3), list[rs.Plan]()
+    while len(plans) < 40:
+        plan = rs.plan(*random_pair(choose, "float32"))
+        if any(by_formula(step) for step in plan.steps):
+            plans.append(plan)
+    plans = [p for p in plans if any(s.kind == "exchange" for s in p.steps) and len(p.steps) == 1]
+    monkeypatch.setattr(plan_proof, "MANY_TRANSFERS", 0)
+    monkeypatch.setattr(formulas, "EvenRounds", Astray)
+    refused = 0
+    for plan in plans:
+        r = refine(plan.source, plan.target)
+        if r.swapped:
+            with pytest.raises(UndecidedError):
+                prove(plan)
+            refused += 1
+    assert refused > 3
+
+
+def test_a_refinement_of_other_digits_is_refused():
+    """The contract of one pair and the step of another one with the same radices."""
+    mesh = Mesh(x=3, y=3)
+    step = exchange("f32[{x}5, {y}3]", "f32[{y}5, {x}3]", mesh)
+    other = contract_of(*(Layout.parse(text, mesh) for text in ("f32[{y}5, {x}3]", "f32[{x}5, {y}3]")))
+    with pytest.raises(UndecidedError, match="other digits than the layouts have"):
+        formula_claims(step, other, by_formula(step))
+
+
+def test_symbols_follow_the_arithmetic_of_positions():
+    """(p // 4 % 2 + j) % 2 is a turned coordinate; adding (new - old) * stride replaces one coordinate."""
+    here = SymbolicPosition()
+    turned = (here // 4 % 2 + RoundDigit("j0")) % 2
+    assert turned == SymbolicCoordinate(4, 2, "j0")
+    assert (here + (turned - here // 1 % 2) * 1).replaced == {1: turned}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda p: (p // 4 % 2 + 1) % 2,  # a number in place of the round's digit
+        lambda p: (p // 4 % 2 + RoundDigit("j0")) % 3,  # another modulus
+        lambda p: p + (p // 4 % 2 - p // 1 % 2) * 4,  # written to another place
+        lambda p: p + (p // 4 % 2 - p // 1 % 3) * 1,  # of another radix
+        lambda p: (p + (p // 4 % 2 - p // 1 % 2) * 1) // 4,  # read from the sender
+        lambda p: p + (p // 4 % 2 - p // 1 % 2) * 1 + (p // 4 % 2 - p // 1 % 2) * 1,  # replaced twice
+    ],
+)
+def test_other_arithmetic_is_refused(wrong):
+    with pytest.raises(UndecidedError):
+        wrong(SymbolicPosition())

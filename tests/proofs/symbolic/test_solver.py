@@ -1,0 +1,99 @@
+"""What z3 decides: true and false claims of every kind, and what happens without it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+import reshard as rs
+from reshard.errors import UndecidedError
+from reshard.proofs import prove
+from reshard.proofs.symbolic import Absent, Claim, Fewer, Law, Lemma, Query, Rounds, Term, decide, solver, to_smt2
+from reshard.types import Layout, Mesh
+
+z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
+
+A, B, C, D, R = (Term(name) for name in "abcdr")
+ONE_NUMERAL = Law("numerals", (R,), ((A, None), (B, R), (C, None), (D, R)), ((A * R + B, C * R + D),), ((B, D),))
+LEMMA = Lemma(A, C, B, D, R)
+
+FALSE = [
+    Claim("another digit", (("a", 4), ("b", 4)), (("a", "b"),)),
+    Claim("a size that is named", (("a", "n"),), (), below=((((1, "a"),), 4),)),
+    Claim("padding", (("a", 4), ("b", 3)), (), ((((3, "a"), (1, "b")), 11),), ((((1, "a"),), 3),)),
+    Fewer("more bytes", 3, 2),
+    Rounds("two receivers of one sender", ((1, 2), (2, 2)), ((1, None), (1, None)), ()),
+    Rounds("a share that is counted wrongly", ((1, 3),), ((1, "j"),), (("j", 1, 2),)),
+    Law("a digit without a bound", (R,), ((A, None), (B, None), (C, None), (D, R)), ONE_NUMERAL.given, ((B, D),)),
+    Law("not below", (R,), ((A, R),), below=((A + 1, R),)),
+    Law("another value of a function", (), ((A, None), (B, None)), equal=((Term("f")(A), Term("f")(B)),)),
+    Absent("a solution", "(declare-const n Int)(assert (> n 3))"),
+]
+
+
+@pytest.mark.parametrize("claim", FALSE, ids=lambda claim: claim.about)
+def test_false_claims_are_not_decided(claim: Query):
+    with pytest.raises(UndecidedError, match="fails where"):
+        decide([claim])
+
+
+TRUE = [
+    Claim("padding", (("a", 4), ("b", 3)), (), ((((3, "a"), (1, "b")), 9),), ((((1, "a"),), 3),)),
+    Claim("digits", (("a", "n"),), (("a", "a"),)),
+    Fewer("as many bytes", 3, 3),
+    Rounds("a turned bijection", ((1, 3), (3, 3)), ((3, "j"), (1, None)), (("j", 3, 3),)),
+    Law("numerals", ONE_NUMERAL.sizes, ONE_NUMERAL.digits, ONE_NUMERAL.given, ((A, C), (B, D)), lemmas=(LEMMA,)),
+    Law("below", (R,), ((A, R),), below=((A, R),)),
+    Law("equal values of a function", (), (), ((A, B),), ((Term("f")(A), Term("f")(B)),)),
+    Absent("no solution", "(declare-const n Int)(assert (and (> n 3) (< n 4)))"),
+]
+
+
+@pytest.mark.parametrize("claim", TRUE, ids=lambda claim: claim.about)
+def test_true_claims_are_decided(claim: Query):
+    decide([claim])
+
+
+@pytest.mark.parametrize("claim", [*TRUE, *FALSE], ids=lambda claim: claim.about)
+def test_the_text_says_the_same_to_any_solver(claim: Query):
+    text = to_smt2(claim)
+    assert text.startswith(f"; {claim}\n")
+    other = z3.Solver()
+    other.from_string(text)
+    assert other.check() == (z3.unsat if claim in TRUE else z3.sat)
+
+
+@pytest.mark.parametrize("radix", [2, 3, 5])
+def test_rounds_by_trying_all(radix: int):
+    """Receiver (c, d) hears from (d + j, c) in round j: a bijection if the round counts modulo the same radix."""
+    for radix_of_turn in (2, 3, 5):
+        claim = Rounds("some", ((1, radix), (radix, radix)), ((radix, "j"), (1, None)), (("j", radix, radix_of_turn),))
+        receivers = list(itertools.product(range(radix), repeat=2))
+        turns = range(radix_of_turn)
+        once = all(len({((d + j) % radix_of_turn, c) for c, d in receivers}) == len(receivers) for j in turns)
+        if once:
+            decide([claim])
+        else:
+            with pytest.raises(UndecidedError):
+                decide([claim])
+
+
+def test_a_time_limit_is_an_undecided_claim():
+    """A product of unknowns that z3 cannot settle at once."""
+    x, y, z = (Term(name) for name in "xyz")
+    cubes = Law("cubes", (x, y, z), (), ((x * x * x + y * y * y, z * z * z),), ((x, y),))
+    with pytest.raises(UndecidedError, match=r"z3 does not decide it \("):
+        decide([cubes], seconds=0.05)
+
+
+def test_without_the_solver_nothing_is_proved(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    solver.z3.cache_clear()
+    monkeypatch.setattr(solver, "import_module", missing)
+    mesh = Mesh(x=4)
+    with pytest.raises(UndecidedError, match=r"install reshard\[prove\]"):
+        prove(rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)))
+    solver.z3.cache_clear()
