@@ -116,6 +116,11 @@ def test_axes_are_cut_where_layouts_cut_them(layouts: list[str], sizes: dict[str
             assert list(cut.devices.flat) == list(mesh.devices.flat)
 
 
+def test_axes_of_a_cut_mesh_are_major_to_minor():
+    cut = on_jax.cut(AbstractMesh((12, 5), ("x", "y")), [Layout.parse("f32[{x:(1)3}4]", Mesh(x=12, y=5))])
+    assert tuple(cut.shape.values()) == (3, 4, 5)
+
+
 def test_cuts_that_do_not_divide_each_other_are_refused():
     mesh = Mesh(x=12)
     halves, thirds = (Layout.parse(text, mesh) for text in ("f32[{x:(1)2}6]", "f32[{x:(1)3}4]"))
@@ -157,6 +162,7 @@ def test_small_steps_stay_whole():
         ("f32[{x}64, 8]", "f32[256, {x}2]", ("all_to_all", 8)),
         ("f32[{x}11, 8]", "f32[44, {x}2]", ("all_to_all", 11)),  # from 8 to 32
         ("f32[{x}6, 8]", "f32[24, {x}2]", ("all_to_all", 6)),  # the most there are
+        ("f32[{x}1, 1280]", "f32[4, 1280]", ("all_gather", 10)),  # ten of 128 lanes, rather than eight of 160
         ("f32[{x}1, 8]", "f32[4, {x}2]", ("exchange", 1)),  # two parts at most, but three rounds
     ],
 )
@@ -186,6 +192,10 @@ def test_peaks_count_the_target_from_the_start():
     assert len(plan.steps) == 3
     later = [step.live_bytes + plan.target.tile_bytes for step in plan.steps[:-1]]
     assert on_jax.peak_bytes(plan) == max(plan.peak_bytes, *later) > plan.peak_bytes
+    # A permute, then a gather: source, operand and target. The target is live from the start, but only once.
+    two = planned("f32[{x}{y}2]", "f32[{y}8]")
+    assert [step.kind for step in two.steps] == ["permute", "all_gather"]
+    assert on_jax.peak_bytes(two) == two.peak_bytes == 8 + 8 + 32
     single = planned("f32[{x}4, 8]", "f32[16, 8]")
     assert on_jax.peak_bytes(single) == single.peak_bytes
 
