@@ -194,7 +194,13 @@ class Layout:
 
     @classmethod
     def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
-        """From a `jax.sharding.NamedSharding`, on the devices of its mesh; uneven sizes are padded as in XLA."""
+        """From a `jax.sharding.NamedSharding`, on the devices of its mesh; uneven sizes are padded as in XLA.
+
+        >>> from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+        >>> sharding = NamedSharding(AbstractMesh((4, 2), ("x", "y")), PartitionSpec(("x", "y")))
+        >>> print(Layout.from_jax(sharding, (16, 10), "float32"))
+        f32[{x}{y}2, 10]
+        """
         from reshard.types.notation import jax_sharding
         from reshard.types.notation.sharding import place
 
@@ -254,6 +260,11 @@ class Layout:
         """The `NamedSharding` of this layout on a jax mesh of the same devices.
 
         Raises `LayoutError` for a layout that no `NamedSharding` describes, `MeshError` for other devices.
+
+        >>> from jax.sharding import AbstractMesh, PartitionSpec
+        >>> layout = Layout.parse("f32[{x}{y}2, 10]", Mesh(x=4, y=2))
+        >>> layout.to_jax(AbstractMesh((4, 2), ("x", "y"))).spec == PartitionSpec(("x", "y"), None)
+        True
         """
         from reshard.types.notation import jax_sharding
 

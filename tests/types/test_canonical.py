@@ -135,7 +135,7 @@ def test_radix_match_in_an_empty_dim():
         Layout(MESH, (Dim((Digit(3, SubAxis("x", 1, 4)), Digit(0, None)), 0),), "f32")
 
 
-def test_axes_must_be_the_mesh_s():
+def test_axes_must_belong_to_the_mesh():
     with pytest.raises(ReshardError, match=r"unknown axis 'z'"):
         Layout(MESH, (Dim((Digit(2, SubAxis("z", 1, 2)),), 2),), "f32")
 
@@ -160,7 +160,7 @@ def test_one_reduction():
             Layout(MESH, dims, dtype, reduction, axis)
 
 
-def test_one_reduction_is_none_where_nothing_is_partial():
+def test_without_partial_axes_the_reduction_is_none():
     dims = (Dim((Digit(8, None),), 8),)
     assert Layout(MESH, dims, "float32", "sum", ()) == Layout(MESH, dims, "float32")
     unit = Mesh(x=4, u=1)

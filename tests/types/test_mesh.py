@@ -253,7 +253,7 @@ def test_a_mesh_travels_between_processes(mesh: Mesh):
         assert copied.mesh.device_ids == mesh.device_ids
 
 
-def test_a_hash_is_made_anew_in_another_process():
+def test_hashes_are_computed_again_in_another_process():
     layout = Layout.parse("f32[{x}2]", Mesh(x=4))
     hash(layout)
     code = f"import pickle, reshard as rs; a = pickle.loads({pickle.dumps(layout)!r}); "

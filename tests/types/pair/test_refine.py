@@ -89,7 +89,7 @@ X4Y2 = Mesh(x=4, y=2)
             [RefinedDigit(0, 3, None, None), RefinedDigit(0, 4, 2, 2), RefinedDigit(0, 2, None, None)],
         ),
         ("f32[0, {y}]", "f32[0, 2]", X4Y2, [RefinedDigit(0, 0, None, None), RefinedDigit(1, 2, 1, None)]),
-        # Blocks of two in four rounds, dealt anew in two rounds of four.
+        # Four rounds of blocks of two become two rounds of blocks of four.
         (
             "f32[4{y}2]",
             "f32[2{y}4]",

@@ -18,16 +18,16 @@ from tests.types.rules.steps import cost, derived, one_step, refuses
     [
         # Three tiles of 4 elements arrive in place.
         ("f32[{x}4]", "f32[16]", Cost(3 * 16, 1, 0)),
-        # Arriving blocks are strips of columns: a buffer of the whole result.
+        # The blocks are columns of the result, so they arrive in a buffer of its size.
         ("f32[4, {x}4]", "f32[4, 16]", Cost(3 * 64, 1, 256)),
-        # A unit dim before changes nothing.
+        # A dim of size 1 in front makes no difference.
         ("f32[1, {x}4]", "f32[1, 16]", Cost(3 * 16, 1, 0)),
         ("f32[{x}{y}2]", "f32[16]", Cost(7 * 8, 1, 0)),
-        # y then x would be the order of the blocks: the group is in that order, and they arrive in place.
+        # The group is ordered by y, then x, like the blocks of the result: they arrive in place.
         ("f32[{y}{x}2]", "f32[16]", Cost(7 * 8, 1, 0)),
         ("f32[{x}{y}2]", "f32[{x}4]", Cost(8, 1, 0)),
         ("f32[{x}{y}2]", "f32[{x:(1)2}{y}4]", None),
-        # Padded tiles travel whole: three of three elements.
+        # Padded tiles are sent whole: three tiles of three elements.
         ("f32[{x}3/10]", "f32[10]", Cost(3 * 12, 1, 48)),
         ("c128[{y}4] + sum{x}", "c128[8] + sum{x}", Cost(64, 1, 0)),
         ("s4[{x}3]", "s4[12]", Cost(5, 1, 0)),
@@ -54,7 +54,7 @@ def test_refusals(kind: str, operand: str, result: str, why: str):
     refuses(kind, operand, result, why)
 
 
-def test_a_group_s_tiles_make_up_the_result():
+def test_the_tiles_of_a_group_make_up_the_result():
     """Even pairs: a device receives the rest of its result, and needs no buffer if tiles are runs of the result."""
     seen = {True: 0, False: 0}
     for operand, result in derived("all_gather", count=60):

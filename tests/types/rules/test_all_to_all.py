@@ -18,11 +18,11 @@ from tests.types.rules.steps import cost, derived, one_step, refuses
         ("f32[{x}4, 16]", "f32[16, {x}4]", Cost(192, 1, 256)),
         # The way back: rows leave in place, blocks of columns are unpacked.
         ("f32[16, {x}4]", "f32[{x}4, 16]", Cost(192, 1, 256)),
-        # Neither end in place: packed and unpacked, the packed operand freed before the result is made.
+        # Packed and unpacked; the packed operand is freed before the result is made.
         ("f32[2, {x}4, 16]", "f32[2, 16, {x}4]", Cost(384, 1, 512)),
-        # Both ends in place: the digit moves one place down.
+        # Neither packed nor unpacked: the digit moves one place down.
         ("f32[{x}4]", "f32[4{x}]", Cost(12, 1, 0)),
-        # Two sub-axes at once, in one step: 7/8 of 128 B.
+        # Two sub-axes in one step: 7/8 of 128 B.
         ("f32[{x}2, {y}2, 8]", "f32[8, 4, {x}{y}]", Cost(112, 1, 128)),
         ("f32[{x}4, 16] + sum{y}", "f32[16, {x}4] + sum{y}", Cost(192, 1, 256)),
     ],

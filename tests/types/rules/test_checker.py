@@ -28,7 +28,7 @@ from tests.types.rules.steps import cost
         ("f32[{y}8] + sum{x:(1)2}", "f32[{x:(2)2}8] + max{x:(1)2}"),
     ],
 )
-def test_no_rule_changes_what_the_reduction_is(kind: str, operand: str, result: str):
+def test_no_rule_changes_the_reduction(kind: str, operand: str, result: str):
     with pytest.raises(StepError):
         cost(kind, operand, result)
 
@@ -68,18 +68,18 @@ def test_unknown_steps():
         cost("teleport", "f32[16]", "f32[16]")
 
 
-def test_no_common_refinement_is_for_exchanges():
+def test_pairs_without_a_common_refinement_need_an_exchange():
     mesh = Mesh(x=2, y=3)
     for kind in ("slice", "all_gather", "all_to_all"):
         with pytest.raises(StepError, match="no common refinement; use an exchange"):
             cost(kind, "f32[{x}3]", "f32[{y}2]", mesh=mesh)
-    # Piece 0..2 against 0..1, then 2..3, then 4..5: the middle one has one element of each half.
+    # Pieces 0-2 and 3-5 against 0-1, 2-3 and 4-5: the middle one has one element of each half.
     assert cost("exchange", "f32[{x}3]", "f32[{y}2]", mesh=mesh).received == 2 * 4
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_rule_that_accepts_is_the_only_kind_of_its_pair_or_equally_right(seed: int):
-    """Of all kinds, those that derive a random pair are those that its atoms allow."""
+def test_the_kinds_that_derive_a_random_pair_agree_with_its_exchange(seed: int):
+    """An exchange derives every pair at the bound; no other kind receives less, and a slice only where it is free."""
     choose = random.Random(seed)
     derived = 0
     for _ in range(400):
@@ -94,7 +94,7 @@ def test_a_rule_that_accepts_is_the_only_kind_of_its_pair_or_equally_right(seed:
         assert not kinds.keys() & {"reduce_scatter", "all_reduce"}
         for kind, step_cost in kinds.items():
             derived += 1
-            # A slice is right for what every device holds already, and for nothing else.
+            # A slice is derived only if every device holds its target tile already.
             assert (kind == "slice") <= (kinds["exchange"].received == 0)
             assert step_cost.received >= kinds["exchange"].received
     assert derived > 400

@@ -27,12 +27,12 @@ from tests.types.rules.steps import MESH, cost, derived, one_step, refuses
         ("f32[{x}4, 16]", "f32[16, {x}4]", 8, Cost(192, 6, 64)),
         # Chunks of nine elements are two rows as well.
         ("f32[{x}4, 16]", "f32[16, {x}4]", 9, Cost(192, 6, 64)),
-        # One row of four lies together in both tiles: no buffers.
+        # One row of four is contiguous in both tiles: no buffers.
         ("f32[{x}4, 16]", "f32[16, {x}4]", 4, Cost(192, 12, 0)),
         ("f32[{x}4, 16]", "f32[16, {x}4]", 1, Cost(192, 48, 0)),
-        # As an all-gather: whole tiles, in place.
+        # Like an all-gather: whole tiles, in place.
         ("f32[{x}4]", "f32[16]", None, Cost(48, 3, 0)),
-        # A swap of holders with one digit that becomes local: no device has its share yet.
+        # A digit changes holders while another becomes local: no device has its share yet.
         ("f32[{x:(1)2}{x:(2)2}4]", "f32[{x:(2)2}8]", None, Cost(32, 2, 0)),
         # Uneven: device 3 has one element of ten and fetches three tiles of three.
         ("f32[{x}3/10]", "f32[10]", None, Cost(36, 3, 24)),
@@ -48,7 +48,7 @@ def test_exchange(operand: str, result: str, chunk: int | None, expected: Cost):
 @pytest.mark.parametrize(
     ("operand", "result", "chunk", "expected"),
     [
-        # The same rounds as beside the operand; pieces of a packed share need not follow its rows.
+        # The rounds are those of an exchange that keeps its operand, but chunks of a packed message need not be rows.
         ("f32[{x}4, 16]", "f32[16, {x}4]", None, Cost(192, 3, 128)),
         ("f32[{x}4, 16]", "f32[16, {x}4]", 9, Cost(192, 6, 64)),
         ("f32[{x}4, 16]", "f32[16, {x}4]", 6, Cost(192, 9, 48)),
