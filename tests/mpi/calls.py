@@ -22,6 +22,7 @@ from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.types import Layout, Mesh
+from reshard.types.plan import StepSpec, chain
 from tests.mpi.modules import new_call
 from tests.mpi.moving import LIMIT, check_tile, given_tile
 from tests.mpi.worker import Case
@@ -37,11 +38,14 @@ def plans(comm: MPI.Intracomm) -> Iterator[Case]:
         ("[{x}5/9, {y}4/7]", "[{y}5/9, {x}4/7]"),
     ):
         source, target = (Layout.parse(f"s64{text}", mesh) for text in (before, after))
-        yield f"{source} -> {target}", partial(_ran, comm, source, target)
+        yield f"{source} -> {target}", partial(_ran, comm, rs.plan(source, target))
+    ends = [Layout.parse(f"s64{text}", mesh) for text in ("[{x}8, 16]", "[16, {x}8]", "[16, 16]", "[{y}8, 16]")]
+    steps = [StepSpec(kind, end) for kind, end in zip(("all_to_all", "all_gather", "slice"), ends[1:], strict=True)]
+    yield "three steps", partial(_ran, comm, chain(ends[0], ends[-1], steps))
 
 
-def _ran(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
-    call, plan = new_call(comm), rs.plan(source, target)
+def _ran(comm: MPI.Intracomm, plan: rs.Plan) -> None:
+    call, source, target = new_call(comm), plan.source, plan.target
     tile = given_tile(source, comm.rank, "int64")
     before = tile.copy()
     placed: list[np.ndarray] = []
@@ -103,8 +107,9 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     columns = Layout.from_spec(mesh, rows.shape, "int64", [[], ["x"]])
     flat, uneven = (Layout.from_spec(mesh, (3 * comm.size - 1,), "int64", spec) for spec in ([], [["x"]]))
 
+    team = Team(comm, None, LIMIT)
+
     def moved(target: Layout, out: Any = None, source: Layout = rows, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        team = Team(comm, None, LIMIT)
         request = MoveRequest(source, target, into=out is not None, **options)
         held = WindowTile(given_tile(source, comm.rank, "int64"))
         into = None if out is None else WindowTile(out)
@@ -126,6 +131,9 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
         assert moved(rows, same)[1] is same
 
     def padding() -> None:
+        # Dirty windows, which are used again.
+        for _ in range(3):
+            moved(uneven, source=flat)[1][...] = -9
         _, result = moved(uneven, source=flat)
         real = flat.shape[0] - 3 * comm.rank
         assert result.shape == (3,)

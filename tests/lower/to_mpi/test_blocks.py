@@ -67,6 +67,11 @@ def test_runs_of_other_lengths_or_steps_are_not_folded():
     assert len(of_runs([[Run(0, 0, 2), Run(4, 2, 3)]])) == 2
 
 
+def test_blocks_that_go_backwards_are_not_folded():
+    backwards = [Block((at,), (8 - at,), (Axis(0, 2, 1, 1),)) for at in (8, 4, 0)]
+    assert fold(backwards) == backwards
+
+
 def _view(tile: tuple[int, ...], digits: tuple[int, ...], dims: tuple[int, ...]) -> TileView:
     return TileView(tile, tile, digits, dims, ())
 

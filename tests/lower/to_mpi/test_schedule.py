@@ -147,6 +147,24 @@ def test_parts_of_a_step_are_blocks_of_the_whole_tile(kind: str, before: str, af
     assert_filled(target, run(chain(source, target, steps), tiles))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "packed"),
+    [
+        ("[6, 5] + sum{x}", "[{x}3, 5]", False),
+        ("[6, 4] + sum{x}", "[6, {x}2]", True),
+        ("[7, 3] + sum{x}", "[{x}4/7, 3]", True),
+        ("[6, 5] + sum{x}", "[6, 5]", False),
+    ],
+)
+def test_shares_that_do_not_follow_one_another_are_packed(before: str, after: str, packed: bool):
+    mesh = Mesh(x=2)
+    source, target = (Layout.parse(f"s32{text}", mesh) for text in (before, after))
+    step = schedule(rs.plan(source, target), 1).steps[0]
+    assert isinstance(step, Reduce)
+    assert step.packed == packed
+    assert not step.placed
+
+
 def test_no_turn_waits_for_a_later_one():
     """In the k-th turn of a group everybody sends to one and receives from one, who do the same then."""
     mesh = Mesh(x=4)

@@ -66,6 +66,12 @@ def test_the_way_of_a_request(pair: tuple[Layout, Layout], facts: Facts, options
     assert len({(each.push, each.buffered, each.spare) for each in everyone}) == 1
 
 
+def test_without_room_to_stage_a_message_between_nodes_the_plan_is_run():
+    tight = MoveRequest(*SHORT, budget=2 * 256)
+    assert ready(tight, TWO_NODES).direct is None
+    assert ready(tight, ONE_NODE).direct is not None
+
+
 @pytest.mark.parametrize("pair", [SHORT, LONG])
 @pytest.mark.parametrize("facts", [ONE_NODE, TWO_NODES, APART])
 @pytest.mark.parametrize("careful", [False, True])

@@ -60,6 +60,14 @@ def test_every_result_is_filled(pair: tuple[Layout, Layout], buffered: bool, ord
     read_all(*pair, buffered, order)
 
 
+@pytest.mark.parametrize("buffered", [True, False])
+def test_results_of_other_strides_are_filled_by_the_same_move(buffered: bool):
+    mesh = Mesh(x=2)
+    source, target = Layout.parse("s64[{x}5, 6]", mesh), Layout.parse("s64[10, {x}3]", mesh)
+    for order in "CF":
+        read_all(source, target, buffered, order)
+
+
 @pytest.mark.parametrize("scratch", [64, 1000])
 def test_short_runs_go_through_a_buffer_of_bounded_size(scratch: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "SCRATCH", scratch)
