@@ -18,6 +18,6 @@ for dim in (2, 1, 0):
     if comm.rank == 0:
         print(f"dim {dim} is local: {a.layout}")
 
-found = a.to_global(root=0)
+result = a.to_global(root=0)
 if comm.rank == 0:
-    print("as numpy has it:", np.allclose(found, np.fft.fftn(whole)))
+    print("as numpy has it:", np.allclose(result, np.fft.fftn(whole)))

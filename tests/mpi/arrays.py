@@ -1,4 +1,4 @@
-"""The topics of DistArray, of relabelling and of calibration."""
+"""The topics of distributed arrays, saving, relabelling and calibration, which run on ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _whole(layout: Layout) -> np.ndarray:
 
 
 def making(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Arrays from functions and whole arrays, and whole arrays from them."""
+    """Arrays from functions, whole arrays and tiles, and whole arrays from them."""
     for nodes in sorted({1, min(2, comm.size), comm.size}):
         team_of(comm, nodes=nodes)
         for layout in _layouts(comm):
@@ -73,15 +73,15 @@ def _made(comm: MPI.Intracomm, layout: Layout) -> None:
         assert np.array_equal(every, whole)
     index_of = meaning(layout, ranks(layout.mesh)[comm.rank])
     wanted = [[at for at in along if at < size] for along, size in zip(index_of, layout.shape, strict=True)]
-    found = [[at for run in runs for at in run] for runs in made[0].local_index_ranges()]
-    assert found == wanted or 0 in layout.shape
+    ranges = [[at for run in runs for at in run] for runs in made[0].local_index_ranges()]
+    assert ranges == wanted or 0 in layout.shape
     zeros, sevens = DistArray.zeros(layout, comm), DistArray.full(layout, 7, comm)
     assert (zeros.tile == 0).all()
     assert (sevens.tile == 7).all()
 
 
 def functions(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Numpy's functions on arrays of one layout, moves by a number, and saved arrays."""
+    """Numpy's functions on arrays of one layout, refused operands, and moves to a local dim."""
     mesh = MESHES[comm.size][0]
     first = next(iter(mesh.axes), None)
     layout = Layout.from_spec(mesh, (8, 16, 24), "float32", [[first] if first else [], [], []])
@@ -89,10 +89,10 @@ def functions(comm: MPI.Intracomm) -> Iterator[Case]:
     a = DistArray.from_global(whole if comm.rank == 0 else None, layout, comm)
 
     def equal(array: DistArray, wanted: np.ndarray) -> None:
-        found = array.to_global(None)
-        assert found is not None
-        assert np.array_equal(found, wanted)
-        assert found.dtype == wanted.dtype
+        whole = array.to_global(None)
+        assert whole is not None
+        assert np.array_equal(whole, wanted)
+        assert whole.dtype == wanted.dtype
 
     def ufuncs() -> None:
         equal(np.sqrt(a) + 2 * a, np.sqrt(whole) + 2 * whole)
@@ -129,7 +129,7 @@ def functions(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def saving(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Arrays saved by these ranks and loaded in every other layout, and those that fewer ranks saved."""
+    """Arrays that these ranks, or fewer, have saved are loaded in every other layout."""
     folder = Path(comm.bcast(tempfile.mkdtemp()))
     layouts = [layout for layout in _layouts(comm) if layout.shape == (9, 3, 5)]
 
@@ -165,7 +165,7 @@ def saving(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def relabelling(comm: MPI.Intracomm) -> Iterator[Case]:
-    """The target's tiles where most of their elements are: never more bytes, and a permutation costs none."""
+    """Relabelling never costs more bytes, and a permutation of tiles costs none."""
     mesh = Mesh(x=comm.size)
     turned = Mesh({"x": comm.size}, device_ids=[*range(1, comm.size), 0])
     rows = Layout.parse("s32[{x}2, 6]", mesh)
@@ -174,9 +174,9 @@ def relabelling(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def moved(target: Layout) -> None:
         tile = given_tile(rows, comm.rank, "int32")
-        found, layout = redistribute(tile, rows, target, comm, relabel=True)
+        result, layout = redistribute(tile, rows, target, comm, relabel=True)
         assert layout == relabelled(rows, target)
-        check_tile(layout, comm.rank, found, comm)
+        check_tile(layout, comm.rank, result, comm)
         before, after = Account("int32"), Account("int32")
         redistribute(tile, rows, target, comm, memory=before)
         redistribute(tile, rows, layout, comm, memory=after)
@@ -193,7 +193,7 @@ def relabelling(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def calibration(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A network of measured figures, the same on all ranks, that plans and moves take."""
+    """The measured network is the same on all ranks, and planning and moving accept it."""
 
     def measured(nodes: int) -> None:
         team_of(comm, nodes=nodes)

@@ -1,4 +1,4 @@
-"""What moves take, by the runtime's own account and by Python's allocator."""
+"""The topics of memory: moves measured by the runtime's own account and by Python's allocator."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.mpi.moving import LIMIT, check_tile, given_tile
 from tests.mpi.worker import Case
 
 SLACK = 128 << 10
-"""Bytes of Python's own objects: requests and views. The tiles have several MiB."""
+"""Bytes for Python's own objects, such as requests and views. The tiles have several MiB."""
 
 
 def together(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Several calls of plain and distributed arrays are measured together, by the accounts that they fill anyway."""
+    """`measure` collects the accounts that calls on plain and distributed arrays fill anyway."""
     mesh = Mesh(x=comm.size)
     rows = Layout.from_spec(mesh, (24, 36), "float64", [["x"]])
     columns = Layout.from_spec(mesh, (24, 36), "float64", [[], ["x"]])
@@ -47,7 +47,7 @@ def together(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def allocated(comm: MPI.Intracomm) -> Iterator[Case]:
-    """Numpy allocates no more than the plan promises beside the source, and the account says what it allocates."""
+    """Numpy allocates no more than the plan promises besides the source, and the account equals the allocations."""
     mesh = Mesh(x=comm.size)
     side = 1024 * comm.size
     rows = Layout.from_spec(mesh, (1024, side), "float64", [["x"]])
@@ -69,8 +69,8 @@ def allocated(comm: MPI.Intracomm) -> Iterator[Case]:
 def _allocated(comm: MPI.Intracomm, source: Layout, target: Layout, budget: int | None) -> None:
     tile = given_tile(source, comm.rank, source.dtype)
     plan = rs.plan(source, target, budget=budget)
-    # Every rank on its own, so that nothing lies in shared windows, which Python does not see. The first call
-    # leaves plans and lists of messages behind, which are kept; the second team has no buffers yet.
+    # Each rank is a node of its own, so that nothing lies in shared windows, which Python's allocator does not see.
+    # The first call fills the caches of plans and messages; the second team has no buffers yet.
     team_of(comm, nodes=comm.size)
     redistribute(tile, source, target, comm, budget=budget, limit=LIMIT)
     team_of(comm, nodes=comm.size)
@@ -79,14 +79,14 @@ def _allocated(comm: MPI.Intracomm, source: Layout, target: Layout, budget: int 
     try:
         before, _ = tracemalloc.get_traced_memory()
         with measure() as measured:
-            found = redistribute(tile, source, target, comm, budget=budget, limit=LIMIT)
+            result = redistribute(tile, source, target, comm, budget=budget, limit=LIMIT)
         grown = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    check_tile(target, comm.rank, found, comm)
+    check_tile(target, comm.rank, result, comm)
     counted = measured.peak_bytes - source.tile_bytes
     assert grown <= plan.peak_bytes - source.tile_bytes + SLACK, f"{grown} allocated, {counted} counted: {plan}"
     assert grown >= counted - SLACK, f"{grown} allocated, {counted} counted: {plan}"
     assert counted >= target.tile_bytes >= 4 * SLACK
     assert measured.peak_bytes <= plan.peak_bytes
-    assert np.isfinite(found).all()
+    assert np.isfinite(result).all()

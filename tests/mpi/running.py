@@ -1,4 +1,4 @@
-"""Starts ranks that run a topic of `tests.mpi.cases`, and says which of its cases went wrong, and on which ranks."""
+"""Starts ranks that run a topic of `tests.mpi`, and reports which of its cases failed, and on which ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reshard.mpi.launch import command, end, environment, find
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120
-"""After so long the ranks are ended, and the test fails."""
+"""Ranks that take longer are ended, and the test fails."""
 
 
 _OUTLIVING = ["/bin/sh", "-c", 'trap "" USR1; "$@"; exit 0', "sh"]
@@ -21,7 +21,7 @@ that one was killed, even if told not to.
 
 
 def start(arguments: Sequence[str], ranks: int, cleanup: bool = True) -> subprocess.Popen[str]:
-    """Starts ranks; without `cleanup` those that are left go on after one has died."""
+    """Starts ranks; without `cleanup` the others go on after one has died."""
     first, count, number, *rest = command(ranks, arguments)
     flags = [] if cleanup else _no_cleanup()
     rest = [*flags, count, number, *([] if cleanup else _OUTLIVING), *rest]
@@ -31,12 +31,14 @@ def start(arguments: Sequence[str], ranks: int, cleanup: bool = True) -> subproc
 
 
 def _no_cleanup() -> list[str]:
-    said = subprocess.run([find(), "--version"], capture_output=True, text=True, env=environment(), check=True).stdout
-    return ["-disable-auto-cleanup"] if "HYDRA" in said else ["--enable-recovery"]
+    version = subprocess.run(
+        [find(), "--version"], capture_output=True, text=True, env=environment(), check=True
+    ).stdout
+    return ["-disable-auto-cleanup"] if "HYDRA" in version else ["--enable-recovery"]
 
 
 def output(started: subprocess.Popen[str], seconds: float = SECONDS) -> str:
-    """What the ranks print until they end, or are ended because they take too long."""
+    """The output of the ranks until they end, or are ended because they take too long."""
     try:
         return started.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
@@ -47,22 +49,22 @@ def output(started: subprocess.Popen[str], seconds: float = SECONDS) -> str:
 
 
 def check(topic: str, ranks: int, folder: Path) -> None:
-    """Runs a topic, and asserts that every case of it went well on every rank."""
+    """Runs a topic, and asserts that each of its cases passes on every rank."""
     report = folder / "report.jsonl"
     started = start(["-m", "tests.mpi.worker", topic, str(report)], ranks)
-    said = output(started)
+    text = output(started)
     done = read(report)
     last = list(done)[-1] if done else "none"
-    assert started.returncode == 0, f"exit status {started.returncode}, last case begun: {last}\n{said}"
-    wrong = [f"{name}\n{text}" for name, text in done.items() if text]
+    assert started.returncode == 0, f"exit status {started.returncode}, last case begun: {last}\n{text}"
+    wrong = [f"{name}\n{error}" for name, error in done.items() if error]
     assert done
-    assert not wrong, f"{len(wrong)} of {len(done)} cases\n" + "\n".join(wrong[:6]) + said
+    assert not wrong, f"{len(wrong)} of {len(done)} cases\n" + "\n".join(wrong[:6]) + text
 
 
 def read(report: Path) -> Mapping[str, str]:
-    """Case by case, what went wrong; of a case that was begun and not ended, that it was not."""
-    found: dict[str, str] = {}
+    """The error of each case, empty if it passed; a case that was begun and did not end says so."""
+    outcomes: dict[str, str] = {}
     for line in report.read_text().splitlines() if report.exists() else ():
         case, text = json.loads(line)
-        found[case] = text
-    return found
+        outcomes[case] = text
+    return outcomes

@@ -1,4 +1,4 @@
-"""Starting ranks, and the commands that do; no MPI is needed for what is refused."""
+"""Starting ranks, and the commands that start them; refusals need no MPI."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMPI_MCA_osc", "mine")
     monkeypatch.setenv("PMI_RANK", "1")
-    found = environment()
-    assert found["OMPI_MCA_osc"] == "mine"
-    assert "PMI_RANK" not in found
-    assert SETTINGS.keys() <= found.keys()
+    started = environment()
+    assert started["OMPI_MCA_osc"] == "mine"
+    assert "PMI_RANK" not in started
+    assert SETTINGS.keys() <= started.keys()
 
 
 def test_ranks_are_started_and_ended(tmp_path: Path):
     pytest.importorskip("mpi4py")
     script = tmp_path / "script.py"
-    said = "open(f'{sys.argv[1]}-{MPI.COMM_WORLD.rank}-of-{MPI.COMM_WORLD.size}', 'w')"
-    script.write_text(f"import sys\nfrom mpi4py import MPI\n{said}\n")
+    touch = "open(f'{sys.argv[1]}-{MPI.COMM_WORLD.rank}-of-{MPI.COMM_WORLD.size}', 'w')"
+    script.write_text(f"import sys\nfrom mpi4py import MPI\n{touch}\n")
     assert run(RunOptions(ranks=3, module=None, arguments=[str(script), str(tmp_path / "rank")])) == 0
     assert {path.name for path in tmp_path.glob("rank-*")} == {f"rank-{rank}-of-3" for rank in range(3)}
     script.write_text("from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n    raise SystemExit(3)\n")

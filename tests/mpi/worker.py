@@ -1,4 +1,4 @@
-"""One rank of a test: runs the cases of a topic, and rank 0 writes what became of each.
+"""One rank of a test: runs the cases of a topic; rank 0 writes the outcome of each.
 
 mpiexec -n 4 python -m mpi4py -m tests.mpi.worker <module>.<topic> <report>
 """
@@ -24,8 +24,8 @@ def main(topic: str, report: str) -> None:
         run(comm, getattr(import_module(f"tests.mpi.{module}"), name)(comm), file)
 
 
-def run(comm: MPI.Intracomm, found: Iterable[Case], file: TextIO) -> None:
-    for name, case in found:
+def run(comm: MPI.Intracomm, cases: Iterable[Case], file: TextIO) -> None:
+    for name, case in cases:
         write(file, name, "begun, not ended")
         text = ""
         try:

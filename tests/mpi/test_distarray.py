@@ -1,0 +1,114 @@
+"""Distributed arrays: making them, numpy's functions on them, moves, and arguments that do not fit.
+
+On several ranks the topics of `tests.mpi.arrays` run; the rest is on the one rank of this process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from mpi4py import MPI
+
+from reshard.errors import LayoutError, PlanError, TileError
+from reshard.mpi import DistArray
+from reshard.runtime import Account
+from reshard.types import Layout, Mesh
+from tests.mpi import running
+from tests.mpi.sampling import sampled
+
+COMM = MPI.COMM_SELF
+LAYOUT = Layout.parse("f64[5, 7]", Mesh(x=1))
+
+
+TOPICS = sampled(["making", "functions"], [1, 3, 6], ("making", 3), ("functions", 3))
+
+
+@pytest.mark.parametrize(("topic", "ranks"), TOPICS)
+def test_arrays_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
+    running.check(f"arrays.{topic}", ranks, tmp_path)
+
+
+def test_values() -> None:
+    array = DistArray.from_function(lambda i, j: 10 * i + j, LAYOUT, COMM)
+    wanted = np.add.outer(10.0 * np.arange(5), np.arange(7))
+    assert np.array_equal(array.to_global(), wanted) and np.array_equal(array.to_global(root=None), wanted)
+    assert (array.shape, array.dtype, array.comm, array.layout) == ((5, 7), np.float64, COMM, LAYOUT)
+    assert array.local_index_ranges() == ((range(5),), (range(7),))
+
+
+def test_a_given_tile_is_the_arrays_memory() -> None:
+    tile = np.zeros(LAYOUT.tile_shape)
+    array = DistArray(LAYOUT, tile, COMM)
+    array.tile[0, 0] = 3
+    assert tile[0, 0] == 3
+    with pytest.raises(TileError, match=r"the tile has shape \(7, 5\), but tiles of"):
+        DistArray(LAYOUT, np.zeros((7, 5)), COMM)
+
+
+def test_elements_without_a_name() -> None:
+    """Dates move as words of 8 bytes."""
+    layout = Layout.parse("u64[{x}4]", Mesh(x=1))
+    days = np.array(["2024-02-28", "2024-02-29", "1970-01-01", "NaT"], "M8[D]")
+    array = DistArray.from_global(days, layout, COMM, dtype="M8[D]")
+    assert array.dtype == days.dtype
+    assert np.array_equal(array.to_global(), days, equal_nan=True)
+    with pytest.raises(TileError, match="does not fit"):
+        DistArray.zeros(layout, COMM, dtype="i4")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "text"),
+    [
+        (lambda: DistArray.from_global(None, LAYOUT, COMM), TileError, "the array is None"),
+        (lambda: DistArray.from_global(np.zeros((7, 5)), LAYOUT, COMM), TileError, "of shape (7, 5) and dtype float64"),
+        (lambda: DistArray.from_global(np.zeros((5, 7)), LAYOUT, COMM, root=1), PlanError, "root 1 is not a rank"),
+        (lambda: DistArray.zeros(Layout.parse("f64[{x}4]", Mesh(x=2)), COMM), PlanError, "give a layout on a mesh"),
+    ],
+)
+def test_arguments_that_do_not_fit(make: object, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind) as caught:
+        make()  # pyright: ignore
+    assert text in str(caught.value)
+
+
+def test_numpys_functions() -> None:
+    a = DistArray.from_function(lambda i, j: i - j, LAYOUT, COMM)
+    b = np.abs(a) * 2 + 1
+    assert isinstance(b, DistArray) and np.array_equal(b.to_global(), np.abs(a.to_global()) * 2 + 1)
+    fraction, whole = np.modf(a / 2)
+    assert np.array_equal(whole.to_global() + fraction.to_global(), a.to_global() / 2)
+    out = DistArray.empty(LAYOUT, COMM)
+    assert np.add(a, b, out=out) is out and np.array_equal(out.to_global(), a.to_global() + b.to_global())
+    assert (a > 0).layout.dtype == "bool"
+    with pytest.raises(TypeError):
+        np.add.reduce(a)
+    with pytest.raises(LayoutError, match=r"an array of shape \(5, 7\); give a number"):
+        a + np.zeros((5, 7))
+    with pytest.raises(LayoutError, match="redistribute one of them"):
+        a + DistArray.zeros(Layout.parse("f64[5, 7]", Mesh(y=1)), COMM)
+
+
+def test_moves() -> None:
+    """Accounts are filled, `out` is used, and an array of the wrong layout is refused."""
+    rows, columns = (Layout.parse("f64[6, 4]", mesh) for mesh in (Mesh(x=1), Mesh(y=1)))
+    a = DistArray.from_function(lambda i, j: 4 * i + j, rows, COMM)
+    memory = Account("float64")
+    out = DistArray.zeros(columns, COMM)
+    assert a.redistribute(columns, out=out, memory=memory) is out
+    assert np.array_equal(out.tile, a.tile) and memory.received_bytes == 0
+    assert a.redistribute(rows) is a
+    with pytest.raises(TileError, match="out has layout"):
+        a.redistribute(columns, out=DistArray.zeros(Layout.parse("f64[4, 6]", Mesh(x=1)), COMM))
+    with pytest.raises(TileError, match="out is a ndarray"):
+        a.redistribute(columns, out=np.zeros((6, 4)))  # pyright: ignore
+    with pytest.raises(LayoutError, match="dim 2 of"):
+        a.redistribute(2)
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(DistArray.zeros(LAYOUT, COMM)) == f"DistArray({LAYOUT} on {LAYOUT.mesh}, rank 0 of 1)"
