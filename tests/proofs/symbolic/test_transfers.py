@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reshard.errors import UndecidedError
@@ -170,6 +171,24 @@ def test_permutes(source: str, target: str, mesh: Mesh):
         check_permute(replace(step, pairs=((c, b), (a, d), *others)), contract)
     with pytest.raises(UndecidedError, match="each receiver once"):
         check_permute(replace(step, pairs=((a, b), (c, b), *others)), contract)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "what"),
+    [
+        ([[(0, 3), (0, 2)], [(3, 2), (0, 2)]], None),
+        ([[(0, 5), (0, 1)], [(0, 2), (1, 1)], [(2, 3), (1, 1)]], None),
+        ([[(0, 3), (0, 2)], [(2, 2), (0, 2)]], "overlap"),  # as many elements as a share, but row 4 is missing
+        ([[(0, 3), (0, 2)], [(3, 1), (0, 2)]], "not all of it"),
+    ],
+)
+def test_the_pieces_of_a_share_tile_it(pieces: list, what: str | None):
+    """A share of 5 by 2 elements, as (start, extent) along both digits."""
+    if what is None:
+        transfers._check_pieces(np.array(pieces), [5, 2])
+    else:
+        with pytest.raises(UndecidedError, match=what):
+            transfers._check_pieces(np.array(pieces), [5, 2])
 
 
 def test_too_many_pieces_are_not_compared(monkeypatch: pytest.MonkeyPatch):
