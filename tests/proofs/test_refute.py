@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -13,9 +14,10 @@ import reshard as rs
 from reshard.lower import Program, lower
 from reshard.proofs import ProofError, prove
 from reshard.proofs.refute import fits, refute
-from reshard.runtime import run
+from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
+from reshard.types.plan import StepSpec, chain
 from tests.faults import plans, planted
 from tests.layouts import random_pair
 from tests.oracle import tiles_of
@@ -92,6 +94,30 @@ def test_a_lost_summand_is_noticed(reduction: str):
         groups = (tuple(group[min(n, 1)] for n in range(3)),) if step.groups == ((0, 1, 2),) else step.groups
         instructions = (*program.instructions[:last], replace(step, groups=groups), *program.instructions[last + 1 :])
         assert refute(plan, replace(program, instructions=instructions)).part == "right"
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_a_lost_summand_of_a_single_element_is_noticed(reduction: str):
+    """One marking shows only the largest of three summands, so there are several."""
+    source, target = Layout.parse(f"f32[1] + {reduction}{{x}}", MESH), Layout.parse("f32[1]", MESH)
+    plan = chain(source, target, [StepSpec("all_reduce", target)])
+    program = lower(plan)
+    for group in ((1, 1, 2), (0, 0, 2), (0, 1, 1)):
+        wrong = replace(program.instructions[0], groups=(group,))
+        assert refute(plan, replace(program, instructions=(wrong,))).part == "right"
+
+
+def test_a_source_that_is_overwritten(monkeypatch: pytest.MonkeyPatch):
+    """The numpy runtime does not write to the tiles it gets; one that did would be caught."""
+    plan, program = plan_and_program("f32[{x}5]", "f32[15]")
+
+    def overwriting(program: Program, tiles: dict[int, np.ndarray], account: Account) -> dict[int, np.ndarray]:
+        result = run(program, tiles, account)
+        tiles[1][0] += 1
+        return result
+
+    monkeypatch.setattr(sys.modules["reshard.proofs.refute"], "run", overwriting)
+    assert refute(plan, program).what == "device 1's source is written to"
 
 
 def test_a_program_for_another_dtype():
