@@ -190,3 +190,16 @@ def test_a_stride_is_cut_the_same_way_wherever_it_holds_a_digit():
     before = [(d.src, d.radix) for d in prime_digits(refinement) if d.src is not None]
     after = [(d.dst, d.radix) for d in prime_digits(refinement) if d.dst is not None]
     assert before == after == [(6, 2), (3, 2), (1, 3)]
+
+
+def test_the_common_padding_is_the_least_that_fits_both():
+    """Rounds of 4 and of 8: 12 and 16 elements are both padded to 16, not to a multiple of 4 x 8."""
+    refinement = refined("f32[3{x}2/11]", "f32[2{y}{x}2/11]", Mesh(x=2, y=2))
+    assert refinement is not None
+    assert refinement.padded == (16,)
+
+
+def test_nothing_is_reduced_if_the_result_has_other_partial_axes():
+    refinement = refined("f32[8] + sum{x}", "f32[8] + sum{y}", X4Y2)
+    assert refinement is not None
+    assert (refinement.kept, refinement.reduced) == ((), ())

@@ -98,3 +98,8 @@ def test_the_kinds_that_derive_a_random_pair_agree_with_its_exchange(seed: int):
             assert (kind == "slice") <= (kinds["exchange"].received == 0)
             assert step_cost.received >= kinds["exchange"].received
     assert derived > 400
+
+
+def test_a_step_in_parts_by_hand():
+    """Two parts of 128 B each way: each needs copies of both, and packs one."""
+    assert cost("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(parts=2)) == Cost(192, 2, 128 + 128 + 128)

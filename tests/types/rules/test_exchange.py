@@ -134,3 +134,8 @@ def test_prod_of_extents_is_the_message():
     ((rounds, (extents,)),) = next(iter(size.loads()))
     assert (rounds, extents, prod(extents)) == (3, (6, 5, 3), size.message)
     assert size.run == 15
+
+
+def test_a_digit_that_both_layouts_hold_does_not_end_a_run():
+    size = exchange_size(Layout.parse("f32[{x}4, 6{y}]", MESH), Layout.parse("f32[16, 6{y}]", MESH))
+    assert size.run == size.message == 4 * 6

@@ -102,6 +102,20 @@ def test_counts(source: str, target: str, able: tuple[int, ...]):
     assert counts(*layouts(source, target)) == able
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "axis"),
+    [
+        ("f32[{x}, 8, 8, 8]", "f32[4, 8, 8, 8]", 1),  # not one of the two minor dims
+        ("f32[{x}, 16, 256]", "f32[4, 16, 256]", 1),  # both keep whole 8 x 128 tiles: the one with contiguous parts
+        ("f32[{x}, 8, 256]", "f32[4, 8, 256]", 2),  # parts of 8 x 128 rather than of 4 x 256
+    ],
+)
+def test_the_dim_that_costs_the_copies_least(source: str, target: str, axis: int):
+    part = split_step(*layouts(source, target), 2)
+    assert part is not None
+    assert (part.take.axis, part.put.axis) == (axis, axis)
+
+
 def test_a_padded_dim_is_not_cut_but_another_one_is():
     before, after = layouts("f32[{x}3/10, 6]", "f32[10, 6]")
     assert counts(before, after) == (2, 3, 6)

@@ -102,6 +102,7 @@ def test_a_padded_view_is_never_in_place():
     [
         ((0, 0, 1), (), ((0, 1), (2,))),
         ((0, 0, 0), (0,), ((0, 1, 2),)),  # a block is one range of the dim
+        ((0, 0, 0), (0, 1), ((0, 1, 2),)),
         ((0, 0, 0), (1,), ((0,), (1, 2))),  # one range for each value of the first digit
         ((0, 0, 0), (2,), ((0, 1), (2,))),
         ((0, 0, 0, 0), (0, 2), ((0, 1), (2, 3))),
