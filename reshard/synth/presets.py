@@ -12,7 +12,7 @@ _Link = tuple[float, float]
 """Latency in seconds, bandwidth in bytes/second."""
 
 
-class Figures(NamedTuple):
+class PresetFigures(NamedTuple):
     """The arguments of a `Network`: links inside a domain and between domains, devices of a domain, the source."""
 
     name: str
@@ -25,7 +25,7 @@ class Figures(NamedTuple):
 _BOOK = "https://jax-ml.github.io/scaling-book"
 
 
-def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: int = 1) -> Figures:
+def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: int = 1) -> PresetFigures:
     """A TPU: a ring on one torus axis sends through the links to both neighbours at once."""
     source = (
         f"inner: ICI, {one_way:.3g} bytes/s one way per link ({_BOOK}/tpus, interconnect table) x 2 links: a ring with "
@@ -36,10 +36,10 @@ def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: 
         f"latency: ICI about 1 us a hop ({_BOOK}/sharding, note on ICI latency), taken for one hop; "
         "DCN has no published figure: assumed order of magnitude, 10 us"
     )
-    return Figures(name, (1e-6, 2 * one_way / devices), (1e-5, dcn / devices), chips * devices, source=source)
+    return PresetFigures(name, (1e-6, 2 * one_way / devices), (1e-5, dcn / devices), chips * devices, source=source)
 
 
-def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> Figures:
+def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> PresetFigures:
     """An NVIDIA GPU: NVLink through a switch inside a domain, one 400 Gb/s InfiniBand port per GPU outside."""
     source = (
         f"inner: NVLink {generation} through NVSwitch, 18 links, {nvlink:.3g} bytes/s in each direction ({_BOOK}/gpus, "
@@ -50,15 +50,15 @@ def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> F
         "for all generations (https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc, hwLatencies); "
         "the 6.6 us it adds once per collective call (baseLatencies) are left out"
     )
-    return Figures(name, (6e-7, nvlink), (2.7e-6, 400e9 / 8), domain, source=source)
+    return PresetFigures(name, (6e-7, nvlink), (2.7e-6, 400e9 / 8), domain, source=source)
 
 
-def _ethernet(name: str, bits: float, latency: float, latency_source: str) -> Figures:
+def _ethernet(name: str, bits: float, latency: float, latency_source: str) -> PresetFigures:
     source = (
         f"outer: line rate of IEEE Std 802.3, {bits / 1e9:.0f} Gb/s full duplex, one port per device and no header "
         f"overhead: divide by the devices that share a port. latency: {latency_source}"
     )
-    return Figures(name, None, (latency, bits / 8), source=source)
+    return PresetFigures(name, None, (latency, bits / 8), source=source)
 
 
 _HOPPER = "dgx-basepod/reference-architecture-infrastructure-foundation-enterprise-ai/latest/core-components.html"
@@ -83,7 +83,7 @@ FIGURES = (
     # Scaling book, GPUs: GB200 NVL72 900e9 GPU egress, 3600e9 node egress of 72; DGX GB200: 4 ports per 4 GPUs.
     _gpu("gb200-nvl72", 900e9, 72, 5, "dgx/dgxgb200-user-guide/hardware.html"),
     # Measured: memory copy on one core; half of an mpi4py ping-pong between two ranks.
-    Figures(
+    PresetFigures(
         "shm-mpi",
         inner=(1.3e-6, 5.2e9),
         outer=None,

@@ -80,17 +80,12 @@ def _stages(chains: Chains, before: State, after: State, groups: list[list[str]]
     if before == after:
         return
     if kind(before, after) in ("all_gather", "all_to_all"):
+        axis_of = {s: chains.source.mesh.axis_at(s) for s in (*before, *after) if s is not None}
         now = before
         for group in groups:
-            later = _advanced(chains, before, after, now, group)
+            along = {s for s, axis in axis_of.items() if axis in group}
+            later = tuple(a if a != b and along & {a, b} else n for b, a, n in zip(before, after, now, strict=True))
             if later not in (now, after):
                 yield later
             now = later
     yield after
-
-
-def _advanced(chains: Chains, before: State, after: State, now: State, group: list[str]) -> State:
-    """The state `now` with the changes made that take place along a group of axes."""
-    mesh = chains.source.mesh
-    strides = {s for s in (*before, *after) if s is not None and mesh.axis_at(s) in group}
-    return tuple(a if a != b and strides & {a, b} else n for b, a, n in zip(before, after, now, strict=True))
