@@ -110,6 +110,17 @@ def test_a_learnt_price_counts():
         assert (choices is not None) == remains
 
 
+def test_what_is_learnt_beside_a_kept_source_holds_only_there():
+    """An all_reduce that cannot be done as a later step can still be done as the first."""
+    source, target = "f32[4, 4] + sum{x}{y}", "f32[4, 4]"
+    space, search = searched(source, target, FOUR, 2, live=32, launches=2)
+    ends = [space.state(Layout.parse(text, FOUR)) for text in (source, target)]
+    search.learn(Chosen(1, "all_reduce", *ends, retained=True), None)
+    assert kinds(search.find(60)) == ["all_reduce"]
+    search.learn(Chosen(1, "all_reduce", *ends, retained=False), None)
+    assert search.find(60) is None
+
+
 def test_time_runs_out():
     _, search = searched("f32[{x}{y}, 6]", "f32[6, {x}{y}]", SIX, 4)
     search.solver.set("rlimit", 1)
