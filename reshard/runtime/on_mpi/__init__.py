@@ -11,7 +11,8 @@ The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
     in 1 and 2  a wrong tile or budget, or ranks with different requests: the same error on all ranks, and nothing
                 has moved
     in 4        an exception on one rank: `team.moving` reports it to all, whose waits end with `RankError`. The team is
-                broken, and the next call builds a new one. `out` is untouched, or complete if all had received theirs
+                broken, and the next call builds a new one. `out` is untouched or complete, unless the budget has no
+                room to hold back what arrives
     anywhere    a rank that died or is stuck: the others' waits end with `RankError` after `limit` seconds
 
 Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the

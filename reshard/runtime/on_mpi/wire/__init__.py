@@ -9,6 +9,6 @@
 
     schedule (lower.to_mpi) -> messages -> chunks -> exchange -> MPI
 
-Every wait is `call.watch.until`, so that a peer's failure or the time limit ends it. Messages are nonblocking, on the
-team's private communicator, with one tag per kind.
+Every wait goes through `call.watch`, so that a peer's failure or the time limit ends it. Messages are nonblocking, on
+the team's private communicator.
 """
