@@ -125,7 +125,7 @@ def before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
 
 
 def _paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
-    """Layouts to pass through after the source, target included, of which neighbours should nest or be permuted.
+    """Layouts to pass through after the source, target included; each should nest in the next or be permuted to it.
 
     Not `thorough` tries only permutes that let the source count as the target does.
     """

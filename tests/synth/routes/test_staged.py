@@ -39,7 +39,7 @@ def priced(plan: rs.Plan, network: rs.Network) -> float:
 
 
 def crossing(plan: rs.Plan, axis: str) -> int:
-    """Bytes that the worst device receives in steps whose operand or result differ along an axis."""
+    """Bytes that the busiest device receives in steps whose operand or result differ along an axis."""
     crossed = 0
     for step in plan.steps:
         held = [

@@ -280,7 +280,7 @@ def named(draw):
 
 
 def coordinates(place, axes, refs):
-    """The number that a device at `place` has along so many sub-axes, major to minor."""
+    """The number that a device at `place` has along these sub-axes, major to minor."""
     number = 0
     for name, pre, size in refs:
         at = place[list(axes).index(name)]

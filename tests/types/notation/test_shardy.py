@@ -107,7 +107,7 @@ def spelled(refs, is_open=False):
 
 
 def coordinate(device, refs):
-    """The number of a device along so many sub-axes, major to minor, from the strides of a row-major mesh."""
+    """The number of a device along these sub-axes, major to minor, from the strides of a row-major mesh."""
     strides = {"x": 16, "y": 8, "z": 8, "u": 1}
     number = 0
     for name, pre, size in refs:
