@@ -14,18 +14,18 @@ sizes are numbers.
 **Lists are data.** Groups, blocks, pairs and boxes are listed device by device. Arrays compare them with what a formula
 in the coordinates gives, exactly and in time linear in the lists; no solver takes part.
 
-    form         the digits of a plan, and the sizes that may vary        (trusts `types.layout` alone)
-    contract     what a step must do, and the digits of its views
-    correctness  a program, step by step
-    collectives  slices and collectives, digit by digit: leaves claims
-    transfers    the lists of exchanges and permutes, compared by arrays
-    slots        exchanges in place, replayed slot by slot
-    formulas     exchanges and permutes that are too long to list
-    lists        comparing lists of devices
-    live         buffers and received elements of a program
-    laws         equations between numerals of unknown sizes, as data
-    claims       what remains to be decided, as data
-    solver       decides claims: the only file here that needs z3
+    form             the digits of a plan, and the sizes that may vary (trusts `types.layout` alone)
+    contract         what a step must do, and the digits of its views
+    correctness      a program, step by step
+    element_sources  slices and collectives: where each element comes from, digit by digit; leaves claims
+    transfers        the lists of exchanges and permutes, compared by arrays
+    slots            exchanges in place, replayed slot by slot
+    formulas         exchanges and permutes that are too long to list
+    lists            comparing lists of devices
+    live             buffers and received elements of a program
+    laws             equations between numerals of unknown sizes, as data
+    claims           what remains to be decided, as data
+    solver           decides claims: the only file here that needs z3
 """
 
 from reshard.proofs.symbolic.claims import Absent as Absent

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Exchange, InParts, Instruction, Permute, Program
 from reshard.proofs.symbolic.claims import Query
-from reshard.proofs.symbolic.collectives import run
 from reshard.proofs.symbolic.contract import StepContract
+from reshard.proofs.symbolic.element_sources import run
 from reshard.proofs.symbolic.form import Form, Place, Tied, form_of, local_place, step_digits
 from reshard.proofs.symbolic.formulas import ByFormula, formula_claims
 from reshard.proofs.symbolic.lists import require

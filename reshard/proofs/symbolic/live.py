@@ -5,7 +5,7 @@ device. Every buffer contains each free digit whole. At other sizes it is theref
 product of the free sizes here and multiplied by their product there.
 
 What is received comes from `lower.traffic`, which only adds up the lists of an instruction; that the lists themselves
-are right is proved elsewhere (`collectives`, `transfers`, `slots`).
+are right is proved elsewhere (`element_sources`, `transfers`, `slots`).
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from reshard.errors import UndecidedError
 from reshard.lower import lower
 from reshard.lower.program import AllToAll, Permute
 from reshard.proofs.symbolic import Claim, decide
-from reshard.proofs.symbolic.collectives import SOURCES, coordinate_variable, digit_variable, run
 from reshard.proofs.symbolic.contract import size_of
+from reshard.proofs.symbolic.element_sources import SOURCES, coordinate_variable, digit_variable, run
 from reshard.runtime import run as run_numpy
 from reshard.types import Layout, Mesh
 from tests.oracle import summands_of, tiles_of
