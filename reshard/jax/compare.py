@@ -22,7 +22,7 @@ FLOPS_PER_BYTE = 100
 
 
 @dataclass(frozen=True)
-class Figures:
+class ProgramFigures:
     """What one device does in one run of a compiled program, from its HLO text and the compiler's own analysis.
 
     `peak_bytes` is arguments + outputs + temporaries - aliased buffers. `received_bytes` counts a loop whose trip count
@@ -59,8 +59,8 @@ class Decision:
     chosen: str
     why: str
     failed: bool = False
-    plain: Figures | None = None
-    ours: Figures | None = None
+    plain: ProgramFigures | None = None
+    ours: ProgramFigures | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -70,7 +70,7 @@ class Decision:
         return f"{self.chosen}: {self.why}"
 
 
-def figures(compiled: Any) -> Figures:
+def figures(compiled: Any) -> ProgramFigures:
     """The figures of a `jax.stages.Compiled`. Raises `NotationError` if its HLO text cannot be parsed."""
     collectives = hlo.collectives(hlo.parse(compiled.as_text()))
     traffic = hlo.traffic(collectives)
@@ -79,11 +79,13 @@ def figures(compiled: Any) -> Figures:
     live = int(memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
     loops = sum(one.received_bytes for one in collectives if one.times is None)
     flops = _flops(compiled)
-    return Figures(traffic.received_bytes, traffic.launches, temp, live + temp, flops, loops, _by_line(collectives))
+    return ProgramFigures(
+        traffic.received_bytes, traffic.launches, temp, live + temp, flops, loops, _by_line(collectives)
+    )
 
 
 def unprofitable_lines(
-    plain: Figures, ours: Figures, taken: Iterable[str], launch: int
+    plain: ProgramFigures, ours: ProgramFigures, taken: Iterable[str], launch: int
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The lines whose reshards cost more after the pass, and those whose reshards do not cost less.
 
@@ -99,7 +101,7 @@ def unprofitable_lines(
     return losing, not_gaining
 
 
-def why_worse(plain: Figures, ours: Figures, launch: int = LAUNCH_BYTES) -> str:
+def why_worse(plain: ProgramFigures, ours: ProgramFigures, launch: int = LAUNCH_BYTES) -> str:
     """The reason why our program is not better than the plain one; empty if it is better.
 
     Better means: it receives no more bytes, needs no more memory (up to rounding), computes no more than the saved
@@ -123,7 +125,7 @@ def why_worse(plain: Figures, ours: Figures, launch: int = LAUNCH_BYTES) -> str:
     return ""
 
 
-def savings(plain: Figures, ours: Figures) -> str:
+def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
     """One line that compares bytes, collectives and temporary memory of both programs."""
     return (
         f"{ours.received_bytes} B received instead of {plain.received_bytes} B, in {ours.launches} collectives instead "

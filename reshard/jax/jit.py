@@ -156,7 +156,7 @@ class _StaticArguments(NamedTuple):
         """The dynamic arguments: those that a compiled program takes."""
         if not self.numbers and not self.names:
             return args, kwargs
-        numbers = {number % len(args) if args else number for number in self.numbers}
+        numbers = {number % len(args) for number in self.numbers if -len(args) <= number < len(args)}
         dynamic = tuple(arg for at, arg in enumerate(args) if at not in numbers)
         return dynamic, {name: arg for name, arg in kwargs.items() if name not in self.names}
 

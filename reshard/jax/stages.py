@@ -12,7 +12,7 @@ import jax
 from jax.experimental import serialize_executable as _serialize_executable
 
 from reshard.errors import StrictError
-from reshard.jax.compare import Decision, Figures, figures, savings, unprofitable_lines, why_worse
+from reshard.jax.compare import Decision, ProgramFigures, figures, savings, unprofitable_lines, why_worse
 from reshard.jax.pass_report import PassReport
 from reshard.jax.strict import Limits, check, effective_limits
 
@@ -153,7 +153,7 @@ class Lowered:
         unchanged = Compiled(plain, kept, self.report.given_up(f"the program would not be better with it: {why}"))
         return [unchanged, *ours] if best.reason else [*ours, unchanged]
 
-    def _trials(self, plain: Any, before: Figures, first: Attempt) -> list[_Trial]:
+    def _trials(self, plain: Any, before: ProgramFigures, first: Attempt) -> list[_Trial]:
         """The program after the pass; and, if that does not gain in every line, with lines left to XLA."""
         trials = [self._trial(plain, before, first)]
         lines = {reshard.where for reshard in first.report.taken}
@@ -164,7 +164,7 @@ class Lowered:
             trials.append(self._trial(plain, before, self.retry(not_gaining)))
         return trials
 
-    def _trial(self, plain: Any, before: Figures, attempt: Attempt) -> _Trial:
+    def _trial(self, plain: Any, before: ProgramFigures, attempt: Attempt) -> _Trial:
         executable = attempt.lowered.compile()
         after = figures(executable)
         same = _same_shardings(plain, executable)
@@ -177,14 +177,14 @@ class _Trial(NamedTuple):
 
     executable: Any
     report: PassReport
-    figures: Figures
+    figures: ProgramFigures
     reason: str
 
     def rank(self, launch: int) -> tuple[bool, int, int]:
         """A sort key: the best trial has the least."""
         return bool(self.reason), self.figures.cost(launch), self.figures.temp_bytes
 
-    def kept(self, plain: Figures) -> Compiled:
+    def kept(self, plain: ProgramFigures) -> Compiled:
         why = self.reason or savings(plain, self.figures)
         return Compiled(self.executable, Decision("reshard", why, False, plain, self.figures), self.report)
 

@@ -15,7 +15,7 @@ from reshard.jax.compare import (
     LAUNCH_BYTES,
     SLACK_BYTES,
     Decision,
-    Figures,
+    ProgramFigures,
     figures,
     launch_bytes,
     savings,
@@ -25,12 +25,12 @@ from reshard.jax.compare import (
 from reshard.jax.jit import jit
 from tests.jax.moving import numbered, program
 
-PLAIN = Figures(received_bytes=1000, launches=2, temp_bytes=1 << 20, peak_bytes=1 << 20, flops=1e6)
+PLAIN = ProgramFigures(received_bytes=1000, launches=2, temp_bytes=1 << 20, peak_bytes=1 << 20, flops=1e6)
 LAUNCH = 10
 SLACK = SLACK_BYTES + PLAIN.peak_bytes // 100
 
 
-def ours(**changes: Any) -> Figures:
+def ours(**changes: Any) -> ProgramFigures:
     return replace(PLAIN, **changes)
 
 

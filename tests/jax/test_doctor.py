@@ -217,6 +217,14 @@ def test_invalid_programs_are_refused(program, message):
         report_program(program)
 
 
+def test_a_program_for_fewer_devices_than_there_are():
+    program = (
+        "module @two attributes {mhlo.num_partitions = 2 : i32} "
+        "{ func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> { return %a : tensor<4xf32> } }"
+    )
+    assert report_program(program).devices == 2
+
+
 def test_an_unknown_topology_is_refused():
     with pytest.raises(ProgramError, match="topology 'v99:1' of platform 'tpu'"):
         report_program("module { func.func @main() { return } }", platform="tpu", topology="v99:1")

@@ -52,6 +52,12 @@ def test_static_arguments_by_number_from_the_end() -> None:
     assert kept(f) == ["reshard"]
 
 
+def test_static_arguments_by_number_are_static_by_name_too() -> None:
+    f = jit(lambda v, n: program(v) * n, static_argnums=1)
+    np.testing.assert_array_equal(f(numbered(), n=3), (np.asarray(numbered()) * 2 + 1) * 3)
+    assert kept(f) == ["reshard"]
+
+
 def test_a_kind_of_arguments_is_compiled_once() -> None:
     traces: list[None] = []
 

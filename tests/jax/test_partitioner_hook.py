@@ -49,6 +49,15 @@ def test_a_hook_alone_moves_exactly() -> None:
     assert_exact(f(jax.device_put(VALUES, source)), target, VALUES)
 
 
+def test_the_hook_does_not_pass_the_operands_sharding_on() -> None:
+    """Left to itself, propagation must not conclude that the result is sharded as the operand is."""
+    source = NamedSharding(mesh_of(SIZES), BEFORE)
+    request = ReshardRequest(NamedSharding(mesh_of(SIZES), AFTER))
+    out = jax.jit(lambda x: moved_by_partitioner(x, request), in_shardings=source)(jax.device_put(VALUES, source))
+    assert not out.sharding.is_equivalent_to(source, 2)
+    assert_exact(out, None, VALUES)
+
+
 def test_uneven_arrays_are_left_to_xla() -> None:
     """7 x 5 in 8 pieces: the result is right, and the program has no permute or all-to-all of ours."""
     mesh, values = mesh_of(SIZES), filled((7, 5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from jax.interpreters.mlir import make_ir_context
 
@@ -80,9 +81,11 @@ def test_both_branches_of_a_conditional_keep_one_sharding() -> None:
         stablehlo.return %a : {TYPE}
       }}) : (tensor<i1>) -> {TYPE}"""
     _, ops = explicit(module(body))
-    at_ends = [op for op in ops if any(user.name == "stablehlo.return" for user in op.users)]
+    at_ends = [replace(op, by_user=False) for op in ops if any(user.name == "stablehlo.return" for user in op.users)]
     moving = [op for op in at_ends if op.source != op.target]
-    assert moving and {fates(ops, {})[op] for op in moving} == {Fate.PINNED}
+    assert moving and set(fates(moving, {}).values()) == {Fate.PINNED}
+    idle = [replace(op, target=op.source) for op in moving]
+    assert set(fates(idle, {}).values()) == {Fate.DROPPED}
 
 
 def test_uneven_tiles_are_padded_around_the_move() -> None:

@@ -102,6 +102,8 @@ def test_moves() -> None:
     assert a.redistribute(columns, out=out, memory=memory) is out
     assert np.array_equal(out.tile, a.tile) and memory.received_bytes == 0
     assert a.redistribute(rows) is a
+    same = DistArray.zeros(rows, COMM)
+    assert a.redistribute(rows, out=same) is same and np.array_equal(same.tile, a.tile)
     with pytest.raises(TileError, match="out has layout"):
         a.redistribute(columns, out=DistArray.zeros(Layout.parse("f64[4, 6]", Mesh(x=1)), COMM))
     with pytest.raises(TileError, match="out is a ndarray"):

@@ -36,6 +36,12 @@ def test_the_result_is_of_the_tiles_library(driver: Driver, kind: Any) -> None:
     assert isinstance(result, kind) and np.array_equal(result.shadow, CONTENT)
 
 
+def test_relabelling_returns_the_layout_too(driver: Driver) -> None:
+    pytest.importorskip("scipy")
+    result, layout = redistribute(TorchLike.of(driver, CONTENT), LAYOUT, TURNED, MPI.COMM_SELF, relabel=True)
+    assert layout == TURNED and np.array_equal(result.shadow, CONTENT)  # pyright: ignore
+
+
 def test_an_out_that_fits(driver: Driver) -> None:
     tile, out = TorchLike.of(driver, CONTENT), TorchLike.of(driver, np.zeros((5, 7), "i4"))
     assert check_out_on_gpu(out, LAYOUT, described(tile, "tile")).shape == (5, 7)

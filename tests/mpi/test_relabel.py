@@ -25,6 +25,7 @@ PAIRS = [
     ("f32[{x}3/7, 5]", Mesh(x=3), "f32[3{x}1/7, 5]", Mesh(x=3)),
     ("f32[{a}2/3, {b}3/5]", Mesh(a=2, b=2), "f32[3, {b}{a}2/5]", Mesh(a=2, b=2)),
     ("f32[6]", Mesh(x=4), "f32[{x}2/6]", Mesh(x=4)),
+    ("f32[{x}1/1]", Mesh(x=2), "f32[{x}1/1]", Mesh({"x": 2}, device_ids=[1, 0])),  # one element is worth two tiles
 ]
 
 
