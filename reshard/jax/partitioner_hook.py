@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import LayoutError
 from reshard.jax.request import ReshardRequest, plan_of
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.runtime import on_jax
 
@@ -92,7 +92,7 @@ def _tile_move(request: ReshardRequest, operand: Any, target: NamedSharding) -> 
         source = NamedSharding(target.mesh, source.spec)
         plan = plan_of(replace(request, source=source, target=target), operand.shape, operand.dtype.name)
         if plan.source.even and plan.target.even:
-            return tile_function(lower(plan), on_jax.free_axes(target.mesh).axes), source
+            return tile_function(lower_plan(plan), on_jax.free_axes(target.mesh).axes), source
     return _unchanged, target
 
 

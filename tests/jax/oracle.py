@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import reshard as rs
 from reshard import hlo
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.types import Layout
 from tests.layouts import contiguous_layouts
 from tests.oracle import PADDING, of_boxes, tiles_of
@@ -128,7 +128,7 @@ def promised(*plans: rs.Plan, batch: int = 1) -> Counter[tuple[str, int]]:
     because XLA permutes arrays of one size.
     """
     runs: Counter[tuple[str, int]] = Counter()
-    for step, instruction in ((s, i) for p in plans for s, i in zip(p.steps, lower(p).instructions, strict=True)):
+    for step, instruction in ((s, i) for p in plans for s, i in zip(p.steps, lower_plan(p).instructions, strict=True)):
         if of_boxes(step):
             sizes = [max(transfer.elements for transfer in turn) for turn in instruction.rounds]
             runs.update(("permute", step.operand.nbytes(size) * batch) for size in sizes)

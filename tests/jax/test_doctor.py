@@ -65,7 +65,7 @@ NO_LAYOUTS = {
 """They have a place that is not a move between two layouts: padding, flips, windows, several arrays, parts of one."""
 
 
-@pytest.mark.parametrize("name", sampled([program.name for program in PROGRAMS], "jax-21562", "uneven", "adi-scan"))
+@pytest.mark.parametrize("name", sampled([program.name for program in PROGRAMS], "jax-21562", "uneven"))
 def test_a_program(name: str):
     once = compiled_once(name)
     is_what_the_module_does(once)
@@ -149,6 +149,7 @@ def test_nothing_to_report():
     assert nothing.places == () and str(nothing).endswith("no data moves between devices")
 
 
+@pytest.mark.slow
 def test_a_loop_counts_each_time():
     places = compiled_once("adi-scan").report.places
     assert {place.times for place in places if place.kind == "reshard"} == {5}

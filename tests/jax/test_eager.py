@@ -43,6 +43,7 @@ def test_to_the_sharding_that_it_has():
     assert not executed(compiled)
 
 
+@pytest.mark.slow
 def test_explicit_meshes_of_other_axes_eagerly():
     for source, target in refactored(4, 8):
         source = NamedSharding(mesh_of(dict(source.mesh.shape), EXPLICIT), source.spec)

@@ -67,7 +67,7 @@ def test_all_pairs(start: int) -> None:
         check(out, whole, after)
 
 
-@pytest.mark.parametrize(("sizes", "shape"), sampled(OTHER_MESHES, OTHER_MESHES[0]))
+@pytest.mark.parametrize(("sizes", "shape"), sampled(OTHER_MESHES))
 def test_other_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
     names = "xyz"[: len(sizes)]
     mesh = JaxMesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), tuple(names))

@@ -22,7 +22,7 @@ import reshard as rs
 from reshard import hlo
 from reshard.errors import ReshardError
 from reshard.jax import redistribute
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import AllGather, AllToAll, InParts, Permute, Program, Slice
 from reshard.runtime import on_jax
 from reshard.types import Layout
@@ -254,11 +254,11 @@ def test_a_planted_fault_is_seen(name: str, planted: bool, monkeypatch: pytest.M
     plan = rs.plan(source, target)
     if parts > 1:
         plan = on_jax.in_parts(plan, least=0, count=parts)
-    program = lower(plan)
+    program = lower_plan(plan)
     at, wrong = plant(program)
     wrong = replace(program, instructions=(*program.instructions[:at], wrong, *program.instructions[at + 1 :]))
     if planted:
-        monkeypatch.setattr(on_jax, "lower", lambda plan: wrong)
+        monkeypatch.setattr(on_jax, "lower_plan", lambda plan: wrong)
     ends = shardings((source, target))
     values = filled(source.shape)
 

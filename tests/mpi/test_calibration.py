@@ -42,5 +42,6 @@ def test_on_one_node_the_outer_link_is_the_inner_one(monkeypatch: pytest.MonkeyP
     assert "on 1 node," in str(network.source)
 
 
+@pytest.mark.slow
 def test_calibration_on_ranks(tmp_path: Path) -> None:
     running.check("arrays.calibration", 4, tmp_path)
