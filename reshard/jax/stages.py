@@ -76,10 +76,15 @@ class Compiled:
 def deserialize(data: bytes) -> Compiled:
     """The compiled program from the bytes of `Compiled.serialize`; they are a pickle, so load only what you trust.
 
+    JAX loads it for all devices of the process, so lower it for arrays on all of them:
+
+    >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
     >>> from reshard.jax import jit
-    >>> data = jit(lambda x: 2 * x).lower(4.0).compile().serialize()
-    >>> float(deserialize(data)(5.0))
-    10.0
+    >>> everywhere = NamedSharding(Mesh(jax.devices(), "x"), PartitionSpec())
+    >>> x = jax.device_put(4.0, everywhere)
+    >>> data = jit(lambda x: 2 * x).lower(x).compile().serialize()
+    >>> float(deserialize(data)(x))
+    8.0
     """
     *parts, decision, report = pickle.loads(data)
     return Compiled(_serialize.deserialize_and_load(*parts), decision, report)
