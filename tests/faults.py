@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import reshard as rs
-from reshard.lower import Program, lower
+from reshard.lower import Program, lower_plan
 from reshard.lower.exchange import Box, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter, Slice
@@ -309,7 +309,7 @@ KINDS = {
 
 def planted(plan: Plan) -> list[tuple[str, int, Program]]:
     """At most `MOST_PER_KIND` faulty programs of each kind, each with its kind and the number of the wrong step."""
-    program = lower(plan)
+    program = lower_plan(plan)
     by_kind: dict[str, list[tuple[str, int, Program]]] = {}
     for at, (step, right) in enumerate(zip(plan.steps, program.instructions, strict=True)):
         for fault in faults(step, right):

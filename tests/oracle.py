@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 
 import reshard as rs
-from reshard.lower import Program, lower
+from reshard.lower import Program, lower_plan
 from reshard.runtime import Account, run
 from reshard.types import Layout
 from reshard.types.meaning import meaning
@@ -109,7 +109,7 @@ def check(plan: rs.Plan, program: Program | None = None) -> Account:
     given = source_tiles(plan)
     kept = {device: tile.copy() for device, tile in given.items()}
     memory = Account(plan.source.dtype)
-    check_target(plan, run(program or lower(plan), given, memory))
+    check_target(plan, run(program or lower_plan(plan), given, memory))
     for device, tile in given.items():
         assert np.array_equal(tile, kept[device]), f"device {device}'s source was written to"
     assert memory.received_bytes <= plan.received_bytes, f"{memory.received_bytes} received: {plan}"

@@ -1,7 +1,7 @@
 """The measures that keep the package readable, each with a planted fault that it reports.
 
-Sizes and complexity of functions, names that say nothing, class names that stand in several modules, and a test file
-in the mirrored place for each module with logic.
+Sizes and complexity of functions, names that say nothing, class names that stand in several modules, functions that
+hide a package, and a test file in the mirrored place for each module with logic.
 """
 
 from __future__ import annotations
@@ -43,6 +43,18 @@ def shared_class_names(root: Path) -> dict[str, list[str]]:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(module.file)
     return {name: files for name, files in homes.items() if len(files) > 1}
+
+
+def hidden_packages(root: Path) -> list[str]:
+    """Packages whose `__init__` defines or imports a function of the package's own name, which would hide it."""
+    packages = [module for module in modules(root) if module.path.name == "__init__.py" and module.name]
+    return [module.file for module in packages if module.name.rpartition(".")[2] in _defined_names(module)]
+
+
+def _defined_names(module: Module) -> set[str]:
+    functions = {node.name for node in _functions(module)}
+    imports = [node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)]
+    return functions | {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def untested(root: Path, tests: Path) -> list[str]:
@@ -99,6 +111,10 @@ def test_few_class_names_stand_in_more_than_one_module():
     assert len(shared) <= SHARED_CLASS_NAMES, shared
 
 
+def test_no_package_is_hidden_by_a_function_of_its_own_name():
+    assert hidden_packages(PACKAGE) == []
+
+
 def test_every_module_with_logic_has_a_test_file_in_the_mirrored_place():
     assert untested(PACKAGE, ROOT / "tests") == []
 
@@ -148,6 +164,12 @@ def test_a_planted_fault_is_reported(tmp_path: Path, what: str):
 def test_a_class_name_in_two_modules_is_reported(tmp_path: Path):
     files = {"a.py": "class C:\n    pass\nclass D:\n    pass\n", "b/c.py": "def f():\n    class C:\n        pass\n"}
     assert shared_class_names(_plant(tmp_path, files)) == {"C": ["a.py", "b/c.py"]}
+
+
+@pytest.mark.parametrize("text", ["def prove(plan):\n    pass\n", "from a.prove.b import prove as prove\n"])
+def test_a_hidden_package_is_reported(tmp_path: Path, text: str):
+    files = {"prove/__init__.py": text, "other/__init__.py": text, "__init__.py": text}
+    assert hidden_packages(_plant(tmp_path, files)) == ["prove/__init__.py"]
 
 
 def test_a_module_without_tests_is_reported(tmp_path: Path):

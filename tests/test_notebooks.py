@@ -50,7 +50,12 @@ def test_they_are_all_here():
     assert stems == ["01_query_plans", "02_xla_pass", "03_memory_guarantees", "04_mpi", "05_users_cases"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=names(list(NOTEBOOKS)))
+QUICK, *LONG = NOTEBOOKS
+
+
+@pytest.mark.parametrize(
+    "path", [QUICK, *(pytest.param(path, marks=pytest.mark.slow) for path in LONG)], ids=names(NOTEBOOKS)
+)
 def test_it_runs_and_shows_what_is_stored(path: Path):
     stored = execute.read(path)
     fresh = execute.executed(stored)

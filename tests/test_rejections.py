@@ -15,7 +15,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import LayoutError, ReshardError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.types import canonical
 from reshard.types.notation.detect import read
 from reshard.types.plan import Plan, Step
@@ -171,7 +171,7 @@ TABLE = [
     Bad("step of the wrong kind", lambda: Step("slice", HERE, THERE), "slice: f32[{x}4, 8]", "only local digits"),
     Bad("plan that ends early", lambda: Plan(HERE, THERE, ()), "not in the target", "fix the chain"),
     Bad("text that is not JSON", lambda: Plan.from_json("{"), "not a plan in JSON", "to_json()"),
-    Bad("lowering text", lambda: lower("plan"), "str", "reshard.plan()"),  # type: ignore[arg-type]
+    Bad("lowering text", lambda: lower_plan("plan"), "str", "reshard.plan()"),  # type: ignore[arg-type]
     # ---- tiles
     Bad("a tile missing", simulate({d: t for d, t in TILES.items() if d != 5}), "missing [5]", "one tile per device"),
     Bad("a tile too many", simulate({**TILES, 9: TILES[0]}), "unknown [9]", "one tile per device"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from reshard.draw import canvas
 from reshard.draw.canvas import LARGE, LEGIBLE, SMALL, Area, Size, byte_ticks, short_bytes, width_of
 from reshard.errors import ReshardError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.traffic import TrafficMatrix, traffic
 from reshard.types.plan import Plan
 from reshard.types.units import bytes_text
@@ -136,7 +136,7 @@ def traffic_of(plan: Plan) -> TrafficMatrix:
             f"{plan.launches} launches on {size} devices are too many to count one by one (at most "
             f"{MOST_TRANSFERS // size} on so many devices); plan with a larger budget, or use draw('memory')"
         )
-    return traffic(lower(plan))
+    return traffic(lower_plan(plan))
 
 
 def matrix(traffic: TrafficMatrix, devices: list[int], together: int) -> NDArray[np.float64]:

@@ -9,4 +9,4 @@ to_mpi          a plan as one rank's schedule of messages
 """
 
 from reshard.lower.program import Program as Program
-from reshard.lower.program import lower as lower
+from reshard.lower.program import lower_plan as lower_plan

@@ -121,13 +121,13 @@ class Program:
     keep_source: bool
 
 
-def lower(plan: Plan) -> Program:
+def lower_plan(plan: Plan) -> Program:
     """Spells out a checked plan as a program; raises `PlanError` for anything else.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=2)
-    >>> program = lower(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)))
+    >>> program = lower_plan(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)))
     >>> program.instructions[0].groups
     ((0, 1),)
     """

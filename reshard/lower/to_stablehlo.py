@@ -22,7 +22,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from reshard.errors import PlanError
 from reshard.lower.groups import groups_along
-from reshard.lower.program import lower
+from reshard.lower.program import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.types import dtypes
 from reshard.types.layout import Layout
@@ -140,7 +140,7 @@ def _traced(plan: Plan) -> Module:
     )  # Explicit axes, the default of jax 0.12, would require sharded arguments.
     devices = AbstractMesh(tuple(mesh.axes.values()), tuple(mesh.axes), axis_types=kinds)
     spec = PartitionSpec(tuple(mesh.axes))
-    tile = tile_function(lower(plan), mesh.axes)
+    tile = tile_function(lower_plan(plan), mesh.axes)
     spread = jax.shard_map(tile, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False)
 
     wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32

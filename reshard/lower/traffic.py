@@ -116,11 +116,11 @@ def traffic(program: Program) -> TrafficMatrix:
 
     It lists every pair of devices that communicate, so its size is quadratic in the mesh.
 
-    >>> from reshard.lower import lower
+    >>> from reshard.lower import lower_plan
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=2)
-    >>> matrix = traffic(lower(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh))))
+    >>> matrix = traffic(lower_plan(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh))))
     >>> dict(matrix.elements), matrix.received
     ({(1, 0): 4, (0, 1): 4}, {0: 16, 1: 16})
     """

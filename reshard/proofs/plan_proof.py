@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 
 from reshard.errors import ProofError, UndecidedError
-from reshard.lower import Program, lower
+from reshard.lower import Program, lower_plan
 from reshard.lower.program import Instruction
 from reshard.proofs import symbolic
 from reshard.proofs.launches import fewest
@@ -76,7 +76,7 @@ def _proof(plan: Plan, program: Program | Outline) -> Proof:
 def _outline(plan: Plan) -> Program | Outline:
     """The lowered program, with formulas in place of lists that are too long to write."""
     if not any(_long(step) for step in plan.steps):
-        return lower(plan)
+        return lower_plan(plan)
     shapes = tuple(step.result.tile_shape for step in plan.steps)
     instructions = tuple(_instruction(step) for step in plan.steps)
     return Outline(
@@ -100,7 +100,7 @@ def _instruction(step: Step) -> Instruction | ByFormula:
         )
     # Lower the step alone with a donated operand, since a step in place could not run otherwise.
     specs = [StepSpec(step.kind, step.result, step.mode)]
-    return lower(chain(step.operand, step.result, specs, donate=True)).instructions[0]
+    return lower_plan(chain(step.operand, step.result, specs, donate=True)).instructions[0]
 
 
 _REASONS = {

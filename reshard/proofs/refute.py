@@ -55,10 +55,10 @@ def refute(plan: Plan, program: Program) -> Counterexample | None:
     A maximum shows only one of its summands, so it is run on several markings.
 
     >>> import reshard as rs
-    >>> from reshard.lower import lower
+    >>> from reshard.lower import lower_plan
     >>> mesh = rs.Mesh(x=3)
     >>> plan = rs.plan(rs.Layout.parse("f32[{x}]", mesh), rs.Layout.parse("f32[3]", mesh))
-    >>> program = lower(plan)
+    >>> program = lower_plan(plan)
     >>> print(refute(plan, program))
     None
     >>> gather = replace(program.instructions[0], groups=((1, 0, 2),))

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import MeshError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import shares_lie_in_order, tile_function
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
@@ -85,7 +85,7 @@ def _on_tiles(
     plan: Plan, mesh: AnyMesh, axes: Mesh, before: PartitionSpec, after: PartitionSpec
 ) -> Callable[[jax.Array], jax.Array]:
     return jax.shard_map(
-        tile_function(lower(plan), axes.axes),
+        tile_function(lower_plan(plan), axes.axes),
         mesh=mesh,
         in_specs=before,
         out_specs=after,
@@ -149,7 +149,7 @@ def peak_bytes(plan: Plan) -> int:
 
 def overwrites(plan: Plan) -> bool:
     """Whether XLA can run the plan's exchanges in place; it would copy a tile whose shares must be rearranged first."""
-    return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower(plan))
+    return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower_plan(plan))
 
 
 def _padded(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:

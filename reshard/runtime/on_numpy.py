@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import TileError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.exchange import Box, Span, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets
 from reshard.lower.program import (
@@ -54,7 +54,7 @@ def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = No
     >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
     array([0, 1, 2, 3])
     """
-    return run(lower(plan), tiles, memory)
+    return run(lower_plan(plan), tiles, memory)
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
@@ -65,7 +65,7 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=2)
-    >>> program = lower(plan(Layout.parse("int64[{x}1]", mesh), Layout.parse("int64[2]", mesh)))
+    >>> program = lower_plan(plan(Layout.parse("int64[{x}1]", mesh), Layout.parse("int64[2]", mesh)))
     >>> run(program, {0: np.array([5]), 1: np.array([6])})
     {0: array([5, 6]), 1: array([5, 6])}
     """

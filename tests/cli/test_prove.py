@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.cli import main
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.proofs import plan_proof
 
 PAIR = ["--mesh", "x=4,y=2", "f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"]
@@ -42,12 +42,12 @@ def test_a_budget_is_part_of_the_plan(capsys: pytest.CaptureFixture[str]):
 
 def test_a_wrong_program_exits_with_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     def wrong(plan: rs.Plan):
-        program = lower(plan)
+        program = lower_plan(plan)
         (step,) = program.instructions
         swapped = tuple(tuple(reversed(group)) for group in step.groups)
         return replace(program, instructions=(replace(step, groups=swapped),))
 
-    monkeypatch.setattr(plan_proof, "lower", wrong)
+    monkeypatch.setattr(plan_proof, "lower_plan", wrong)
     assert main(["prove", *PAIR]) == 1
     printed = capsys.readouterr()
     assert not printed.out and "device" in printed.err and "f32[{y}8, 16, {x}4]" in printed.err

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange, Instruction
 from reshard.types import Layout, Mesh
@@ -22,7 +22,7 @@ def instruction(kind: str, source: str, target: str, mesh: Mesh = MESH, mode: St
     """The instruction of one step."""
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
     donate = mode is not None and mode.in_place
-    (lowered,) = lower(chain(before, after, [StepSpec(kind, after, mode or StepMode())], donate)).instructions
+    (lowered,) = lower_plan(chain(before, after, [StepSpec(kind, after, mode or StepMode())], donate)).instructions
     return lowered
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import reshard as rs
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import AllGather
 from reshard.types import Layout, Mesh
 from reshard.types.rules.checker import RULES
@@ -36,12 +36,12 @@ def test_the_corpus_has_every_kind_of_step_and_fault():
 
 def test_the_oracle_accepts_right_programs():
     for plan in plans():
-        check(plan, lower(plan))
+        check(plan, lower_plan(plan))
 
 
 def test_the_order_in_which_groups_are_listed_is_irrelevant():
     plan = rs.plan(Layout.parse("f32[{x}2, {y}4]", Mesh(x=4, y=2)), Layout.parse("f32[8, {y}4]", Mesh(x=4, y=2)))
-    program = lower(plan)
+    program = lower_plan(plan)
     (gather,) = program.instructions
     assert isinstance(gather, AllGather)
     check(plan, replace(program, instructions=(replace(gather, groups=gather.groups[::-1]),)))
@@ -53,4 +53,4 @@ def test_the_oracle_finds_faults_of_whole_programs(kind: str):
     source, target = Layout.parse("f32[{x}4, {z}4, 8, 8]", mesh), Layout.parse("f32[8, 8, {z}4, {y}4]", mesh)
     plan = rs.plan(source, target)
     assert len(plan.steps) == 3
-    assert detected(plan, WHOLE[kind](lower(plan)))
+    assert detected(plan, WHOLE[kind](lower_plan(plan)))

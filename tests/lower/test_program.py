@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
     AllGather,
@@ -99,7 +99,7 @@ def test_a_step_in_parts_is_one_instruction_and_two_cuts():
 def test_only_plans_are_lowered():
     for other in (None, "plan", 3, (MESH,)):
         with pytest.raises(PlanError, match="lower takes a checked Plan"):
-            lower(other)  # type: ignore[arg-type]
+            lower_plan(other)  # type: ignore[arg-type]
 
 
 # ---- for any plan --------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def partition(program: Program, groups: tuple[tuple[int, ...], ...]) -> None:
 
 def sound(plan: Plan) -> Counter[str]:
     """Asserts what every lowered program keeps, and counts its instructions."""
-    program = lower(plan)
+    program = lower_plan(plan)
     assert program.devices == plan.source.mesh.devices
     assert (program.tile_shape, program.dtype) == (plan.source.tile_shape, plan.source.dtype)
     assert program.tile_shapes == tuple(step.result.tile_shape for step in plan.steps)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.traffic import InstructionTraffic, TrafficMatrix, instruction_traffic, traffic
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
@@ -41,14 +41,14 @@ def planned(mesh, source, target, options) -> Plan:
 
 
 def traffic_of(plan: Plan) -> TrafficMatrix:
-    return traffic(lower(plan))
+    return traffic(lower_plan(plan))
 
 
 def received(plan: Plan) -> Counter:
     """Received elements by device, as the reference runtime counts them."""
     memory = Account(plan.source.dtype)
     tiles = {d: np.ones(plan.source.tile_shape, plan.source.dtype) for d in plan.source.mesh.devices}
-    run(lower(plan), tiles, memory)
+    run(lower_plan(plan), tiles, memory)
     return +memory.elements
 
 
@@ -68,7 +68,7 @@ def arrivals(plan: Plan) -> Counter:
         marks = {device: at + 1 for at, device in enumerate(one.source.mesh.devices)}
         indices = tiles_of(one.target)
         tiles = {device: np.full(one.source.tile_shape, mark, one.source.dtype) for device, mark in marks.items()}
-        for receiver, tile in run(lower(one), tiles).items():
+        for receiver, tile in run(lower_plan(one), tiles).items():
             for sender, mark in marks.items():
                 elements = int(np.sum((tile == mark) & (indices[receiver] != PADDING)))
                 if sender != receiver and elements:
@@ -134,7 +134,7 @@ def test_a_step_in_parts(kind, source, target):
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
     plan = chain(before, after, [StepSpec(kind, after, StepMode(parts=4))])
     assert folded(plan) == received(plan)
-    (moved,) = (instruction_traffic(i, int(np.prod(before.tile_shape))) for i in lower(plan).instructions)
+    (moved,) = (instruction_traffic(i, int(np.prod(before.tile_shape))) for i in lower_plan(plan).instructions)
     assert moved.launches == plan.launches == 4
     assert before.nbytes(moved.received) == plan.received_bytes == max(traffic_of(plan).received.values())
     if not before.partial:
@@ -147,7 +147,7 @@ MESH = Mesh(x=3)
 def instruction(kind: str, source: str, target: str, mesh: Mesh = MESH) -> InstructionTraffic:
     """The traffic of one step."""
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
-    program = lower(chain(before, after, [StepSpec(kind, after)]))
+    program = lower_plan(chain(before, after, [StepSpec(kind, after)]))
     return instruction_traffic(program.instructions[0], int(np.prod(program.tile_shape)))
 
 

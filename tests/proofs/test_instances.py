@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.proofs import instance, prove
 from reshard.proofs.instances import resized
 from reshard.types import Layout, Mesh
@@ -54,7 +54,9 @@ def test_other_sizes_of_the_form_run_right_and_within_the_formula(seed: int):
             more *= sizes[name]
         assert other.peak_bytes * proof.form.unit <= plan.peak_bytes * more
         assert other.received_bytes * proof.form.unit <= plan.received_bytes * more
-        assert lower(other).tile_shapes != lower(plan).tile_shapes or sizes == proof.form.sizes or not plan.steps
+        assert (
+            lower_plan(other).tile_shapes != lower_plan(plan).tile_shapes or sizes == proof.form.sizes or not plan.steps
+        )
         grown += 1
     assert grown >= 4
 
@@ -66,7 +68,7 @@ def test_the_same_program_is_proved_at_other_sizes():
     proof = prove(plan)
     other = instance(plan, proof.form, {"n0": 3, "n1": 5, "n2": 2})
     again = prove(other)
-    assert [i.groups for i in lower(plan).instructions] == [i.groups for i in lower(other).instructions]
+    assert [i.groups for i in lower_plan(plan).instructions] == [i.groups for i in lower_plan(other).instructions]
     assert again.form.spell(other.source) == proof.form.spell(plan.source)
     assert again.form.spell(other.target) == proof.form.spell(plan.target)
 

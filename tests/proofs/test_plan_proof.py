@@ -14,7 +14,7 @@ import pytest
 
 import reshard as rs
 from reshard import proofs
-from reshard.lower import Program, lower
+from reshard.lower import Program, lower_plan
 from reshard.proofs import Proof, ProofError, UndecidedError, plan_proof, prove
 from reshard.proofs.symbolic import Rounds, by_formula
 from reshard.types import Layout, Mesh
@@ -80,14 +80,14 @@ def test_an_empty_array_is_proved():
 
 def test_a_program_of_an_empty_array_must_run():
     plan = plan_of("f32[0, 16]", "f32[0, {x}4]")
-    program = lower(plan)
+    program = lower_plan(plan)
     with pytest.raises((ProofError, UndecidedError)):
         prove(plan, replace(program, tile_shapes=((0, 5),)))
 
 
 def test_groups_listed_in_another_order_are_proved():
     plan = plan_of("f32[{x}2, {y}4]", "f32[8, {y}4]")
-    program = lower(plan)
+    program = lower_plan(plan)
     (gather,) = program.instructions
     prove(plan, replace(program, instructions=(replace(gather, groups=gather.groups[::-1]),)))
 
@@ -162,7 +162,7 @@ def test_every_planted_fault_is_refuted(faults: list[tuple[str, rs.Plan, Program
 def test_faults_of_the_whole_program_are_never_proved(kind: str):
     mesh = Mesh(x=2, y=2, z=2)
     plan = plan_of("f32[{x}4, {z}4, 8, 8]", "f32[8, 8, {z}4, {y}4]", mesh)
-    wrong = WHOLE[kind](lower(plan))
+    wrong = WHOLE[kind](lower_plan(plan))
     with pytest.raises((ProofError, UndecidedError)):
         prove(plan, wrong)
 
@@ -170,7 +170,7 @@ def test_faults_of_the_whole_program_are_never_proved(kind: str):
 def test_a_program_that_is_right_by_chance_is_not_decided():
     """Swapping two devices with equal data is not a fault, but no formula covers it: nothing is claimed."""
     plan = plan_of("f32[{x}4, 8]", "f32[8, 8]", Mesh(x=2, y=2, z=2))
-    program = lower(plan)
+    program = lower_plan(plan)
     (gather,) = program.instructions
     a, b, *rest = gather.groups
     wrong = replace(program, instructions=(replace(gather, groups=((a[0], b[1]), (b[0], a[1]), *rest)),))
@@ -191,7 +191,7 @@ def exchanged(source: str, target: str, mesh: Mesh) -> rs.Plan:
 def test_launches_are_those_of_the_plan(source: str, target: str, mesh: Mesh):
     """An empty round moves nothing wrong and costs no memory, but it is a launch that the plan does not have."""
     plan = exchanged(source, target, mesh)
-    program = lower(plan)
+    program = lower_plan(plan)
     (step,) = program.instructions
     with pytest.raises(ProofError, match=f"{plan.launches + 1} launches, the plan says {plan.launches}"):
         prove(plan, replace(program, instructions=(replace(step, rounds=(*step.rounds, ())),)))
@@ -200,7 +200,7 @@ def test_launches_are_those_of_the_plan(source: str, target: str, mesh: Mesh):
 def test_bytes_are_those_of_the_plan():
     """Device 0 fetches its own share, a quarter of its tile, from device 1, which has the same tile."""
     plan = exchanged("f32[{x}4, 8]", "f32[16, {x}2]", MESH)
-    program, form = lower(plan), prove(plan).form
+    program, form = lower_plan(plan), prove(plan).form
     (step,) = program.instructions
     own = next(t for t in step.local if t.receiver == 0)
     local = tuple(t for t in step.local if t.receiver != 0)

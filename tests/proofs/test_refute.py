@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.lower import Program, lower
+from reshard.lower import Program, lower_plan
 from reshard.proofs import ProofError, prove
 from reshard.proofs.refute import fits, refute
 from reshard.runtime import Account, run
@@ -63,7 +63,7 @@ def test_right_programs_are_not_refuted(seed: int):
     choose = random.Random(seed)
     for number in range(40):
         plan = rs.plan(*random_pair(choose, "float32", partial=number % 2 == 0))
-        assert refute(plan, lower(plan)) is None, str(plan)
+        assert refute(plan, lower_plan(plan)) is None, str(plan)
 
 
 MESH = Mesh(x=3)
@@ -71,7 +71,7 @@ MESH = Mesh(x=3)
 
 def plan_and_program(source: str, target: str, **options: object) -> tuple[rs.Plan, Program]:
     plan = rs.plan(Layout.parse(source, MESH), Layout.parse(target, MESH), **options)
-    return plan, lower(plan)
+    return plan, lower_plan(plan)
 
 
 def test_a_swapped_group_by_hand():
@@ -107,7 +107,7 @@ def test_a_lost_summand_of_a_single_element_is_noticed(monkeypatch: pytest.Monke
         return run(program, {**tiles, lost: tiles[(lost + 1) % 3].copy()}, account)
 
     monkeypatch.setattr(sys.modules["reshard.proofs.refute"], "run", losing)
-    assert refute(plan, lower(plan)).part == "right"
+    assert refute(plan, lower_plan(plan)).part == "right"
 
 
 def test_a_source_that_is_overwritten(monkeypatch: pytest.MonkeyPatch):
@@ -140,7 +140,7 @@ def test_promises_are_compared():
     tight = rs.plan(plan.source, plan.target, budget=plan.peak_bytes - 1)
     wrong = refute(tight, program)
     assert wrong.part == "bounded" and f"the plan promises at most {tight.peak_bytes}" in wrong.what
-    assert refute(plan, lower(tight)).part in ("bounded", "minimal")
+    assert refute(plan, lower_plan(tight)).part in ("bounded", "minimal")
 
 
 def test_large_arrays_are_not_run():

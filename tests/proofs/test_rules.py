@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import UndecidedError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.proofs import prove_rules, rules
 from reshard.proofs.numerals import DigitRun, MovedDigit, Taken, Typed, commutes
 from reshard.proofs.rules import MID, POST, PRE, R, S, X, Y, number
@@ -176,7 +176,7 @@ def test_the_laws_take_what_the_numpy_runtime_takes(kind: str, typed: Typed, tak
         summed = [LayoutDigit(MESH.axes[name], MESH.sub_axis(name)).axis for name in "xy"]
         operand = Layout(MESH, operand.dims, "int64", "sum", tuple(summed))
     before = summands_of(operand) if operand.partial else tiles_of(operand)
-    after = run(lower(chain(operand, result, [StepSpec(kind, result)])), before)
+    after = run(lower_plan(chain(operand, result, [StepSpec(kind, result)])), before)
     for device in MESH.devices:
         here = dict(zip("xy", divmod(device, 3), strict=True))
         for digits in itertools.product(*map(range, counts(typed.result))):

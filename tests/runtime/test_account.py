@@ -11,7 +11,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import TileError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.runtime import Account, measure, run
 from reshard.runtime.account import begin_account
 from tests.mpi import running
@@ -57,7 +57,7 @@ def test_measurements_nest_and_end_with_an_error():
 def test_a_callers_own_account_is_measured():
     own = Account("float64")
     with measure() as measured:
-        run(lower(rs.plan(ROWS, COLUMNS)), _tiles(ROWS), own)
+        run(lower_plan(rs.plan(ROWS, COLUMNS)), _tiles(ROWS), own)
     assert measured.calls == [own]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import TileError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, StepSpec, chain
@@ -294,7 +294,7 @@ def test_wrong_tiles(change: dict[int, np.ndarray | None], words: tuple[str, str
     plan = one_step("all_to_all", "f32[{x}4, 16]", "f32[16, {x}4]")
     tiles = {d: np.zeros((4, 16), np.float32) for d in MESH.devices} | change
     with pytest.raises(TileError) as caught:
-        run(lower(plan), {d: t for d, t in tiles.items() if t is not None})
+        run(lower_plan(plan), {d: t for d, t in tiles.items() if t is not None})
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 

@@ -35,7 +35,7 @@ from reshard.lower.program import (
     Plain,
     ReduceScatter,
     Slice,
-    lower,
+    lower_plan,
 )
 from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole_tile
 from reshard.types.plan import Plan
@@ -136,7 +136,7 @@ def schedule(plan: Plan, device: int) -> Schedule:
     >>> sent.peer, sent.blocks[0].src, sent.blocks[0].dst, sent.blocks[0].extents
     (1, (0, 2), (0, 0), (2, 2))
     """
-    program = lower(plan)
+    program = lower_plan(plan)
     shapes = (program.tile_shape, *program.tile_shapes)
     steps = tuple(
         _step(instruction, device, shapes[at], step.cost.scratch)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.lower import Program, lower
+from reshard.lower import Program, lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, StepSpec, chain
@@ -50,4 +50,4 @@ def run(program: Program, axes: Mapping[str, int], tiles: Mapping[int, np.ndarra
 
 def check_on_xla(plan: Plan, program: Program | None = None) -> None:
     """Every device ends with what the target means."""
-    check_target(plan, run(program or lower(plan), plan.source.mesh.axes, source_tiles(plan)))
+    check_target(plan, run(program or lower_plan(plan), plan.source.mesh.axes, source_tiles(plan)))

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from reshard import hlo
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.types.plan import Plan
 from reshard.types.rules.checker import RULES
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step, stacked
@@ -56,7 +56,7 @@ def test_all_collectives_are_here():
 
 def collectives(plan: Plan) -> list[tuple[str, int]]:
     """(kind, bytes that a device receives) of each compiled collective."""
-    f, sharding = stacked(lower(plan), plan.source.mesh.axes)
+    f, sharding = stacked(lower_plan(plan), plan.source.mesh.axes)
     shape = (plan.source.mesh.size, *plan.source.tile_shape)
     compiled = f.lower(jax.ShapeDtypeStruct(shape, plan.source.dtype, sharding=sharding)).compile()
     return [(c.kind, c.received_bytes) for c in hlo.collectives(hlo.parse(compiled.as_text()))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import exchange, joining
 from reshard.types.rules.cost import StepMode
@@ -40,7 +40,7 @@ def test_exchanges_in_pieces(source: str, target: str, chunk: int):
 
 def rounds_of(source: str, target: str, chunk: int | None = None) -> list[int]:
     """The number of rounds in each group that one loop runs."""
-    (step,) = lower(one_step("exchange", source, target, StepMode(chunk))).instructions
+    (step,) = lower_plan(one_step("exchange", source, target, StepMode(chunk))).instructions
     assert isinstance(step, Exchange)
     return [len(turns) for turns in exchange._alike(step.rounds)]
 
@@ -54,7 +54,7 @@ def test_only_pieces_between_the_same_devices_share_a_loop():
 
 
 def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
-    (step,) = lower(one_step("exchange", "f32[{x}3/10, 8]", "f32[{y}5, 8]")).instructions
+    (step,) = lower_plan(one_step("exchange", "f32[{x}3/10, 8]", "f32[{y}5, 8]")).instructions
     assert isinstance(step, Exchange)
     for turn in [step.local, *step.rounds]:
         kinds = exchange._kinds(turn)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import ExchangeInPlace
 from reshard.lower.to_shard_map import shares_lie_in_order
 from reshard.lower.to_shard_map.exchange_in_place import in_order
@@ -35,7 +35,7 @@ def test_what_xla_can_overwrite():
         ("f32[{x}4, {y}8]", "f32[{y}8, {x}4]", False),
         ("f32[2{x}2]", "f32[2{x:(2)2}{x:(1)2}2]", True),
     ):
-        program = lower(one_step("exchange", source, target, StepMode(None, in_place=True), donate=True))
+        program = lower_plan(one_step("exchange", source, target, StepMode(None, in_place=True), donate=True))
         assert isinstance(program.instructions[0], ExchangeInPlace)
         assert shares_lie_in_order(program) == able, (source, target)
 

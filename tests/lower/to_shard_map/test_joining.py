@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
 from reshard.types import Layout, Mesh
@@ -18,7 +18,7 @@ from tests.oracle import tiles_of
 def exchange(mesh: Mesh, source: str, target: str, chunk: int | None = None) -> tuple[Exchange, rs.Plan]:
     before, after = Layout.parse(source, mesh), Layout.parse(target, mesh)
     plan = chain(before, after, [StepSpec("exchange", after, StepMode(chunk))])
-    (step,) = lower(plan).instructions
+    (step,) = lower_plan(plan).instructions
     assert isinstance(step, Exchange)
     return step, plan
 

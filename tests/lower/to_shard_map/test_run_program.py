@@ -8,7 +8,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.types import Layout, Mesh
 from reshard.types.plan import StepSpec, chain
@@ -87,7 +87,7 @@ def test_random_plans(seed: int):
 
 
 def test_a_mesh_of_another_size_is_refused():
-    program = lower(one_step("all_gather", "f32[{x}4]", "f32[16]"))
+    program = lower_plan(one_step("all_gather", "f32[{x}4]", "f32[16]"))
     with pytest.raises(PlanError, match=r"\{'x': 4\} have 4 devices, not 8"):
         tile_function(program, {"x": 4})
 

@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import UndecidedError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import InParts, Program
 from reshard.proofs.symbolic import decide, derive
 from reshard.types import Layout, Mesh
@@ -31,7 +31,7 @@ def test_right_programs_leave_true_claims(seed: int):
     choose = random.Random(seed)
     for number in range(40):
         plan = rs.plan(*random_pair(choose, "float32", partial=number % 3 == 0))
-        form, claims = derive(plan, lower(plan))
+        form, claims = derive(plan, lower_plan(plan))
         assert len(claims) == len(plan.steps)
         assert all(
             plan.source.shape[dim] % size == 0 for (dim, _), size in zip(form.names, form.sizes.values(), strict=True)
@@ -56,7 +56,7 @@ WRONG = {
 def test_a_program_for_something_else_is_refused(what: str):
     change, message = WRONG[what]
     with pytest.raises(UndecidedError, match=message):
-        derive(PLAN, change(lower(PLAN)))
+        derive(PLAN, change(lower_plan(PLAN)))
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -67,14 +67,14 @@ def test_faults_of_the_whole_program_leave_no_proof(kind: str):
         Layout.parse("f32[{x}4, {z}4, 8, 8]", mesh), Layout.parse("f32[8, 8, {z}4, {y}4]", mesh), donate=False
     )
     with pytest.raises(UndecidedError):
-        for claims in derive(plan, WHOLE[kind](lower(plan)))[1]:
+        for claims in derive(plan, WHOLE[kind](lower_plan(plan)))[1]:
             decide(claims)
 
 
 def in_parts(count: int) -> tuple[rs.Plan, Program]:
     source, target = Layout.parse("f32[{x}5, 6, 4]", MESH), Layout.parse("f32[15, {x}2, 4]", MESH)
     plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=count))])
-    return plan, lower(plan)
+    return plan, lower_plan(plan)
 
 
 def test_parts_tie_the_digit_that_numbers_them():
@@ -84,7 +84,7 @@ def test_parts_tie_the_digit_that_numbers_them():
     form, (claims,) = derive(plan, program)
     decide(claims)
     whole = plan_of("f32[{x}5, 6, 4]", "f32[15, {x}2, 4]")
-    assert form.unit * 2 == derive(whole, lower(whole))[0].unit == 5 * 2 * 4
+    assert form.unit * 2 == derive(whole, lower_plan(whole))[0].unit == 5 * 2 * 4
 
 
 def test_parts_that_cut_elsewhere_are_refused():

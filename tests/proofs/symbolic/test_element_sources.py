@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from reshard.errors import UndecidedError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import AllToAll, Permute
 from reshard.proofs.symbolic import Claim, decide
 from reshard.proofs.symbolic.contract import size_of
@@ -39,7 +39,7 @@ STEPS = [
 def test_the_digits_are_the_elements_that_the_numpy_runtime_moves(kind: str, source: str, target: str, mesh: Mesh):
     """For every device and local index: the value is that of the sender (or the sum of all) at the place."""
     plan = one_step(kind, source, target, mesh)
-    program = lower(plan)
+    program = lower_plan(plan)
     contract = contract_of(plan.source, plan.target)
     from_digits = SOURCES[type(program.instructions[0])](program.instructions[0], contract)
     tiles = summands_of(plan.source) if plan.source.partial else tiles_of(plan.source)
@@ -71,7 +71,7 @@ def summed_over(sender: int, factors: list[tuple[int, int]]) -> list[int]:
 @pytest.mark.parametrize(("kind", "source", "target", "mesh"), STEPS)
 def test_right_collectives_leave_one_true_claim(kind: str, source: str, target: str, mesh: Mesh):
     plan = one_step(kind, source, target, mesh)
-    (claim,) = run(lower(plan).instructions[0], contract_of(plan.source, plan.target))
+    (claim,) = run(lower_plan(plan).instructions[0], contract_of(plan.source, plan.target))
     assert isinstance(claim, Claim) and len(claim.equal) == len(contract_of(plan.source, plan.target).nested)
     decide([claim])
 
@@ -80,7 +80,7 @@ def test_right_collectives_leave_one_true_claim(kind: str, source: str, target: 
 def test_a_group_in_another_order_is_refused(kind: str, source: str, target: str, mesh: Mesh):
     """An all_reduce's members may stand in any order; a slice has blocks instead of groups."""
     plan = one_step(kind, source, target, mesh)
-    (step,) = lower(plan).instructions
+    (step,) = lower_plan(plan).instructions
     contract = contract_of(plan.source, plan.target)
     if kind == "slice":
         wrong = replace(step, block=dict(zip(step.block, [*step.block.values()][::-1], strict=True)))
@@ -96,7 +96,7 @@ def test_a_group_in_another_order_is_refused(kind: str, source: str, target: str
 def test_a_wrong_order_of_blocks_is_a_false_claim():
     """Two block digits of one radix, numbered the other way round at the sender: lists are right, the claim is not."""
     plan = one_step("all_to_all", "f32[{x}2, {y}2, 9]", "f32[6, 6, {x}{y}]", Mesh(x=3, y=3))
-    (step,) = lower(plan).instructions
+    (step,) = lower_plan(plan).instructions
     contract = contract_of(plan.source, plan.target)
     assert isinstance(step, AllToAll) and len(step.send.blocks) == 2
     decide(run(step, contract))
@@ -116,7 +116,7 @@ def test_a_wrong_order_of_blocks_is_a_false_claim():
 def test_other_summands_or_operations_are_refused(target: str, change: dict, what: str):
     """The program combines along x alone, which has 5 members."""
     plan = one_step("all_reduce", "f32[7] + sum{x}{y}", "f32[7] + sum{y}", TEN)
-    step = replace(lower(plan).instructions[0], **change)
+    step = replace(lower_plan(plan).instructions[0], **change)
     contract = contract_of(plan.source, Layout.parse(target, TEN))
     with pytest.raises(UndecidedError, match=what):
         run(step, contract)
@@ -126,7 +126,7 @@ def test_padding_is_part_of_the_claim():
     """Blocks of 2 on 4 devices in 2 rounds have room for 16 rows; the 13 true ones come from inside a tile."""
     plan = one_step("slice", "f32[13]", "f32[2{x}2/13]", Mesh(x=4))
     contract = contract_of(plan.source, plan.target)
-    (claim,) = run(lower(plan).instructions[0], contract)
+    (claim,) = run(lower_plan(plan).instructions[0], contract)
     assert [limit for _, limit in claim.given] == [limit for _, limit in claim.below] == [13]
     assert size_of(contract.before) == 16
     decide([claim])

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import reshard as rs
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.proofs import Proof, prove, symbolic
 from reshard.proofs.symbolic.form import FormDigit, close, form_of, local_place, step_digits
 from reshard.types import Layout, Mesh
@@ -42,7 +42,7 @@ def test_which_sizes_vary(mesh: Mesh, source: str, target: str, options: dict, f
 def test_a_form_that_a_chunk_cuts_keeps_that_size():
     mesh = Mesh(x=4)
     plan = rs.plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh), budget=544)
-    form, _ = symbolic.derive(plan, lower(plan))
+    form, _ = symbolic.derive(plan, lower_plan(plan))
     assert form.names == {(1, 1): "n1"}
     assert form.sizes == {"n1": 4}
 

@@ -8,7 +8,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import UndecidedError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.even_rounds import EvenRounds
 from reshard.lower.program import Exchange, Permute
 from reshard.proofs import plan_proof, prove
@@ -43,7 +43,7 @@ def test_a_formula_says_what_the_lists_say():
         plan = one_step(step.kind, str(step.operand), str(step.result), step.operand.mesh)
         if plan.source != step.operand or plan.target != step.result:
             continue
-        (listed,), formula = lower(plan).instructions, by_formula(step)
+        (listed,), formula = lower_plan(plan).instructions, by_formula(step)
         kinds.add(type(listed))
         if isinstance(listed, Exchange):
             sent = {t.elements for transfers in listed.rounds for t in transfers if t.sender != t.receiver}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import reshard as rs
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.proofs.symbolic import ByFormula, Outline, by_formula, moments, wire
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
@@ -19,7 +19,7 @@ from tests.proofs.contracts import one_step
 
 def measured(plan: rs.Plan) -> Account:
     account = Account(plan.source.dtype)
-    run(lower(plan), source_tiles(plan), account)
+    run(lower_plan(plan), source_tiles(plan), account)
     return account
 
 
@@ -32,7 +32,7 @@ def test_the_fullest_moment_is_what_the_numpy_runtime_measures(seed: int):
         plan = rs.plan(source, target, donate=number % 2 == 0)
         if not plan.steps:
             continue
-        elements = max(sum(buffers) for step in moments(lower(plan)) for buffers in step)
+        elements = max(sum(buffers) for step in moments(lower_plan(plan)) for buffers in step)
         assert plan.source.nbytes(elements) >= measured(plan).peak_bytes, str(plan)
         equal += plan.source.nbytes(elements) == measured(plan).peak_bytes
     assert equal > 30
@@ -45,7 +45,7 @@ def test_a_single_step_receives_what_the_numpy_runtime_measures(seed: int):
         plan = rs.plan(*random_pair(choose, "float32", partial=compared % 3 == 0))
         if len(plan.steps) != 1:
             continue
-        program, account = lower(plan), measured(plan)
+        program, account = lower_plan(plan), measured(plan)
         received = wire(program.instructions[0], plan.source.tile_bytes // 4)
         assert (received.elements * 4, received.launches) == (account.received_bytes, account.launches), str(plan)
         compared += 1
@@ -68,7 +68,7 @@ def test_a_single_step_receives_what_the_numpy_runtime_measures(seed: int):
 )
 def test_buffers_by_hand(kind: str, source: str, target: str, mode: dict, buffers: list[tuple]):
     """On 3 devices, in elements; the largest moments suffice."""
-    program = lower(one_step(kind, source, target, Mesh(x=3), **mode))
+    program = lower_plan(one_step(kind, source, target, Mesh(x=3), **mode))
     (step,) = moments(program)
     assert max(map(sum, step)) == max(map(sum, buffers)) and set(buffers) <= set(step)
 
@@ -78,7 +78,7 @@ def test_a_kept_source_is_live_from_the_second_step_on():
     ends = [Layout.parse(text, mesh) for text in ("bf16[{dcn}512, {x}256]", "bf16[{x}256, {dcn}512]")]
     plan = rs.plan(*ends, network="h100")
     assert len(plan.steps) > 1
-    program = lower(plan)
+    program = lower_plan(plan)
     kept, given = moments(program), moments(replace(program, keep_source=False))
     source = plan.source.tile_bytes // 2
     assert kept[0] == given[0]
@@ -90,7 +90,7 @@ def test_formulas_have_the_figures_of_the_lists():
     mesh = Mesh(x=3)
     for source, target in (("f32[{x}5, 6]", "f32[15, {x}2]"), ("f32[{x}5]", "f32[15]")):
         plan = one_step("exchange", source, target, mesh)
-        program, formula = lower(plan), by_formula(plan.steps[0])
+        program, formula = lower_plan(plan), by_formula(plan.steps[0])
         assert isinstance(formula, ByFormula)
         outline = Outline(
             program.devices, program.dtype, program.tile_shape, (formula,), program.tile_shapes, program.keep_source

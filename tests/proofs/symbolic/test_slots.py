@@ -11,7 +11,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import UndecidedError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.proofs.symbolic import slots
 from reshard.proofs.symbolic.contract import StepContract
@@ -26,7 +26,7 @@ THREE = Mesh(x=3)
 
 def lowered(source: str, target: str, mesh: Mesh = THREE, **mode: object) -> tuple[ExchangeInPlace, StepContract]:
     plan = one_step("exchange", source, target, mesh, in_place=True, **mode)
-    return lower(plan).instructions[0], contract_of(plan.source, plan.target)
+    return lower_plan(plan).instructions[0], contract_of(plan.source, plan.target)
 
 
 def test_the_slots_of_the_docstring():
@@ -77,7 +77,7 @@ def test_random_exchanges_in_place_are_accepted():
             plan = one_step("exchange", str(source), str(target), source.mesh, in_place=True)
         except rs.errors.ReshardError:
             continue
-        step, contract = lower(plan).instructions[0], contract_of(plan.source, plan.target)
+        step, contract = lower_plan(plan).instructions[0], contract_of(plan.source, plan.target)
         if isinstance(step, ExchangeInPlace) and 0 not in source.shape:
             check_exchange_in_place(step, replace(contract, names=frozenset()))
             checked += 1

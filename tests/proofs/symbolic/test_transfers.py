@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import UndecidedError
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
 from reshard.proofs.symbolic import transfers
 from reshard.proofs.symbolic.contract import StepContract
@@ -26,7 +26,7 @@ from tests.proofs.contracts import contract_of, one_step
 def lowered(kind: str, source: str, target: str, mesh: Mesh, **mode: object) -> tuple[Any, StepContract]:
     plan = one_step(kind, source, target, mesh, **mode)
     contract = contract_of(plan.source, plan.target)
-    return lower(plan).instructions[0], contract
+    return lower_plan(plan).instructions[0], contract
 
 
 def check_with_sizes_tied(step: Exchange, contract: StepContract) -> None:
@@ -50,7 +50,7 @@ def test_right_exchanges_are_accepted(seed: int):
             continue
         plan = chain(source, target, [StepSpec("exchange", target)]) if source != target else None
         if plan is not None:
-            check_with_sizes_tied(lower(plan).instructions[0], contract_of(source, target))
+            check_with_sizes_tied(lower_plan(plan).instructions[0], contract_of(source, target))
 
 
 def test_boxes_by_hand():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from reshard.lower import lower
+from reshard.lower import lower_plan
 from reshard.runtime import Account, run
 from reshard.synth.routes import Pair, Route
 from reshard.synth.routes.chains import Chains
@@ -38,7 +38,7 @@ def runs(pair: Pair, route: Route) -> Plan:
     """The plan of a candidate; asserts that it ends in the target, within the bytes and the memory that it promises."""
     plan = chain(pair.source, pair.target, route)
     account = Account(plan.source.dtype)
-    check_target(plan, run(lower(plan), source_tiles(plan), account))
+    check_target(plan, run(lower_plan(plan), source_tiles(plan), account))
     assert account.received_bytes <= plan.received_bytes, str(plan)
     assert account.peak_bytes <= plan.peak_bytes, str(plan)
     return plan

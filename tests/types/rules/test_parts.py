@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError, StepError
-from reshard.lower import Program, lower
+from reshard.lower import Program, lower_plan
 from reshard.lower.program import InParts
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
@@ -171,7 +171,7 @@ def test_a_step_in_parts_keeps_its_promises(kind: str, source: str, target: str)
             check(plan)
             assert plan.received_bytes == whole.received_bytes
             assert plan.launches == whole.launches * count
-            (instruction,) = lower(plan).instructions
+            (instruction,) = lower_plan(plan).instructions
             assert isinstance(instruction, InParts) and instruction.take.parts == instruction.put.parts == count
 
 
@@ -299,7 +299,7 @@ def test_planted_faults_are_found():
             continue
         for count in counts(before, after):
             plan = one_step(kind, source, target, count)
-            program = lower(plan)
+            program = lower_plan(plan)
             (right,) = program.instructions
             assert isinstance(right, InParts)
             for name, wrong in faults(right).items():
