@@ -1,8 +1,13 @@
 """reshard for JAX programs.
 
-`redistribute` moves arrays, in place of `device_put` and sharding constraints; `jit` is `jax.jit` with a pass over
-the whole program, `transform` that pass on a module; `report` says where a function's data is resharded, and
-`strict` refuses programs that rebuild an array to do so.
+    redistribute(x, sharding)    moves an array, or a tree of arrays; replaces `device_put` and sharding constraints
+    jit(f)                       `jax.jit` with a pass over the whole program, kept where it makes the program better
+    transform(program)           the same pass on a StableHLO module
+    report(f)(*args)             how XLA moves data in a function's program, and what is lost by that
+    strict()                     a context that refuses programs that rebuild a whole array
+    deserialize(data)            a compiled program from the bytes of its `serialize()`
+
+`jit`, `strict` and `redistribute` are functions; the modules of these names are reached by `from reshard.jax.jit import`.
 """
 
 from reshard.jax.doctor import report as report
