@@ -7,7 +7,7 @@
     strict()                     a context that refuses programs that rebuild a whole array
     deserialize(data)            a compiled program from the bytes of its `serialize()`
 
-`jit`, `strict` and `redistribute` are functions; the modules of these names are reached by `from reshard.jax.jit import`.
+`jit`, `strict` and `redistribute` are functions here; their modules are reached by `from reshard.jax.jit import ...`.
 """
 
 from reshard.jax.doctor import report as report
