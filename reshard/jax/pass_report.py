@@ -14,14 +14,14 @@ class Reshard:
     """One place where an array of a program changes its layout.
 
     `where` is the user's `file:line`, empty if the module does not name one, and `operation` is JAX's name stack there.
-    `asked` is True if the user wrote the constraint, False if the shardings of the operations around it require the
+    `explicit` is True if the user wrote the constraint, False if the shardings of the operations around it require the
     move. Layouts and plan are None if the move cannot be planned. `why` is the reason why it was left to XLA, empty if
     it was `taken`.
     """
 
     where: str
     operation: str
-    asked: bool
+    explicit: bool
     source: Layout | None
     target: Layout | None
     plan: Plan | None
@@ -30,7 +30,7 @@ class Reshard:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: layouts as text, sizes in bytes per device, and the plan's own figures."""
-        named = {"where": self.where, "operation": self.operation, "asked": self.asked}
+        named = {"where": self.where, "operation": self.operation, "explicit": self.explicit}
         layouts = {"source": str(self.source or ""), "target": str(self.target or "")}
         plan = None if self.plan is None else self.plan.to_dict()
         return {**named, **layouts, "plan": plan, "taken": self.taken, "why": self.why}

@@ -30,7 +30,7 @@ def test_the_plan_is_that_of_the_planner() -> None:
     (reshard,) = transform(module(constraint(COLUMNS))).report.reshards
     assert reshard.source is not None and reshard.target is not None
     assert reshard.plan == rs.plan(reshard.source, reshard.target)
-    assert reshard.asked and not reshard.why
+    assert reshard.explicit and not reshard.why
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_move_that_an_operation_requires() -> None:
     body = f"""{constraint(SWAPPED, result="%b")}
       %r = stablehlo.add %a, %b {{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{{"x"}}, {{"y"}}]>]>}} : {TYPE}"""
     result = transform(module(body))
-    assert [(r.asked, r.taken) for r in result.report.reshards] == [(True, True), (False, True)]
+    assert [(r.explicit, r.taken) for r in result.report.reshards] == [(True, True), (False, True)]
     assert layouts(result.report)[1] == ("f32[{y}8, {x}4]", "f32[{x}4, {y}8]", True)
 
 
