@@ -56,6 +56,6 @@ def test_giving_up_keeps_the_reasons_of_those_that_were_left() -> None:
 def test_the_data_is_json() -> None:
     data = json.loads(json.dumps(PassReport((TAKEN, UNKNOWN)).to_dict()))
     taken, unknown = data["reshards"]
-    assert taken["asked"] is True and taken["where"] == "a.py:3"
+    assert taken["explicit"] is True and taken["where"] == "a.py:3"
     assert taken["plan"]["received_bytes"] == 3 * 3 * 4  # half of a tile of 3 x 6
     assert (unknown["source"], unknown["target"], unknown["plan"]) == ("", "", None)
