@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import LayoutError, TileError
+from reshard.errors import TileError
 from reshard.mpi import files
+from reshard.mpi.numpy_protocol.methods import NumpyMethods
 from reshard.mpi.redistribution import move_together
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import (
@@ -35,18 +35,18 @@ from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, moving, team_of
 from reshard.runtime.on_mpi.window_tiles import WindowTile, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
-from reshard.types import Layout, dtypes
+from reshard.types import Layout
 
 Array = NDArray[Any]
 
 
-class DistArray(NDArrayOperatorsMixin):
+class DistArray(NumpyMethods):
     """A distributed array with one tile per rank: its `layout`, this rank's `tile` and the communicator `comm`.
 
     `empty`, `zeros`, `full`, `from_global`, `from_function`, `load` and `redistribute` put tiles into memory that the
     ranks of a node share, so that a move inside a node is one copy. They, `to_global` and `save` are collective: all
-    ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile, and numpy's functions work tile by tile;
-    neither communicates.
+    ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile, and numpy's elementwise functions work tile
+    by tile; neither communicates. Reductions, products and slices of split dims are collective, see docs/mpi.md.
 
     `dtype` is for elements whose dtype has no name in layouts (structured, dates, text): the layout then names the
     plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a rank waits for the others.
@@ -213,16 +213,6 @@ class DistArray(NDArrayOperatorsMixin):
         """The communicator."""
         return self._comm
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape."""
-        return self._layout.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The elements' numpy dtype."""
-        return self.tile.dtype
-
     def local_index_ranges(self) -> tuple[tuple[range, ...], ...]:
         """Per dim, the global indices of this rank's tile as ranges, in the tile's order and without padding."""
         return index_ranges(self._layout, self._comm.rank)
@@ -242,12 +232,13 @@ class DistArray(NDArrayOperatorsMixin):
         """The same array in another layout; the options are those of `reshard.mpi.redistribute`.
 
         A number as `target` makes that dim local: its axes go to the last dim that is local so far, as between slabs
-        and pencils of an FFT. `out` is an array of the target layout to write to.
+        and pencils of an FFT, or to the last other dim if none is. `out` is an array of the target layout to write to;
+        it may be the array itself if that has the layout already.
         """
         layout = with_local_dim(self._layout, target) if isinstance(target, int) else target
         if relabel:
             layout = relabelled(self._layout, layout)
-        if layout == self._layout and out is None:
+        if layout == self._layout and (out is None or out is self):
             return self
         team = team_of(self._comm, limit)
         held = _in_own_windows(team, self._held)
@@ -288,31 +279,12 @@ class DistArray(NDArrayOperatorsMixin):
             files.write(path, self._layout, self._comm.rank, self.tile)
             team.settle(watch)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        """Applies an elementwise function of numpy to each rank's tiles; operands have one layout, or are numbers."""
-        if method != "__call__":
-            return NotImplemented
-        outs = cast("tuple[Any, ...]", options.pop("out", ()))
-        _check_alike(ufunc, [each for each in (*inputs, *outs) if isinstance(each, DistArray)], inputs)
-        if outs:
-            ufunc(*map(_tile_of, inputs), out=tuple(map(_tile_of, outs)), **options)
-            return outs[0] if len(outs) == 1 else outs
-        results = ufunc(*map(_tile_of, inputs), **options)
-        if isinstance(results, tuple):
-            return tuple(map(self._like, cast("tuple[Array, ...]", results)))
-        return self._like(results)
-
-    def _like(self, tile: Array) -> DistArray:
-        named = replace(self._layout, dtype=dtypes.canonical(tile.dtype))
-        return DistArray._of(named, WindowTile(np.asarray(tile)), self._comm)
+    def with_tile(self, layout: Layout, tile: Array) -> DistArray:
+        """Another array on the same communicator; its tile is private memory."""
+        return DistArray(layout, tile, self._comm)
 
     def __repr__(self) -> str:
         return f"DistArray({self._layout} on {self._layout.mesh}, rank {self._comm.rank} of {self._comm.size})"
-
-
-def _tile_of(operand: Any) -> Any:
-    """An operand as numpy takes it: the tile of a `DistArray`, anything else as it is."""
-    return operand.tile if isinstance(operand, DistArray) else operand
 
 
 def _in_own_windows(team: Team, held: WindowTile) -> WindowTile:
@@ -326,20 +298,3 @@ def _check_out(out: object, layout: Layout, source: DistArray) -> None:
     if out.layout != layout:
         raise TileError(f"out has layout {out.layout}, the move ends in {layout}; give one of that layout")
     check_out(out.tile, layout, source.tile)
-
-
-def _check_alike(ufunc: np.ufunc, arrays: list[DistArray], inputs: tuple[Any, ...]) -> None:
-    first = arrays[0]
-    for other in arrays[1:]:
-        if replace(other.layout, dtype=first.layout.dtype) != first.layout:
-            raise LayoutError(
-                f"{ufunc.__name__} of arrays in layouts {first.layout} and {other.layout}; redistribute one of "
-                f"them, so that the tiles of a rank have the same elements"
-            )
-    check_not_partial(first.layout)
-    for operand in inputs:
-        if not isinstance(operand, DistArray) and np.ndim(operand):
-            raise LayoutError(
-                f"{ufunc.__name__} of a DistArray and an array of shape {np.shape(operand)}; give a number, or a "
-                f"DistArray of layout {first.layout}"
-            )

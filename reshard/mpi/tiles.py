@@ -109,9 +109,13 @@ def replicated(layout: Layout) -> Layout:
 def with_local_dim(layout: Layout, dim: int) -> Layout:
     """The layout with dim `dim` local: its axes go to the last dim that is local so far (slabs and pencils of an FFT).
 
+    If no dim is local, they go to the last other dim, after its own axes; a dim without others ends on every rank.
+
     >>> from reshard.types import Mesh
     >>> str(with_local_dim(Layout.parse("f32[{x}4, {y}8, 16]", Mesh(x=4, y=2)), 0))
     'f32[16, {y}8, {x}4]'
+    >>> str(with_local_dim(Layout.parse("f32[{x}4, {y}8]", Mesh(x=4, y=2)), 0))
+    'f32[16, {y}{x}2]'
     """
     if not -len(layout.shape) <= dim < len(layout.shape):
         raise LayoutError(f"dim {dim} of {layout}, which has {len(layout.shape)} dims")
@@ -119,8 +123,9 @@ def with_local_dim(layout: Layout, dim: int) -> Layout:
     held = [[d.axis for d in of.digits if d.axis is not None] for of in layout.dims]
     if not held[dim]:
         return layout
-    free = [at for at, axes in enumerate(held) if not axes]
-    if not free:
-        raise LayoutError(f"no dim of {layout} is local, so dim {dim} has none to change places with; give a layout")
-    held[free[-1]], held[dim] = held[dim], []
+    others = [at for at in range(len(held)) if at != dim]
+    free = [at for at in others if not held[at]] or others
+    if free:
+        held[free[-1]] = [*held[free[-1]], *held[dim]]
+    held[dim] = []
     return Layout.tiled(layout.mesh, layout.shape, layout.dtype, held, layout.partial, layout.reduction)

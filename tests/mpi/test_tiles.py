@@ -147,5 +147,19 @@ def test_dims_that_cannot_be_made_local() -> None:
     full = Layout.parse("f32[{x}4, {y}8]", Mesh(x=4, y=2))
     with pytest.raises(LayoutError, match=r"dim 2 of .* which has 2 dims"):
         tiles.with_local_dim(full, 2)
-    with pytest.raises(LayoutError, match=r"no dim of .* is local, so dim 0 has none to change places with"):
-        tiles.with_local_dim(full, 0)
+    with pytest.raises(LayoutError, match=r"dim -3 of .* which has 2 dims"):
+        tiles.with_local_dim(full, -3)
+
+
+@pytest.mark.parametrize(
+    ("before", "dim", "after"),
+    [
+        ("f32[{x}4, {y}8]", 0, "f32[16, {y}{x}2]"),
+        ("f32[{x}4, {y}8]", 1, "f32[{x}{y}2, 16]"),
+        ("f32[{x}3/10]", 0, "f32[10]"),
+        ("f32[{x}4] + sum{y}", 0, "f32[16] + sum{y}"),
+    ],
+)
+def test_without_a_local_dim_the_axes_join_another_one(before: str, dim: int, after: str) -> None:
+    mesh = Mesh(x=4, y=2)
+    assert str(tiles.with_local_dim(Layout.parse(before, mesh), dim)) == after

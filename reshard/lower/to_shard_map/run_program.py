@@ -41,13 +41,13 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[[Array]
     `axes` are the mesh axes in order, with their sizes; the n-th device of the program is the n-th of the mesh.
     Raises `PlanError` if the sizes do not multiply to the number of the program's devices.
 
-    >>> from jax.sharding import AbstractMesh, PartitionSpec as P
+    >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
     >>> from reshard.lower import lower_plan
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2, 4]", "f32[4, {x}2]"))
     >>> tile = tile_function(lower_plan(plan(rows, columns)), {"x": 2})
-    >>> mesh = AbstractMesh((2,), ("x",))
+    >>> mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
     >>> moved = jax.shard_map(tile, mesh=mesh, in_specs=P("x"), out_specs=P(None, "x"), check_vma=False)
     >>> "all_to_all" in str(jax.make_jaxpr(moved)(jax.ShapeDtypeStruct((4, 4), "float32")))
     True

@@ -1,0 +1,230 @@
+"""Reductions: each rank reduces its true part, and a plan combines the partial results.
+
+    a                          f64[{x}3/10, {y}4]
+    sum of each true part      f64[1, {y}4] + sum{x}
+    finished by its plan       f64[1, {y}4], an all-reduce; then the dim of one element is dropped
+
+A rank whose part is empty gives the identity of the operation. Results without dims are numpy's scalars, on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from reshard.errors import TileError
+from reshard.mpi.numpy_protocol.elementwise import elementwise, mapped
+from reshard.mpi.numpy_protocol.tiled import (
+    INSTEAD,
+    SINGLE,
+    Array,
+    TiledArray,
+    axes_of,
+    check_arithmetic,
+    finished,
+    local_dim,
+    normalized_axes,
+    normalized_axis,
+    true_part,
+    unwrapped,
+    with_true_part,
+)
+from reshard.types import Digit, Dim, Layout
+from reshard.types.reductions import supports
+
+
+class ReductionKind(NamedTuple):
+    """A reduction of numpy: its function, the layout's operation, and whether it needs a start for no elements."""
+
+    name: str
+    function: Callable[..., Any]
+    operation: str
+    ordered: bool = False
+
+
+SUM = ReductionKind("sum", np.sum, "sum")
+PRODUCT = ReductionKind("prod", np.prod, "product")
+MINIMUM = ReductionKind("min", np.min, "min", ordered=True)
+MAXIMUM = ReductionKind("max", np.max, "max", ordered=True)
+ANY = ReductionKind("any", np.any, "max")
+ALL = ReductionKind("all", np.all, "min")
+
+OF_UFUNCS: dict[Any, ReductionKind] = {
+    np.add: SUM,
+    np.multiply: PRODUCT,
+    np.minimum: MINIMUM,
+    np.maximum: MAXIMUM,
+    np.logical_or: ANY,
+    np.logical_and: ALL,
+}
+"""The ufuncs whose `reduce` is one of these."""
+
+
+def reduced(
+    kind: ReductionKind, array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> Any:
+    """The reduction along `axis` (None: all dims) as an array, or as numpy's scalar if no dim is left."""
+    return unwrapped(reduced_array(kind, array, axis, dtype, keepdims))
+
+
+def reduced_array(
+    kind: ReductionKind, array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, keepdims: bool = False
+) -> TiledArray:
+    """The reduction as an array, even if no dim is left."""
+    check_arithmetic(kind.name, array)
+    dims = normalized_axes(axis, len(array.layout.shape))
+    if kind.ordered and 0 in (array.layout.shape[at] for at in dims):
+        raise TileError(f"{kind.name} of {array.layout} along dims {dims}: no elements have no {kind.name}")
+    if array.layout.partial and not _keeps_partial(kind, array, dtype):
+        array = finished(array)
+    combined = _combined(kind, array, dims, _local(kind, array, dims, dtype))
+    return combined if keepdims else _without(combined, dims)
+
+
+def mean(array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
+    """numpy's mean: integers are averaged in float64, half precision is summed in float32."""
+    check_arithmetic("mean", array)
+    given = np.dtype(dtype) if dtype is not None else array.tile.dtype
+    result = np.dtype(np.float64) if dtype is None and given.kind in "biu" else given
+    summed = np.dtype(np.float32) if result.itemsize == 2 and result.kind == "f" else result
+    count = math.prod(array.layout.shape[at] for at in normalized_axes(axis, len(array.layout.shape)))
+    total = reduced_array(SUM, array, axis, summed, keepdims)
+    return unwrapped(mapped("mean", lambda part: np.true_divide(part, count).astype(result), total))
+
+
+def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """numpy's `linalg.norm` of vectors, and of matrices for the orders that need no singular values."""
+    check_arithmetic("norm", array)
+    array = finished(array)
+    if array.tile.dtype.kind in "biu":
+        array = mapped("norm", lambda part: part.astype(float), array)
+    size = mapped("norm", np.abs, array)
+    dims = len(array.layout.shape) if axis is None else len(normalized_axes(axis, len(array.layout.shape)))
+    if (ord is None and axis is None) or (dims == 2 and ord in (None, "fro")):
+        return _root(_powers(size, 2, axis, keepdims), 2)
+    if dims == 1:
+        return _vector_norm(size, ord, axis, keepdims)
+    if dims == 2 and ord in (1, -1, np.inf, -np.inf):
+        return _matrix_norm(size, ord, (-2, -1) if axis is None else axis, keepdims)
+    raise TypeError(f"norm of a DistArray with ord={ord!r} over {dims} dims is not implemented; {INSTEAD}")
+
+
+def _vector_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
+    if ord in (np.inf, -np.inf):
+        return reduced(_extremum(ord, size, axis), size, axis, None, keepdims)
+    if ord == 0:
+        nonzero = mapped("norm", lambda part: (part != 0).astype(part.dtype), size)
+        return reduced(SUM, nonzero, axis, None, keepdims)
+    if isinstance(ord, str):
+        raise ValueError(f"invalid norm order {ord!r} for vectors")
+    return _root(_powers(size, 2 if ord is None else ord, axis, keepdims), 2 if ord is None else ord)
+
+
+def _matrix_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
+    """The largest or smallest sum of a column (1) or a row (inf)."""
+    rows, columns = (normalized_axis(each, len(size.layout.shape)) for each in axis)
+    along, across = (rows, columns) if abs(ord) == 1 else (columns, rows)
+    sums = reduced_array(SUM, size, along, None, True)
+    extreme = reduced_array(_extremum(ord, sums, across), sums, across, None, True)
+    return extreme if keepdims else unwrapped(_without(extreme, (rows, columns)))
+
+
+def _extremum(ord: Any, size: TiledArray, axis: Any) -> ReductionKind:
+    """The largest (ord > 0) or smallest size; the largest of no sizes is 0 in numpy, which is their sum."""
+    if ord < 0:
+        return MINIMUM
+    dims = normalized_axes(axis, len(size.layout.shape))
+    return SUM if 0 in (size.layout.shape[at] for at in dims) else MAXIMUM
+
+
+def _powers(size: TiledArray, power: Any, axis: Any, keepdims: bool) -> TiledArray:
+    raised = mapped("norm", lambda part: part if power == 1 else part**power, size)
+    return reduced_array(SUM, raised, axis, None, keepdims)
+
+
+def _root(total: TiledArray, power: Any) -> Any:
+    if power == 1:
+        return unwrapped(total)
+    return unwrapped(mapped("norm", lambda part: np.sqrt(part) if power == 2 else part ** (1 / power), total))
+
+
+def _keeps_partial(kind: ReductionKind, array: TiledArray, dtype: DTypeLike | None) -> bool:
+    """Whether summands can be reduced before they are combined: both are the same sum, in the same dtype."""
+    if kind not in (SUM, PRODUCT) or array.layout.reduction != kind.operation:
+        return False
+    return kind.function(np.empty(0, array.tile.dtype), dtype=dtype).dtype == array.tile.dtype
+
+
+def _local(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], dtype: DTypeLike | None) -> Array:
+    """The reduction of this rank's true part, with dims of one element."""
+    part = true_part(array)
+    options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    if kind.ordered:
+        options["initial"] = _start(kind, part.dtype)
+    return np.asarray(kind.function(part, axis=dims, keepdims=True, **options))
+
+
+def _start(kind: ReductionKind, dtype: np.dtype[Any]) -> Any:
+    """The identity of a minimum or maximum: what a rank without elements gives."""
+    least = kind is MAXIMUM
+    match dtype.kind:
+        case "b":
+            return not least
+        case "i" | "u":
+            return np.iinfo(dtype).min if least else np.iinfo(dtype).max
+        case "f":
+            return -np.inf if least else np.inf
+        case "c":
+            return complex(-np.inf, -np.inf) if least else complex(np.inf, np.inf)
+        case _:
+            raise TypeError(f"{kind.name} of a DistArray of dtype {dtype} is not implemented; {INSTEAD}")
+
+
+def _combined(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
+    """The array of all ranks' reductions, combined along the axes that held the reduced dims."""
+    layout = array.layout
+    axes = [axis for at in dims for axis in axes_of(layout.dims[at])]
+    kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
+    if not axes and not layout.partial:
+        return with_true_part(array, replace(layout, dims=kept), local)
+    if not supports(local.dtype.name, kind.operation):
+        return _gathered(kind, array, dims, local)
+
+    def over(values: Array, operation: str) -> TiledArray:
+        partial = (*axes, *layout.partial)
+        return finished(with_true_part(array, Layout(layout.mesh, kept, values.dtype.name, operation, partial), values))
+
+    if not (kind.ordered and local.dtype.kind == "f"):
+        return over(local, kind.operation)
+    # MPI's extrema may lose a NaN, numpy's never do: where there is one, it is carried beside the numbers.
+    lost = np.isnan(local)
+    numbers = over(np.where(lost, np.asarray(_start(kind, local.dtype), local.dtype), local), kind.operation)
+    nans = over(lost, "max")
+    nan = local.dtype.type(np.nan)
+    return elementwise(kind.name, np.where, [nans, nan, numbers])
+
+
+def _gathered(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
+    """For operations that no partial layout has (the largest complex number): every rank gathers the reductions of all,
+    and reduces them."""
+    layout = array.layout
+    pieces = {at: tuple(Digit(axis.size, axis) for axis in axes_of(layout.dims[at])) for at in dims}
+    counts = {at: math.prod(digit.radix for digit in digits) for at, digits in pieces.items()}
+    held = tuple(Dim(pieces[at], counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
+    every = tuple(local_dim(counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
+    kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
+    dtype = local.dtype if kind in (SUM, PRODUCT) else None
+    gathered = with_true_part(array, replace(layout, dims=held), local)
+    gathered = gathered.redistribute(replace(gathered.layout, dims=every))
+    return with_true_part(array, replace(layout, dims=kept), _local(kind, gathered, dims, dtype))
+
+
+def _without(array: TiledArray, dims: tuple[int, ...]) -> TiledArray:
+    """The array without these dims of one element."""
+    layout = replace(array.layout, dims=tuple(dim for at, dim in enumerate(array.layout.dims) if at not in dims))
+    return array.with_tile(layout, array.tile.reshape(layout.tile_shape))

@@ -1,0 +1,268 @@
+"""The same elements with other indices: transposes, reshapes, slices, and arrays one after another.
+
+A transpose permutes the numerals of a layout, a reshape cuts them elsewhere, and neither moves data:
+
+    a                              f64[{x}4, 6] on <x=2>
+    a.T                            f64[6, {x}4]
+    np.reshape(a, (2, 4, 6))       f64[{x}1, 4, 6]
+    np.reshape(a, (16, 3))         f64[{x}8, 3]
+
+A slice, and a dim that arrays are joined along, must be local. If it is not, its axes go to another dim or, if there is
+none, every rank gets the dim whole.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import EllipsisType
+from typing import Any, cast
+
+import numpy as np
+
+from reshard.errors import LayoutError
+from reshard.mpi.numpy_protocol.tiled import (
+    INSTEAD,
+    SINGLE,
+    TiledArray,
+    axes_of,
+    check_together,
+    finished,
+    local_dim,
+    normalized_axis,
+    true_part,
+    unwrapped,
+    with_true_part,
+)
+from reshard.types import Digit, Dim, Layout, Mesh
+from reshard.types.canonical import canonical_dim
+from reshard.types.dims import fitted
+from reshard.types.mesh import SubAxis
+
+_Span = tuple[int, int]
+
+
+def transpose(array: TiledArray, axes: Any = None) -> TiledArray:
+    """The array with its dims permuted; a view of the same tiles."""
+    ndim = len(array.layout.shape)
+    order = list(range(ndim))[::-1] if axes is None else [normalized_axis(at, ndim) for at in axes]
+    if sorted(order) != list(range(ndim)):
+        raise ValueError(f"axes {axes} are not a permutation of the {ndim} dims")
+    return array.with_tile(
+        replace(array.layout, dims=tuple(array.layout.dims[at] for at in order)), array.tile.transpose(order)
+    )
+
+
+def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
+    """The array with another shape, without communication.
+
+    Raises `LayoutError` if the digits of its layout do not spell the new indices.
+    """
+    if order != "C":
+        raise TypeError(f"reshape of a DistArray with order={order!r} is not implemented; {INSTEAD}")
+    layout = array.layout
+    sizes = _completed(shape, layout.shape)
+    if math.prod(sizes) == 0:
+        return array.with_tile(replace(layout, dims=tuple(map(local_dim, sizes))), np.empty(sizes, array.tile.dtype))
+    dims: list[Dim] = []
+    for (low, high), (begin, end) in _groups(layout.shape, sizes):
+        cut = _cut(layout.mesh, layout.dims[low:high], sizes[begin:end])
+        if cut is None:
+            raise LayoutError(
+                f"{layout} on {layout.mesh} cannot be reshaped to {sizes} in its tiles; redistribute it first so that "
+                f"dims {low} to {high - 1} are local or split evenly, or {INSTEAD}"
+            )
+        dims += cut
+    reshaped = replace(layout, dims=tuple(dims))
+    return array.with_tile(reshaped, array.tile.reshape(reshaped.tile_shape))
+
+
+def sliced(array: TiledArray, key: Any) -> Any:
+    """A copy of the part that numbers, slices, `...` and None select; collective if a split dim is cut.
+
+    Raises `TypeError` for arrays of indices, and numpy's `IndexError`.
+    """
+    items = _items(array.layout, key)
+    layout = array.layout
+    along = [item for item in items if item is not None]
+    whole = [_is_whole(item, size) for item, size in zip(along, layout.shape, strict=True)]
+    moved = array.redistribute(with_local_dims(layout, [at for at, kept in enumerate(whole) if not kept]))
+    dims: list[Dim] = []
+    rest = iter(zip(moved.layout.dims, whole, strict=True))
+    index: list[Any] = []
+    for item in items:
+        dim, kept = (SINGLE, False) if item is None else next(rest)
+        index.append(slice(None) if kept else item)
+        if kept or item is None:
+            dims.append(dim)
+        elif isinstance(item, slice):
+            dims.append(local_dim(len(range(*item.indices(dim.size)))))
+    # A copy, since only some slices could be views, and whether one is must not depend on the layout.
+    return unwrapped(moved.with_tile(replace(moved.layout, dims=tuple(dims)), moved.tile[(*index, ...)].copy()))
+
+
+def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
+    """Arrays one after another along a dim, in the layout of the first one; collective if that dim is split."""
+    for each in arrays:
+        if not isinstance(each, TiledArray):
+            raise LayoutError(f"concatenate of a DistArray and a {type(each).__name__}; give DistArrays only")
+    parts = [finished(cast(TiledArray, each)) for each in arrays]
+    check_together("concatenate", parts)
+    first = parts[0].layout
+    at = normalized_axis(axis, len(first.shape))
+    shapes = {(*part.layout.shape[:at], *part.layout.shape[at + 1 :]) for part in parts}
+    if len(shapes) > 1 or len({len(part.layout.shape) for part in parts}) > 1:
+        raise LayoutError(
+            f"concatenate along dim {at} of shapes {', '.join(str(part.layout.shape) for part in parts)}, which differ "
+            f"in other dims"
+        )
+    base = with_local_dims(first, [at])
+
+    def beside(part: TiledArray) -> TiledArray:
+        dims = (*base.dims[:at], local_dim(part.layout.shape[at]), *base.dims[at + 1 :])
+        return part.redistribute(replace(base, dims=dims, dtype=part.layout.dtype))
+
+    joined = np.concatenate([true_part(beside(part)) for part in parts], axis=at)
+    size = sum(part.layout.shape[at] for part in parts)
+    result = with_true_part(
+        parts[0], replace(base, dims=(*base.dims[:at], local_dim(size), *base.dims[at + 1 :])), joined
+    )
+    dims = (*first.dims[:at], _as_before(first.dims[at], size), *first.dims[at + 1 :])
+    return result.redistribute(replace(result.layout, dims=dims))
+
+
+def with_local_dims(layout: Layout, dims: Sequence[int]) -> Layout:
+    """The layout with these dims local: their axes go to the largest other dim that is local, if it has room.
+
+    >>> from reshard.types import Mesh
+    >>> rows, line = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 3, 10]", "f32[{x}4]"))
+    >>> print(with_local_dims(rows, [0]), with_local_dims(line, [0]))
+    f32[16, 3, {x}3/10] f32[16]
+    """
+    changed = [local_dim(dim.size) if at in dims else dim for at, dim in enumerate(layout.dims)]
+    freed = [Digit(axis.size, axis) for at in dims for axis in axes_of(layout.dims[at])]
+    pieces = math.prod(digit.radix for digit in freed)
+    others = [at for at, dim in enumerate(layout.dims) if at not in dims and not axes_of(dim) and dim.size >= pieces]
+    if freed and others:
+        to = max(others, key=lambda at: layout.shape[at])
+        changed[to] = Dim((*freed, Digit(-(-layout.shape[to] // pieces), None)), layout.shape[to])
+    return replace(layout, dims=tuple(changed))
+
+
+def _as_before(dim: Dim, size: int) -> Dim:
+    """A dim of another size split like this one: in blocks of the same size, or in contiguous pieces."""
+    held = [digit for digit in dim.digits if digit.axis is not None]
+    if dim.digits and dim.digits[0].axis is None and held:
+        return fitted(dim.digits, size)
+    return Dim((*held, Digit(-(-size // math.prod(digit.radix for digit in held)), None)), size)
+
+
+def _items(layout: Layout, key: Any) -> list[Any]:
+    """An index as one number or slice for each dim, in order, and None for each new one."""
+    given = list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
+    if not all(_is_basic(item) for item in given):
+        raise TypeError(f"a DistArray takes numbers, slices, ... and None as indices, not {_kinds(given)}; {INSTEAD}")
+    used = sum(item is not None and item is not ... for item in given)
+    if used > len(layout.shape) or sum(item is ... for item in given) > 1:
+        raise IndexError(f"too many indices for an array of {len(layout.shape)} dims: {key!r}")
+    if not any(item is ... for item in given):
+        given.append(...)
+    at = next(number for number, item in enumerate(given) if item is ...)
+    given[at : at + 1] = [slice(None)] * (len(layout.shape) - used)
+    sizes = iter(layout.shape)
+    return [item if item is None else _checked(item, next(sizes)) for item in given]
+
+
+def _is_basic(item: Any) -> bool:
+    if item is None or isinstance(item, slice | EllipsisType):
+        return True
+    return isinstance(item, int | np.integer) and not isinstance(item, bool)
+
+
+def _kinds(items: Sequence[Any]) -> str:
+    return ", ".join(type(item).__name__ for item in items if not _is_basic(item))
+
+
+def _checked(item: Any, size: int) -> Any:
+    if isinstance(item, slice):
+        return cast("Any", item)
+    number = operator.index(item)
+    if not -size <= number < size:
+        raise IndexError(f"index {number} is out of bounds for a dim of size {size}")
+    return number
+
+
+def _is_whole(item: Any, size: int) -> bool:
+    return isinstance(item, slice) and item.indices(size) == (0, size, 1)
+
+
+def _completed(shape: Any, old: Sequence[int]) -> tuple[int, ...]:
+    """A shape with -1 replaced by what is left. Raises `LayoutError` if it has another number of elements."""
+    several = cast("Sequence[Any]", shape) if isinstance(shape, list | tuple) else (shape,)
+    given = [operator.index(each) for each in several]
+    total, known = math.prod(old), math.prod(size for size in given if size != -1)
+    sizes = tuple(total // known if size == -1 and known else size for size in given)
+    if given.count(-1) > 1 or min(sizes, default=0) < 0 or math.prod(sizes) != total:
+        raise LayoutError(f"cannot reshape an array of shape {tuple(old)} into {tuple(given)}")
+    return sizes
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[_Span, _Span]]:
+    """The smallest groups of neighbouring dims that hold the same elements in both shapes, none of size 0.
+
+    >>> list(_groups((4, 6, 5), (2, 2, 30)))
+    [((0, 1), (0, 2)), ((1, 3), (2, 3))]
+    """
+    i = j = 0
+    while i < len(old) or j < len(new):
+        low, begin = i, j
+        before, after = (math.prod(sizes[at : at + 1]) for sizes, at in ((old, i), (new, j)))
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while before != after:
+            if before < after:
+                before, i = before * old[i], i + 1
+            else:
+                after, j = after * new[j], j + 1
+        yield (low, i), (begin, j)
+
+
+def _cut(mesh: Mesh, dims: Sequence[Dim], sizes: Sequence[int]) -> list[Dim] | None:
+    """The digits of some dims as the digits of dims of other sizes; None if the sizes cut a digit unevenly."""
+    wide = [dim for dim in dims if dim != SINGLE]
+    if [dim.size for dim in wide] == [size for size in sizes if size != 1]:
+        rest = iter(wide)
+        return [SINGLE if size == 1 else next(rest) for size in sizes]
+    if any(dim.padded != dim.size for dim in dims):
+        return None
+    every = Dim(tuple(digit for dim in dims for digit in dim.digits), math.prod(sizes))
+    digits = list(canonical_dim(every, mesh, 0).digits)  # Neighbours that are one digit are merged.
+    cut: list[Dim] = []
+    for size in reversed(sizes):
+        minor = _minor(digits, size)
+        if minor is None:
+            return None
+        cut.insert(0, Dim(tuple(minor), size))
+    return cut
+
+
+def _minor(digits: list[Digit], size: int) -> list[Digit] | None:
+    """Takes the digits whose radices multiply to `size` off the end, cutting the last one if it divides evenly."""
+    taken: list[Digit] = []
+    while size > 1:
+        digit = digits.pop()
+        if size % digit.radix:
+            if digit.radix % size:
+                return None
+            digits.append(_digit(digit, 1, digit.radix // size))
+            digit = _digit(digit, digit.radix // size, size)
+        size //= digit.radix
+        taken.insert(0, digit)
+    return taken
+
+
+def _digit(digit: Digit, before: int, radix: int) -> Digit:
+    """The factor of a digit that follows a prefix of size `before`."""
+    axis = digit.axis
+    return Digit(radix, None if axis is None else SubAxis(axis.axis, axis.pre * before, radix))

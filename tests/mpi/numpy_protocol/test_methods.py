@@ -1,0 +1,21 @@
+"""numpy's expressions on distributed arrays, compared with numpy on the whole array, on ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from tests.mpi import running
+from tests.mpi.sampling import sampled
+
+
+@pytest.mark.parametrize(("topic", "ranks"), sampled(["values", "values_sampled"], [1, 2, 3, 4], ("values_sampled", 3)))
+def test_numpys_expressions_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
+    running.check(f"numpy_protocol.conformance.{topic}", ranks, tmp_path)
+
+
+def test_the_table_in_the_docs_is_what_runs(tmp_path: Path) -> None:
+    running.check("numpy_protocol.conformance.documented", 3, tmp_path)

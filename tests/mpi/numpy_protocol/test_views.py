@@ -1,0 +1,132 @@
+"""Transposes, reshapes, slices and joins: layouts and elements, against marked tiles."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from reshard.errors import LayoutError
+from reshard.lower.to_mpi import ranks
+from reshard.mpi import DistArray
+from reshard.mpi.numpy_protocol import views
+from reshard.types import Layout, Mesh
+from tests.layouts import random_pair
+from tests.mpi.numpy_protocol.arrays import COMM, array, whole
+from tests.oracle import PADDING, tiles_of
+
+A = np.arange(24).reshape(4, 6)
+SHAPES = [(24,), (2, 12), (2, 2, 6), (8, 3), (4, 1, 6), (1, 24, 1), (3, 8), (6, 4), (-1, 2), (5, 5)]
+
+
+def _reshaped(layout: Layout, shape: tuple[int, ...]) -> Layout | None:
+    """The layout of a reshaped array, whose marked tiles are compared on every device; None if it is refused."""
+    result = None
+    for device in ranks(layout.mesh):
+        a = DistArray(layout, tiles_of(layout)[device].astype("int32"), COMM)
+        try:
+            b = views.reshape(a, shape)
+        except LayoutError:
+            assert result is None
+            continue
+        result = b.layout
+        assert np.array_equal(b.tile, tiles_of(result)[device]), (layout, result, device)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "wanted"),
+    [
+        ("s32[{x}4, 6]", (2, 8, 6), "s32[{x:(1)2}, {x:(2)2}4, 6]"),
+        ("s32[{x}4, 6]", (96,), "s32[{x}24]"),
+        ("s32[16, {x}2]", (4, 4, 8), "s32[4, 4, {x}2]"),
+        ("s32[16, {x}2]", (128,), "s32[16{x}2]"),
+        ("s32[{x}3/10, 6]", (10, 2, 3), "s32[{x}3/10, 2, 3]"),
+        ("s32[{x}3/10, 6]", (1, 10, 6), "s32[1, {x}3/10, 6]"),
+        ("s32[{x}3/10, 6]", (60,), None),
+        ("s32[{x}4, 6]", (3, 32), None),
+        ("s32[{x}/1, 6]", (6,), None),
+        ("s32[2{x}{y}3, 5]", (8, 30), "s32[2{x}, {y}15]"),
+    ],
+)
+def test_digits_are_cut_elsewhere(text: str, shape: tuple[int, ...], wanted: str | None) -> None:
+    layout = _reshaped(Layout.parse(text, Mesh(x=4, y=2)), shape)
+    assert (None if layout is None else str(layout)) == wanted
+
+
+def test_any_reshape_is_right_or_refused() -> None:
+    choose, done = random.Random(4), 0
+    for _ in range(200):
+        layout = random_pair(choose)[0]
+        size = int(np.prod(layout.shape))
+        rows = choose.choice([k for k in range(1, size + 1) if size % k == 0] or [0])
+        if size and size < 1000:
+            done += _reshaped(layout, (rows, size // rows)) is not None
+    assert done > 30
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(shape: tuple[int, ...]) -> None:
+    try:
+        wanted = A.reshape(shape)
+    except ValueError:
+        with pytest.raises(LayoutError, match="cannot reshape"):
+            np.reshape(array(A), shape)
+    else:
+        assert np.array_equal(whole(array(A).reshape(*shape)), wanted)
+    assert array(np.zeros((0, 3))).reshape(5, 0).shape == (5, 0)
+    with pytest.raises(TypeError, match="to_global"):
+        np.reshape(array(A), (24,), order="F")
+
+
+def test_a_transpose_is_a_view() -> None:
+    layout = Layout.parse("s32[{x}2/7, {y}3, 4]", Mesh(x=4, y=2))
+    for device in ranks(layout.mesh):
+        a = DistArray(layout, tiles_of(layout)[device].astype("int32"), COMM)
+        turned = views.transpose(a, (2, 0, 1))
+        assert str(turned.layout) == "s32[4, {x}2/7, {y}3]"
+        real = tiles_of(turned.layout)[device] != PADDING
+        assert np.array_equal(turned.tile, np.moveaxis(a.tile, 2, 0)) and real.shape == turned.tile.shape
+        assert np.shares_memory(turned.tile, a.tile)
+    with pytest.raises(ValueError, match="not a permutation"):
+        array(A).transpose(0, 0)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [1, -1, (slice(1, 3),), (slice(None), 2), (slice(None, None, -2), slice(4, 1, -1)), (..., 0), None, (None, 1, ...),
+     (slice(9, 9),), (np.int64(2), 3), (), slice(None)],
+)  # fmt: skip
+def test_slices(key: object) -> None:
+    given, wanted = array(A)[key], A[key]  # pyright: ignore
+    assert np.array_equal(whole(given) if isinstance(wanted, np.ndarray) else given, wanted)
+    assert not isinstance(given, DistArray) or not np.shares_memory(given.tile, array(A).tile)
+
+
+def test_refused_indices() -> None:
+    for key in ([0, 1], A > 3, True, "a", 1.0):
+        with pytest.raises(TypeError, match="to_global"):
+            array(A)[key]
+    for key in (4, -5, (0, 0, 0), (..., ...)):
+        with pytest.raises(IndexError):
+            array(A)[key]
+    with pytest.raises(TypeError, match=r"written to a\.tile"):
+        array(A)[0] = 1
+
+
+def test_concatenate() -> None:
+    assert np.array_equal(whole(np.concatenate([array(A), array(A[:1])])), np.concatenate([A, A[:1]]))
+    mixed = np.concatenate([array(A), array(A.astype(float))], axis=-1)
+    assert mixed.dtype == np.float64 and mixed.shape == (4, 12)
+    for parts in ([array(A), array(A[:, :2])], [array(A), A], [array(A), array(A[0])]):
+        with pytest.raises(LayoutError):
+            np.concatenate(parts)
+
+
+def test_local_dims() -> None:
+    layout = Layout.parse("f32[{x}4, {y}3, 10, 9]", Mesh(x=4, y=2))
+    assert str(views.with_local_dims(layout, [0, 1])) == "f32[16, 6, {x}{y}2/10, 9]"
+    assert views.with_local_dims(layout, [3]) == layout
