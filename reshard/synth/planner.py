@@ -23,7 +23,8 @@ from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
 from reshard.synth.routes import ROUTES, Pair, Route
 from reshard.types.layout import Layout
-from reshard.types.mesh import primes
+from reshard.types.mesh import Mesh
+from reshard.types.pair.refine import partial_change
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
 
@@ -176,20 +177,22 @@ def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
 
 def _check_partial(source: Layout, target: Layout) -> None:
     """Refuses targets with partial sub-axes that the source has not: a plan can only keep or finish them."""
-    if source.partial == target.partial and source.reduction == target.reduction:
+    if not target.partial or (source == target):
         return
-    made = set(_strides(target)) - set(_strides(source))
-    if made or (target.partial and source.reduction != target.reduction) or source.mesh != target.mesh:
+    if source.mesh != target.mesh:
+        raise PlanError(
+            f"source {source} is on mesh {_with_devices(source.mesh)} and target {target}, which is partial too, on "
+            f"{_with_devices(target.mesh)}, and neither mesh can spell both; a summand stays where it is, so give "
+            f"the source's mesh to the target, or finish the reduction"
+        )
+    if source.reduction != target.reduction or partial_change(source, target) is None:
         raise PlanError(
             f"target {target} is partial where source {source} is not (mesh {target.mesh}); a redistribution can "
             f"only finish a reduction, so give a target that is partial over fewer of the same sub-axes"
         )
 
 
-def _strides(layout: Layout) -> Iterator[int]:
-    """The strides of the prime factors of the partial sub-axes, which do not depend on how these are spelled."""
-    for sub in layout.partial:
-        place = layout.mesh.stride(sub)
-        for prime in primes(sub.size):
-            yield place
-            place *= prime
+def _with_devices(mesh: Mesh) -> str:
+    """A mesh with the first of its devices."""
+    first = ", ".join(map(str, mesh.devices[:8]))
+    return f"{mesh} of devices {first}{', ...' if mesh.size > 8 else ''}"
