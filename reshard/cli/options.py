@@ -6,7 +6,7 @@ arguments to a parser; a group that several commands share is a base class and a
     Options
       ArrayOptions               --mesh, --shape, --dtype
         show.ShowOptions         LAYOUT, --limit
-        PairOptions              SOURCE, TARGET, --target-mesh, --budget, --network, --donate
+        PairOptions              SOURCE, TARGET, --target-mesh, --budget, --network, --donate, --slack
           plan.PlanOptions       --json, --html, --explain
           ...
       doctor.DoctorOptions       FILE, --platform, ...
@@ -71,6 +71,7 @@ class PairOptions(ArrayOptions):
     budget: str | None
     network: str | None
     donate: bool
+    slack: str | None
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
@@ -82,6 +83,8 @@ class PairOptions(ArrayOptions):
         parser.add_argument("--budget", metavar="SIZE", help="most bytes live on a device, e.g. 64MiB, 0.5GiB or 4096")
         add_network(parser)
         parser.add_argument("--donate", action="store_true", help="the source may be given up once its data has moved")
+        slack = "share of bytes that may be spent to save launches, for uneven layouts without a network; default 0.05"
+        parser.add_argument("--slack", metavar="SHARE", help=slack)
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:

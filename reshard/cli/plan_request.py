@@ -15,6 +15,7 @@ from typing import NamedTuple
 from reshard.cli.options import ArrayOptions, PairOptions
 from reshard.errors import ReshardError
 from reshard.synth import plan
+from reshard.synth.planner import SLACK
 from reshard.types import Layout, Mesh
 from reshard.types.notation.detect import read
 from reshard.types.plan import Plan
@@ -37,7 +38,8 @@ def planned(options: PairOptions) -> PlanRequest:
     """The layouts of a call, and the plan between them."""
     source, target = two_layouts(options)
     budget = None if options.budget is None else parse_bytes(options.budget)
-    return PlanRequest(source, target, plan(source, target, budget, options.network, options.donate))
+    slack = SLACK if options.slack is None else _share(options.slack)
+    return PlanRequest(source, target, plan(source, target, budget, options.network, options.donate, slack))
 
 
 def one_layout(text: str, options: ArrayOptions) -> Layout:
@@ -126,3 +128,10 @@ def _two_shardings(source: LayoutText, target: LayoutText) -> tuple[Layout, Layo
 
 def _mesh(text: str | None) -> Mesh | None:
     return None if text is None else Mesh.parse(text)
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ReshardError(f"cannot read the slack {text!r}; write a number of at least 0, e.g. 0.05") from None

@@ -224,11 +224,21 @@ def _bytes(plan: Plan, network: str | None) -> str:
         return f"Bytes: {what}, and no device receives more: no plan can beat that."
     over = f"{received / bound:.2f} times the bound" if bound else "more than the bound"
     if network is None:
-        return f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}."
+        return f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}.{_exact(plan)}"
     least = make_plan(plan.source, plan.target, donate=plan.donate)
     return (
         f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}. Without --network the plan would "
         f"receive {bytes_text(least.received_bytes)} in {counted(least.launches, 'launch')}."
+    )
+
+
+def _exact(plan: Plan) -> str:
+    """What the fewest bytes would take, where the plan receives more to save launches."""
+    least = make_plan(plan.source, plan.target, donate=plan.donate, slack=0)
+    if least.received_bytes >= plan.received_bytes or least.launches <= plan.launches:
+        return ""
+    return (
+        f" With --slack 0 it would receive {bytes_text(least.received_bytes)} in {counted(least.launches, 'launch')}."
     )
 
 

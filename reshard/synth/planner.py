@@ -4,17 +4,23 @@
     cost          their seconds on a network            the fastest few stay
     chain         each step checked by its typing rule  a plan: bytes, launches, live memory
     budget        steps cut until they fit              or a `BudgetError`
-    _objective    the least of these                    seconds, bytes, launches, memory
+    _best         the least of these                    seconds, bytes, launches, memory
 
 Without a network the best plan has the fewest bytes on the busiest device, then the fewest launches, then the least
 memory, where the messages of an exchange count as buffers even if it does not stage them. With a network it has the
 least predicted seconds, then the same.
+
+Seconds that differ in their last digits are equal: they are sums in different orders. Between uneven layouts and
+without a network, bytes within `slack` of the fewest are equal, too: the padding that one all-gather carries along is
+cheaper than the 511 messages of an exchange that leaves it out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from numbers import Real
 from typing import SupportsIndex, cast
 
 from reshard.errors import PlanError
@@ -23,9 +29,13 @@ from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
 from reshard.synth.routes import ROUTES, Pair, Route
 from reshard.types.layout import Layout
-from reshard.types.mesh import primes
+from reshard.types.mesh import Mesh
+from reshard.types.pair.refine import partial_change
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
+
+SLACK = 0.05
+"""The share of bytes that a plan between uneven layouts may receive more than the fewest, to save launches."""
 
 
 def plan(
@@ -34,15 +44,17 @@ def plan(
     budget: int | None = None,
     network: Network | str | None = None,
     donate: bool = False,
+    slack: float = SLACK,
 ) -> Plan:
     """The best checked plan from source to target.
 
     `budget` is in bytes a device and counts everything live during the move, source and target included; `network`
     is a `Network` or the name of a preset; `donate` lets the source be overwritten or freed once its data has moved.
-    Plans are cached, and equal arguments give equal plans in every process.
+    Where a layout is uneven and there is no network, plans whose bytes exceed the fewest by a share of at most `slack`
+    count as equal in bytes; 0 is exact. Plans are cached, and equal arguments give equal plans in every process.
 
-    Raises `PlanError` for layouts of different arrays or devices and for a target that is partial where the source
-    is not, `BudgetError`, with the smallest budget that works, for a budget that cannot be met.
+    Raises `PlanError` for layouts of different arrays or devices, for a target that is partial where the source is
+    not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4, y=2)
@@ -52,12 +64,15 @@ def plan(
     """
     if isinstance(network, str):
         network = Network.load(network)
-    _check_request(source, target, budget, network)
-    return _plan(source, target, budget, network, bool(donate))
+    _check_request(source, target, budget, network, slack)
+    exact = network is not None or (source.even and target.even)
+    return _plan(source, target, budget, network, bool(donate), 0.0 if exact else float(slack))
 
 
 @lru_cache(maxsize=4096)
-def _plan(source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool) -> Plan:
+def _plan(
+    source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool, slack: float
+) -> Plan:
     pair = Pair(*_on_one_mesh(source, target))
     links = None if network is None else network.links(pair.source.mesh)
     routes: Sequence[Sequence[StepSpec]] = list(dict.fromkeys(_routes(pair, links)))
@@ -68,9 +83,9 @@ def _plan(source: Layout, target: Layout, budget: int | None, network: Network |
     plans: list[Plan] = []
     for route in routes:
         plans.append(cost.timed(chain(pair.source, pair.target, route, donate), links))
-        if budget is None and links is None and _settles(plans[-1]):
+        if budget is None and links is None and _settles(plans[-1], slack):
             break
-    return min(plans if budget is None else within(plans, budget, links), key=_objective)
+    return _best(plans if budget is None else within(plans, budget, links), slack)
 
 
 def _routes(pair: Pair, links: Links | None) -> Iterator[Route]:
@@ -84,17 +99,32 @@ def _slim(pair: Pair, routes: Sequence[Sequence[StepSpec]]) -> Sequence[Sequence
     return [route for route in routes if all(step.result.tile_bytes <= most for step in route)] or routes
 
 
-def _settles(plan: Plan) -> bool:
+def _settles(plan: Plan, slack: float) -> bool:
     """Whether a plan for uneven layouts is good enough to skip the costly statistics of the exchange that rivals it."""
     even = plan.source.even and plan.target.even
-    return not even and plan.launches <= 1 and plan.received_bytes == plan.lower_bound_bytes
+    return not even and plan.launches <= 1 and _within(plan.received_bytes, plan.lower_bound_bytes, slack)
 
 
-def _objective(plan: Plan) -> tuple[float, int, int, int, int]:
-    """What the best plan minimizes, in this order; the last entry prefers a collective to an exchange of boxes."""
-    time = 0.0 if plan.seconds is None else plan.seconds
+def _best(plans: Sequence[Plan], slack: float) -> Plan:
+    """The plan of least seconds, then of fewest bytes, then the first by `_preference`."""
+    least = min(_seconds(plan) for plan in plans)
+    plans = [plan for plan in plans if cost.as_fast(_seconds(plan), least)]
+    fewest = min(plan.received_bytes for plan in plans)
+    return min((plan for plan in plans if _within(plan.received_bytes, fewest, slack)), key=_preference)
+
+
+def _within(received: int, fewest: int, slack: float) -> bool:
+    return received - fewest <= fewest * slack
+
+
+def _seconds(plan: Plan) -> float:
+    return 0.0 if plan.seconds is None else plan.seconds
+
+
+def _preference(plan: Plan) -> tuple[int, int, int, int]:
+    """What decides between equal bytes, in this order; the last entry prefers a collective to an exchange of boxes."""
     exchanges = sum(step.kind == "exchange" for step in plan.steps)
-    return (time, plan.received_bytes, plan.launches, _memory(plan), exchanges)
+    return (plan.launches, _memory(plan), plan.received_bytes, exchanges)
 
 
 def _memory(plan: Plan) -> int:
@@ -108,7 +138,7 @@ def _message(step: Step) -> int:
     return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
 
 
-def _check_request(source: object, target: object, budget: object, network: object) -> None:
+def _check_request(source: object, target: object, budget: object, network: object, slack: object) -> None:
     for name, layout in (("source", source), ("target", target)):
         if not isinstance(layout, Layout):
             raise PlanError(
@@ -116,6 +146,7 @@ def _check_request(source: object, target: object, budget: object, network: obje
                 f"read it with Layout.parse(text, mesh)"
             )
     check_options(budget, network)
+    _check_slack(slack)
     _check_arrays(cast(Layout, source), cast(Layout, target))
 
 
@@ -127,6 +158,23 @@ def check_options(budget: object, network: object) -> None:
         not isinstance(budget, SupportsIndex) or isinstance(budget, bool) or budget.__index__() < 0
     ):
         raise PlanError(f"budget {budget!r}: give bytes a device as a whole number of at least 0, or None for no limit")
+
+
+def _check_slack(slack: object) -> None:
+    if not _is_share(slack):
+        raise PlanError(
+            f"slack {slack!r}: give the share of bytes that may be spent to save launches as a finite number of at "
+            f"least 0, such as 0.05, or 0 for the fewest bytes"
+        )
+
+
+def _is_share(slack: object) -> bool:
+    if isinstance(slack, bool) or not isinstance(slack, Real):
+        return False
+    try:
+        return 0 <= float(slack) < math.inf
+    except OverflowError:
+        return False
 
 
 def _check_arrays(source: Layout, target: Layout) -> None:
@@ -176,20 +224,22 @@ def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
 
 def _check_partial(source: Layout, target: Layout) -> None:
     """Refuses targets with partial sub-axes that the source has not: a plan can only keep or finish them."""
-    if source.partial == target.partial and source.reduction == target.reduction:
+    if not target.partial or (source == target):
         return
-    made = set(_strides(target)) - set(_strides(source))
-    if made or (target.partial and source.reduction != target.reduction) or source.mesh != target.mesh:
+    if source.mesh != target.mesh:
+        raise PlanError(
+            f"source {source} is on mesh {_with_devices(source.mesh)} and target {target}, which is partial too, on "
+            f"{_with_devices(target.mesh)}, and neither mesh can spell both; a summand stays where it is, so give "
+            f"the source's mesh to the target, or finish the reduction"
+        )
+    if source.reduction != target.reduction or partial_change(source, target) is None:
         raise PlanError(
             f"target {target} is partial where source {source} is not (mesh {target.mesh}); a redistribution can "
             f"only finish a reduction, so give a target that is partial over fewer of the same sub-axes"
         )
 
 
-def _strides(layout: Layout) -> Iterator[int]:
-    """The strides of the prime factors of the partial sub-axes, which do not depend on how these are spelled."""
-    for sub in layout.partial:
-        place = layout.mesh.stride(sub)
-        for prime in primes(sub.size):
-            yield place
-            place *= prime
+def _with_devices(mesh: Mesh) -> str:
+    """A mesh with the first of its devices."""
+    first = ", ".join(map(str, mesh.devices[:8]))
+    return f"{mesh} of devices {first}{', ...' if mesh.size > 8 else ''}"

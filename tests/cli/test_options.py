@@ -41,6 +41,7 @@ def test_each_field_has_an_argument_and_each_argument_a_field(kind):
 CALLS = [
     (["plan", "S", "T", "--mesh", "x=2", "--json"], {"source": "S", "target": "T", "mesh": "x=2", "json": True}),
     (["plan", "S", "T", "--target-mesh", "y=2", "--donate"], {"target_mesh": "y=2", "donate": True, "html": None}),
+    (["plan", "S", "T", "--slack", "0.1"], {"slack": "0.1", "donate": False}),
     (["show", "L"], {"layout": "L", "limit": 32, "shape": None}),
     (["simulate", "S", "T", "--seed", "5", "--budget", "4KiB"], {"seed": 5, "budget": "4KiB", "network": None}),
     (["prove", "S", "T", "-o", "q", "--launches", "--limit", "2"], {"output": "q", "launches": True, "limit": 2.0}),

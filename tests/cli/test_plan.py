@@ -74,6 +74,28 @@ def test_donate_is_passed_on(call):
     assert json.loads(call("plan", *MESH, SOURCE, TARGET, "--donate", "--json").out)["donate"] is True
 
 
+def test_slack_trades_bytes_for_launches(call):
+    pair = ("--mesh", "x=8,y=8", "f32[{x}{y}16/997, 4]", "f32[997, 4]")
+    plans = [
+        json.loads(call("plan", *pair, *slack, "--json").out) for slack in ((), ("--slack", "0.05"), ("--slack", "0"))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0]["launches"] == 1 < plans[2]["launches"]
+    assert plans[0]["received_bytes"] > plans[2]["received_bytes"] == plans[2]["lower_bound_bytes"]
+    assert f"With --slack 0 it would receive {plans[2]['received_bytes'] / 1024:.1f} KiB" in call(
+        "plan", *pair, "--explain"
+    ).out.replace("\n     ", " ")
+
+
+@pytest.mark.parametrize(
+    ("slack", "why"),
+    [("5 percent", "cannot read the slack '5 percent'"), ("-1", "slack -1.0: give"), ("nan", "slack nan: give")],
+)
+def test_slack_that_cannot_be_used(call, slack, why):
+    ran = call("plan", *MESH, SOURCE, TARGET, f"--slack={slack}")
+    assert ran.code != 0 and why in ran.err
+
+
 # ---- --explain -------------------------------------------------------------------------------------
 
 EXPLAINED = [

@@ -38,7 +38,7 @@ def plan_of(source: str, target: str, mesh: Mesh = MESH, **options: object) -> r
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_users_cases_are_proved(case: dict):
-    proof = prove(rs.plan(*ends(case)))
+    proof = prove(rs.plan(*ends(case), slack=0))
     assert proof.minimal.holds
 
 

@@ -1,4 +1,5 @@
-"""Plans without a network: every one runs, has no tile larger than the larger end, and receives the bound.
+"""Plans without a network: every one runs, has no tile larger than the larger end, and receives the bound, or at most
+`slack` times more between uneven layouts.
 
 On every pair of contiguous layouts of small meshes, on samples of larger ones, and on random digit layouts.
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -25,7 +28,7 @@ SMALL = (Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=2, y=4), Mesh(x=2, y=2, z=2), Me
 
 def hold(source: Layout, target: Layout) -> rs.Plan:
     """Plans and runs one pair, and asserts what every plan without a network keeps."""
-    plan = rs.plan(source, target)
+    plan = rs.plan(source, target, slack=0)
     check(plan)
     largest = max(source.tile_bytes, target.tile_bytes)
     for step in plan.steps:
@@ -152,6 +155,107 @@ def test_a_collective_wins_a_tie_in_bytes_launches_and_the_memory_of_messages():
     plan = rs.plan(rs.Layout.parse("f32[{y}{x}8, 64]", mesh), rs.Layout.parse("f32[{x}16, 64]", mesh))
     assert [step.kind for step in plan.steps] == ["permute", "all_gather"]
     assert (plan.received_bytes, plan.launches) == (plan.lower_bound_bytes, 2)
+
+
+# ---- slack ---------------------------------------------------------------------------------------
+
+EIGHTS = Mesh(x=8, y=8, z=8)
+
+
+def relaxed(source: Layout, target: Layout, slack: float = 0.05) -> tuple[rs.Plan, rs.Plan]:
+    """The plans with some slack and with none, after a check of what they promise each other."""
+    plan, exact = rs.plan(source, target, slack=slack), rs.plan(source, target, slack=0)
+    assert exact.received_bytes == plan.lower_bound_bytes
+    assert plan.received_bytes <= exact.received_bytes * (1 + slack)
+    assert plan.launches <= exact.launches
+    assert all(step.result.tile_bytes <= max(source.tile_bytes, target.tile_bytes) for step in plan.steps)
+    return plan, exact
+
+
+def test_a_little_padding_saves_hundreds_of_launches():
+    plan, exact = relaxed(
+        Layout.parse("f32[{y}{z}{x}2/1021, 513]", EIGHTS), Layout.parse("f32[1021, 513]", EIGHTS), slack=0.05
+    )
+    assert [step.kind for step in plan.steps] == ["all_gather"]
+    assert exact.launches > 100
+    assert plan == rs.plan(plan.source, plan.target)
+
+
+@pytest.mark.parametrize("mesh", [*SMALL, Mesh(x=12, y=2)], ids=str)
+def test_slack_takes_launches_and_gives_at_most_its_bytes(mesh: Mesh):
+    choose = random.Random(23)
+    for _ in range(60):
+        shape = tuple(choose.choice((5, 31, 61, 97)) for _ in range(choose.randint(1, 2)))
+        every = list(contiguous_layouts(mesh, shape))
+        plan, _ = relaxed(choose.choice(every), choose.choice(every), choose.choice((0.01, 0.05, 0.3)))
+        check(plan)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+def test_slack_on_random_digit_layouts(seed: int):
+    choose = random.Random(seed)
+    for _ in range(300):
+        check(relaxed(*random_pair(choose))[0])
+
+
+def test_gathers_stop_before_the_padding_is_worth_an_exchange():
+    """A gather of all 144 pieces receives 12% of padding; a gather of 48 of them leaves 2 rounds for the others."""
+    mesh = Mesh(x=12, y=12)
+    plan, exact = relaxed(Layout.parse("f32[{x}{y}8/1021]", mesh), Layout.parse("f32[1021]", mesh))
+    check(plan)
+    assert [step.kind for step in plan.steps] == ["all_gather", "exchange"]
+    assert (plan.launches, exact.launches) == (3, 36)
+
+
+def test_more_slack_never_takes_more_launches():
+    mesh = Mesh(x=8, y=8)
+    source, target = Layout.parse("f32[{y}63/500, {x}128/1021]", mesh), Layout.parse("f32[500, {y}128/1021]", mesh)
+    launches = [rs.plan(source, target, slack=slack).launches for slack in (0, 1e-3, 0.01, 0.05, 1, 1e300)]
+    assert launches == sorted(launches, reverse=True)
+
+
+def test_slack_leaves_even_layouts_and_networks_alone():
+    mesh = Mesh(x=4, y=2)
+    even = Layout.parse("f32[{x}3, {y}2]", mesh), Layout.parse("f32[{y}6, {x}]", mesh)
+    uneven = Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[{y}5]", mesh)
+    assert rs.plan(*even, slack=9) is rs.plan(*even, slack=0)
+    assert rs.plan(*uneven, network="h100", slack=9) is rs.plan(*uneven, network="h100", slack=0)
+
+
+def test_slack_within_a_budget():
+    source, target = Layout.parse("f32[{y}{z}{x}2/1021, 513]", EIGHTS), Layout.parse("f32[1021, 513]", EIGHTS)
+    floor = rs.plan(source, target).floor_bytes
+    tight, wide = (rs.plan(source, target, budget=budget) for budget in (floor, 3 * floor))
+    assert tight.peak_bytes <= floor and tight.launches > wide.launches == 1
+
+
+@pytest.mark.parametrize(
+    "slack", [-0.1, True, None, "0.05", float("nan"), float("inf"), 10**400, 1j, [0]], ids=lambda slack: str(slack)[:8]
+)
+def test_refused_slack(slack: object):
+    layout = Layout.parse("f32[{x}3/10]", Mesh(x=4))
+    with pytest.raises(PlanError, match=r"slack .*: give the share of bytes .* finite number of at least 0"):
+        rs.plan(layout, layout, slack=slack)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("slack", [0, 0.0, 1, Fraction(1, 20), np.float32(0.05)])
+def test_slack_is_any_real_number(slack: float):
+    layout = Layout.parse("f32[{x}3/10]", Mesh(x=4))
+    assert rs.plan(layout, layout, slack=slack).steps == ()
+
+
+# ---- ties ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("f32[{y}6, {x}4]", "f32[24, 24]"), ("f32[24, {x}{y}]", "f32[{x}4, 24]"), ("f32[{y}{x}, 24]", "f32[24, {y}{x}]")],
+)
+def test_seconds_that_differ_in_the_last_digit_are_equal(source: str, target: str):
+    """Staged and fused, the gather of equal links takes as long; summed, the staged one is faster by 1 in 10^16."""
+    mesh = Mesh(x=6, y=4)
+    plan = rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh), network="tpu-v5p")
+    assert plan.launches == 1
 
 
 # ---- requests ------------------------------------------------------------------------------------

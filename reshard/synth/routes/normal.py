@@ -25,11 +25,13 @@ goes. The move is an all-to-all if it consists of swaps, a permute if of permute
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from reshard.synth.network import Links
-from reshard.synth.routes.chains import Chains, direct, through
+from reshard.synth.routes.chains import Chains, direct, step, through
 from reshard.synth.routes.route import Pair, Route
 from reshard.synth.routes.staged import staged
+from reshard.types.plan import StepSpec
 
 
 def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
@@ -47,7 +49,12 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         yield ()
         return
     chains = Chains(pair, pair.refinement)
-    yield from fewest_bytes(chains) if links is None else staged(chains, links)
+    if links is not None:
+        yield from staged(chains, links)
+        return
+    yield from fewest_bytes(chains)
+    if not pair.refinement.exact:
+        yield from gathers_before_exchanges(Chains(pair, pair.refinement, prime=True))
 
 
 def fewest_bytes(chains: Chains) -> Iterator[Route]:
@@ -62,3 +69,24 @@ def fewest_bytes(chains: Chains) -> Iterator[Route]:
         yield through(chains, [first, *chains.one_by_one(first, last), last])
         if borrowings := chains.borrowings():
             yield through(chains, [chains.sliced(borrowings), chains.ungathered(borrowings)])
+
+
+def gathers_before_exchanges(chains: Chains) -> Iterator[Route]:
+    """Routes for padded layouts between the normal form, which gathers the padding, and the exchange, which leaves it.
+
+    f32[{x}{y}8/1021] -> f32[1021] on <x=12, y=12>: 122 of the 144 pieces of 8 have elements
+
+        normal form     1 launch      1144 elements received
+        exchange        143 launches  1021
+        both            12 launches   1029: x is gathered with 88 elements, of which some are padding, then y exchanged
+
+    The major strides are gathered, so that every device has a share of the elements before the exchange.
+    """
+    first, last = chains.sliced(), chains.ungathered()
+    spent = sorted({s for s, end in zip(last, chains.end, strict=True) if end is None and s is not None}, reverse=True)
+    for count in range(1, len(spent)):
+        opened = tuple(
+            None if end is None and s in spent[:count] else s for s, end in zip(last, chains.end, strict=True)
+        )
+        steps = (step(chains, *ends) for ends in pairwise([chains.start, first, last, opened]))
+        yield (*(s for s in steps if s is not None), StepSpec("exchange", chains.target))

@@ -23,7 +23,7 @@ from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Dim, Layout
+from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis, prime_places, primes
 from reshard.types.plan import StepSpec
 from reshard.types.rules.checker import check_step
@@ -107,7 +107,7 @@ def before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
     receives instead.
     """
     holders = _both(source, target)
-    if holders is None or not (source.even and target.even):
+    if holders is None:
         return
     before, after = holders
     used = set(_flat(after))
@@ -116,9 +116,38 @@ def before_gathers(source: Layout, target: Layout) -> Iterator[Layout]:
         return
     for at, dim in enumerate(target.dims):
         if dim.tile % math.prod(size for _, size in spent) == 0:
-            # Where sub-axes cannot coexist in one layout, there is none.
-            with contextlib.suppress(LayoutError):
+            with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
                 yield _tiled(source, [held + spent if n == at else held for n, held in enumerate(after)])
+
+
+def gathered_in_part(source: Layout, target: Layout) -> Iterator[list[Layout]]:
+    """Layouts to pass through before the exchange between uneven layouts, so that it takes fewer rounds.
+
+    f32[{y}{x}786/50257] to f32[{x}6283/50257], x = y = 8: permuted to f32[{x}{y}786/50257], and gathered to
+    f32[1{x}{y:(1)2}3144/50257], whose pieces meet few of the target's.
+    """
+    holders = _both(source, target)
+    if holders is None or (source.even and target.even):
+        return
+    before, after = holders
+    used = set(_flat(after))
+    fine = _following(source, before, after) or before
+    spent = [len(dim) - max((n for n, p in enumerate(dim, 1) if p in used), default=0) for dim in fine]
+    for count in range(1, max(spent, default=0) + 1):
+        kept = [dim[: len(dim) - min(count, most)] for dim, most in zip(fine, spent, strict=True)]
+        with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
+            yield [_tiled(source, fine), _coarser(source, fine, kept)]
+
+
+def _coarser(source: Layout, fine: Holders, kept: Holders) -> Layout:
+    """The layout with these holders whose pieces are made of whole pieces of `fine`."""
+    mesh = source.mesh
+    dims = list[Dim]()
+    for dim, held, major in zip(source.dims, fine, kept, strict=True):
+        local = dim.tile * math.prod(size for _, size in held[len(major) :])
+        axes = [sub for stride, size in major for sub in mesh.sub_axes(stride, size)]
+        dims.append(fitted([*(Digit(sub.size, sub) for sub in axes), Digit(local, None)], dim.size))
+    return Layout(mesh, tuple(dims), source.dtype, source.reduction, source.partial)
 
 
 # ---- paths: layouts to pass through ----------------------------------------------------------------
@@ -134,8 +163,7 @@ def _paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layo
         return
     seen: set[tuple[Layout, ...]] = set()
     for states in _guesses(source, target, *holders, thorough):
-        # Where sub-axes cannot coexist in one layout, the guess leads nowhere.
-        with contextlib.suppress(LayoutError):
+        with contextlib.suppress(LayoutError):  # sub-axes that cannot coexist in one layout
             path = _layouts(source, target, states)
             if tuple(path) not in seen:
                 seen.add(tuple(path))

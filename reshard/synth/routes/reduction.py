@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ from reshard.synth.routes.chains import Chains, State
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis, places, prime_places
-from reshard.types.pair.refine import Factor, Refinement
+from reshard.types.pair.refine import Factor, Refinement, partial_change
+from reshard.types.pair.remesh import remesh
 from reshard.types.plan import StepSpec
 
 AFTERWARDS = (normal.routes, boxes.routes, permute_first.routes)
@@ -60,23 +62,55 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     """
     if not pair.reduces:
         return
+    if pair.source.mesh != pair.target.mesh:
+        yield from _on_other_devices(pair, links)
+        return
     for steps, finished in _starts(pair):
         rest = Pair(finished, pair.target)
         for continued in AFTERWARDS:
             yield from ((*steps, *route) for route in continued(rest, links))
 
 
+def _on_other_devices(pair: Pair, links: Links | None) -> Iterator[Route]:
+    """Routes for meshes that order their devices differently: reduce on the source's, then move the finished tiles.
+
+    f32[16] + sum{x} on <x=4>, devices 0 1 2 3, to f32[{x}4] on devices 0 3 1 2: reduce-scatter to f32[{x}4] on the
+    source's mesh, and permute.
+    """
+    source, target = pair.source, pair.target
+    for near in dict.fromkeys((_spelled_on(source.mesh, target), _partial(source, target, ()))):
+        if near is not None:
+            crossing = [*boxes.routes(Pair(near, target), links)]
+            yield from ((*route, *last) for route in routes(Pair(source, near), links) for last in crossing)
+
+
+def _spelled_on(mesh: Mesh, layout: Layout) -> Layout | None:
+    """The layout with each tile at the same position of another mesh; None if that mesh lacks the sub-axes."""
+    return remesh(replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=mesh.device_ids)), mesh)
+
+
 def _starts(pair: Pair) -> Iterator[Start]:
     """Ways to finish the partial sub-axes that the target has not."""
     source, target = pair.source, pair.target
     bare = Layout(source.mesh, source.dims, source.dtype, target.reduction, target.partial)
-    reduced = list(pair.refinement.reduced) if pair.refinement is not None else _factors(source, target)
+    reduced = _reduced(pair)
+    # A slice by a digit that pads makes tiles larger, for example f32[4] to f32[1{x}64/4]: also reduce without slices.
+    padded = pair.refinement is not None and not pair.refinement.exact
     for scattered in _choices(target, reduced):
-        # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
-        with contextlib.suppress(LayoutError):
-            yield _start(source, bare, pair.refinement, scattered, reduced)
+        for first in (True, False) if padded else (True,):
+            # A choice falls away where sub-axes of the two cannot coexist in one layout; the last one never does.
+            with contextlib.suppress(LayoutError):
+                yield _start(source, bare, pair.refinement, scattered, reduced, slice_first=first)
     with contextlib.suppress(LayoutError):
         yield from _along_chains(source, bare, target, reduced)
+
+
+def _reduced(pair: Pair) -> list[Factor]:
+    """The factors to reduce over; where the layouts refine, cut where the digits of the target need them."""
+    if pair.refinement is not None:
+        return list(pair.refinement.reduced)
+    change = partial_change(pair.source, pair.target)
+    return [] if change is None else list(change.reduced)
 
 
 # ---- partial sub-axes onto the digits of the target ------------------------------------------------
@@ -100,11 +134,12 @@ def _start(
     refinement: Refinement | None,
     scattered: list[Factor],
     reduced: list[Factor],
+    slice_first: bool,
 ) -> Start:
     """slice ; reduce_scatter ; all_reduce, without those that do not apply or do not fit."""
     digits = _SourceDigits(source, refinement)
     for factor in digits.sliceable():
-        if factor not in reduced:
+        if slice_first and factor not in reduced:
             digits.hold(factor)
     cut = digits.layout(source)
     done = [f for f in scattered if digits.hold(f)]
@@ -250,11 +285,3 @@ class _SourceDigits:
             else:
                 digits += [Digit(s.size, s) for s in self.mesh.sub_axes(stride, radix)]
         return fitted(digits, size)
-
-
-def _factors(source: Layout, target: Layout) -> list[Factor]:
-    return [_factor(source.mesh, s) for s in source.partial if s not in target.partial]
-
-
-def _factor(mesh: Mesh, sub: SubAxis) -> Factor:
-    return Factor(mesh.stride(sub), sub.size)

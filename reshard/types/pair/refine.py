@@ -44,6 +44,13 @@ class Factor(NamedTuple):
     size: int
 
 
+class PartialChange(NamedTuple):
+    """The factors of the partial sub-axes that stay partial, and those that are reduced."""
+
+    kept: tuple[Factor, ...]
+    reduced: tuple[Factor, ...]
+
+
 class _Segment(NamedTuple):
     """A digit of one numeral at its place value; `stride` is its holder's, None for a local digit."""
 
@@ -175,14 +182,30 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
     digits: list[RefinedDigit] = []
     for dim, size in enumerate(padded):
         digits += _digits(dim, dims[dim], before[dim], after[dim]) if size else [RefinedDigit(dim, 0, None, None)]
-    were, are = _cut_factors(were, positions), _cut_factors(are, positions)
-    return Refinement(
-        tuple(digits),
-        padded,
-        padded == operand.shape,
-        tuple(f for f in were if f in are),
-        tuple(f for f in were if f not in are) if set(are) <= set(were) else (),
-    )
+    change = _partial_change(were, are, positions) or PartialChange((), ())
+    return Refinement(tuple(digits), padded, padded == operand.shape, change.kept, change.reduced)
+
+
+def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
+    """What becomes of the operand's partial sub-axes.
+
+    None if the result is partial where the operand is not. Both layouts are on one mesh.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=6)
+    >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
+    PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),))
+    """
+    were, are = _partial_factors(operand), _partial_factors(result)
+    cuts = sorted(_ends(were + are))
+    return _partial_change(were, are, cuts) if is_chain(cuts) else None
+
+
+def _partial_change(were: list[Factor], are: list[Factor], cuts: list[int]) -> PartialChange | None:
+    were, are = _cut_factors(were, cuts), _cut_factors(are, cuts)
+    if not set(are) <= set(were):
+        return None
+    return PartialChange(tuple(f for f in were if f in are), tuple(f for f in were if f not in are))
 
 
 def _partial_factors(layout: Layout) -> list[Factor]:

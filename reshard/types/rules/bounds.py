@@ -53,11 +53,13 @@ def _reduction(source: Layout, target: Layout) -> int:
 
     Maximum: a device has no finished element of its target tile before it has received something for it.
 
-    Devices along axes that neither layout uses form groups that reduce separately.
+    Devices along axes that neither layout uses form groups that reduce separately. If the two meshes order their
+    devices differently, there are no such axes, and all devices are one group.
     """
     mesh = source.mesh
     axes = [*source.held, *source.partial, *target.held, *target.partial]
-    used = math.prod(high // low for low, high in merged_spans(map(mesh.span, axes)))
+    together = mesh.size if mesh != target.mesh else 0
+    used = together or math.prod(high // low for low, high in merged_spans(map(mesh.span, axes)))
     partial, kept = (math.prod(s.size for s in lay.partial) for lay in (source, target))
     devices = used // kept
     holders = devices // math.prod(s.size for s in target.held)

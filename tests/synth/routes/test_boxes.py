@@ -52,6 +52,11 @@ def test_every_route_runs_and_the_exchange_alone_meets_the_bound(seed: int):
         ("f32[{x}3/10, 16]", "f32[{x}{y}2/10, {z}8]", Mesh(z=2, x=4, y=2), ["slice", "exchange"]),
         # An exchange to a layout that is cut further than the target, by the spent x, and a gather.
         ("f32[{x}6, 6]", "f32[{y}4, 6]", Mesh(x=2, y=3), ["exchange", "all_gather"]),
+        # Counted as the target counts, gathered in part, so that few pieces of either meet.
+        ("f32[{y}{x}158/10067]", "f32[{x}1259/10067]", Mesh(x=8, y=8), ["permute", "all_gather", "exchange"]),
+        ("f32[{x}{y}158/10067]", "f32[{x}1259/10067]", Mesh(x=8, y=8), ["all_gather", "exchange"]),
+        # An exchange to an uneven layout that is cut further, and a gather.
+        ("f32[{x}20/119]", "f32[{y}30/119]", Mesh(x=6, y=4), ["exchange", "all_gather"]),
         # Dealt out anew: x last, so that y can stand before it.
         ("f32[{x}3, {y}2]", "f32[{y}2, 6]", Mesh(x=2, y=3), ["exchange", "all_to_all", "all_gather"]),
     ],

@@ -25,6 +25,27 @@ def test_the_table_in_the_docstring_is_the_plan():
     assert len(rows) == 3
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_every_route_of_uneven_layouts_runs(seed: int):
+    mixed = 0
+    for chains in random_chains(30 + seed, 100):
+        pair = Pair(chains.source, chains.target)
+        bound = chain(pair.source, pair.target, direct(chains)).received_bytes
+        for route in normal.routes(pair, None):
+            assert runs(pair, route).received_bytes >= bound
+            mixed += [step.kind for step in route][-2:] == ["all_gather", "exchange"]
+    assert mixed
+
+
+def test_gathers_before_an_exchange_take_the_major_sub_axes():
+    """Gathered along x, each device has some of the elements; along y, those at the end would have none."""
+    pair = pair_of("f32[{x}{y}8/1021]", "f32[1021]", Mesh(x=12, y=12))
+    routes = [route for route in normal.routes(pair, None) if len(route) == 2]
+    plans = {str(route[0].result): chain(pair.source, pair.target, route) for route in routes}
+    by_x = plans["f32[11{y}8/1021]"]
+    assert (by_x.launches, by_x.received_bytes) == (12, 4 * 1029)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_normal_form_meets_the_bound(seed: int):
     for chains in random_chains(10 + seed, 100, even=True):

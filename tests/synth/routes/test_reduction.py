@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from functools import reduce
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -241,3 +242,72 @@ def test_the_table_in_the_docstring_is_the_plan_and_its_rival():
         steps = chain(source, target, route).steps
         tables.append([(s.kind, str(s.result), str(s.received_bytes)) for s in steps])
     assert rival in tables and plan in tables
+
+
+# ---- sub-axes, padding and devices of a reduction --------------------------------------------------
+
+
+def test_a_slice_that_pads_comes_after_the_reduction():
+    """Sliced first, f32[1024, 4] becomes a tile of 1024 x 64: larger than both ends, and 16 times the bytes to sum."""
+    plan = planned("f32[1024, 4] + sum{y}", "f32[{y}512, 1{x}64/4]")
+    assert kinds(plan) == ["reduce_scatter", "slice"]
+    assert plan.received_bytes == plan.lower_bound_bytes == 8192
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+def test_no_tile_of_an_uneven_reduction_is_larger_than_both_ends(seed: int):
+    choose = random.Random(seed)
+    uneven = 0
+    while uneven < 250:
+        source, target = random_pair(choose, "float64", partial=True)
+        if source.even and target.even:
+            continue
+        uneven += bool(source.partial)
+        most = max(source.tile_bytes, target.tile_bytes)
+        for slack in (0, 0.05):
+            plan = rs.plan(source, target, slack=slack)
+            assert all(step.result.tile_bytes <= most for step in plan.steps), str(plan)
+        check(plan)
+
+
+@pytest.mark.parametrize("dim", ["7", "36", "{y}", "{y}4/7"])
+@pytest.mark.parametrize("size", [6, 12, 18, 30])
+def test_part_of_an_axis_is_reduced_whatever_the_order_of_its_primes(size: int, dim: str):
+    mesh = Mesh(x=size, y=2)
+    kept = [(pre, k) for k in range(2, size) if size % k == 0 for pre in range(1, size) if size // k % pre == 0]
+    for pre, factor in kept:
+        plan = planned(f"f32[{dim}] + sum{{x}}", f"f32[{dim}] + sum{{x:({pre}){factor}}}", mesh)
+        assert plan.target.partial
+
+
+def test_part_of_an_axis_is_reduced_between_numerals_that_do_not_nest():
+    mesh = Mesh(x=6, y=2, z=3)
+    plan = planned("f32[{y}3] + sum{x}", "f32[{z}2] + sum{x:(1)2}", mesh)
+    assert plan.target.partial == (mesh.sub_axis("x:(1)2"),)
+
+
+@pytest.mark.parametrize("target", ["f32[16]", "f32[{x}4]", "f32[2{x}2]", "f32[{x:(1)2}8]"])
+def test_a_reduction_ends_on_devices_in_any_order(target: str):
+    for ids in permutations(range(4)):
+        plan = rs.plan(
+            Layout.parse("f32[16] + sum{x}", Mesh(x=4)), Layout.parse(target, Mesh({"x": 4}, device_ids=ids))
+        )
+        check(plan)
+        assert plan.received_bytes <= 96
+
+
+@pytest.mark.parametrize("target", ["f32[5, {a}{b}2/13]", "f32[{b:(1)2}3/5, {a}5/13]", "f32[5, 13]"])
+def test_a_reduction_ends_on_another_mesh_of_the_same_devices(target: str):
+    ids = [7, 3, 0, 1, 10, 4, 2, 5, 11, 6, 9, 8]
+    source = Layout.parse("f32[5, {y}7/13] + max{x}", Mesh(x=6, y=2))
+    for mesh in (Mesh(a=3, b=4), Mesh({"a": 3, "b": 4}, device_ids=ids)):
+        plan = rs.plan(source, Layout.parse(target, mesh))
+        check(plan)
+        assert plan.received_bytes >= plan.lower_bound_bytes
+
+
+def test_a_partial_target_on_other_devices_names_both_ends():
+    source = Layout.parse("f32[16] + sum{x}", Mesh(x=4))
+    target = Layout.parse("f32[16] + sum{x}", Mesh({"x": 4}, device_ids=[0, 3, 1, 2]))
+    with pytest.raises(PlanError, match=r"source .* of devices 0, 1, 2, 3 and target .* of devices 0, 3, 1, 2"):
+        rs.plan(source, target)
