@@ -18,7 +18,7 @@ from reshard.synth import plan
 from reshard.types import Layout, Mesh
 from reshard.types.notation.detect import read
 from reshard.types.plan import Plan
-from reshard.types.units import parse_bytes, parse_shape
+from reshard.types.units import parse_shape
 
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
@@ -36,8 +36,7 @@ class PlanRequest(NamedTuple):
 def planned(options: PairOptions) -> PlanRequest:
     """The layouts of a call, and the plan between them."""
     source, target = two_layouts(options)
-    budget = None if options.budget is None else parse_bytes(options.budget)
-    return PlanRequest(source, target, plan(source, target, budget, options.network, options.donate))
+    return PlanRequest(source, target, plan(source, target, options.budget, options.network, options.donate))
 
 
 def one_layout(text: str, options: ArrayOptions) -> Layout:

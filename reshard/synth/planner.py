@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import SupportsIndex, cast
+from typing import cast
 
-from reshard.errors import PlanError
+from reshard.errors import PlanError, ReshardError, quoted
 from reshard.synth import cost
 from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
@@ -26,19 +26,22 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import primes
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.units import parse_bytes
+from reshard.types.whole import whole
 
 
 def plan(
     source: Layout,
     target: Layout,
-    budget: int | None = None,
+    budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
 ) -> Plan:
     """The best checked plan from source to target.
 
-    `budget` is in bytes a device and counts everything live during the move, source and target included; `network`
-    is a `Network` or the name of a preset; `donate` lets the source be overwritten or freed once its data has moved.
+    `budget` is in bytes a device, or text such as "64MiB", and counts everything live during the move, source and
+    target included; `network` is a `Network` or the name of a preset; `donate` lets the source be overwritten or freed
+    once its data has moved.
     Plans are cached, and equal arguments give equal plans in every process.
 
     Raises `PlanError` for layouts of different arrays or devices and for a target that is partial where the source
@@ -52,8 +55,8 @@ def plan(
     """
     if isinstance(network, str):
         network = Network.load(network)
-    _check_request(source, target, budget, network)
-    return _plan(source, target, budget, network, bool(donate))
+    _check_request(source, target, network)
+    return _plan(source, target, bytes_of(budget), network, bool(donate))
 
 
 @lru_cache(maxsize=4096)
@@ -108,25 +111,44 @@ def _message(step: Step) -> int:
     return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
 
 
-def _check_request(source: object, target: object, budget: object, network: object) -> None:
+def _check_request(source: object, target: object, network: object) -> None:
     for name, layout in (("source", source), ("target", target)):
         if not isinstance(layout, Layout):
+            jax = hasattr(layout, "spec") and hasattr(layout, "mesh")
+            advice = "Layout.from_jax(sharding, shape, dtype)" if jax else "Layout.parse(text, mesh)"
             raise PlanError(
-                f"the {name} {layout!r} is a {type(layout).__name__}, not a Layout; "
-                f"read it with Layout.parse(text, mesh)"
+                f"the {name} {quoted(layout)} is a {type(layout).__name__}, not a Layout; read it with {advice}"
             )
-    check_options(budget, network)
+    check_network(network)
     _check_arrays(cast(Layout, source), cast(Layout, target))
 
 
-def check_options(budget: object, network: object) -> None:
-    """Raises `PlanError` for a budget or a network that `plan` would refuse whatever the layouts."""
+def check_network(network: object) -> None:
+    """Raises `PlanError` for what is not a network, or None for none."""
     if network is not None and not isinstance(network, Network):
-        raise PlanError(f"network {network!r} is not a Network; give one, the name of a preset, or None")
-    if budget is not None and (
-        not isinstance(budget, SupportsIndex) or isinstance(budget, bool) or budget.__index__() < 0
-    ):
-        raise PlanError(f"budget {budget!r}: give bytes a device as a whole number of at least 0, or None for no limit")
+        raise PlanError(f"network {quoted(network)} is not a Network; give one, the name of a preset, or None")
+
+
+def bytes_of(budget: object) -> int | None:
+    """A budget in bytes a device: an int, text such as "64MiB", or None for no limit; `PlanError` for others.
+
+    >>> bytes_of("64MiB"), bytes_of(4096), bytes_of(None)
+    (67108864, 4096, None)
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        try:
+            return parse_bytes(budget)
+        except ReshardError as error:
+            raise PlanError(f"budget {quoted(budget)}: {error}") from None
+    limit = whole(budget)
+    if limit is None:
+        raise PlanError(
+            f'budget {quoted(budget)}: give bytes a device as a whole number of at least 0, text such as "64MiB", or '
+            f"None for no limit"
+        )
+    return limit
 
 
 def _check_arrays(source: Layout, target: Layout) -> None:

@@ -6,7 +6,7 @@ The canonical name is numpy's or ml_dtypes' (`float32`, `bfloat16`, `float8_e4m3
 
 from __future__ import annotations
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, quoted
 
 _TABLE: tuple[tuple[str, str, int], ...] = (
     ("bool", "pred", 8),
@@ -65,7 +65,7 @@ def canonical(dtype: object) -> str:
         return _ALIASES[name]
     except KeyError:
         raise LayoutError(
-            f"unknown dtype {name!r}: use a numpy name (float32), an HLO name (f32) or an "
+            f"unknown dtype {quoted(name)}: use a numpy name (float32), an HLO name (f32) or an "
             f"ml_dtypes name (bfloat16, float8_e4m3fn, int4)"
         ) from None
 

@@ -33,7 +33,7 @@ import math
 import re
 from typing import NamedTuple, NoReturn
 
-from reshard.errors import LayoutError, MeshError, NotationError
+from reshard.errors import LayoutError, MeshError, NotationError, quoted
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation.reader import Reader, axis_size, op, value
 from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, place
@@ -144,7 +144,7 @@ def _body(reader: Reader) -> Tiling | Untiled | RawSharding:
 
 
 def _refuse(reader: Reader, why: str) -> NoReturn:
-    raise LayoutError(f"HLO sharding {reader.text!r}: {why}")
+    raise LayoutError(f"HLO sharding {quoted(reader.text)}: {why}")
 
 
 def _notes(reader: Reader) -> None:
@@ -205,7 +205,7 @@ def _numbers(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None, tupl
     ids = tuple(int(part) for part in listed[0].split(","))
     if len(ids) != count or len(set(ids)) != count:
         raise NotationError(
-            f"{reader.what} {reader.text!r}: it lists {len(ids)} device ids, {len(set(ids))} of them different, "
+            f"{reader.what} {quoted(reader.text)}: it lists {len(ids)} device ids, {len(set(ids))} of them different, "
             f"for {count} tiles or mesh positions; give one device each"
         )
     runs = _as_iota(ids)
