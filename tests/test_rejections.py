@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -236,6 +237,14 @@ TABLE = [
     Bad("budget that is a list", plan(budget=[1]), "[1]", "whole number of at least 0"),
     Bad("budget too small", plan(budget=100), "budget 100 B", "smallest that works is 256 B"),
     Bad("unknown network", plan(network="tpu-v9"), "'tpu-v9'", "tpu-v5p"),
+    Bad("network without an end", plan(network="/dev/zero"), "more than 1048576 bytes", "the path of a JSON file"),
+    Bad("network of 5000 characters", plan(network="x" * 5000), "is not a preset", "tpu-v5p"),
+    Bad("a sharding of jax", plan(types.SimpleNamespace(spec=(), mesh=None)), "a SimpleNamespace", "Layout.from_jax"),
+    Bad("links of a mesh that is None", lambda: rs.Network.preset("h100").links(None), "None", "Mesh("),  # type: ignore[arg-type]
+    Bad("a proof of text", lambda: rs.prove("plan"), "'plan'", "reshard.plan()"),  # type: ignore[arg-type]
+    Bad("a shape of 10^12 dims", spec(range(10**12), []), "range(0, 1000000000000)", "at most 4096 dims"),
+    Bad("10^12 axes", lambda: rs.Mesh(range(10**12)), "range(0, 1000000000000)", "name to size"),  # type: ignore[arg-type]
+    Bad("10^12 entries", spec((8,), range(10**12)), "range(0, 1000000000000)", "at most 4096 items"),
     Bad("network that is a number", plan(network=3), "3", "Network"),
     Bad("network without the axis", plan(network=rs.Network.of({"x": (0, 1)})), "'y'", "with_axes"),
     Bad("source that is text", plan("f32[8]"), "'f32[8]'", "Layout.parse"),

@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from reshard.errors import NotationError, quoted, shortened
-from reshard.types.whole import MOST_DEVICES, written
+from reshard.types.whole import MOST_DEVICES, whole, written
 
 _LISTED = re.compile(r"\{\s*(?:\{[\d,\s]*\}\s*,?\s*)*\}")
 _GROUP = re.compile(r"\{([\d,\s]+)\}")
@@ -68,6 +68,8 @@ def parse_groups(text: str, devices: int | None) -> Groups:
     """
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise NotationError(f"HLO replica groups {quoted(text)} are not text; give a str")
+    if devices is not None and whole(devices, 1) is None:
+        raise NotationError(f"the number of devices {quoted(devices)}: give a whole number of at least 1, or None")
     if any(written(number) is None for number in re.findall(r"\d+", text)):
         raise _too_many(text)
     if _LISTED.fullmatch(text):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any, cast
 
 from reshard.errors import LayoutError, quoted
 from reshard.types import reductions
@@ -138,9 +139,9 @@ def check_radix_match(digit: Digit, mesh: Mesh) -> None:
 
 def check_one_reduction(dtype: str, reduction: str | None) -> None:
     """*One reduction*: partial sub-axes have one operation, and the element type supports it."""
-    if reduction not in reductions.REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in reductions.REDUCTIONS:
         raise LayoutError(
-            f"reduction {reduction!r} is unknown; use one of {', '.join(reductions.REDUCTIONS)} (one reduction)"
+            f"reduction {quoted(reduction)} is unknown; use one of {', '.join(reductions.REDUCTIONS)} (one reduction)"
         )
     if not reductions.supports(dtype, reduction):
         raise LayoutError(
@@ -151,9 +152,10 @@ def check_one_reduction(dtype: str, reduction: str | None) -> None:
 
 def _check_dim(dim: object, at: int) -> None:
     """Refuses what is not made of `Dim` and `Digit` at all."""
-    if not isinstance(dim, Dim) or not isinstance(dim.digits, tuple):
+    digits: Any = dim.digits if isinstance(dim, Dim) else None
+    if not isinstance(digits, tuple):
         raise LayoutError(f"dim {at} is {quoted(dim)}; give Dim((Digit(radix, holder), ...), size)")
-    for digit in dim.digits:
+    for digit in cast("tuple[object, ...]", digits):
         if not isinstance(digit, Digit):
             raise LayoutError(
                 f"dim {at} has the digit {quoted(digit)}; give Digit(radix, holder), holder None if local"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from reshard.errors import LayoutError, quoted
 from reshard.types.mesh import SubAxis
-from reshard.types.whole import MOST, whole
+from reshard.types.whole import MOST, MOST_LISTED, listed, whole
 
 
 class Digit(NamedTuple):
@@ -68,7 +68,10 @@ def checked_size(size: object) -> int:
 
 def checked_shape(shape: object) -> tuple[int, ...]:
     """Returns a global shape; raises `LayoutError` unless it lists whole numbers of at least 0 (*whole sizes*)."""
-    given: Any = shape
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-        raise LayoutError(f"global shape {quoted(shape)}: give one size per dim, such as (16, 8)")
-    return tuple(checked_size(size) for size in cast("Iterable[object]", given))
+    sizes = None if isinstance(shape, Mapping) else listed(shape)
+    if sizes is None:
+        raise LayoutError(
+            f"global shape {quoted(cast('object', shape))}: give one size per dim, such as (16, 8), for at most "
+            f"{MOST_LISTED} dims"
+        )
+    return tuple(checked_size(size) for size in sizes)

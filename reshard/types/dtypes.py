@@ -60,7 +60,8 @@ def canonical(dtype: object) -> str:
     if isinstance(dtype, str):
         name = dtype
     else:
-        name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
+        given = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+        name = given if isinstance(given, str) else quoted(dtype)
     try:
         return _ALIASES[name]
     except KeyError:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from reshard.errors import LayoutError, MeshError, about_sharding, quoted
 from reshard.types import dtypes
@@ -21,6 +21,7 @@ from reshard.types.dims import checked_shape
 from reshard.types.dims import fitted as fitted
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
+from reshard.types.whole import MOST_LISTED, listed
 
 if TYPE_CHECKING:
     from reshard.types.notation.sharding import Placed
@@ -125,7 +126,7 @@ class Layout:
             pieces = math.prod(d.radix for d in digits)
             dims.append(Dim((*digits, Digit(-(-size // pieces), None)), size))
         held_partial = _listed(partial, "partial axes")
-        op = (reduction or "sum") if held_partial else None
+        op = ("sum" if reduction is None else reduction) if held_partial else None
         return cls(mesh, tuple(dims), dtypes.canonical(dtype), op, held_partial)
 
     @classmethod
@@ -216,7 +217,7 @@ class Layout:
         from reshard.types.notation.sharding import place
 
         sizes = checked_shape(shape)
-        with about_sharding(str(sharding), sizes):
+        with about_sharding(str(sharding) if hasattr(sharding, "mesh") else quoted(sharding), sizes):
             raw = jax_sharding.read(sharding, len(sizes))
             return cls._placed(place(raw, jax_sharding.mesh_of(sharding.mesh)), sizes, dtype)
 
@@ -361,9 +362,10 @@ def checked_mesh(mesh: object) -> Mesh:
 
 def _listed(given: Any, what: str) -> tuple[Any, ...]:
     """What a list holds; raises `LayoutError` for what is not one."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
-        raise LayoutError(f"{what} {quoted(given)}: give a list")
-    return tuple(cast("Iterable[Any]", given))
+    items = listed(given)
+    if items is None:
+        raise LayoutError(f"{what} {quoted(given)}: give a list of at most {MOST_LISTED} items")
+    return items
 
 
 def _dim_text(dim: Dim, mesh: Mesh) -> str:

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError, quoted
-from reshard.types.whole import MOST, MOST_DEVICES, whole, written
+from reshard.types.whole import MOST, MOST_DEVICES, listed, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 _AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")
@@ -159,7 +159,11 @@ class Mesh:
             raise MeshError(f"{quoted(sub)} is not a sub-axis; give a SubAxis, such as mesh.sub_axis('x')")
         self._require(sub.axis)
         size = self.axes[sub.axis]
-        if whole(sub.pre, 1) is None or whole(sub.size, 1) is None or size % (sub.pre * sub.size):
+        if whole(sub.pre) is None or whole(sub.size) is None:
+            raise MeshError(
+                f"{quoted(sub)} of mesh {self}: prefix and size are ints of at least 1, factors of the axis"
+            )
+        if sub.pre < 1 or sub.size < 1 or size % (sub.pre * sub.size):
             raise MeshError(
                 f"sub-axis {self.spell(sub)}: {sub.pre} x {sub.size} does not divide axis {sub.axis!r} of "
                 f"size {size} in mesh {self}; prefix and size must be factors of the axis"
@@ -323,11 +327,12 @@ def _pairs(axes: object) -> list[tuple[object, object]]:
     if isinstance(axes, str | bytes):
         raise MeshError(f"mesh {quoted(axes)} is text; read it with Mesh.parse, or give the axes as name=size")
     given = cast("Mapping[object, object]", axes).items() if isinstance(axes, Mapping) else () if axes is None else axes
-    pairs = list(cast("Iterable[object]", given)) if isinstance(given, Iterable) else [given]
-    for pair in pairs:
+    pairs = listed(given)
+    for pair in (None,) if pairs is None else pairs:
         if not isinstance(pair, tuple) or len(cast("tuple[object, ...]", pair)) != 2:
-            raise MeshError(f"mesh axes {quoted(pairs)}: give a dict of name to size, or (name, size) pairs")
-    return cast("list[tuple[object, object]]", pairs)
+            given = cast("object", axes) if pairs is None else list(pairs)
+            raise MeshError(f"mesh axes {quoted(given)}: give a dict of name to size, or (name, size) pairs")
+    return [*(pairs or ())]
 
 
 def _checked_axis(name: object, size: object) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from reshard.errors import PlanError, ReshardError, StepError, quoted, shortened
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.rules.bounds import lower_bound
-from reshard.types.rules.checker import check_step
+from reshard.types.rules.checker import RULES, check_step
 from reshard.types.rules.cost import PLAIN, Cost, StepMode
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.whole import whole
@@ -57,6 +57,8 @@ class Step:
         for what, layout in (("operand", self.operand), ("result", self.result)):
             if not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise StepError(f"the {what} {quoted(layout)} of a step is not a Layout; read it with Layout.parse")
+        if not isinstance(self.kind, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {', '.join(RULES)}")
         _check_mode(self.mode)
         if whole(self.retained_bytes) is None:
             raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
@@ -264,6 +266,9 @@ def chain(
     >>> chain(source, target, [StepSpec("all_gather", target)]).received_bytes
     48
     """
+    _check_parts(source, target, ())
+    if not isinstance(specs, Sequence) or not all(isinstance(spec, StepSpec) for spec in specs):  # pyright: ignore
+        raise PlanError(f"{quoted(specs)} is not a list of StepSpec; give one for each step")
     steps: list[Step] = []
     at = source
     times = list(seconds) if seconds is not None else [None] * len(specs)

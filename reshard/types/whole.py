@@ -6,6 +6,8 @@ so that nothing downstream divides by zero, rounds, or allocates what no machine
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import Any, cast
 
 MOST = (1 << 63) - 1
@@ -13,6 +15,9 @@ MOST = (1 << 63) - 1
 
 MOST_DEVICES = 1 << 24
 """The most devices that are listed one by one. A mesh without `device_ids` may be larger: it is never listed."""
+
+MOST_LISTED = 1 << 12
+"""The most dims of an array, axes of a mesh, or entries of a spec."""
 
 _DIGITS = len(str(MOST))
 
@@ -32,6 +37,18 @@ def whole(value: object, least: int = 0, most: int = MOST) -> int | None:
         return whole(int(cast("Any", value).__index__()), least, most)
     except (TypeError, ValueError, OverflowError):  # An array of several numbers has __index__, too.
         return None
+
+
+def listed(given: object) -> tuple[Any, ...] | None:
+    """What a list, or anything else that can be iterated over, holds; None for text, and beyond `MOST_LISTED` items.
+
+    >>> listed([4, 2]), listed("x"), listed(range(10**12))
+    ((4, 2), None, None)
+    """
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+        return None
+    items = tuple(itertools.islice(cast("Iterable[Any]", given), MOST_LISTED + 1))
+    return items if len(items) <= MOST_LISTED else None
 
 
 def written(digits: str) -> int | None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from reshard.errors import LayoutError, MeshError, NotationError, quoted
 from reshard.types import dtypes
+from reshard.types.dims import checked_shape
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.remesh import remesh
@@ -68,8 +69,8 @@ def _required(mesh: Mesh | None, source: str, kind: str) -> Mesh:
 
 def _ours(source: str, mesh: Mesh | None, shape: Sequence[int] | None, dtype: object | None) -> Layout:
     layout = Layout.parse(source, _required(mesh, source, "reshard"))
-    if shape is not None and tuple(shape) != layout.shape:
-        raise LayoutError(f"{layout} has global shape {layout.shape}, not {tuple(shape)}; leave shape out")
+    if shape is not None and checked_shape(shape) != layout.shape:
+        raise LayoutError(f"{layout} has global shape {layout.shape}, not {quoted(tuple(shape))}; leave shape out")
     if dtype is not None and dtypes.canonical(dtype) != layout.dtype:
         raise LayoutError(f"{layout} has dtype {layout.dtype}, not {dtypes.canonical(dtype)}; leave dtype out")
     return layout

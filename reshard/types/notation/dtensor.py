@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from reshard.errors import LayoutError, quoted
 from reshard.types.dims import checked_shape
 from reshard.types.mesh import Mesh
-from reshard.types.whole import MOST, whole, written
+from reshard.types.whole import MOST, listed, whole, written
 
 REDUCTIONS = {"sum": "sum", "avg": "mean", "mean": "mean", "max": "max", "min": "min", "product": "product"}
 
@@ -51,9 +51,12 @@ def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
     '<d0=2, d1=4>'
     """
     shape = checked_shape(shape)
-    given = [f"d{at}" for at in range(len(shape))] if names is None else list(names)
-    if len(given) != len(shape):
-        raise LayoutError(f"{len(given)} names {given} for a mesh of shape {tuple(shape)}; give one per mesh dim")
+    given = tuple(f"d{at}" for at in range(len(shape))) if names is None else listed(names)
+    if given is None or len(given) != len(shape):
+        raise LayoutError(
+            f"{0 if given is None else len(given)} names {quoted(names)} for a mesh of shape {quoted(shape)}; "
+            f"give one per mesh dim"
+        )
     return Mesh(list(zip(given, shape, strict=True)))
 
 

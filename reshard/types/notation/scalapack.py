@@ -9,13 +9,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from reshard.errors import LayoutError, quoted
 from reshard.types.dims import checked_size
 from reshard.types.mesh import Mesh
-from reshard.types.whole import MOST_DEVICES
+from reshard.types.whole import MOST_DEVICES, listed
 
 AXES = ("r", "c")
 """The mesh axes of the grid's rows and columns."""
@@ -52,15 +52,16 @@ def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Me
 
 def _numbers(given: Sequence[int], what: str) -> tuple[int, ...]:
     """The numbers of a descriptor or a grid as ints, all at least 0 but the context, which is BLACS's own."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes):  # pyright: ignore
+    items = listed(given)
+    if items is None:
         raise LayoutError(f"{what} {quoted(given)}: give a list of whole numbers")
-    numbers = [*given]
+    numbers = [*items]
     if len(numbers) == 9:
         numbers[1] = 0  # The context, which says nothing of where elements are, may be negative.
     try:
         return tuple(checked_size(number) for number in numbers)
     except LayoutError as error:
-        raise LayoutError(f"{what} {quoted([*given])}: {error}") from None
+        raise LayoutError(f"{what} {quoted(items)}: {error}") from None
 
 
 def _check(desc: Sequence[int], grid: Sequence[int], order: str) -> None:
@@ -73,7 +74,7 @@ def _check(desc: Sequence[int], grid: Sequence[int], order: str) -> None:
         raise LayoutError(f"grid {quoted(grid)}: give (process rows, process columns), both at least 1")
     if grid[0] * grid[1] > MOST_DEVICES:
         raise LayoutError(f"grid {quoted(grid)} has {grid[0] * grid[1]} processes; at most {MOST_DEVICES} are listed")
-    if order not in ("R", "C"):
+    if not isinstance(order, str) or order not in ("R", "C"):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise LayoutError(
             f"grid order {quoted(order)}: give 'R' if BLACS numbers the grid row by row, 'C' column by column"
         )
