@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+MOST_QUOTED = 200
+"""The most characters of what was given that a message quotes."""
 
 
 class ReshardError(ValueError):
@@ -88,5 +92,32 @@ def about_sharding(source: str, shape: Sequence[int]) -> Generator[None]:
     try:
         yield
     except ReshardError as error:
-        shown = source if len(source) <= 300 else source[:297] + "..."
-        raise type(error)(f"sharding {shown!r} of an array of global shape {tuple(shape)}: {error}") from None
+        about = f"sharding {quoted(source)} of an array of global shape {quoted(tuple(shape))}"
+        raise type(error)(f"{about}: {error}") from None
+
+
+def shortened(text: str, most: int = MOST_QUOTED) -> str:
+    """The text in at most `most` characters, its end replaced by dots.
+
+    >>> shortened("replicated", 8)
+    'repli...'
+    """
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def quoted(value: object) -> str:
+    """What was given, as messages quote it: its repr in at most `MOST_QUOTED` characters, whatever it is.
+
+    >>> quoted("x=4"), len(quoted("x" * 1000)), quoted(10**5000)
+    ("'x=4'", 202, 'an int of 16610 bits')
+    """
+    if isinstance(value, int) and value.bit_length() > 4 * MOST_QUOTED:
+        return f"an int of {value.bit_length()} bits"  # Python refuses to write numbers of more than 4300 digits.
+    if isinstance(value, str):
+        return shortened(repr(shortened(value)), MOST_QUOTED + 2)
+    given: Any = value
+    start: Any = given[:MOST_QUOTED] if isinstance(value, bytes | list | tuple) else given
+    try:
+        return shortened(repr(start))
+    except Exception:  # The repr is the caller's code.
+        return f"a {start.__class__.__name__}"

@@ -14,7 +14,7 @@ from tests.test_examples import console_problems, python_problems
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 WITH_README = [ROOT / "README.md", *PAGES]
-INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction"]
+INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]
 _FENCED = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 

@@ -5,7 +5,9 @@ Those that break an invariant of docs/language.md are named for it.
 
 from __future__ import annotations
 
+import json
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +21,7 @@ from reshard.lower import lower_plan
 from reshard.types import canonical
 from reshard.types.notation.detect import read
 from reshard.types.plan import Plan, Step
+from reshard.types.rules.cost import StepMode
 
 MESH = rs.Mesh(x=4, y=2)
 HERE = rs.Layout.parse("f32[{x}4, 8]", MESH)
@@ -26,6 +29,8 @@ THERE = rs.Layout.parse("f32[16, {x}2]", MESH)
 PLAN = rs.plan(HERE, THERE)
 TILES = {device: np.zeros((4, 8), np.float32) for device in MESH.devices}
 DIM = "[{x}2]"
+HUGE = 10**12
+X = rs.types.SubAxis("x", 1, 4)
 
 
 class Bad(NamedTuple):
@@ -43,6 +48,24 @@ def parse(text: str, mesh: rs.Mesh = MESH) -> Callable[[], Any]:
 
 def spec(shape: Any, axes: Any, dtype: Any = "float32", **more: Any) -> Callable[[], Any]:
     return lambda: rs.Layout.from_spec(MESH, shape, dtype, axes, **more)
+
+
+def digits(*radices: Any, size: Any) -> Callable[[], Any]:
+    """A dim with these local radices, after one that is held by x."""
+    local = [rs.types.Digit(radix, None) for radix in radices]
+    return lambda: rs.Layout(MESH, (rs.types.Dim((rs.types.Digit(4, X), *local), size),), "f32")
+
+
+def scalapack(at: int, number: Any, grid: Any = (2, 3)) -> Callable[[], Any]:
+    """A descriptor with another number at one place."""
+    desc: list[Any] = [1, 0, 1000, 800, 64, 32, 0, 0, 512]
+    desc[at] = number
+    return lambda: rs.Layout.from_scalapack(desc, grid)
+
+
+def edited(**fields: Any) -> Callable[[], Any]:
+    """The plan's JSON with other fields."""
+    return lambda: Plan.from_json(json.dumps({**PLAN.to_dict(), **fields}))
 
 
 def plan(source: Any = HERE, target: Any = THERE, **options: Any) -> Callable[[], Any]:
@@ -113,13 +136,75 @@ TABLE = [
     Bad("exact cover: too much padding", parse("f32[{x}4/12]"), "multiply to 16", "the product is 12"),
     Bad("exact cover: more elements than fit", parse("f32[{x}2/12]"), "multiply to 8", "the product is 12"),
     Bad("exact cover: no room at all", parse("f32[{x}0/3]"), "true size is 3", "the product is 4"),
-    Bad("negative size", spec((-3,), [["x"]]), "-3", "at least 0"),
-    Bad("fractional size", spec((2.5,), [["x"]]), "2.5", "whole number"),
     Bad("size that is text", spec(("8",), [["x"]]), "'8'", "whole number"),
     Bad("more entries than dims", spec((8,), [["x"], ["y"]]), "2 entries", "at most one entry per dim"),
     Bad("spec of unknown axis", spec((8,), [["q"]]), "'q'", "has axes x, y"),
     Bad("single use: a spec with an axis twice", spec((8, 8), [["x"], ["x"]]), "axis 'x'", "once"),
     Bad("spec of an unknown dtype", spec((8,), [["x"]], "float99"), "'float99'", "float32"),
+    Bad("exact cover: blocks of 0 elements", parse("f32[2{x}0/5]"), "a block of 0", "at least 1"),
+    Bad("whole sizes: a negative radix", digits(-2, size=-8), "a radix of -2", "at least 0"),
+    Bad("whole sizes: two negative radices", digits(-2, -2, size=16), "a radix of -2", "at least 0"),
+    Bad("whole sizes: a fractional radix", digits(2.5, size=10), "a radix of 2.5", "are ints"),
+    Bad("whole sizes: a boolean radix", digits(True, size=4), "a radix of True", "are ints"),
+    Bad("whole sizes: a radix that is text", digits("2", size=8), "a radix of '2'", "are ints"),
+    Bad("whole sizes: a radix that is None", digits(None, size=8), "a radix of None", "are ints"),
+    Bad("whole sizes: a true size that is a fraction", digits(2, size=7.5), "the true size 7.5", "are ints"),
+    Bad("whole sizes: a negative true size", digits(2, size=-1), "the true size -1", "at least 0"),
+    Bad("whole sizes: a boolean true size", digits(1, size=True), "the true size True", "are ints"),
+    Bad("whole sizes: an absurd radix", digits(1 << 63, size=1 << 65), "9223372036854775808", "at most"),
+    Bad("whole sizes: an absurd product", digits(1 << 32, 1 << 32, size=1), "multiply to more", "smaller"),
+    Bad(
+        "whole sizes: a number of 5000 digits", parse(f"f32[{'9' * 5000}]"), "5000 digits", "above 9223372036854775807"
+    ),
+    Bad("whole sizes: a true size of 5000 digits", parse(f"f32[{{x}}3/{'1' * 5000}]"), "5000 digits", "above"),
+    Bad("whole sizes: a dim of a fractional size", spec((8.0,), [["x"]]), "8.0", "whole number"),
+    Bad("whole sizes: a dim of a boolean size", spec((True,), [[]]), "True", "whole number"),
+    Bad("whole sizes: a negative dim", spec((-8,), [[]]), "-8", "at least 0"),
+    Bad("whole sizes: an absurd dim", spec((10**5000,), [[]]), "an int of 16610 bits", "at most"),
+    Bad("a digit that is a number", lambda: rs.Layout(MESH, (rs.types.Dim((4,), 4),), "f32"), "4", "Digit(radix"),  # type: ignore[arg-type]
+    Bad("a dim that is a number", lambda: rs.Layout(MESH, (4,), "f32"), "dim 0 is 4", "Dim(("),  # type: ignore[arg-type]
+    Bad("dims that are a number", lambda: rs.Layout(MESH, 4, "f32"), "dims 4", "give a list"),  # type: ignore[arg-type]
+    Bad("a shape that is a number", spec(8, [["x"]]), "8", "one size per dim"),
+    Bad("a shape that is None", spec(None, [["x"]]), "None", "one size per dim"),
+    Bad("a spec that is a number", spec((8,), 3), "3", "give a list"),
+    Bad("axes of a spec that are numbers", spec((8,), [[0]]), "0", "write x"),
+    Bad("a layout on no mesh", parse("f32[8]", None), "None", "Mesh(x=4"),  # type: ignore[arg-type]
+    Bad("a layout of bytes", parse(b"f32[8]"), "b'f32[8]'", "dtype[dims]"),  # type: ignore[arg-type]
+    Bad("a layout that is None", parse(None), "None", "dtype[dims]"),  # type: ignore[arg-type]
+    Bad("an axis of 5000 digits", lambda: rs.Mesh.parse(f"x={'9' * 5000}"), "5000 digits", "at most"),
+    Bad("a sub-axis of 5000 digits", parse(f"f32[{{x:({'9' * 5000})2}}4]"), "x:(999", "factors of the axis"),
+    Bad("a mesh of absurd size", lambda: rs.Mesh(x=1 << 40, y=1 << 40), "1208925819614629174706176", "at most"),
+    Bad("a mesh that is too large to list", lambda: rs.Mesh(x=HUGE).devices, "1000000000000 devices", "at most"),
+    Bad("device ids of a huge mesh", lambda: rs.Mesh({"x": HUGE}, device_ids=range(HUGE)), "1000000000000", "at most"),
+    Bad(
+        "10^12 device ids",
+        lambda: rs.Mesh({"x": 4}, device_ids=range(HUGE)),
+        "lists 1000000000000",
+        "one id per device",
+    ),
+    Bad("device ids that are a number", lambda: rs.Mesh({"x": 4}, device_ids=4), "4", "one id per device"),  # type: ignore[arg-type]
+    Bad("a mesh that is a number", lambda: rs.Mesh(8), "8", "name to size"),  # type: ignore[arg-type]
+    Bad("a device that is None", lambda: MESH.position(None), "None", "8 devices"),  # type: ignore[arg-type]
+    Bad("mesh text that is None", lambda: rs.Mesh.parse(None), "None", "name=size"),  # type: ignore[arg-type]
+    # ---- ScaLAPACK and DTensor
+    Bad("a negative extent", scalapack(2, -5), "-5", "at least 0"),
+    Bad("a fractional extent", scalapack(2, 10.5), "10.5", "whole number"),
+    Bad("a fractional block", scalapack(4, 2.5), "2.5", "whole number"),
+    Bad("a boolean block", scalapack(5, True), "True", "whole number"),
+    Bad("a block of 0", scalapack(4, 0), "descriptor", "at least 1"),
+    Bad("a grid of 10^12", scalapack(0, 1, (10**6, 10**6)), "1000000000000 processes", "at most"),
+    Bad("a grid of fractions", scalapack(0, 1, (2.0, 3)), "2.0", "whole number"),
+    Bad("a grid that is None", scalapack(0, 1, None), "None", "whole numbers"),
+    Bad("a descriptor that is text", lambda: rs.Layout.from_scalapack("1", (2, 3)), "'1'", "whole numbers"),  # type: ignore[arg-type]
+    Bad(
+        "a fractional DTensor dim", lambda: rs.Layout.from_dtensor(["S(0)"], (2,), (8.5,), "f32"), "8.5", "whole number"
+    ),  # type: ignore[list-item]
+    Bad("a negative DTensor dim", lambda: rs.Layout.from_dtensor(["S(0)"], (2,), (-8,), "f32"), "-8", "at least 0"),
+    Bad("a DTensor mesh of 0", lambda: rs.Layout.from_dtensor(["S(0)"], (0,), (8,), "f32"), "size 0", "at least 1"),
+    Bad(
+        "a split factor of 0", lambda: rs.Layout.from_dtensor(["_S(0, 0)"], (2,), (8,), "f32"), "_S(0, 0)", "at least 1"
+    ),
+    Bad("placements that are None", lambda: rs.Layout.from_dtensor(None, (2,), (8,), "f32"), "None", "give a list"),  # type: ignore[arg-type]
     # ---- reductions
     Bad("one reduction: sum of bools", parse("pred[8] + sum{x}"), "bool has no sum", "use max (any) or min (all)"),
     Bad("one reduction: maximum of complex", parse("c64[8] + max{x}"), "complex64 has no max", "sum, mean or product"),
@@ -146,12 +231,20 @@ TABLE = [
         "the same devices",
     ),
     Bad("negative budget", plan(budget=-1), "budget -1", "whole number of at least 0"),
-    Bad("budget that is text", plan(budget="64MiB"), "'64MiB'", "bytes a device"),
+    Bad("budget that is not a size", plan(budget="64 MiB or so"), "'64 MiB or so'", "e.g. 64MiB"),
     Bad("budget that is a boolean", plan(budget=True), "True", "whole number of at least 0"),
     Bad("budget that is a fraction", plan(budget=0.5), "0.5", "whole number of at least 0"),
     Bad("budget that is a list", plan(budget=[1]), "[1]", "whole number of at least 0"),
     Bad("budget too small", plan(budget=100), "budget 100 B", "smallest that works is 256 B"),
     Bad("unknown network", plan(network="tpu-v9"), "'tpu-v9'", "tpu-v5p"),
+    Bad("network without an end", plan(network="/dev/zero"), "more than 1048576 bytes", "the path of a JSON file"),
+    Bad("network of 5000 characters", plan(network="x" * 5000), "is not a preset", "tpu-v5p"),
+    Bad("a sharding of jax", plan(types.SimpleNamespace(spec=(), mesh=None)), "a SimpleNamespace", "Layout.from_jax"),
+    Bad("links of a mesh that is None", lambda: rs.Network.preset("h100").links(None), "None", "Mesh("),  # type: ignore[arg-type]
+    Bad("a proof of text", lambda: rs.prove("plan"), "'plan'", "reshard.plan()"),  # type: ignore[arg-type]
+    Bad("a shape of 10^12 dims", spec(range(10**12), []), "range(0, 1000000000000)", "at most 4096 dims"),
+    Bad("10^12 axes", lambda: rs.Mesh(range(10**12)), "range(0, 1000000000000)", "name to size"),  # type: ignore[arg-type]
+    Bad("10^12 entries", spec((8,), range(10**12)), "range(0, 1000000000000)", "at most 4096 items"),
     Bad("network that is a number", plan(network=3), "3", "Network"),
     Bad("network without the axis", plan(network=rs.Network.of({"x": (0, 1)})), "'y'", "with_axes"),
     Bad("source that is text", plan("f32[8]"), "'f32[8]'", "Layout.parse"),
@@ -171,6 +264,32 @@ TABLE = [
     Bad("step of the wrong kind", lambda: Step("slice", HERE, THERE), "slice: f32[{x}4, 8]", "only local digits"),
     Bad("plan that ends early", lambda: Plan(HERE, THERE, ()), "not in the target", "fix the chain"),
     Bad("text that is not JSON", lambda: Plan.from_json("{"), "not a plan in JSON", "to_json()"),
+    Bad("JSON that is nested too deep", lambda: Plan.from_json("[" * 100_000), "not a plan in JSON", "to_json()"),
+    Bad("JSON that is not UTF-8", lambda: Plan.from_json(b"\xff\xfe{}"), "not a plan in JSON", "to_json()"),  # type: ignore[arg-type]
+    Bad("JSON that is None", lambda: Plan.from_json(None), "not a plan in JSON", "to_json()"),  # type: ignore[arg-type]
+    Bad("JSON with a long number", lambda: Plan.from_json("9" * 5000), "not a plan in JSON", "to_json()"),
+    Bad(
+        "JSON with negative seconds", edited(steps=[{**PLAN.to_dict()["steps"][0], "seconds": -1}]), "-1", "at least 0"
+    ),
+    Bad(
+        "JSON with endless seconds",
+        edited(steps=[{**PLAN.to_dict()["steps"][0], "seconds": 1e999}]),
+        "inf",
+        "at least 0",
+    ),
+    Bad("JSON of another format", edited(format=2), "format 2", "reads format 1"),
+    Bad("JSON of a boolean format", edited(format=True), "format True", "reads format 1"),
+    Bad("step between texts", lambda: Step("slice", "f32[8]", THERE), "'f32[8]'", "Layout.parse"),  # type: ignore[arg-type]
+    Bad("step of kind None", lambda: Step(None, HERE, THERE), "None", "the steps are"),  # type: ignore[arg-type]
+    Bad("step of a negative time", lambda: Step("all_to_all", HERE, THERE, seconds=-1.0), "-1.0", "at least 0"),
+    Bad(
+        "step that keeps negative bytes", lambda: Step("all_to_all", HERE, THERE, retained_bytes=-1), "-1", "at least 0"
+    ),
+    Bad("chunk of a fraction", lambda: Step("exchange", HERE, THERE, StepMode(2.5)), "2.5", "at least 1"),  # type: ignore[arg-type]
+    Bad("parts that are a list", lambda: Step("slice", HERE, THERE, StepMode(parts=[2])), "[2]", "at least 1"),  # type: ignore[arg-type]
+    Bad("mode that is a tuple", lambda: Step("slice", HERE, THERE, (1, 2)), "(1, 2)", "StepMode"),  # type: ignore[arg-type]
+    Bad("plan of texts", lambda: Plan("a", "b", ()), "'a'", "Layout.parse"),  # type: ignore[arg-type]
+    Bad("plan of steps that are text", lambda: Plan(HERE, HERE, ("slice",)), "'slice'", "chain()"),  # type: ignore[arg-type]
     Bad("lowering text", lambda: lower_plan("plan"), "str", "reshard.plan()"),  # type: ignore[arg-type]
     # ---- tiles
     Bad("a tile missing", simulate({d: t for d, t in TILES.items() if d != 5}), "missing [5]", "one tile per device"),

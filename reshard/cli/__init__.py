@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     >>> main(["plan", "--mesh", "x=2", "f32[{x}4]", "f32[{x}4]", "--json"])  # doctest: +ELLIPSIS
     {
+      "format": 1,
       "source": "f32[{x}4]",
       ...
     }

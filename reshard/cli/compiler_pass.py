@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from reshard.cli.options import Commands, Options, add_command, add_network
 from reshard.errors import NotationError, ReshardError
-from reshard.types.units import bytes_text, counted, parse_bytes
+from reshard.types.units import bytes_text, counted
 
 if TYPE_CHECKING:
     from reshard.jax.module_pass import Transformed
@@ -85,8 +85,7 @@ def _transformed(options: CompilerPassOptions) -> Transformed:
         from reshard.jax.module_pass import transform
     except ImportError:
         raise ReshardError("the pass needs jax, which is not installed: install 'reshard[jax]'") from None
-    budget = None if options.budget is None else parse_bytes(options.budget)
-    return transform(program.content, network=options.network, budget=budget)
+    return transform(program.content, network=options.network, budget=options.budget)
 
 
 def _write(path: str, transformed: Transformed) -> None:

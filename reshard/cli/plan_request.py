@@ -19,7 +19,7 @@ from reshard.synth.planner import SLACK
 from reshard.types import Layout, Mesh
 from reshard.types.notation.detect import read
 from reshard.types.plan import Plan
-from reshard.types.units import parse_bytes, parse_shape
+from reshard.types.units import parse_shape
 
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
@@ -37,9 +37,8 @@ class PlanRequest(NamedTuple):
 def planned(options: PairOptions) -> PlanRequest:
     """The layouts of a call, and the plan between them."""
     source, target = two_layouts(options)
-    budget = None if options.budget is None else parse_bytes(options.budget)
     slack = SLACK if options.slack is None else _share(options.slack)
-    return PlanRequest(source, target, plan(source, target, budget, options.network, options.donate, slack))
+    return PlanRequest(source, target, plan(source, target, options.budget, options.network, options.donate, slack))
 
 
 def one_layout(text: str, options: ArrayOptions) -> Layout:

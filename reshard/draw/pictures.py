@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, quoted
 from reshard.types.plan import Plan
 
 NAMES = ("tiles", "memory", "traffic")
@@ -37,8 +37,10 @@ def draw(plan: Plan, what: str | None = None, ink: Any = None) -> Any:
     >>> mesh = Mesh(x=2)
     >>> figure = draw(plan(Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)), "tiles")
     """
-    if what is not None and what not in NAMES:
-        raise ReshardError(f"there is no picture {what!r} of a plan; use one of {', '.join(NAMES)}, or None for all")
+    if what is not None and not (isinstance(what, str) and what in NAMES):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ReshardError(
+            f"there is no picture {quoted(what)} of a plan; use one of {', '.join(NAMES)}, or None for all"
+        )
     canvas = load_canvas()
     pictures = [_picture(what, plan)] if what else [_picture_or_notice(name, plan) for name in NAMES]
     places, width, height = _placed(pictures)

@@ -27,6 +27,7 @@ from reshard.errors import NotationError
 from reshard.hlo.frames import Tables
 from reshard.hlo.shapes import ARRAY, Array, Shape, flatten, parse_arrays, parse_shape
 
+_MOST_DIGITS = 4300  # Python reads no longer numbers.
 _MODULE = re.compile(r"^HloModule +([^\s,]+)(.*)$", re.MULTILINE)
 _COMPUTATION = re.compile(r"(ENTRY +)?%?([\w.\-]+).*\{\s*$")
 _NAMED = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ")
@@ -186,6 +187,10 @@ def parse(text: str) -> Module:
     headers = list(_MODULE.finditer(text)) if isinstance(text, str) else []  # pyright: ignore[reportUnnecessaryIsInstance]
     if len(headers) != 1:
         _refuse(text, len(headers))
+    if re.search(rf"[0-9]{{{_MOST_DIGITS + 1}}}", text):
+        raise NotationError(
+            f"HLO text: it has a number of more than {_MOST_DIGITS} digits; give a module as XLA prints it"
+        )
     header = headers[0]
     computations, entry, preamble = _computations(header[1], text[header.end() :].split("\n"))
     return Module(

@@ -22,7 +22,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from reshard.errors import NotationError
+from reshard.errors import NotationError, quoted, shortened
+from reshard.types.whole import MOST_DEVICES, whole, written
 
 _LISTED = re.compile(r"\{\s*(?:\{[\d,\s]*\}\s*,?\s*)*\}")
 _GROUP = re.compile(r"\{([\d,\s]+)\}")
@@ -58,13 +59,19 @@ def parse_groups(text: str, devices: int | None) -> Groups:
     """Reads the value of a `replica_groups` attribute.
 
     `devices` is the number of devices that `{}` stands for, None if it is unknown. Raises `NotationError` for text in
-    none of the spellings, and for `{}` if `devices` is None.
+    none of the spellings, for more devices than can be listed, and for `{}` if `devices` is None.
 
     >>> parse_groups("[2,4]<=[4,2]T(1,0)", None).lists
     ((0, 2, 4, 6), (1, 3, 5, 7))
     >>> parse_groups("mesh['x'=4,'y'=2] {'x':(1)2,'y'}", None).lists
     ((0, 1, 4, 5), (2, 3, 6, 7))
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotationError(f"HLO replica groups {quoted(text)} are not text; give a str")
+    if devices is not None and whole(devices, 1) is None:
+        raise NotationError(f"the number of devices {quoted(devices)}: give a whole number of at least 1, or None")
+    if any(written(number) is None for number in re.findall(r"\d+", text)):
+        raise _too_many(text)
     if _LISTED.fullmatch(text):
         return _listed(text, devices)
     if iota := _IOTA.fullmatch(text):
@@ -81,9 +88,11 @@ def _listed(text: str, devices: int | None) -> Groups:
         return Groups(len(lists), max(map(len, lists)), lambda: lists)
     if devices is None:
         raise NotationError(
-            f"HLO replica groups {text}: they mean all devices, and the header does not say how many; "
+            f"HLO replica groups {shortened(text)}: they mean all devices, and the header does not say how many; "
             "keep num_partitions=8 (or replica_count=8) in the HloModule line"
         )
+    if devices > MOST_DEVICES:
+        raise _too_many(text)
     return Groups(1, devices, lambda: (tuple(range(devices)),))
 
 
@@ -139,6 +148,8 @@ def _regular(text: str, ids: _Ids, outer: Sequence[StridedDigit], inner: Sequenc
     count, size = (math.prod(digit.size for digit in digits) for digits in (outer, inner))
     if ids.size != count * size:
         raise _unreadable(text)
+    if ids.size > MOST_DEVICES:
+        raise _too_many(text)
 
     def expand() -> tuple[tuple[int, ...], ...]:
         order, members = ids.expand(), _numbers(inner)
@@ -178,6 +189,13 @@ def _numbers(digits: Sequence[StridedDigit]) -> list[int]:
 
 def _ints(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part.strip())
+
+
+def _too_many(text: str) -> NotationError:
+    return NotationError(
+        f"HLO replica groups {quoted(text)}: they are over more devices than the {MOST_DEVICES} that can be listed; "
+        "give the module of a real machine"
+    )
 
 
 def _unreadable(text: str) -> NotationError:

@@ -19,7 +19,7 @@ from jax.interpreters.mlir import make_ir_context as _make_ir_context
 from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
-from reshard.errors import ProgramError, ReshardError
+from reshard.errors import ProgramError, ReshardError, quoted, shortened
 from reshard.hlo import Frame
 from reshard.jax import explicit_reshards
 from reshard.jax.explicit_reshards import ReshardOp
@@ -110,7 +110,10 @@ def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
         if platform == "cpu":
             with suppress(RuntimeError, ValueError):  # jax was used before: its devices are counted below.
                 _jax.config.update("jax_num_cpu_devices", partitions)
-        devices = list(_jax.devices(platform))
+        try:
+            devices = list(_jax.devices(platform))
+        except RuntimeError as error:
+            raise ProgramError(f"jax has no platform {quoted(platform)} here: {shortened(str(error))}") from None
     if len(devices) < partitions:
         raise ProgramError(
             f"the program has {partitions} partitions, and this process {len(devices)} {platform} devices; use a "

@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 from reshard.errors import LayoutError, NetworkError
 from reshard.jax import module_pass
 from reshard.jax.compare import launch_bytes
-from reshard.jax.module_pass import PassOptions
+from reshard.jax.module_pass import PassOptions, pass_options
 from reshard.jax.partitioner_hook import as_constraints
 from reshard.jax.pass_report import PassReport
 from reshard.jax.stages import Attempt, Compiled, Lowered
@@ -35,7 +35,7 @@ def jit(
     f: Callable[..., Any] | None = None,
     *,
     network: Network | str | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     strict: bool = False,
     max_bytes: int | None = None,
     **options: Any,
@@ -67,8 +67,7 @@ def jit(
     if f is None:
         ours: dict[str, Any] = {"network": network, "budget": budget, "strict": strict, "max_bytes": max_bytes}
         return functools.partial(jit, **ours, **options)
-    loaded = Network.load(network) if isinstance(network, str) else network
-    return Jitted(f, options, PassOptions(loaded, budget), Limits(not strict, max_bytes))
+    return Jitted(f, options, pass_options(network, budget), Limits(not strict, max_bytes))
 
 
 class Jitted:

@@ -29,6 +29,7 @@ from reshard.lower.to_stablehlo import Module, Operation, ir
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
+from reshard.synth.planner import bytes_of, check_network
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
@@ -46,6 +47,13 @@ class PassOptions(NamedTuple):
     network: Network | None = None
     budget: int | None = None
     leave: frozenset[str] = frozenset()
+
+
+def pass_options(network: Network | str | None, budget: int | str | None) -> PassOptions:
+    """The options that a caller gives; raises the errors of `reshard.plan` for a bad network or budget."""
+    loaded = Network.load(network) if isinstance(network, str) else network
+    check_network(loaded)
+    return PassOptions(loaded, bytes_of(budget))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +81,13 @@ def transform(
     program: str | bytes | jax.export.Exported | Any,
     *,
     network: Network | str | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
 ) -> Transformed:
     """Applies the pass to a StableHLO program with Shardy shardings, and leaves the original unchanged.
 
     `program` is MLIR text, a portable StableHLO artifact, an MLIR module such as
     `jax.jit(f).lower(...).compiler_ir("stablehlo")`, or the result of `jax.export.export`. `network` and `budget`
-    (bytes per device, for each reshard) are those of `reshard.plan`. The pass takes over every reshard that needs more
+    (per device, for each reshard) are those of `reshard.plan`. The pass takes over every reshard that needs more
     than gathers or slices. Only a compiler can tell whether that makes the program better: `reshard.jax.jit` compares.
 
     Raises `ProgramError` if `program` is none of these, or cannot be transformed.
@@ -96,7 +104,7 @@ def transform(
     reshards taken: 1 of 1
       line 5: f32[{y}8, {x}4] -> f32[16, {x}{y}2]: all_to_all
     """
-    options = PassOptions(Network.load(network) if isinstance(network, str) else network, budget)
+    options = pass_options(network, budget)
     exported = program if isinstance(program, jax.export.Exported) else None
     module = _parsed(program if exported is None else exported.mlir_module_serialized)
     report = run(module, options)

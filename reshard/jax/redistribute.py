@@ -25,7 +25,7 @@ from reshard.jax.eager import move_now, put
 from reshard.jax.primitive import bind, pinned
 from reshard.jax.request import ReshardRequest, reordered
 from reshard.synth import Network
-from reshard.synth.planner import check_options
+from reshard.synth.planner import bytes_of, check_network
 from reshard.types.layout import Layout
 
 
@@ -34,7 +34,7 @@ def redistribute(
     sharding: Any,
     *,
     source: Any = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
 ) -> Any:
@@ -43,8 +43,9 @@ def redistribute(
     `x` is an array or a tree of arrays. `sharding` is a `NamedSharding`, a `PartitionSpec` on the mesh that is set
     (or on the array's own), or a `reshard.Layout`: one for all leaves, or a tree of them whose structure is that of
     `x`, or of its top. `source`, in the same forms, is the sharding of `x` if tracing cannot know it.
-    `budget` bounds the bytes that live on each device during the move, source and result included; without one, large
-    moves are split into parts, which need little more than source and result. `network` is that of `reshard.plan`.
+    `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move, source and result
+    included; without one, large moves are split into parts, which need little more than source and result. `network`
+    is that of `reshard.plan`.
     With `donate`, `x` is deleted once the move is under way.
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`, and
@@ -68,11 +69,11 @@ def redistribute(
     True
     """
     loaded = Network.load(network) if isinstance(network, str) else network
-    check_options(budget, loaded)
+    check_network(loaded)
     leaves, tree = jax.tree.flatten(x)
     targets = _broadcast(sharding, x, "target")
     sources = [None] * len(leaves) if source is None else _broadcast(source, x, "source")
-    options = {"budget": budget, "network": loaded, "donate": donate}
+    options = {"budget": bytes_of(budget), "network": loaded, "donate": donate}
     moved = [_redistribute(leaf, t, s, options) for leaf, t, s in zip(leaves, targets, sources, strict=True)]
     return jax.tree.unflatten(tree, moved)
 

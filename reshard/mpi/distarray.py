@@ -222,7 +222,7 @@ class DistArray(NumpyMethods):
         target: Layout | int,
         *,
         out: DistArray | None = None,
-        budget: int | None = None,
+        budget: int | str | None = None,
         network: Network | str | None = None,
         donate: bool = False,
         relabel: bool = False,

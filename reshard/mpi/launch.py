@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from reshard.errors import RankError
+from reshard.errors import RankError, quoted
+from reshard.types.whole import whole
 
 SETTINGS: Mapping[str, str] = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -29,8 +30,8 @@ def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, tim
         reshard.mpi.launch(4, ["script.py", "--steps", "10"])
         reshard.mpi.launch(4, ["-m", "package.module"])
 
-    An exception on one rank ends all of them. Raises `RankError` without an mpiexec, or if the ranks take longer than
-    `timeout` seconds.
+    An exception on one rank ends all of them. Raises `RankError` without a script or an mpiexec, or if the ranks take
+    longer than `timeout` seconds.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
@@ -39,6 +40,10 @@ def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, tim
     ...     launch(2, [script.name])
     0
     """
+    if not arguments:
+        raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
+    if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
+        raise RankError(f"there is no script {quoted(arguments[0])}; give the path of one, or -m and a module")
     with subprocess.Popen(command(ranks, arguments, mpiexec), env=environment()) as started:
         try:
             return started.wait(timeout)
@@ -64,11 +69,11 @@ def end(started: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
 def command(ranks: int, arguments: Sequence[str], mpiexec: str | None = None) -> list[str]:
     """The command line that starts the ranks. Raises `RankError` for fewer than one rank, or without an mpiexec.
 
-    >>> command(2, ["script.py", "--fast"], "mpiexec")[:3]
+    >>> command(2, ["-m", "package.module", "--fast"], "mpiexec")[:3]
     ['mpiexec', '-n', '2']
     """
-    if ranks < 1:
-        raise RankError(f"{ranks} ranks: give a whole number from 1 up")
+    if whole(ranks, 1) is None:
+        raise RankError(f"{quoted(ranks)} ranks: give a whole number from 1 up")
     return [mpiexec or find(), "-n", str(ranks), sys.executable, "-m", "mpi4py", *arguments]
 
 

@@ -27,7 +27,7 @@ class RedistributeOptions(TypedDict, total=False):
     """The options of `redistribute` besides `relabel`."""
 
     out: Array | None
-    budget: int | None
+    budget: int | str | None
     network: Network | str | None
     donate: bool
     limit: float
@@ -66,7 +66,7 @@ def redistribute(
     comm: Comm,
     *,
     out: Array | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
     relabel: bool = False,
@@ -79,7 +79,8 @@ def redistribute(
     The tile has the shape `source.tile_shape`, in any strides. The result is `out`, which must not overlap the tile, or
     a new C-ordered array. If the layouts are equal, a C-ordered tile is returned unchanged.
 
-    - `budget` bounds the bytes that live on each rank, tile and result included; `network` as in `reshard.plan`.
+    - `budget` (bytes, or text such as "64MiB") bounds what lives on each rank, tile and result included; `network` as
+      in `reshard.plan`.
     - `donate` allows overwriting the tile if the budget requires it; the result then lies in the tile's memory.
     - `relabel` assigns the target's tiles to the ranks so that the most elements stay where they are; the result is
       then a pair, with the layout that says which rank has which tile.

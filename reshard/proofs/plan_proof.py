@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from reshard.errors import ProofError, UndecidedError
+from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
 from reshard.lower.program import Instruction
 from reshard.proofs import symbolic
@@ -44,6 +44,8 @@ def prove(plan: Plan, program: Program | None = None, *, launches: bool = False,
     >>> print(proof.minimal.statement)
     the worst device receives 8 N bytes, as few as in any plan
     """
+    if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
     made = program or _outline(plan)
     try:
         if 0 in plan.source.shape:

@@ -14,15 +14,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import SupportsFloat, SupportsIndex, cast
+from typing import SupportsFloat, cast
 
-from reshard.errors import NetworkError
+from reshard.errors import NetworkError, quoted, shortened
 from reshard.synth.presets import FIGURES
 from reshard.types.mesh import AXIS_NAME, Mesh
+from reshard.types.whole import whole
 
 OUTER_NAMES = ("dcn", "slice", "pod", "node", "host")
 """An axis whose name starts with one of these (in any case) crosses the outer network, whatever its size."""
 
+_MOST_BYTES = 1 << 20  # Of a network's file.
 _LINK_KEYS = frozenset({"latency", "bandwidth"})
 _KEYS = frozenset({"name", "inner", "outer", "domain", "axes", "source"})
 
@@ -45,9 +47,9 @@ class Link:
         latency = _number(self.latency, "latency", "seconds, at least 0")
         bandwidth = _number(self.bandwidth, "bandwidth", "bytes/second, above 0")
         if latency < 0:
-            raise NetworkError(f"latency {latency!r} is negative: give seconds, at least 0")
+            raise NetworkError(f"latency {quoted(latency)} is negative: give seconds, at least 0")
         if bandwidth <= 0:
-            raise NetworkError(f"bandwidth {bandwidth!r} is not positive: give bytes/second, above 0")
+            raise NetworkError(f"bandwidth {quoted(bandwidth)} is not positive: give bytes/second, above 0")
         object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "bandwidth", bandwidth)
 
@@ -96,7 +98,9 @@ class Network:
         set_(self, "axes", tuple((axis, own[axis]) for axis in sorted(own)))
         set_(self, "source", _text(source, "source"))
         if self.inner is None and self.outer is None and not own:
-            raise NetworkError(f"network {name!r} has no link at all: give inner, outer or axes={{axis: Link(...)}}")
+            raise NetworkError(
+                f"network {quoted(name)} has no link at all: give inner, outer or axes={{axis: Link(...)}}"
+            )
 
     def links(self, mesh: Mesh) -> dict[str, Link]:
         """The link of every axis of a mesh.
@@ -112,6 +116,8 @@ class Network:
         >>> {axis: f"{link.bandwidth:.3g}" for axis, link in links.items()}
         {'dcn': '6.25e+09', 'x': '1.8e+11', 'y': '1.8e+11'}
         """
+        if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NetworkError(f"{quoted(mesh)} is not a Mesh; give Mesh(x=4, y=2)")
         own = dict(self.axes)
         minor_first: list[tuple[str, Link]] = []
         span = 1
@@ -142,7 +148,7 @@ class Network:
         >>> Network.preset("shm-mpi").with_axes({"node": (2e-5, 1.25e9)}).links(Mesh(node=2))["node"].latency
         2e-05
         """
-        merged: dict[str, LinkLike] = {**dict(self.axes), **axes}
+        merged: dict[str, LinkLike] = {**dict(self.axes), **_axes(axes)}
         return Network(self.name, self.inner, self.outer, self.domain, merged, self.source)
 
     @classmethod
@@ -170,9 +176,9 @@ class Network:
         >>> Network.preset("h100").domain
         8
         """
-        network = PRESETS.get(name)
+        network = PRESETS.get(name) if isinstance(name, str) else None  # pyright: ignore
         if network is None:
-            raise NetworkError(f"unknown network {name!r}: the presets are {', '.join(PRESETS)}")
+            raise NetworkError(f"unknown network {quoted(name)}: the presets are {', '.join(PRESETS)}")
         return network
 
     @classmethod
@@ -184,14 +190,16 @@ class Network:
         """
         if isinstance(path_or_name, str) and path_or_name in PRESETS:
             return PRESETS[path_or_name]
+        shown = str(path_or_name) if isinstance(path_or_name, Path) else path_or_name
         try:
-            text = Path(path_or_name).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a null byte
+            text = _start(path_or_name).decode()
+        except (OSError, ValueError, TypeError) as error:  # ValueError: not UTF-8, or a path with a null byte
             raise NetworkError(
-                f"network {str(path_or_name)!r} is not a preset and cannot be read as a file ({error}); "
-                f"give one of {', '.join(PRESETS)}, or the path of a JSON file as Network.to_json() writes it"
+                f"network {quoted(shown)} is not a preset and cannot be read as a file "
+                f"({shortened(str(error), 80)}); give one of {', '.join(PRESETS)}, "
+                f"or the path of a JSON file as Network.to_json() writes it"
             ) from None
-        return _parse(text, f"network file {str(path_or_name)!r}")
+        return _parse(text, f"network file {quoted(shown)}")
 
     def to_json(self) -> str:
         """This network as JSON text, seconds and bytes/second; `from_json` gives an equal one.
@@ -215,21 +223,32 @@ class Network:
         return self.name
 
 
+def _start(path: str | Path) -> bytes:
+    """The bytes of a network's file, of which no more are read than one may have: `/dev/zero` has no end."""
+    if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError("a path is text")
+    with Path(path).open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+    return content
+
+
 def _number(value: object, what: str, want: str) -> float:
     if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise NetworkError(f"{what} {value!r} is not a number: give {want}")
+        raise NetworkError(f"{what} {quoted(value)} is not a number: give {want}")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise NetworkError(f"{what} {str(value)[:40]} is not a finite number: give {want}")
+        raise NetworkError(f"{what} {quoted(value)} is not a finite number: give {want}")
     return number
 
 
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise NetworkError(f"{what} {value!r} of a network: give a text that is not blank")
+        raise NetworkError(f"{what} {quoted(value)} of a network: give a text that is not blank")
     return value
 
 
@@ -238,19 +257,24 @@ def _axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> di
         own = cast("dict[object, object]", dict(axes))
         once = len(own) == len(axes)
     except (TypeError, ValueError):
-        raise NetworkError(f"axes {axes!r}: give a mapping from axis name to Link") from None
+        raise NetworkError(f"axes {quoted(axes)}: give a mapping from axis name to Link") from None
     if not once:
-        raise NetworkError(f"an axis occurs twice in {axes!r}; give each axis one link")
+        raise NetworkError(f"an axis occurs twice in {quoted(axes)}; give each axis one link")
     for name in own:
         if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
-            raise NetworkError(f"bad axis name {name!r} in a network: give the name of a mesh axis, without sub-axes")
-    return {str(name): _link(link, f"axis {name!r}") for name, link in own.items()}
+            raise NetworkError(
+                f"bad axis name {quoted(name)} in a network: give the name of a mesh axis, without sub-axes"
+            )
+    return {str(name): _link(link, f"axis {quoted(name)}") for name, link in own.items()}
 
 
 def _domain(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex) or int(value) < 1:
-        raise NetworkError(f"domain {value!r}: give how many devices share the inner fabric, a whole number from 1 up")
-    return int(value)
+    domain = whole(value, 1, 1 << 100)
+    if domain is None:
+        raise NetworkError(
+            f"domain {quoted(value)}: give how many devices share the inner fabric, a whole number from 1 up"
+        )
+    return domain
 
 
 def _link(value: object, what: str) -> Link:
@@ -258,7 +282,10 @@ def _link(value: object, what: str) -> Link:
         return value
     pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
     if len(pair) != 2:
-        raise NetworkError(f"{what}: {value!r} is not a link; give a Link or (latency in s, bandwidth in bytes/s)")
+        raise NetworkError(
+            f"{what}: {quoted(cast('object', value))} is not a link; "
+            f"give a Link or (latency in s, bandwidth in bytes/s)"
+        )
     try:
         return Link(*cast("tuple[float, float]", pair))
     except NetworkError as error:
@@ -280,7 +307,7 @@ def _parse(text: str, where: str) -> Network:
     except NetworkError as error:
         raise NetworkError(f"{where}: {error}") from None
     except (TypeError, ValueError, RecursionError) as error:
-        raise NetworkError(f"{where} is not JSON ({error}); write it with Network.to_json()") from None
+        raise NetworkError(f"{where} is not JSON ({shortened(str(error))}); write it with Network.to_json()") from None
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:

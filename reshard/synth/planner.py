@@ -21,9 +21,9 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from numbers import Real
-from typing import SupportsIndex, cast
+from typing import cast
 
-from reshard.errors import PlanError
+from reshard.errors import PlanError, ReshardError, quoted
 from reshard.synth import cost
 from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
@@ -33,6 +33,8 @@ from reshard.types.mesh import Mesh
 from reshard.types.pair.refine import partial_change
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.units import parse_bytes
+from reshard.types.whole import whole
 
 SLACK = 0.05
 """The share of bytes that a plan between uneven layouts may receive more than the fewest, to save launches."""
@@ -41,17 +43,18 @@ SLACK = 0.05
 def plan(
     source: Layout,
     target: Layout,
-    budget: int | None = None,
+    budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
     slack: float = SLACK,
 ) -> Plan:
     """The best checked plan from source to target.
 
-    `budget` is in bytes a device and counts everything live during the move, source and target included; `network`
-    is a `Network` or the name of a preset; `donate` lets the source be overwritten or freed once its data has moved.
-    Where a layout is uneven and there is no network, plans whose bytes exceed the fewest by a share of at most `slack`
-    count as equal in bytes; 0 is exact. Plans are cached, and equal arguments give equal plans in every process.
+    `budget` is in bytes a device, or text such as "64MiB", and counts everything live during the move, source and
+    target included; `network` is a `Network` or the name of a preset; `donate` lets the source be overwritten or freed
+    once its data has moved. Where a layout is uneven and there is no network, plans whose bytes exceed the fewest by a
+    share of at most `slack` count as equal in bytes; 0 is exact. Plans are cached, and equal arguments give equal plans
+    in every process.
 
     Raises `PlanError` for layouts of different arrays or devices, for a target that is partial where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
@@ -64,9 +67,9 @@ def plan(
     """
     if isinstance(network, str):
         network = Network.load(network)
-    _check_request(source, target, budget, network, slack)
+    _check_request(source, target, network, slack)
     exact = network is not None or (source.even and target.even)
-    return _plan(source, target, budget, network, bool(donate), 0.0 if exact else float(slack))
+    return _plan(source, target, bytes_of(budget), network, bool(donate), 0.0 if exact else float(slack))
 
 
 @lru_cache(maxsize=4096)
@@ -138,33 +141,52 @@ def _message(step: Step) -> int:
     return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
 
 
-def _check_request(source: object, target: object, budget: object, network: object, slack: object) -> None:
+def _check_request(source: object, target: object, network: object, slack: object) -> None:
     for name, layout in (("source", source), ("target", target)):
         if not isinstance(layout, Layout):
+            jax = hasattr(layout, "spec") and hasattr(layout, "mesh")
+            advice = "Layout.from_jax(sharding, shape, dtype)" if jax else "Layout.parse(text, mesh)"
             raise PlanError(
-                f"the {name} {layout!r} is a {type(layout).__name__}, not a Layout; "
-                f"read it with Layout.parse(text, mesh)"
+                f"the {name} {quoted(layout)} is a {type(layout).__name__}, not a Layout; read it with {advice}"
             )
-    check_options(budget, network)
+    check_network(network)
     _check_slack(slack)
     _check_arrays(cast(Layout, source), cast(Layout, target))
 
 
-def check_options(budget: object, network: object) -> None:
-    """Raises `PlanError` for a budget or a network that `plan` would refuse whatever the layouts."""
+def check_network(network: object) -> None:
+    """Raises `PlanError` for what is not a network, or None for none."""
     if network is not None and not isinstance(network, Network):
-        raise PlanError(f"network {network!r} is not a Network; give one, the name of a preset, or None")
-    if budget is not None and (
-        not isinstance(budget, SupportsIndex) or isinstance(budget, bool) or budget.__index__() < 0
-    ):
-        raise PlanError(f"budget {budget!r}: give bytes a device as a whole number of at least 0, or None for no limit")
+        raise PlanError(f"network {quoted(network)} is not a Network; give one, the name of a preset, or None")
+
+
+def bytes_of(budget: object) -> int | None:
+    """A budget in bytes a device: an int, text such as "64MiB", or None for no limit; `PlanError` for others.
+
+    >>> bytes_of("64MiB"), bytes_of(4096), bytes_of(None)
+    (67108864, 4096, None)
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        try:
+            return parse_bytes(budget)
+        except ReshardError as error:
+            raise PlanError(f"budget {quoted(budget)}: {error}") from None
+    limit = whole(budget)
+    if limit is None:
+        raise PlanError(
+            f'budget {quoted(budget)}: give bytes a device as a whole number of at least 0, text such as "64MiB", or '
+            f"None for no limit"
+        )
+    return limit
 
 
 def _check_slack(slack: object) -> None:
     if not _is_share(slack):
         raise PlanError(
-            f"slack {slack!r}: give the share of bytes that may be spent to save launches as a finite number of at "
-            f"least 0, such as 0.05, or 0 for the fewest bytes"
+            f"slack {quoted(slack)}: give the share of bytes that may be spent to save launches as a finite number of "
+            f"at least 0, such as 0.05, or 0 for the fewest bytes"
         )
 
 

@@ -1,5 +1,6 @@
 """The invariants of a layout, each checked by one function under the name that `docs/language.md` gives it.
 
+    whole sizes      check_whole_sizes      refuses a radix of -2, of 2.5 or True, and a size above 2^63 - 1
     exact cover      check_exact_cover      refuses f32[{x}4/10]: room for 16 elements, where 12 hold 10
     single use       check_single_use       refuses f32[{x}4, {x}4]: devices have one coordinate along x, not two
     radix match      check_radix_match      refuses a digit of radix 2 that is held by an axis of size 4
@@ -15,18 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Any, cast
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, quoted
 from reshard.types import reductions
 from reshard.types.dims import Digit, Dim
 from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.whole import MOST, whole
 
 
 def canonical_dim(dim: Dim, mesh: Mesh, at: int) -> Dim:
     """*Canonical form* of dim number `at`: neighbouring digits merged, digits of radix 1 dropped.
 
-    Checks *radix match* and *exact cover* on the way.
+    Checks *whole sizes*, *radix match* and *exact cover* on the way.
     """
+    dim = check_whole_sizes(dim, at)
     for digit in dim.digits:
         if digit.axis is not None:
             check_radix_match(digit, mesh)
@@ -52,6 +56,30 @@ def canonical_partial(partial: Iterable[SubAxis], mesh: Mesh) -> tuple[SubAxis, 
     return tuple(merged)
 
 
+def check_whole_sizes(dim: Dim, at: int) -> Dim:
+    """*Whole sizes*: the true size and all radices of dim `at` are ints, not bools, of at least 0 and at most `MOST`.
+
+    A held digit's radix is the size of its sub-axis, which is at least 1. Returns the dim with ints of Python's own.
+    """
+    _check_dim(dim, at)
+    radices = [whole(digit.radix) for digit in dim.digits]
+    wrong = [digit.radix for digit, radix in zip(dim.digits, radices, strict=True) if radix is None]
+    size = whole(dim.size)
+    if wrong or size is None:
+        given = f"a radix of {quoted(wrong[0])}" if wrong else f"the true size {quoted(dim.size)}"
+        raise LayoutError(
+            f"dim {at} has {given}; sizes and radices are ints of at least 0 and at most {MOST} (whole sizes)"
+        )
+    if math.prod(digit.radix for digit in dim.digits) > MOST:
+        raise LayoutError(
+            f"dim {at}: its radices multiply to more than {MOST}, the largest index; give smaller ones (whole sizes)"
+        )
+    if all(type(each) is int for each in (dim.size, *(digit.radix for digit in dim.digits))):
+        return dim
+    digits = (Digit(int(digit.radix), digit.axis) for digit in dim.digits)
+    return Dim(tuple(digits), size)
+
+
 def check_exact_cover(digits: list[Digit], size: int, one_round: bool, at: int) -> list[Digit]:
     """*Exact cover*: dim `at` is padded to the smallest fitting multiple of all its digits but the first local one.
 
@@ -62,6 +90,11 @@ def check_exact_cover(digits: list[Digit], size: int, one_round: bool, at: int) 
     if padded == size:
         return digits
     rounds = next((d.radix for d in digits if d.axis is None), 1)
+    if padded == 0 < rounds:
+        raise LayoutError(
+            f"dim {at}: a block of 0 elements leaves no room, but the true size is {size}; give the blocks at least 1 "
+            f"element (exact cover)"
+        )
     if rounds > 0 and size <= padded and padded - size < padded // rounds:
         return digits
     if one_round and size <= padded and digits[0].axis is not None:
@@ -106,15 +139,27 @@ def check_radix_match(digit: Digit, mesh: Mesh) -> None:
 
 def check_one_reduction(dtype: str, reduction: str | None) -> None:
     """*One reduction*: partial sub-axes have one operation, and the element type supports it."""
-    if reduction not in reductions.REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in reductions.REDUCTIONS:
         raise LayoutError(
-            f"reduction {reduction!r} is unknown; use one of {', '.join(reductions.REDUCTIONS)} (one reduction)"
+            f"reduction {quoted(reduction)} is unknown; use one of {', '.join(reductions.REDUCTIONS)} (one reduction)"
         )
     if not reductions.supports(dtype, reduction):
         raise LayoutError(
             f"{dtype} has no {reduction} reduction; for bool use max (any) or min (all), "
             f"for complex sum, mean or product, and mean only for inexact types (one reduction)"
         )
+
+
+def _check_dim(dim: object, at: int) -> None:
+    """Refuses what is not made of `Dim` and `Digit` at all."""
+    digits: Any = dim.digits if isinstance(dim, Dim) else None
+    if not isinstance(digits, tuple):
+        raise LayoutError(f"dim {at} is {quoted(dim)}; give Dim((Digit(radix, holder), ...), size)")
+    for digit in cast("tuple[object, ...]", digits):
+        if not isinstance(digit, Digit):
+            raise LayoutError(
+                f"dim {at} has the digit {quoted(digit)}; give Digit(radix, holder), holder None if local"
+            )
 
 
 def _merged(digits: Iterable[Digit]) -> list[Digit]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, cast
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, quoted
 from reshard.types.mesh import SubAxis
+from reshard.types.whole import MOST, MOST_LISTED, listed, whole
 
 
 class Digit(NamedTuple):
@@ -56,7 +57,21 @@ def fitted(digits: Iterable[Digit], size: int) -> Dim:
 
 
 def checked_size(size: object) -> int:
-    """Returns a dim's size; raises `LayoutError` unless it is a whole number of at least 0."""
-    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 0:  # pyright: ignore
-        raise LayoutError(f"dim size {size!r}: a size is a whole number of at least 0")
-    return int(size)  # pyright: ignore
+    """Returns a dim's size; raises `LayoutError` unless it is a whole number of at least 0 (*whole sizes*)."""
+    checked = whole(size)
+    if checked is None:
+        raise LayoutError(
+            f"dim size {quoted(size)}: a size is a whole number of at least 0, at most {MOST} (whole sizes)"
+        )
+    return checked
+
+
+def checked_shape(shape: object) -> tuple[int, ...]:
+    """Returns a global shape; raises `LayoutError` unless it lists whole numbers of at least 0 (*whole sizes*)."""
+    sizes = None if isinstance(shape, Mapping) else listed(shape)
+    if sizes is None:
+        raise LayoutError(
+            f"global shape {quoted(cast('object', shape))}: give one size per dim, such as (16, 8), for at most "
+            f"{MOST_LISTED} dims"
+        )
+    return tuple(checked_size(size) for size in sizes)

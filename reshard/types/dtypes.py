@@ -6,7 +6,7 @@ The canonical name is numpy's or ml_dtypes' (`float32`, `bfloat16`, `float8_e4m3
 
 from __future__ import annotations
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, quoted
 
 _TABLE: tuple[tuple[str, str, int], ...] = (
     ("bool", "pred", 8),
@@ -60,12 +60,13 @@ def canonical(dtype: object) -> str:
     if isinstance(dtype, str):
         name = dtype
     else:
-        name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
+        given = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+        name = given if isinstance(given, str) else quoted(dtype)
     try:
         return _ALIASES[name]
     except KeyError:
         raise LayoutError(
-            f"unknown dtype {name!r}: use a numpy name (float32), an HLO name (f32) or an "
+            f"unknown dtype {quoted(name)}: use a numpy name (float32), an HLO name (f32) or an "
             f"ml_dtypes name (bfloat16, float8_e4m3fn, int4)"
         ) from None
 

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from reshard.errors import LayoutError, about_sharding
+from reshard.errors import LayoutError, MeshError, about_sharding, quoted
 from reshard.types import dtypes
 from reshard.types.canonical import canonical_dim, canonical_partial, check_one_reduction, check_single_use
 from reshard.types.dims import Digit as Digit
 from reshard.types.dims import Dim as Dim
-from reshard.types.dims import checked_size
+from reshard.types.dims import checked_shape
 from reshard.types.dims import fitted as fitted
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
+from reshard.types.whole import MOST_LISTED, listed
 
 if TYPE_CHECKING:
     from reshard.types.notation.sharding import Placed
@@ -60,6 +61,10 @@ class Layout:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        checked_mesh(self.mesh)
+        for name in ("dims", "partial"):
+            if not isinstance(getattr(self, name), tuple):
+                put(self, name, _listed(getattr(self, name), name))
         put(self, "dtype", dtypes.canonical(self.dtype))
         put(self, "dims", tuple(canonical_dim(dim, self.mesh, at) for at, dim in enumerate(self.dims)))
         put(self, "partial", canonical_partial(self.partial, self.mesh))
@@ -79,6 +84,7 @@ class Layout:
         >>> print(Layout.parse("f32[{x:(1)2}{x:(2)2}4, 16]", Mesh(x=4, y=2)))
         f32[{x}4, 16]
         """
+        checked_mesh(mesh)
         raw = text.parse(source)
         dims: list[Dim] = []
         for part in raw.dims:
@@ -106,18 +112,21 @@ class Layout:
         >>> print(Layout.tiled(mesh, (10, 16), "float32", [[mesh.sub_axis("x")], []]))
         f32[{x}3/10, 16]
         """
-        if len(axes) != len(shape):
+        checked_mesh(mesh)
+        sizes = checked_shape(shape)
+        each = [_listed(held, "axes of a dim") for held in _listed(axes, "axes")]
+        if len(each) != len(sizes):
             raise LayoutError(
-                f"{len(axes)} dims of axes for global shape {tuple(shape)} of rank {len(shape)}; "
+                f"{len(each)} dims of axes for global shape {quoted(sizes)} of rank {len(sizes)}; "
                 f"give one list of axes per dim ([] for a dim that is not split)"
             )
         dims: list[Dim] = []
-        for size, held in zip(shape, axes, strict=True):
+        for size, held in zip(sizes, each, strict=True):
             digits = [Digit(mesh.checked(sub).size, sub) for sub in held]
             pieces = math.prod(d.radix for d in digits)
-            dims.append(Dim((*digits, Digit(-(-checked_size(size) // pieces), None)), checked_size(size)))
-        held_partial = tuple(partial)
-        op = (reduction or "sum") if held_partial else None
+            dims.append(Dim((*digits, Digit(-(-size // pieces), None)), size))
+        held_partial = _listed(partial, "partial axes")
+        op = ("sum" if reduction is None else reduction) if held_partial else None
         return cls(mesh, tuple(dims), dtypes.canonical(dtype), op, held_partial)
 
     @classmethod
@@ -138,15 +147,18 @@ class Layout:
         >>> str(Layout.from_spec(Mesh(x=4, y=2), (10, 16), "float32", [["x"], []]))
         'f32[{x}3/10, 16]'
         """
-        if len(spec) > len(shape):
+        checked_mesh(mesh)
+        sizes = checked_shape(shape)
+        names = [(s,) if isinstance(s, str) else () if s is None else _listed(s, "spec") for s in _listed(spec, "spec")]
+        if len(names) > len(sizes):
             raise LayoutError(
-                f"spec {list(spec)} has {len(spec)} entries for global shape {tuple(shape)} of rank "
-                f"{len(shape)}; give at most one entry per dim"
+                f"spec {quoted(list(spec))} has {len(names)} entries for global shape {quoted(sizes)} of rank "
+                f"{len(sizes)}; give at most one entry per dim"
             )
-        names: list[Sequence[str]] = [[s] if isinstance(s, str) else list(s or ()) for s in spec]
-        names += [[]] * (len(shape) - len(names))
+        names += [()] * (len(sizes) - len(names))
         axes = [[mesh.sub_axis(name) for name in dim] for dim in names]
-        return cls.tiled(mesh, shape, dtype, axes, [mesh.sub_axis(n) for n in unreduced], reduction)
+        partial = [mesh.sub_axis(name) for name in _listed(unreduced, "unreduced")]
+        return cls.tiled(mesh, sizes, dtype, axes, partial, reduction)
 
     @classmethod
     def from_shardy(cls, source: str, mesh: Mesh | None, shape: Sequence[int], dtype: object) -> Layout:
@@ -158,9 +170,9 @@ class Layout:
         from reshard.types.notation import shardy
         from reshard.types.notation.sharding import place
 
-        raw = shardy.parse(source)
-        with about_sharding(source, shape):
-            return cls._placed(place(raw, mesh), shape, dtype)
+        sizes, raw = checked_shape(shape), shardy.parse(source)
+        with about_sharding(source, sizes):
+            return cls._placed(place(raw, None if mesh is None else checked_mesh(mesh)), sizes, dtype)
 
     @classmethod
     def from_hlo(cls, source: str, shape: Sequence[int], dtype: object, *, num_devices: int = 1) -> Layout:
@@ -174,9 +186,9 @@ class Layout:
         """
         from reshard.types.notation import hlo
 
-        raw = hlo.parse(source)
-        with about_sharding(source, shape):
-            return cls._placed(hlo.placed(raw, len(shape), num_devices), shape, dtype)
+        sizes, raw = checked_shape(shape), hlo.parse(source)
+        with about_sharding(source, sizes):
+            return cls._placed(hlo.placed(raw, len(sizes), num_devices), sizes, dtype)
 
     @classmethod
     def from_jax_text(cls, source: str, mesh: Mesh, shape: Sequence[int], dtype: object) -> Layout:
@@ -188,9 +200,9 @@ class Layout:
         from reshard.types.notation import partition_spec
         from reshard.types.notation.sharding import place
 
-        raw = partition_spec.parse(source)
-        with about_sharding(source, shape):
-            return cls._placed(place(raw.padded(len(shape)), mesh), shape, dtype)
+        sizes, raw = checked_shape(shape), partition_spec.parse(source)
+        with about_sharding(source, sizes):
+            return cls._placed(place(raw.padded(len(sizes)), checked_mesh(mesh)), sizes, dtype)
 
     @classmethod
     def from_jax(cls, sharding: Any, shape: Sequence[int], dtype: object) -> Layout:
@@ -204,9 +216,10 @@ class Layout:
         from reshard.types.notation import jax_sharding
         from reshard.types.notation.sharding import place
 
-        with about_sharding(str(sharding), shape):
-            raw = jax_sharding.read(sharding, len(shape))
-            return cls._placed(place(raw, jax_sharding.mesh_of(sharding.mesh)), shape, dtype)
+        sizes = checked_shape(shape)
+        with about_sharding(str(sharding) if hasattr(sharding, "mesh") else quoted(sharding), sizes):
+            raw = jax_sharding.read(sharding, len(sizes))
+            return cls._placed(place(raw, jax_sharding.mesh_of(sharding.mesh)), sizes, dtype)
 
     @classmethod
     def from_dtensor(
@@ -227,14 +240,15 @@ class Layout:
         """
         from reshard.types.notation import dtensor
 
+        sizes = checked_shape(shape)
         grid = mesh if isinstance(mesh, Mesh) else dtensor.mesh(mesh, names)
-        raw = dtensor.read(placements, tuple(grid.axes.values()), shape)
+        raw = dtensor.read(placements, tuple(grid.axes.values()), sizes)
         axes = [SubAxis(name, 1, size) for name, size in grid.axes.items()]
 
         def dim(digits: Sequence[tuple[int, int | None]], size: int) -> Dim:
             return Dim(tuple(Digit(radix, None if at is None else axes[at]) for radix, at in digits), size)
 
-        dims = tuple(dim(digits, size) for digits, size in zip(raw.dims, shape, strict=True))
+        dims = tuple(dim(digits, size) for digits, size in zip(raw.dims, sizes, strict=True))
         return cls(grid, dims, dtypes.canonical(dtype), raw.reduction, tuple(axes[at] for at in raw.partial))
 
     @classmethod
@@ -337,6 +351,21 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout.parse({str(self)!r}, {self.mesh!r})"
+
+
+def checked_mesh(mesh: object) -> Mesh:
+    """Returns the mesh; raises `MeshError` for any other object."""
+    if not isinstance(mesh, Mesh):
+        raise MeshError(f"{quoted(mesh)} is a {type(mesh).__name__}, not a Mesh; give Mesh(x=4, y=2), Mesh(jax_mesh)")
+    return mesh
+
+
+def _listed(given: Any, what: str) -> tuple[Any, ...]:
+    """What a list holds; raises `LayoutError` for what is not one."""
+    items = listed(given)
+    if items is None:
+        raise LayoutError(f"{what} {quoted(given)}: give a list of at most {MOST_LISTED} items")
+    return items
 
 
 def _dim_text(dim: Dim, mesh: Mesh) -> str:

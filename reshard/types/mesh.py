@@ -10,14 +10,16 @@ Rules, bounds and routes work on such (stride, size) pairs, so a mesh of 2^20 de
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from reshard.errors import MeshError, NotationError
+from reshard.errors import MeshError, NotationError, quoted
+from reshard.types.whole import MOST, MOST_DEVICES, listed, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 _AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")
@@ -36,6 +38,7 @@ class Mesh:
     """Devices on named axes.
 
     `device_ids[i]` is the device at position `i`. By default, devices are numbered by position.
+    The axes are names and sizes, or those of a jax mesh, which also brings its device ids.
     Raises `MeshError` for a bad name or size, and for ids that are not distinct.
 
     >>> mesh = Mesh(x=4, y=2)
@@ -54,19 +57,15 @@ class Mesh:
         device_ids: Sequence[int] | None = None,
         **named: int,
     ) -> None:
-        if isinstance(axes, str):
-            raise MeshError(f"mesh {axes!r} is text; read it with Mesh.parse, or give the axes as name=size")
-        given = list(cast("Iterable[tuple[str, int]]", axes.items() if isinstance(axes, Mapping) else axes or ()))
-        if any(_not_a_pair(pair) for pair in given):
-            raise MeshError(f"mesh axes {given}: give a dict of name to size, or (name, size) pairs")
-        pairs = [*given, *named.items()]
-        for name, size in pairs:
-            _check_axis(name, size)
+        if hasattr(axes, "axis_names"):
+            axes, device_ids = _of_jax(axes, device_ids)
+        pairs = [_checked_axis(*pair) for pair in (*_pairs(axes), *named.items())]
         object.__setattr__(self, "axes", dict(pairs))
         if len(self.axes) != len(pairs):
-            raise MeshError(f"mesh {pairs}: an axis name occurs twice; give every axis its own name")
-        ids = None if device_ids is None else _ids(device_ids)
-        _check_ids(ids, self.size, str(self))
+            raise MeshError(f"mesh {quoted(pairs)}: an axis name occurs twice; give every axis its own name")
+        if self.size > MOST:
+            raise MeshError(f"mesh {quoted(pairs)} has {quoted(self.size)} devices; at most {MOST} have numbers")
+        ids = None if device_ids is None else _ids(device_ids, self.size, quoted(str(self)))
         # The identity order is stored as None, so that equal meshes compare equal.
         identity = ids is not None and ids == tuple(range(self.size))
         object.__setattr__(self, "device_ids", None if identity else ids)
@@ -84,13 +83,17 @@ class Mesh:
         >>> Mesh.parse("x=4,y=2") == Mesh(x=4, y=2)
         True
         """
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NotationError(f"mesh {quoted(text)} is not text; write axes as name=size, e.g. x=4,y=2")
         body = text.strip().removeprefix("<").removesuffix(">")
         pairs: list[tuple[str, int]] = []
         for part in filter(None, (p.strip() for p in body.split(","))):
             match = _AXIS.fullmatch(part)
             if match is None:
-                raise NotationError(f"mesh {text!r}: cannot read {part!r}; write axes as name=size, e.g. x=4,y=2")
-            pairs.append((match[1], int(match[2])))
+                raise NotationError(
+                    f"mesh {quoted(text)}: cannot read {quoted(part)}; write axes as name=size, e.g. x=4,y=2"
+                )
+            pairs.append((match[1], _axis_size(match[1], match[2])))
         return cls(pairs, device_ids=device_ids)
 
     @cached_property
@@ -110,6 +113,8 @@ class Mesh:
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """Device ids by position."""
+        if self.device_ids is None and self.size > MOST_DEVICES:
+            raise MeshError(f"mesh {self} has {self.size} devices, too many to list; at most {MOST_DEVICES} are")
         return self.device_ids or tuple(range(self.size))
 
     def position(self, device: int) -> int:
@@ -119,11 +124,11 @@ class Mesh:
         1
         """
         if self.device_ids is None:
-            position = device if 0 <= device < self.size else None
+            position = whole(device, 0, self.size - 1)
         else:
-            position = self._positions.get(device)
+            position = None if whole(device) is None else self._positions.get(device)
         if position is None:
-            raise MeshError(f"device {device} is not in mesh {self} of {self.size} devices")
+            raise MeshError(f"device {quoted(device)} is not in mesh {self} of {self.size} devices")
         return position
 
     @cached_property
@@ -136,19 +141,28 @@ class Mesh:
         >>> Mesh(x=4, y=2).sub_axis("x:(2)2")
         SubAxis(axis='x', pre=2, size=2)
         """
-        match = _SUB_AXIS.fullmatch(text)
+        match = _SUB_AXIS.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore
         if match is None:
-            raise NotationError(f"cannot read axis {text!r}; write x, or x:(pre)size for a sub-axis of x")
+            raise NotationError(f"cannot read axis {quoted(text)}; write x, or x:(pre)size for a sub-axis of x")
         axis = match[1]
         self._require(axis)
         if match[2] is None:
             return SubAxis(axis, 1, self.axes[axis])
-        return self.checked(SubAxis(axis, int(match[2]), int(match[3])))
+        pre, size = written(match[2]), written(match[3])
+        if pre is None or size is None:
+            raise MeshError(f"sub-axis {quoted(text)}: its numbers are above {MOST}; give factors of the axis")
+        return self.checked(SubAxis(axis, pre, size))
 
     def checked(self, sub: SubAxis) -> SubAxis:
         """Returns the sub-axis; raises `MeshError` if the mesh does not have it."""
+        if not isinstance(sub, SubAxis):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise MeshError(f"{quoted(sub)} is not a sub-axis; give a SubAxis, such as mesh.sub_axis('x')")
         self._require(sub.axis)
         size = self.axes[sub.axis]
+        if whole(sub.pre) is None or whole(sub.size) is None:
+            raise MeshError(
+                f"{quoted(sub)} of mesh {self}: prefix and size are ints of at least 1, factors of the axis"
+            )
         if sub.pre < 1 or sub.size < 1 or size % (sub.pre * sub.size):
             raise MeshError(
                 f"sub-axis {self.spell(sub)}: {sub.pre} x {sub.size} does not divide axis {sub.axis!r} of "
@@ -157,8 +171,8 @@ class Mesh:
         return sub
 
     def _require(self, axis: str) -> None:
-        if axis not in self.axes:
-            raise MeshError(f"unknown axis {axis!r}: mesh {self} has axes {', '.join(self.axes) or '(none)'}")
+        if not isinstance(axis, str) or axis not in self.axes:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise MeshError(f"unknown axis {quoted(axis)}: mesh {self} has axes {', '.join(self.axes) or '(none)'}")
 
     def spell(self, sub: SubAxis) -> str:
         """The text of a sub-axis: `x` for a whole axis, else `x:(pre)size`."""
@@ -308,29 +322,63 @@ def prime_places(mesh: Mesh, axis: SubAxis) -> Iterator[tuple[int, int]]:
     return places(mesh.stride(axis), axis.size)
 
 
-def _check_axis(name: object, size: object) -> None:
+def _pairs(axes: object) -> list[tuple[object, object]]:
+    """The axes as (name, size) pairs, neither of them checked."""
+    if isinstance(axes, str | bytes):
+        raise MeshError(f"mesh {quoted(axes)} is text; read it with Mesh.parse, or give the axes as name=size")
+    given = cast("Mapping[object, object]", axes).items() if isinstance(axes, Mapping) else () if axes is None else axes
+    pairs = listed(given)
+    for pair in (None,) if pairs is None else pairs:
+        if not isinstance(pair, tuple) or len(cast("tuple[object, ...]", pair)) != 2:
+            given = cast("object", axes) if pairs is None else list(pairs)
+            raise MeshError(f"mesh axes {quoted(given)}: give a dict of name to size, or (name, size) pairs")
+    return [*(pairs or ())]
+
+
+def _checked_axis(name: object, size: object) -> tuple[str, int]:
     if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
-        raise MeshError(f"bad axis name {name!r}: use a letter or _, then letters, digits, '_', '.' or '-'")
-    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # pyright: ignore
-        raise MeshError(f"axis {name!r} has size {size!r}: a size is a whole number of at least 1")
+        raise MeshError(f"bad axis name {quoted(name)}: use a letter or _, then letters, digits, '_', '.' or '-'")
+    checked = whole(size, 1)
+    if checked is None:
+        raise MeshError(f"axis {quoted(name)} has size {quoted(size)}: a size is a whole number of at least 1")
+    return name, checked
 
 
-def _not_a_pair(pair: object) -> bool:
-    return not isinstance(pair, tuple) or len(cast("tuple[object, ...]", pair)) != 2
+def _axis_size(name: str, digits: str) -> int:
+    """The size of an axis that text gives, with its sign."""
+    size = written(digits.removeprefix("-"))
+    if size is None:
+        raise MeshError(f"axis {quoted(name)} has a size of {len(digits)} digits; at most {MOST} devices have numbers")
+    return -size if digits.startswith("-") else size
 
 
-def _ids(device_ids: Sequence[int]) -> tuple[int, ...]:
-    listed = list(device_ids)
-    bad = next((i for i in listed if isinstance(i, bool) or not hasattr(i, "__index__")), None)
-    if bad is not None:
-        raise MeshError(f"device_ids has {bad!r}; a device id is a whole number of at least 0")
-    return tuple(int(i) for i in listed)
+def _of_jax(jax_mesh: Any, device_ids: Any) -> tuple[list[tuple[str, int]], Any]:
+    """The axes of a jax mesh and the ids of its devices; an `AbstractMesh` has none."""
+    devices = getattr(jax_mesh, "devices", None) if type(jax_mesh).__name__ == "Mesh" else None
+    ids = device_ids if device_ids is not None or devices is None else [device.id for device in devices.flat]
+    return [(str(name), int(size)) for name, size in jax_mesh.shape.items()], ids
 
 
-def _check_ids(ids: tuple[int, ...] | None, size: int, mesh: str) -> None:
-    if ids is None:
-        return
-    if len(ids) != size:
-        raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {len(ids)}; list one id per device")
+def _ids(device_ids: object, size: int, mesh: str) -> tuple[int, ...]:
+    """The device ids of a mesh; their number is checked before any of them is read."""
+    if not isinstance(device_ids, Iterable) or isinstance(device_ids, str | bytes):
+        raise MeshError(f"device_ids {quoted(device_ids)}: give a list of one id per device, or None")
+    given = cast("Iterable[object]", device_ids)
+    count = len(given) if isinstance(given, Sized) else None
+    if size > MOST_DEVICES:
+        raise MeshError(f"mesh {mesh} has {size} devices, too many to list ids of; at most {MOST_DEVICES} are listed")
+    listed = [] if count is not None and count != size else list(itertools.islice(given, size + 1))
+    if (count or len(listed)) != size:
+        counted = count if count is not None else f"{len(listed)} or more"
+        raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {counted}; list one id per device")
+    return _checked_ids(listed, size, mesh)
+
+
+def _checked_ids(listed: list[object], size: int, mesh: str) -> tuple[int, ...]:
+    bad = [each for each in listed if whole(each) is None and whole(each, -MOST, -1) is None]
+    if bad:
+        raise MeshError(f"device_ids has {quoted(bad[0])}; a device id is a whole number of at least 0")
+    ids = tuple(int(cast("int", each)) for each in listed)
     if len(set(ids)) != size or min(ids, default=0) < 0:
-        raise MeshError(f"device_ids {list(ids)[:16]} of mesh {mesh}: ids must be distinct and at least 0")
+        raise MeshError(f"device_ids {quoted(list(ids)[:16])} of mesh {mesh}: ids must be distinct and at least 0")
+    return ids

@@ -12,19 +12,24 @@ JSON in `_step_data` and `_step_spec`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import PlanError
+from reshard.errors import PlanError, ReshardError, StepError, quoted, shortened
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.rules.bounds import lower_bound
-from reshard.types.rules.checker import check_step
+from reshard.types.rules.checker import RULES, check_step
 from reshard.types.rules.cost import PLAIN, Cost, StepMode
-from reshard.types.units import bytes_text
+from reshard.types.units import bytes_text, counted, seconds_text
+from reshard.types.whole import whole
+
+FORMAT = 1
+"""The format of plans in JSON. A reader of another one cannot tell what the fields mean, so it refuses."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,15 @@ class Step:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        for what, layout in (("operand", self.operand), ("result", self.result)):
+            if not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise StepError(f"the {what} {quoted(layout)} of a step is not a Layout; read it with Layout.parse")
+        if not isinstance(self.kind, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {', '.join(RULES)}")
+        _check_mode(self.mode)
+        if whole(self.retained_bytes) is None:
+            raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
+        _checked_seconds(self.seconds)
         object.__setattr__(self, "_cost", self.cost)
 
     @cached_property
@@ -95,6 +109,8 @@ class Plan:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
+        _check_parts(self.source, self.target, self.steps)
+        _checked_seconds(self.seconds)
         at = self.source
         for number, step in enumerate(self.steps, 1):
             if step.operand != at:
@@ -153,6 +169,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as the plain data of `to_json`."""
         return {
+            "format": FORMAT,
             "source": str(self.source),
             "target": str(self.target),
             "mesh": _mesh_data(self.source.mesh),
@@ -170,20 +187,26 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """Reads the text of `to_json` and checks the plan again.
 
-        Raises `PlanError` if the steps are not a plan or a figure is not what they make.
+        Raises `PlanError` if the steps are not a plan, a figure is not what they make, or `format` is not the one of
+        this version. A text without `format` is read as this one.
         """
         try:
             data = json.loads(text)
+            _check_format(data.get("format", FORMAT))
             source = Layout.parse(data["source"], _mesh(data["mesh"]))
             specs = [_step_spec(step) for step in data["steps"]]
             target = Layout.parse(data["target"], _mesh(data["target_mesh"]))
-            seconds = [_seconds(step["seconds"]) for step in data["steps"]]
-            plan = chain(source, target, specs, bool(data.get("donate")), seconds)
+            seconds = [_checked_seconds(step["seconds"]) for step in data["steps"]]
+            plan = chain(source, target, specs, data.get("donate", False) is True, seconds)
             if not specs:
-                plan = replace(plan, seconds=_seconds(data["seconds"]))
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+                plan = replace(plan, seconds=_checked_seconds(data["seconds"]))
+        except ReshardError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            # ValueError: not JSON, not UTF-8, or a number too long to read. RecursionError: brackets nested too deep.
             raise PlanError(
-                f"this is not a plan in JSON ({type(error).__name__}: {error}); use the output of to_json()"
+                f"this is not a plan in JSON ({type(error).__name__}: {shortened(str(error))}); use the output of "
+                f"to_json()"
             ) from None
         _compare(data, plan.to_dict(), "the plan")
         for number, (given, step) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
@@ -212,9 +235,9 @@ class Plan:
         table = [f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]:>{widths[2]}}  {r[3]:>{widths[3]}}" for r in rows]
         total = (
             f"received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}), "
-            f"{self.launches} launch{'' if self.launches == 1 else 'es'}, peak {bytes_text(self.peak_bytes)} a device"
+            f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device"
         )
-        time = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us predicted"
+        time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
         return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
 
 
@@ -243,6 +266,9 @@ def chain(
     >>> chain(source, target, [StepSpec("all_gather", target)]).received_bytes
     48
     """
+    _check_parts(source, target, ())
+    if not isinstance(specs, Sequence) or not all(isinstance(spec, StepSpec) for spec in specs):  # pyright: ignore
+        raise PlanError(f"{quoted(specs)} is not a list of StepSpec; give one for each step")
     steps: list[Step] = []
     at = source
     times = list(seconds) if seconds is not None else [None] * len(specs)
@@ -282,18 +308,49 @@ def _compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> No
     for name, value in made.items():
         if name != "steps" and given.get(name, value) != value:
             raise PlanError(
-                f"the JSON says {name} {given[name]!r} of {what}, but its steps make {value!r}; plan it again"
+                f"the JSON says {name} {quoted(given[name])} of {what}, but its steps make {quoted(value)}; plan "
+                f"it again"
             )
 
 
-def _seconds(value: object) -> float | None:
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+def _check_format(number: object) -> None:
+    if number != FORMAT or isinstance(number, bool):
+        raise PlanError(
+            f"this plan in JSON has format {quoted(number)}, and this version of reshard reads format {FORMAT}; read "
+            f"it with the version that wrote it, or plan again"
+        )
+
+
+def _checked_seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
         return value
-    raise PlanError(f"the JSON says seconds {value!r}; seconds are a number, or null without a network")
+    raise PlanError(f"seconds {quoted(value)}: give a number of at least 0, or None (null in JSON) without a network")
+
+
+def _check_mode(mode: object) -> None:
+    """Refuses a mode whose chunk or parts are not ints of at least 1."""
+    if not isinstance(mode, StepMode):
+        raise StepError(f"the mode {quoted(mode)} of a step is not a StepMode; give StepMode(chunk, in_place, parts)")
+    if whole(mode.parts, 1) is None or not (mode.chunk is None or whole(mode.chunk, 1)):
+        raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
+    if not isinstance(mode.in_place, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StepError(f"{quoted(mode)}: in_place is True or False")
+
+
+def _check_parts(source: object, target: object, steps: object) -> None:
+    """Refuses what is not a plan's source, target and steps at all."""
+    for what, layout in (("source", source), ("target", target)):
+        if not isinstance(layout, Layout):
+            raise PlanError(f"the {what} {quoted(layout)} of a plan is not a Layout; read it with Layout.parse")
+    listed = cast("tuple[object, ...]", steps) if isinstance(steps, tuple) else None
+    if listed is None or not all(isinstance(step, Step) for step in listed):
+        raise PlanError(f"the steps {quoted(cast('object', steps))} of a plan are not a tuple of Step; use chain()")
 
 
 def _step_spec(step: Mapping[str, Any]) -> StepSpec:
-    mode = StepMode(step.get("chunk"), bool(step.get("in_place")), step.get("parts", 1))
+    mode = StepMode(step.get("chunk"), step.get("in_place", False), step.get("parts", 1))
     return StepSpec(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), mode)
 
 

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, quoted
+from reshard.types.whole import MOST, written
 
 _UNITS = {
     "": 1,
@@ -23,14 +24,19 @@ def parse_bytes(text: str) -> int:
     >>> parse_bytes("64MiB"), parse_bytes("0.5 GiB"), parse_bytes("2kB")
     (67108864, 536870912, 2000)
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     unit = None if match is None else _UNITS.get(match[2].lower())
     if match is None or unit is None:
         raise ReshardError(
-            f"cannot read the size {text!r}; write bytes, or a number with KiB, MiB, GiB, TiB (1024) or "
+            f"cannot read the size {quoted(text)}; write bytes, or a number with KiB, MiB, GiB, TiB (1024) or "
             f"kB, MB, GB, TB (1000), e.g. 64MiB"
         )
-    return int(Fraction(match[1].replace("_", "")) * unit)
+    number = match[1].replace("_", "")
+    if len(number) > 40 or (size := int(Fraction(number) * unit)) > MOST:
+        raise ReshardError(
+            f"the size {quoted(text)} is above {MOST} bytes, or has more than 40 digits; give a real one"
+        )
+    return size
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -39,6 +45,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
     >>> parse_shape("16,16,16"), parse_shape("(8, )"), parse_shape("")
     ((16, 16, 16), (8,), ())
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ReshardError(f"cannot read the shape {quoted(text)}; write text, e.g. 16,16,16")
     body = text.strip()
     if body[:1] + body[-1:] in ("()", "[]"):
         body = body[1:-1]
@@ -46,8 +54,11 @@ def parse_shape(text: str) -> tuple[int, ...]:
     if parts[-1] == "":
         parts.pop()
     if not all(re.fullmatch(r"[0-9]+", part) for part in parts):
-        raise ReshardError(f"cannot read the shape {text!r}; write whole numbers of at least 0, e.g. 16,16,16")
-    return tuple(int(part) for part in parts)
+        raise ReshardError(f"cannot read the shape {quoted(text)}; write whole numbers of at least 0, e.g. 16,16,16")
+    sizes = [written(part) for part in parts]
+    if None in sizes:
+        raise ReshardError(f"the shape {quoted(text)} has a size above {MOST}; give the size of a real array")
+    return tuple(size for size in sizes if size is not None)
 
 
 def bytes_text(count: int) -> str:

@@ -131,3 +131,10 @@ def test_large_dumps_and_large_constants():
     assert sum(len(one.rest) for one in read.entry.instructions) > 5_000_000
     assert hlo.traffic(read).launches == 3000
     assert hlo.largest(read).array.elements == 4096 * 2048
+
+
+def test_a_number_that_python_does_not_read_is_refused():
+    with pytest.raises(NotationError, match="more than 4300 digits"):
+        hlo.parse(
+            f"HloModule m, num_partitions={'9' * 5000}\n\nENTRY %e {{\n  ROOT %p = f32[2]{{0}} parameter(0)\n}}\n"
+        )

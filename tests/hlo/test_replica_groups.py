@@ -120,3 +120,30 @@ def test_groups_of_many_devices_cost_nothing_until_they_are_listed():
     parsed = [parse_groups(f"[{2**18},{2**4}]<=[{2**11},{2**11}]T(1,0)", None) for _ in range(1000)]
     assert {(groups.count, groups.size) for groups in parsed} == {(2**18, 2**4)}
     assert parse_groups("mesh['x'=64,'y'=16] {'x'}", None).lists[3][:3] == (3, 19, 35)
+
+
+HUGE = {
+    "an iota": "[1000000,1000000]<=[1000000000000]",
+    "a transposed iota": "[1000000,1000000]<=[1000000,1000000]T(1,0)",
+    "a mesh": "mesh['x'=1000000,'y'=1000000] {'x'}",
+    "a number of 5000 digits": f"[1,{'9' * 5000}]<=[{'9' * 5000}]",
+    "a device of 5000 digits": f"{{{{0,{'9' * 5000}}}}}",
+}
+
+
+@pytest.mark.parametrize("text", HUGE.values(), ids=HUGE)
+def test_more_devices_than_can_be_listed_are_refused_before_any_is(text: str):
+    with pytest.raises(NotationError, match="over more devices than the 16777216") as caught:
+        parse_groups(text, None)
+    assert len(str(caught.value)) < 400
+
+
+def test_all_devices_are_refused_if_they_are_too_many():
+    with pytest.raises(NotationError, match="over more devices"):
+        parse_groups("{}", 10**12)
+
+
+@pytest.mark.parametrize("given", [None, 7, b"{{0,1}}", ["{0}"]])
+def test_what_is_not_text_is_refused(given: object):
+    with pytest.raises(NotationError, match="are not text"):
+        parse_groups(given, 8)  # type: ignore[arg-type]

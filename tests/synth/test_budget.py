@@ -202,11 +202,27 @@ def test_in_place_only_where_it_is_needed():
 # ---- bad budgets ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", [-1, True, False, "64MiB", 1.5, 1e6, float("inf"), b"1"])
+@pytest.mark.parametrize("budget", [-1, True, False, 1 << 63, 1.5, 1e6, float("inf"), b"1"])
 def test_bad_budgets(budget: object):
     source, target = Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH)
     with pytest.raises(PlanError, match="whole number of at least 0"):
         rs.plan(source, target, budget=budget)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "64 MB of it", "-1", "1e6", "9" * 5000, "20000PiB"])
+def test_text_that_is_not_a_budget(text: str):
+    source, target = Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH)
+    with pytest.raises(PlanError, match="the size") as caught:
+        rs.plan(source, target, budget=text)
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize(("text", "limit"), [("80", 80), ("64MiB", 64 << 20), ("0.5 kB", 500)])
+def test_text_is_the_budget_that_it_writes(text: str, limit: int):
+    source, target = Layout.parse("f32[{x}4]", MESH), Layout.parse("f32[16]", MESH)
+    assert rs.plan(source, target, budget=text) == rs.plan(source, target, budget=limit)
+    with pytest.raises(BudgetError):
+        rs.plan(source, target, budget="79")
 
 
 @pytest.mark.parametrize("budget", [1, 1_000_000])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError, ReshardError, StepError
+from reshard.show.plan_table import totals
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, Step, StepSpec, chain, floor
+from reshard.types.plan import FORMAT, Plan, Step, StepSpec, chain, floor
 from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs
 
@@ -192,6 +194,45 @@ def test_json_has_the_promised_keys():
     assert keys <= data.keys()
     for step in data["steps"]:
         assert {"kind", "operand", "result", "received_bytes", "live_bytes"} <= step.keys()
+
+
+def test_json_says_its_format_and_an_older_text_without_one_is_read():
+    data = json.loads(THREE.to_json())
+    assert data.pop("format") == FORMAT == 1
+    assert Plan.from_json(json.dumps(data)) == THREE
+
+
+@pytest.mark.parametrize("number", [0, 2, "1", None, True, [1]])
+def test_json_of_another_format_is_refused_by_its_number(number: object):
+    with pytest.raises(PlanError, match="reads format 1; read it with the version that wrote it"):
+        Plan.from_json(json.dumps({**json.loads(THREE.to_json()), "format": number}))
+
+
+@pytest.mark.parametrize("bad", ["[" * 100_000, '{"a":' * 100_000, b"\xff\xfe", b"\x80{}", "9" * 5000, None, 7])
+def test_what_cannot_even_be_read_is_refused(bad: Any):
+    with pytest.raises(PlanError, match="this is not a plan in JSON"):
+        Plan.from_json(bad)
+
+
+@pytest.mark.parametrize("bad", [-1, -1e-9, float("inf"), float("nan"), True, "1"])
+def test_seconds_are_finite_and_not_negative(bad: Any):
+    with pytest.raises(PlanError, match="seconds"):
+        replace(THREE.steps[0], seconds=bad)
+    with pytest.raises(PlanError, match="seconds"):
+        Plan(A, A, (), seconds=bad)
+
+
+def test_the_text_of_a_plan_has_the_figures_of_the_command():
+    for network in (None, "h100", NETWORK):
+        for budget in (None, floor(A, B) + 64):
+            plan = rs.plan(A, B, budget=budget, network=network)
+            printed = str(plan)
+            shown = dict(totals(plan, "h100"))
+            assert f"received {shown['received'].partition(' on')[0]} (bound" in printed
+            assert f", {shown['launches']} launch" in printed
+            assert f"peak {shown['peak'].partition(' live')[0]} a device" in printed
+            assert ("predicted" in shown) == ("predicted" in printed)
+            assert network is None or f"{shown['predicted'].partition(' on')[0]} predicted" in printed
 
 
 def put(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:

@@ -6,11 +6,12 @@ look-up. `ways` lists the ways and runs them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from reshard.errors import BudgetError, PlanError, TileError
+from reshard.errors import BudgetError, PlanError, ReshardError, TileError
 from reshard.lower.to_mpi import ranks
 from reshard.runtime.on_mpi.direct import STAGING, Direct, direct
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
@@ -20,6 +21,7 @@ from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.messages import SMALL
 from reshard.synth import Network, plan
+from reshard.synth.planner import bytes_of
 from reshard.types import Layout
 from reshard.types.plan import Plan
 
@@ -34,11 +36,15 @@ class MoveRequest:
 
     source: Layout
     target: Layout
-    budget: int | None = None
+    budget: int | str | None = None
     network: Network | str | None = None
     donate: bool = False
     into: bool = False
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        with suppress(ReshardError):  # `prepared` raises it, on all ranks.
+            object.__setattr__(self, "budget", bytes_of(self.budget))
 
     @property
     def careful(self) -> bool:
@@ -81,6 +87,7 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     if the budget requires that the tile be overwritten and it cannot be.
     """
     check_mesh(request.source, team.size)
+    bytes_of(request.budget)
     ready = _prepared(request, team.rank, team.facts, tile.itemsize)
     if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(

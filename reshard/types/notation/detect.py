@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from reshard.errors import LayoutError, MeshError, NotationError
+from reshard.errors import LayoutError, MeshError, NotationError, quoted
 from reshard.types import dtypes
+from reshard.types.dims import checked_shape
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.notation.reader import shortened
 from reshard.types.pair.remesh import remesh
 
 _KINDS = (
@@ -41,17 +41,19 @@ def read(
     >>> str(read("P('y', None, 'x')", Mesh(x=4, y=2), (16, 16, 16), "float32"))
     'f32[{y}8, 16, {x}4]'
     """
+    if not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotationError(f"{quoted(source)} is a {type(source).__name__}, not the text of a layout; give a str")
     kind = next((name for name, start in _KINDS if start.match(source)), None)
     if kind is None:
         raise NotationError(
-            f"cannot tell the notation of {_short(source)!r}; write f32[{{x}}8, 16], P('x', None), "
+            f"cannot tell the notation of {quoted(source)}; write f32[{{x}}8, 16], P('x', None), "
             f'[{{"x"}}, {{}}] or {{devices=[2,1]<=[2]}}'
         )
     if kind == "reshard":
         return _ours(source, mesh, shape, dtype)
     if shape is None or dtype is None:
         missing = " and ".join(n for n, given in (("shape", shape), ("dtype", dtype)) if given is None)
-        raise NotationError(f"{_short(source)!r} is a sharding in {kind} notation, without {missing}; give {missing}")
+        raise NotationError(f"{quoted(source)} is a sharding in {kind} notation, without {missing}; give {missing}")
     if kind == "HLO":
         return _hlo(source, mesh, shape, dtype)
     if kind == "Shardy":
@@ -61,14 +63,14 @@ def read(
 
 def _required(mesh: Mesh | None, source: str, kind: str) -> Mesh:
     if mesh is None:
-        raise NotationError(f"{_short(source)!r} is in {kind} notation, which names axes of a mesh; give the mesh")
+        raise NotationError(f"{quoted(source)} is in {kind} notation, which names axes of a mesh; give the mesh")
     return mesh
 
 
 def _ours(source: str, mesh: Mesh | None, shape: Sequence[int] | None, dtype: object | None) -> Layout:
     layout = Layout.parse(source, _required(mesh, source, "reshard"))
-    if shape is not None and tuple(shape) != layout.shape:
-        raise LayoutError(f"{layout} has global shape {layout.shape}, not {tuple(shape)}; leave shape out")
+    if shape is not None and checked_shape(shape) != layout.shape:
+        raise LayoutError(f"{layout} has global shape {layout.shape}, not {quoted(tuple(shape))}; leave shape out")
     if dtype is not None and dtypes.canonical(dtype) != layout.dtype:
         raise LayoutError(f"{layout} has dtype {layout.dtype}, not {dtypes.canonical(dtype)}; leave dtype out")
     return layout
@@ -82,7 +84,7 @@ def _hlo(source: str, mesh: Mesh | None, shape: Sequence[int], dtype: object) ->
     on_mesh = remesh(layout, mesh)
     if on_mesh is None:
         raise MeshError(
-            f"sharding {_short(source)!r} is over the devices {_ids(layout.mesh)}, mesh {mesh} over {_ids(mesh)}, "
+            f"sharding {quoted(source)} is over the devices {_ids(layout.mesh)}, mesh {mesh} over {_ids(mesh)}, "
             f"whose axes cannot express {layout} on {layout.mesh}; give a mesh of the same devices that has these "
             f"axes or products of them, or none"
         )
@@ -93,7 +95,3 @@ def _ids(mesh: Mesh) -> str:
     if mesh.device_ids is None:
         return f"0..{mesh.size - 1}"
     return f"[{', '.join(map(str, mesh.device_ids[:8]))}{', ...' if mesh.size > 8 else ''}]"
-
-
-def _short(source: str) -> str:
-    return shortened(source, 300)

@@ -23,8 +23,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, quoted
+from reshard.types.dims import checked_shape
 from reshard.types.mesh import Mesh
+from reshard.types.whole import MOST, listed, whole, written
 
 REDUCTIONS = {"sum": "sum", "avg": "mean", "mean": "mean", "max": "max", "min": "min", "product": "product"}
 
@@ -48,9 +50,13 @@ def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
     >>> str(mesh((2, 4)))
     '<d0=2, d1=4>'
     """
-    given = [f"d{at}" for at in range(len(shape))] if names is None else list(names)
-    if len(given) != len(shape):
-        raise LayoutError(f"{len(given)} names {given} for a mesh of shape {tuple(shape)}; give one per mesh dim")
+    shape = checked_shape(shape)
+    given = tuple(f"d{at}" for at in range(len(shape))) if names is None else listed(names)
+    if given is None or len(given) != len(shape):
+        raise LayoutError(
+            f"{0 if given is None else len(given)} names {quoted(names)} for a mesh of shape {quoted(shape)}; "
+            f"give one per mesh dim"
+        )
     return Mesh(list(zip(given, shape, strict=True)))
 
 
@@ -60,6 +66,8 @@ def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[i
     >>> read(["_S(0, 4)", "S(0)"], (2, 4), (16, 3)).dims
     (((4, 1), (2, 0), (2, None)), ((3, None),))
     """
+    if not isinstance(placements, Sequence) or isinstance(placements, str | bytes):  # pyright: ignore
+        raise LayoutError(f"placements {quoted(placements)}: give a list of one per mesh dim")
     if len(placements) != len(mesh_shape):
         raise LayoutError(
             f"{len(placements)} placements for a mesh of shape {tuple(mesh_shape)}; give one per mesh dim"
@@ -98,18 +106,31 @@ def _parts(given: Any) -> tuple[str, int, int, str]:
     if isinstance(given, str):
         match = _TEXT.fullmatch(given)
         if match is None:
-            raise LayoutError(f"placement {given!r}: write S(dim), _S(dim, split factor), R or P(reduction)")
+            raise LayoutError(f"placement {quoted(given)}: write S(dim), _S(dim, split factor), R or P(reduction)")
         replicate, shard, strided, split, op = match.groups()
         if replicate:
             return "Replicate", 0, 1, ""
         if shard is None and strided is None:
             return "Partial", 0, 1, op or "sum"
-        return "Shard", int(shard or strided), int(split or 1), ""
+        return "Shard", _int(shard or strided, given), _int(split or "1", given, 1), ""
     name = type(given).__name__.lstrip("_")
     if name not in ("Shard", "StridedShard", "Replicate", "Partial"):
-        raise LayoutError(f"{given!r} is not a placement; give torch's Shard, Replicate or Partial, or their text")
-    split = getattr(given, "split_factor", 1)
-    return name, int(getattr(given, "dim", 0)), int(split), str(getattr(given, "reduce_op", "sum"))
+        raise LayoutError(
+            f"{quoted(given)} is not a placement; give torch's Shard, Replicate or Partial, or their text"
+        )
+    dim, split = _int(getattr(given, "dim", 0), given), _int(getattr(given, "split_factor", 1), given, 1)
+    return name, dim, split, str(getattr(given, "reduce_op", "sum"))
+
+
+def _int(number: object, given: Any, least: int | None = None) -> int:
+    """A dim or a split factor, which is at least 1; a dim may count from the end."""
+    if isinstance(number, str):
+        size = written(number.removeprefix("-"))
+        number = size if size is None or not number.startswith("-") else -size
+    checked = whole(number, -MOST if least is None else least)
+    if checked is None:
+        raise LayoutError(f"placement {quoted(given)}: its dim and split factor are ints, a factor of at least 1")
+    return checked
 
 
 def _sharded(digits: list[_Digit], size: int, skip: int, pieces: int, axis: int, given: Any) -> list[_Digit]:

@@ -33,10 +33,11 @@ import math
 import re
 from typing import NamedTuple, NoReturn
 
-from reshard.errors import LayoutError, MeshError, NotationError
+from reshard.errors import LayoutError, MeshError, NotationError, quoted
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation.reader import Reader, axis_size, op, value
 from reshard.types.notation.sharding import NO_TILE, Placed, RawMesh, RawSharding, place
+from reshard.types.whole import whole
 
 KINDS = ("replicated", "manual", "unreduced")
 MOST_IDS = 1 << 22  # The longest list of device ids that is built; regular meshes of any size need none.
@@ -107,6 +108,8 @@ def placed(raw: Tiling | Untiled | RawSharding, rank: int, num_devices: int) -> 
     >>> print(mesh, [[axis.axis for axis in dim] for dim in dims])
     <d0=4, d1=2> [['d1'], [], ['d0']]
     """
+    if whole(num_devices, 1) is None:
+        raise MeshError(f"num_devices is of size {quoted(num_devices)}: a size is a whole number of at least 1")
     if isinstance(raw, Untiled):
         return _untiled(raw, rank, num_devices)
     sharding = _tiled(raw, rank) if isinstance(raw, Tiling) else _with_mesh(raw, rank)
@@ -144,7 +147,7 @@ def _body(reader: Reader) -> Tiling | Untiled | RawSharding:
 
 
 def _refuse(reader: Reader, why: str) -> NoReturn:
-    raise LayoutError(f"HLO sharding {reader.text!r}: {why}")
+    raise LayoutError(f"HLO sharding {quoted(reader.text)}: {why}")
 
 
 def _notes(reader: Reader) -> None:
@@ -205,7 +208,7 @@ def _numbers(reader: Reader, count: int) -> tuple[tuple[IdRun, ...] | None, tupl
     ids = tuple(int(part) for part in listed[0].split(","))
     if len(ids) != count or len(set(ids)) != count:
         raise NotationError(
-            f"{reader.what} {reader.text!r}: it lists {len(ids)} device ids, {len(set(ids))} of them different, "
+            f"{reader.what} {quoted(reader.text)}: it lists {len(ids)} device ids, {len(set(ids))} of them different, "
             f"for {count} tiles or mesh positions; give one device each"
         )
     runs = _as_iota(ids)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from reshard.errors import LayoutError, MeshError
+from reshard.errors import LayoutError, MeshError, quoted
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation.sharding import RawSharding
 
@@ -23,11 +23,9 @@ def mesh_of(jax_mesh: Any) -> Mesh:
     Raises `MeshError` for any other object.
     """
     shape: Any = getattr(jax_mesh, "shape", None)
-    if not hasattr(shape, "items"):
-        raise MeshError(f"{jax_mesh!r} is not a jax mesh; give a jax.sharding.Mesh or AbstractMesh")
-    devices = getattr(jax_mesh, "devices", None) if type(jax_mesh).__name__ == "Mesh" else None
-    ids = None if devices is None else [device.id for device in devices.flat]
-    return Mesh({str(name): int(size) for name, size in shape.items()}, device_ids=ids)
+    if not hasattr(shape, "items") or not hasattr(jax_mesh, "axis_names"):
+        raise MeshError(f"{quoted(jax_mesh)} is not a jax mesh; give a jax.sharding.Mesh or AbstractMesh")
+    return Mesh(jax_mesh)
 
 
 def read(sharding: Any, rank: int) -> RawSharding:
@@ -35,7 +33,7 @@ def read(sharding: Any, rank: int) -> RawSharding:
     spec = getattr(sharding, "spec", None)
     if spec is None or not hasattr(sharding, "mesh"):
         raise LayoutError(
-            f"{sharding!r} is a {type(sharding).__name__}, not a NamedSharding; give "
+            f"{quoted(sharding)} is a {type(sharding).__name__}, not a NamedSharding; give "
             f"jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(...))"
         )
     entries = spec.partitions  # Iterating over a spec with unreduced axes raises.

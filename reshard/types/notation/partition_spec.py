@@ -12,8 +12,7 @@ from __future__ import annotations
 import ast
 from typing import NoReturn
 
-from reshard.errors import NotationError
-from reshard.types.notation.reader import shortened
+from reshard.errors import NotationError, quoted, shortened
 from reshard.types.notation.sharding import OPS, RawSharding
 
 NAMES = ("P", "PS", "PartitionSpec")
@@ -25,6 +24,8 @@ def parse(text: str) -> RawSharding:
     >>> parse("P(('x', 'y'), None, unreduced={'z'})")[:3]
     ((('x', 'y'), ()), (), ('z',))
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotationError(f"partition spec {quoted(text)} is not text; give a str")
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -105,4 +106,4 @@ def _shown(node: ast.expr, text: str) -> str:
 
 
 def _fail(text: str, why: str) -> NoReturn:
-    raise NotationError(f"partition spec {shortened(text, 300)!r}: {why}")
+    raise NotationError(f"partition spec {quoted(text)}: {why}")

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from reshard.errors import NotationError
+from reshard.errors import NotationError, quoted, shortened
 from reshard.types.mesh import AXIS_NAME
 from reshard.types.notation.sharding import OPS, RawSharding
 
@@ -39,6 +39,8 @@ class Reader:
     """
 
     def __init__(self, what: str, text: str) -> None:
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NotationError(f"{what} {quoted(text)} is not text; give a str")
         self.what = what
         self.text = text
         self.at = 0
@@ -105,7 +107,7 @@ class Reader:
         """Raises `NotationError` with the text, the place `at` (by default the current one), and the advice."""
         rest = self.text[self.at if at is None else at :].strip()
         place = f"cannot read {shortened(rest, 40)!r}" if rest else "it ends too early"
-        raise NotationError(f"{self.what} {shortened(self.text, 300)!r}: {place}; {advice}")
+        raise NotationError(f"{self.what} {quoted(self.text)}: {place}; {advice}")
 
     def _skip(self) -> None:
         while self.at < len(self.text) and self.text[self.at].isspace():
@@ -167,15 +169,6 @@ def axis_size(reader: Reader) -> tuple[str, int]:
         reader.fail(f"{advice}; a name is a letter or _, then letters, digits, _ . -")
     reader.need("=", advice)
     return _unquoted(name), reader.number(advice)
-
-
-def shortened(text: str, most: int) -> str:
-    """The text in at most `most` characters, its end replaced by dots, for error messages.
-
-    >>> shortened("replicated", 8)
-    'repli...'
-    """
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _unquoted(name: re.Match[str]) -> str:

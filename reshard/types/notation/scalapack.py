@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, quoted
+from reshard.types.dims import checked_size
 from reshard.types.mesh import Mesh
+from reshard.types.whole import MOST_DEVICES, listed
 
 AXES = ("r", "c")
 """The mesh axes of the grid's rows and columns."""
@@ -37,6 +39,7 @@ def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Me
     >>> mesh.device_ids, dims[0]
     ((0, 2, 4, 1, 3, 5), BlockCyclic(size=1000, block=64, axis='r'))
     """
+    desc, grid = _numbers(desc, "descriptor"), _numbers(grid, "grid")
     _check(desc, grid, order)
     _, _, rows, columns, row_block, column_block, row_source, column_source, _ = desc
     # The process that holds the first block comes first along its axis.
@@ -47,15 +50,34 @@ def read(desc: Sequence[int], grid: Sequence[int], order: str = "R") -> tuple[Me
     return mesh, (BlockCyclic(rows, row_block, AXES[0]), BlockCyclic(columns, column_block, AXES[1]))
 
 
+def _numbers(given: Sequence[int], what: str) -> tuple[int, ...]:
+    """The numbers of a descriptor or a grid as ints, all at least 0 but the context, which is BLACS's own."""
+    items = listed(given)
+    if items is None:
+        raise LayoutError(f"{what} {quoted(given)}: give a list of whole numbers")
+    numbers = [*items]
+    if len(numbers) == 9:
+        numbers[1] = 0  # The context, which says nothing of where elements are, may be negative.
+    try:
+        return tuple(checked_size(number) for number in numbers)
+    except LayoutError as error:
+        raise LayoutError(f"{what} {quoted(items)}: {error}") from None
+
+
 def _check(desc: Sequence[int], grid: Sequence[int], order: str) -> None:
     if len(desc) != 9 or desc[0] != 1:
         raise LayoutError(
-            f"descriptor {list(desc)}: give the 9 numbers [1, context, M, N, MB, NB, RSRC, CSRC, LLD] of a dense matrix"
+            f"descriptor {quoted(list(desc))}: give the 9 numbers [1, context, M, N, MB, NB, RSRC, CSRC, LLD] of a "
+            f"dense matrix"
         )
     if len(grid) != 2 or min(grid) < 1:
-        raise LayoutError(f"grid {tuple(grid)}: give (process rows, process columns), both at least 1")
-    if order not in ("R", "C"):
-        raise LayoutError(f"grid order {order!r}: give 'R' if BLACS numbers the grid row by row, 'C' column by column")
+        raise LayoutError(f"grid {quoted(grid)}: give (process rows, process columns), both at least 1")
+    if grid[0] * grid[1] > MOST_DEVICES:
+        raise LayoutError(f"grid {quoted(grid)} has {grid[0] * grid[1]} processes; at most {MOST_DEVICES} are listed")
+    if not isinstance(order, str) or order not in ("R", "C"):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LayoutError(
+            f"grid order {quoted(order)}: give 'R' if BLACS numbers the grid row by row, 'C' column by column"
+        )
     row_block, column_block, row_source, column_source = desc[4:8]
     if min(row_block, column_block) < 1 or not (0 <= row_source < grid[0] and 0 <= column_source < grid[1]):
         raise LayoutError(

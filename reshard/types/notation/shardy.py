@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 
-from reshard.errors import LayoutError
-from reshard.types.notation.reader import Reader, axis_size, shortened, value
+from reshard.errors import LayoutError, NotationError, quoted
+from reshard.types.notation.reader import Reader, axis_size, value
 from reshard.types.notation.sharding import NO_TILE, RawMesh, RawSharding
 
 _SYMBOL = re.compile(r"@(?:[A-Za-z0-9_$.\-]+|\"[^\"]*\")")
@@ -28,6 +28,8 @@ def parse(text: str) -> RawSharding:
     >>> parse('#sdy.sharding<@mesh, [{"x", "y":(1)2}, {?}], unreduced={"z"}>').dims
     (('x', 'y:(1)2'), ())
     """
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise NotationError(f"Shardy sharding {quoted(text)} is not text; give a str")
     reader = Reader("Shardy sharding", text.replace('\\"', '"'))  # quotes are escaped inside HLO attributes
     reader.match(_HEAD)
     if reader.take("#sdy.sharding_per_value"):
@@ -74,5 +76,5 @@ def _mesh(reader: Reader) -> RawMesh:
         ids = reader.items(lambda: reader.number("device ids are whole numbers"), "]")
     reader.need(">", advice)
     if ids and not axes:
-        raise LayoutError(f"Shardy sharding {shortened(reader.text, 300)!r}: {NO_TILE.format(device=ids[0])}")
+        raise LayoutError(f"Shardy sharding {quoted(reader.text)}: {NO_TILE.format(device=ids[0])}")
     return RawMesh(axes, ids)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from reshard.errors import NotationError
+from reshard.errors import LayoutError, NotationError, quoted
 from reshard.types.reductions import REDUCTIONS
+from reshard.types.whole import MOST, written
 
 _LAYOUT = re.compile(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*(?:\+\s*([A-Za-z]+)\s*((?:\{[^{}]*\}\s*)+))?", re.DOTALL)
-_TOKEN = re.compile(r"\s*(?:(\d+)|\{([^{}]*)\}|(/))\s*")
+_TOKEN = re.compile(r"\s*(?:([0-9]+)|\{([^{}]*)\}|(/))\s*")
 
 
 class RawDim(NamedTuple):
@@ -44,19 +45,24 @@ def parse(text: str) -> RawLayout:
     >>> parse("f32[{x}3/10, 8] + sum{y}").dims[0]
     RawDim(digits=('x', 3), size=10)
     """
-    match = _LAYOUT.fullmatch(text)
+    match = _LAYOUT.fullmatch(text) if isinstance(text, str) else None  # pyright: ignore
     if match is None:
-        raise NotationError(f"cannot read layout {text!r}; write dtype[dims], e.g. f32[{{y}}8, 16, {{x}}4] + sum{{z}}")
+        raise NotationError(
+            f"cannot read layout {quoted(text)}; write dtype[dims], e.g. f32[{{y}}8, 16, {{x}}4] + sum{{z}}"
+        )
     dtype, body, reduction, held = match.groups()
     if reduction is not None and reduction not in REDUCTIONS:
-        raise NotationError(f"layout {text!r}: unknown reduction {reduction!r}; use one of {', '.join(REDUCTIONS)}")
+        raise NotationError(
+            f"layout {quoted(text)}: unknown reduction {quoted(reduction)}; use one of {', '.join(REDUCTIONS)}"
+        )
     dims = tuple(_dim(part.strip(), text) for part in _split(body)) if body.strip() else ()
     return RawLayout(dtype, dims, reduction, _axes(held) if held else ())
 
 
 def _split(body: str) -> list[str]:
-    """Splits at the commas outside braces."""
-    return re.split(r",(?![^{]*\})", body)
+    """Splits at the commas outside braces, in one pass over the text."""
+    masked = re.sub(r"\{[^{}]*\}", lambda held: held[0].replace(",", "\0"), body)
+    return [part.replace("\0", ",") for part in masked.split(",")]
 
 
 def _axes(held: str) -> tuple[str, ...]:
@@ -70,20 +76,28 @@ def _dim(part: str, text: str) -> RawDim:
         match = _TOKEN.match(part, at)
         if match is None:
             raise NotationError(
-                f"layout {text!r}: cannot read {part[at:].strip()!r}; a dim is digits like {{x}}4 or 16"
+                f"layout {quoted(text)}: cannot read {quoted(part[at:].strip())}; a dim is digits like {{x}}4 or 16"
             )
         if match[3]:
             return RawDim(tuple(digits), _size(part[match.end() :], text))
-        digits.extend([int(match[1])] if match[1] else _axes(f"{{{match[2]}}}"))
+        digits.extend([_number(match[1], text)] if match[1] else _axes(f"{{{match[2]}}}"))
         at = match.end()
     if not digits:
-        raise NotationError(f"layout {text!r}: an empty dim; write its size, e.g. 16, or 1 for a dim of size one")
+        raise NotationError(f"layout {quoted(text)}: an empty dim; write its size, e.g. 16, or 1 for a dim of size one")
     return RawDim(tuple(digits), None)
 
 
 def _size(part: str, text: str) -> int:
-    if not part.strip().isdecimal():
+    if not re.fullmatch(r"[0-9]+", part.strip()):
         raise NotationError(
-            f"layout {text!r}: cannot read the true size {part.strip()!r}; write it last, as in {{x}}3/10"
+            f"layout {quoted(text)}: cannot read the true size {quoted(part.strip())}; write it last, as in {{x}}3/10"
         )
-    return int(part)
+    return _number(part.strip(), text)
+
+
+def _number(digits: str, text: str) -> int:
+    """The number that these digits write; the longest ones are refused unread (*whole sizes*)."""
+    number = written(digits)
+    if number is None:
+        raise LayoutError(f"layout {quoted(text)}: a number of {len(digits)} digits is above {MOST} (whole sizes)")
+    return number

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from reshard.errors import StepError
+from reshard.errors import StepError, quoted
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.refine import same_devices
@@ -46,9 +46,9 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     >>> check_step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
     Cost(received=48, launches=1, scratch=0)
     """
-    rule = RULES.get(kind)
+    rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if rule is None:
-        raise StepError(f"unknown step {kind!r}; the steps are {', '.join(RULES)}")
+        raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join(RULES)}")
     if operand.shape != result.shape or operand.dtype != result.dtype:
         raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
     if not _one_set(operand.mesh, result.mesh):
