@@ -42,9 +42,10 @@ def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, tim
     """
     if not arguments:
         raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
+    line = command(ranks, arguments, mpiexec)
     if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
         raise RankError(f"there is no script {quoted(arguments[0])}; give the path of one, or -m and a module")
-    with subprocess.Popen(command(ranks, arguments, mpiexec), env=environment()) as started:
+    with subprocess.Popen(line, env=environment()) as started:
         try:
             return started.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -22,3 +22,8 @@ def test_no_ranks_and_no_script_are_refused(call):
     ran = call("run", "-n", "0", "s.py")
     assert ran.code == 2 and "0 ranks" in ran.err
     assert call("run", "s.py").code == 2
+
+
+def test_a_script_that_is_not_there_is_refused_before_ranks_start(call):
+    ran = call("run", "-n", "2", "nowhere.py")
+    assert ran.code == 2 and "there is no script 'nowhere.py'" in ran.err

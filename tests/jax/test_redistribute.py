@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.jax import redistribute
+from reshard.synth.planner import bytes_of
 from tests.jax import worker
 from tests.jax.oracle import (
     AUTO,
@@ -533,9 +534,11 @@ def test_budgets(budget: int, how: str):
 
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize(
-    ("budget", "rounds"), [(2 * TILE, 48), (2 * TILE + 1024, 3), (3 * TILE, 1)], ids=["floor", "messages", "ample"]
+    ("budget", "rounds"),
+    [(2 * TILE, 48), (f"{2 * TILE} B", 48), (2 * TILE + 1024, 3), (3 * TILE, 1)],
+    ids=["floor", "floor as text", "messages", "ample"],
 )
-def test_the_plan_of_the_budget_is_what_runs(budget: int, rounds: int, known: bool):
+def test_the_plan_of_the_budget_is_what_runs(budget: int | str, rounds: int, known: bool):
     """At the floor, messages of 8 elements replace the all-to-all: three of its shares of 128, in 16 pieces each."""
     source, target = NamedSharding(mesh_of(SIZES), BACK), NamedSharding(mesh_of(SIZES), THERE)
     f = jax.jit(
@@ -545,7 +548,7 @@ def test_the_plan_of_the_budget_is_what_runs(budget: int, rounds: int, known: bo
     )
     compiled = f.lower(jax.ShapeDtypeStruct((64, 64), jnp.float32)).compile()
     plan = as_plan(source, target, (64, 64), "float32", budget=budget)
-    assert plan.launches == rounds and plan.peak_bytes <= budget
+    assert plan.launches == rounds and plan.peak_bytes <= bytes_of(budget)
     assert executed(compiled) == promised(plan)
 
 

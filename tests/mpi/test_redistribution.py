@@ -60,12 +60,18 @@ def test_relabelling_returns_the_layout_too() -> None:
         (TILE, {"out": np.zeros((7, 5))}, TileError, "the out has shape (7, 5)"),
         (TILE, {"out": TILE}, TileError, "out overlaps the tile"),
         (TILE, {"budget": 3}, BudgetError, "budget 3 B"),
+        (TILE, {"budget": "3 B"}, BudgetError, "budget 3 B"),
+        (TILE, {"budget": "3 apples"}, PlanError, "'3 apples'"),
     ],
 )
 def test_mistakes(tile: np.ndarray, options: RedistributeOptions, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind) as caught:
         redistribute(tile, SOURCE, MOVED, COMM, **options)
     assert text in str(caught.value)
+
+
+def test_a_budget_in_words() -> None:
+    assert np.array_equal(redistribute(TILE, SOURCE, MOVED, COMM, budget="1 MiB"), TILE)
 
 
 def test_a_mesh_of_another_size_than_the_communicator() -> None:

@@ -184,6 +184,13 @@ def test_parts_of_axes(text: str):
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_mesh_of_a_jax_mesh(order: list[int] | None):
+    made = Mesh(mesh_of(SIZES, order=order))
+    assert made == jax_sharding.mesh_of(mesh_of(SIZES, order=order))
+    assert dict(made.axes) == SIZES
+
+
 @pytest.mark.parametrize("mesh", [{"x": 4}, {"x": 2, "y": 2}], ids=str)
 def test_a_jax_mesh_of_another_size(mesh: dict[str, int]):
     with pytest.raises(MeshError, match="different devices"):
