@@ -128,7 +128,7 @@ class _Region:
                 yield value
 
     def _used(self, values: Sequence[HloValue]) -> set[HloValue]:
-        """The values that are operands of anything but a move, or that the region yields."""
+        """The values used by an instruction that is not a move, and those that the region yields."""
         moved = set(values)
         root = self.region.computation.root
         taken = [] if root is None else [HloValue(self.region, root.name)]
