@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import ranks
 from reshard.types import Layout, Mesh
-from reshard.types.dims import Dim
-from reshard.types.pair.overlap import piece, shares
+from reshard.types.pair.overlap import piece, shared_elements
 
 
 def relabelled(source: Layout, target: Layout) -> Layout:
@@ -52,13 +51,8 @@ def kept_elements(source: Layout, target: Layout) -> NDArray[np.int64]:
     before, after = ([layout.mesh.position(d) for d in ranks(layout.mesh)] for layout in (source, target))
     counts = np.ones((len(before), len(after)), np.int64)
     for s, t in zip(source.dims, target.dims, strict=True):
-        common = _common_lengths(s, t)
+        common = shared_elements(s, t)
         rows = [piece(s, source.mesh, position) for position in before]
         columns = [piece(t, target.mesh, position) for position in after]
         counts *= np.array([[common[column].get(row, 0) for column in columns] for row in rows], np.int64)
     return counts
-
-
-def _common_lengths(source: Dim, target: Dim) -> list[dict[int, int]]:
-    """For each piece of the target, how many indices of the dim it shares with each piece of the source."""
-    return [{p: sum(run.length for run in runs) for p, runs in by.items()} for by in shares(source, target)]

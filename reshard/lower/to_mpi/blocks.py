@@ -16,7 +16,7 @@ from typing import NamedTuple
 from reshard.errors import PlanError
 from reshard.lower.exchange import Span
 from reshard.types.pair import pieces
-from reshard.types.pair.overlap import Run
+from reshard.types.pair.runs import Progression
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
 
@@ -116,10 +116,10 @@ def _paired(before: _Steps, after: _Steps) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def of_runs(runs: Sequence[Iterable[Run]]) -> list[Block]:
+def of_runs(runs: Sequence[Iterable[Progression]]) -> list[Block]:
     """The blocks of a message: the product of the runs of all dims, with evenly spaced runs folded into one block.
 
-    >>> of_runs([[Run(0, 4, 2), Run(6, 6, 2), Run(12, 8, 2)]])
+    >>> of_runs([[Progression(0, 4, 2), Progression(6, 6, 2), Progression(12, 8, 2)]])
     [Block(src=(0,), dst=(4,), axes=(Axis(dim=0, extent=3, src=6, dst=2), Axis(dim=0, extent=2, src=1, dst=1)))]
     """
     along = [fold(_run(dim, len(runs), run) for run in of) for dim, of in enumerate(runs)]
@@ -131,9 +131,10 @@ def of_runs(runs: Sequence[Iterable[Run]]) -> list[Block]:
     return blocks
 
 
-def _run(dim: int, rank: int, run: Run) -> Block:
+def _run(dim: int, rank: int, run: Progression) -> Block:
     starts = [tuple(at if d == dim else 0 for d in range(rank)) for at in (run.src, run.dst)]
-    return Block(starts[0], starts[1], (Axis(dim, run.length, 1, 1),))
+    axes = (Axis(dim, repeat.count, repeat.src, repeat.dst) for repeat in run.repeats)
+    return Block(starts[0], starts[1], (*axes, Axis(dim, run.length, 1, 1)))
 
 
 def fold(blocks: Iterable[Block]) -> list[Block]:

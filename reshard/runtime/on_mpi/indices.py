@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from reshard.lower.to_mpi import ranks
 from reshard.types import Digit, Dim, Layout
-from reshard.types.pair.overlap import Run, piece, shares
+from reshard.types.pair.overlap import piece, shares
+from reshard.types.pair.runs import Run, ascending
 
 
 def index_ranges(layout: Layout, rank: int) -> tuple[tuple[range, ...], ...]:
@@ -61,9 +62,9 @@ def clear_padding(layout: Layout, rank: int, tile: NDArray[Any]) -> None:
             tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
 
 
-def _runs(layout: Layout, dim: int, rank: int) -> tuple[Run, ...]:
+def _runs(layout: Layout, dim: int, rank: int) -> list[Run]:
     """The runs from local indices (`src`) to global ones (`dst`): the dim's shares with an undivided dim."""
     numeral = layout.dims[dim]
     whole = Dim((Digit(numeral.size, None),), numeral.size)
     position = layout.mesh.position(ranks(layout.mesh)[rank])
-    return shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ())
+    return ascending(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))

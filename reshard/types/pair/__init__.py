@@ -2,7 +2,8 @@
 
     refine.py           the numeral whose digits both layouts are made of, if there is one
     remesh.py           the same placement, written on another mesh of the same devices
-    overlap.py          the elements of a dim that two pieces share, as runs
+    runs.py             runs of neighbouring elements, and progressions of equal runs
+    overlap.py          the elements of a dim that two pieces share, as progressions
     messages.py         who sends what to whom in an exchange of boxes
     exchange_stats.py   the figures of such an exchange, without listing its messages
     pieces.py           a box cut into pieces of bounded size

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, is_chain
-from reshard.types.pair.overlap import fullest, piece, shares
+from reshard.types.pair.overlap import fullest, piece, shared_elements, shares
 
 Span = tuple[int, int]
 """The positions from a stride to stride times size, which a sub-axis covers; see `Mesh.span`."""
@@ -204,38 +204,70 @@ def _misses_all(group: DimGroup) -> bool:
 def _shares_nothing(group: DimGroup, device: int, most: int) -> bool:
     """Whether a device needs `most` elements and holds none of them."""
     home, wanted = _pieces(group, device)
-    sources = [shares(s, t)[q] for s, t, q in zip(group.before, group.after, wanted, strict=False)]
-    if not most or math.prod(sum(r.length for runs in by.values() for r in runs) for by in sources) < most:
+    tile = _tile(group, wanted)
+    if not most or math.prod(dim.needed for dim in tile) < most:
         return False
-    return any(p not in by for p, by in zip(home, sources, strict=False))
+    return any(p not in dim.by_source for p, dim in zip(home, tile, strict=False))
 
 
 @lru_cache(maxsize=1024)
 def _stats(group: DimGroup) -> ExchangeStats:
     devices = Counter(_pieces(group, group.device(number)) for number in range(group.size))
-    overlaps = {wanted: _overlaps(group, wanted) for wanted in {wanted for _, wanted in devices}}
-    largest = {wanted: max(sources.values(), default=0) for wanted, sources in overlaps.items()}
+    tiles = {wanted: _tile(group, wanted) for wanted in {wanted for _, wanted in devices}}
+    largest = {wanted: math.prod(dim.largest for dim in tile) for wanted, tile in tiles.items()}
     sent = 0
     for home, wanted in devices:
         if largest[wanted] > sent:
-            sent = max(sent, *(size for source, size in overlaps[wanted].items() if source != home), 0)
-    return ExchangeStats(
-        _tile_kinds(devices, overlaps), _piece_kinds(devices, overlaps), max(largest.values(), default=0), sent
-    )
+            sent = max(sent, _largest_sent(home, tiles[wanted]))
+    kinds = frozenset(_tile_kind(home, tiles[wanted]) for home, wanted in devices)
+    return ExchangeStats(kinds, _piece_kinds(group, devices, tiles), max(largest.values(), default=0), sent)
 
 
-def _tile_kinds(
-    devices: Mapping[tuple[Pieces, Pieces], int], overlaps: Mapping[Pieces, Mapping[Pieces, int]]
-) -> frozenset[TileKind]:
-    needed = {wanted: sum(sources.values()) for wanted, sources in overlaps.items()}
-    return frozenset(
-        TileKind(needed[wanted], sources.get(home, 0), len(sources), int(home in sources))
-        for home, wanted, sources in ((home, wanted, overlaps[wanted]) for home, wanted in devices)
-    )
+class DimShares(NamedTuple):
+    """What one piece of a target dim shares with each source piece: elements, their sum, the largest and at which
+    piece, and the largest elsewhere.
+    """
+
+    by_source: Mapping[int, int]
+    needed: int
+    largest: int
+    at: int
+    next: int
+
+
+@lru_cache(maxsize=256)
+def _dim_shares(source: Dim, target: Dim) -> tuple[DimShares, ...]:
+    return tuple(_of_one(by_source) for by_source in shared_elements(source, target))
+
+
+def _of_one(by_source: Mapping[int, int]) -> DimShares:
+    largest, at = max(((size, p) for p, size in by_source.items()), default=(0, -1))
+    other = max((size for p, size in by_source.items() if p != at), default=0)
+    return DimShares(by_source, sum(by_source.values()), largest, at, other)
+
+
+def _tile(group: DimGroup, wanted: Pieces) -> tuple[DimShares, ...]:
+    """The shares of every dim of a target tile; what the tile shares with a source tile is their product."""
+    return tuple(_dim_shares(s, t)[q] for s, t, q in zip(group.before, group.after, wanted, strict=False))
+
+
+def _tile_kind(home: Pieces, tile: tuple[DimShares, ...]) -> TileKind:
+    held = [dim.by_source.get(p, 0) for p, dim in zip(home, tile, strict=False)]
+    needed, pieces = math.prod(dim.needed for dim in tile), math.prod(len(dim.by_source) for dim in tile)
+    return TileKind(needed, math.prod(held), pieces, int(all(held)))
+
+
+def _largest_sent(home: Pieces, tile: tuple[DimShares, ...]) -> int:
+    """The most elements that a target tile shares with a source tile other than `home`."""
+    best = [dim.largest for dim in tile]
+    if any(p != dim.at for p, dim in zip(home, tile, strict=False)):
+        return math.prod(best)
+    # The largest share is the device's own: the next one differs from it in one dim.
+    return max((math.prod((*best[:n], dim.next, *best[n + 1 :])) for n, dim in enumerate(tile)), default=0)
 
 
 def _piece_kinds(
-    devices: Mapping[tuple[Pieces, Pieces], int], overlaps: Mapping[Pieces, Mapping[Pieces, int]]
+    group: DimGroup, devices: Mapping[tuple[Pieces, Pieces], int], tiles: Mapping[Pieces, tuple[DimShares, ...]]
 ) -> frozenset[PieceKind]:
     holders: Counter[Pieces] = Counter()
     wants: Counter[Pieces] = Counter()
@@ -243,13 +275,28 @@ def _piece_kinds(
     for (home, wanted), count in devices.items():
         holders[home] += count
         wants[wanted] += count
-        if home in overlaps[wanted]:
+        if all(p in dim.by_source for p, dim in zip(home, tiles[wanted], strict=False)):
             own[home] += count
-    requests: Counter[Pieces] = Counter()
-    for wanted, count in wants.items():
-        for source in overlaps[wanted]:
-            requests[source] += count
+    requests = _requests(group, wants)
     return frozenset(PieceKind(count, own[source], holders[source]) for source, count in requests.items())
+
+
+def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
+    """How many devices need part of each source tile, from how many want each target tile.
+
+    Target pieces are replaced by the source pieces that they overlap dim by dim. The dims of fewest overlaps come
+    first, since there many tiles become one.
+    """
+    dims = [_dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
+    overlaps = [sum(len(dim.by_source) for dim in of) / max(1, len(of)) for of in dims]
+    requests = wants
+    for at in sorted(range(len(dims)), key=overlaps.__getitem__):
+        before, requests = requests, Counter[Pieces]()
+        for pieces, count in before.items():
+            head, tail = pieces[:at], pieces[at + 1 :]
+            for p in dims[at][pieces[at]].by_source:
+                requests[(*head, p, *tail)] += count
+    return requests
 
 
 def _pieces(group: DimGroup, device: int) -> tuple[Pieces, Pieces]:
@@ -259,16 +306,3 @@ def _pieces(group: DimGroup, device: int) -> tuple[Pieces, Pieces]:
     summand = old.coordinates(p, group.partial)
     home = (*(piece(dim, old, p) for dim in group.before), *summand)
     return home, (*(piece(dim, new, q) for dim in group.after), *summand)
-
-
-def _overlaps(group: DimGroup, wanted: Pieces) -> dict[Pieces, int]:
-    """The source pieces that a target tile overlaps, with the elements in common."""
-    by_dim = [
-        [(p, sum(run.length for run in runs)) for p, runs in shares(s, t)[q].items()]
-        for s, t, q in zip(group.before, group.after, wanted, strict=False)
-    ]
-    summand = wanted[len(group.after) :]
-    return {
-        (*(p for p, _ in owners), *summand): math.prod(size for _, size in owners)
-        for owners in itertools.product(*by_dim)
-    }

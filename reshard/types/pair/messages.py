@@ -23,16 +23,17 @@ from typing import NamedTuple
 
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain, merged_spans
-from reshard.types.pair.overlap import Run, piece, shares
+from reshard.types.pair.overlap import piece, shares
+from reshard.types.pair.runs import Progression, Run
 
 Box = tuple[Run, ...]
 """One run of each dim."""
 
-Runs = tuple[tuple[Run, ...], ...]
+Runs = tuple[tuple[Progression, ...], ...]
 """For each dim, the runs that two tiles have in common."""
 
-Shape = tuple[tuple[int, ...], ...]
-"""The extents of the boxes that make up one message."""
+Shape = tuple[tuple[tuple[int, ...], int], ...]
+"""The boxes that make up one message: their extents, and how many have these."""
 
 Load = tuple[tuple[int, Shape], ...]
 """The messages that one device sends, or receives: how many of each shape."""
@@ -51,12 +52,20 @@ class Message(NamedTuple):
     @property
     def elements(self) -> int:
         """True elements in the message, without padding."""
-        return math.prod(sum(run.length for run in dim) for dim in self.runs)
+        return math.prod(sum(run.elements for run in dim) for dim in self.runs)
 
     @property
     def boxes(self) -> Iterator[Box]:
         """The boxes that make up the message: one run of each dim."""
-        return itertools.product(*self.runs)
+        return itertools.product(*([run for each in dim for run in each.runs] for dim in self.runs))
+
+    @property
+    def shape(self) -> Shape:
+        """The boxes by their extents, counted without listing them."""
+        shapes: Counter[tuple[int, ...]] = Counter()
+        for box in itertools.product(*self.runs):
+            shapes[tuple(each.length for each in box)] += math.prod(each.count for each in box)
+        return tuple(sorted(shapes.items()))
 
 
 def all_messages(operand: Layout, result: Layout) -> list[Message]:
@@ -80,7 +89,7 @@ def loads(operand: Layout, result: Layout) -> frozenset[Load]:
     received: dict[int, Counter[Shape]] = {}
     for message in _messages(operand, result, _involved(operand, result)):
         if message.sender != message.receiver:
-            shape = tuple(tuple(r.length for r in box) for box in message.boxes)
+            shape = message.shape
             sent.setdefault(message.sender, Counter())[shape] += 1
             received.setdefault(message.receiver, Counter())[shape] += 1
     every = (*sent.values(), *received.values())

@@ -1,4 +1,4 @@
-"""The elements of a dim that two tiles share, as runs with their places in both tiles.
+"""The elements of a dim that two tiles share, as progressions of runs with their places in both tiles.
 
     {x}3/10 against {y}5, on <x=4, y=2>
 
@@ -7,30 +7,27 @@
     shares of target 0      piece 0: 0-2, piece 1: 3-4
     shares of target 1      piece 1: 5, piece 2: 6-8, piece 3: 9
 
-Every element lies in one piece of the source and one of the target. One sweep over the runs of both numerals finds
-all shares, in time linear in the number of runs.
+Every element lies in one piece of the source and one of the target. Both numerals are walked down together, digit by
+digit: a held digit splits a range of global indices into ranges of different pieces. Two local digits repeat what is
+below them, so together they repeat themselves after the least common multiple of what one value of each covers:
+
+    4000{x}5 against 5000{y}4, on <x=2, y=2>     periods of 10 and of 8 elements: after 40, all is as it was
+
+One period is walked, and its runs are repeated. The time grows with the runs in a period, not with the array.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim
 from reshard.types.mesh import Mesh
+from reshard.types.pair.runs import Progression, Repeat, append, repeated
 
-
-class Run(NamedTuple):
-    """`length` neighbouring elements, at local index `src` of one tile and `dst` of the other."""
-
-    src: int
-    dst: int
-    length: int
-
-
-Shares = dict[int, tuple[Run, ...]]
+Shares = dict[int, tuple[Progression, ...]]
 """What one target piece shares with each source piece that it overlaps."""
 
 
@@ -55,60 +52,168 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
 
     >>> from reshard.types.layout import Layout
     >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
-    >>> shares(before, after)[1]
-    {0: (Run(src=2, dst=0, length=1),), 1: (Run(src=0, dst=1, length=1),)}
+    >>> {p: [(run.src, run.dst, run.length) for run in runs] for p, runs in shares(before, after)[1].items()}
+    {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
     """
-    by_target: list[dict[int, list[Run]]] = [{} for _ in range(_pieces(target))]
-    before, after = _runs(source), _runs(target)
-    s, t = next(before, None), next(after, None)
-    while s is not None and t is not None:
-        (start, p, src, length), (begin, q, dst, extent) = s, t
-        low, high = max(start, begin), min(start + length, begin + extent)
-        if low < high:
-            _append(by_target[q].setdefault(p, []), Run(src + low - start, dst + low - begin, high - low))
-        if start + length <= begin + extent:
-            s = next(before, None)
-        if begin + extent <= start + length:
-            t = next(after, None)
-    return tuple({p: tuple(runs) for p, runs in by.items()} for by in by_target)
+    walk = _Walk(_levels(source), _levels(target))
+    common: _Common = {}
+    walk.down(_TOP, _TOP, 0, source.size, common)
+    by_target: tuple[Shares, ...] = tuple({} for _ in range(_pieces(target)))
+    for (p, q), runs in common.items():
+        by_target[q][p] = tuple(runs)
+    return by_target
+
+
+@lru_cache(maxsize=256)
+def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
+    """For each piece of the target, how many indices it shares with each source piece that it overlaps.
+
+    >>> from reshard.types.layout import Layout
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
+    >>> shared_elements(before, after)
+    ({0: 2}, {0: 1, 1: 1}, {1: 2})
+    """
+    return tuple(
+        {p: sum(run.elements for run in runs) for p, runs in by_source.items()} for by_source in shares(source, target)
+    )
 
 
 def fullest(dim: Dim) -> int:
     """The most elements that a piece of a dim has: those of the piece at coordinates 0.
 
     At other coordinates, the same local indices are larger global indices, and more of them may be padding.
+
+    >>> from reshard.types.layout import Layout
+    >>> fullest(Layout.parse("f32[2{x}3/10]", Mesh(x=2)).dims[0])
+    6
     """
-    return sum(run.length for run in shares(dim, dim)[0].get(0, ()))
+    elements, left = 0, dim.size
+    for level in _levels(dim):
+        if level.held:
+            left = min(left, level.block)
+        else:
+            whole = min(level.radix, left // level.block)
+            elements += whole * level.share
+            left = min(left - whole * level.block, (level.radix - whole) * level.block)
+    return elements
 
 
-def _append(runs: list[Run], run: Run) -> None:
-    """Adds a run, merged with the last one if it continues that one in both tiles."""
-    if runs and runs[-1].src + runs[-1].length == run.src and runs[-1].dst + runs[-1].length == run.dst:
-        last = runs.pop()
-        run = Run(last.src, last.dst, last.length + run.length)
-    runs.append(run)
+class _Level(NamedTuple):
+    """A digit, or neighbouring held digits as one. A value of it covers `block` global indices.
+
+    `share` is what the value is worth in the number of the piece if the digit is held, else in local indices.
+    """
+
+    radix: int
+    held: bool
+    block: int
+    share: int
+
+
+class _Node(NamedTuple):
+    """Where a walk stands: values are chosen above `level`; the rest starts at global index `start`, in tile `piece`
+    at index `local`.
+    """
+
+    level: int
+    start: int
+    piece: int
+    local: int
+
+
+_TOP = _Node(0, 0, 0, 0)
+
+_Common = dict[tuple[int, int], list[Progression]]
+"""What a source and a target piece share, ascending."""
+
+
+def _levels(dim: Dim) -> tuple[_Level, ...]:
+    """The digits of a dim, major first; the last level is local and its values are single elements."""
+    levels = [_Level(1, False, 1, 1)]
+    block, pieces, local = 1, 1, 1
+    for radix, axis in reversed(dim.digits):
+        if axis is None:
+            level = _Level(radix, False, block, local)
+            local *= radix
+        else:
+            level = _Level(radix, True, block, pieces)
+            pieces *= radix
+        block *= radix
+        if radix == 1:
+            continue
+        if level.held == levels[-1].held:
+            below = levels.pop()
+            level = _Level(below.radix * radix, below.held, below.block, below.share)
+        levels.append(level)
+    return tuple(reversed(levels))
+
+
+class _Walk:
+    """Both numerals, walked down together."""
+
+    def __init__(self, source: Sequence[_Level], target: Sequence[_Level]) -> None:
+        self._source, self._target = source, target
+        self._leaves = len(source) - 1, len(target) - 1
+
+    def down(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        """Adds what the rests of two numerals share of the global indices from `low` to `high`."""
+        a, b = self._source[s.level], self._target[t.level]
+        if a.held:
+            self._split_source(s, t, low, high, common)
+        elif b.held:
+            self._split_target(s, t, low, high, common)
+        elif (s.level, t.level) == self._leaves:
+            if low < high:
+                run = Progression(s.local + low - s.start, t.local + low - t.start, high - low)
+                append(common.setdefault((s.piece, t.piece), []), run)
+        else:
+            period = math.lcm(a.block, b.block)
+            count = (high - low) // period
+            if count > 1:
+                self._repeat(s, t, low, Repeat(count, period // a.block * a.share, period // b.block * b.share), common)
+                low += count * period
+            self._split(s, t, low, high, common)
+
+    def _repeat(self, s: _Node, t: _Node, low: int, repeat: Repeat, common: _Common) -> None:
+        """Walks one period of two local digits, and adds it as often as it occurs."""
+        one: _Common = {}
+        period = math.lcm(self._source[s.level].block, self._target[t.level].block)
+        self._split(s, t, low, low + period, one)
+        for pieces, runs in one.items():
+            into = common.setdefault(pieces, [])
+            for run in repeated(runs, repeat):
+                append(into, run)
+
+    def _split(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        """Goes down the coarser digit, so that the finer one can repeat itself below it."""
+        if self._source[s.level].block > self._target[t.level].block:
+            self._split_source(s, t, low, high, common)
+        else:
+            self._split_target(s, t, low, high, common)
+
+    def _split_source(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        for child, start, end in _children(self._source[s.level], s, low, high):
+            self.down(child, t, start, end, common)
+
+    def _split_target(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        for child, start, end in _children(self._target[t.level], t, low, high):
+            self.down(s, child, start, end, common)
+
+
+def _children(level: _Level, node: _Node, low: int, high: int) -> Iterator[tuple[_Node, int, int]]:
+    """The values of a digit that occur from `low` to `high`, each with the part of that range that it covers."""
+    _, held, block, share = level
+    depth, origin, number, local = node
+    value = (low - origin) // block
+    while low < high:
+        start = origin + value * block
+        end = min(start + block, high)
+        if held:
+            yield _Node(depth + 1, start, number + value * share, local), low, end
+        else:
+            yield _Node(depth + 1, start, number, local + value * share), low, end
+        low, value = end, value + 1
 
 
 def _pieces(dim: Dim) -> int:
     return math.prod(radix for radix, axis in dim.digits if axis is not None)
-
-
-def _runs(dim: Dim) -> Iterator[tuple[int, int, int, int]]:
-    """(global start, piece, local start, length) of every run with true elements, by global start."""
-    digits = list(dim.digits)
-    length = digits.pop().radix if digits and digits[-1].axis is None else 1
-
-    def walk(at: int, start: int, owner: int, offset: int) -> Iterator[tuple[int, int, int, int]]:
-        if at == len(digits):
-            first = start * length
-            if first < dim.size:
-                yield first, owner, offset * length, min(length, dim.size - first)
-            return
-        radix, axis = digits[at]
-        for value in range(radix):
-            if axis is None:
-                yield from walk(at + 1, start * radix + value, owner, offset * radix + value)
-            else:
-                yield from walk(at + 1, start * radix + value, owner * radix + value, offset)
-
-    return walk(0, 0, 0, 0)

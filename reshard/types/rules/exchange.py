@@ -76,8 +76,8 @@ class ExchangeSize(NamedTuple):
         if cap >= self.message:
             return self.rounds, self.message
         loads = self.loads()
-        rounds = max(sum(n * pieces.count(box, cap) for n, shape in load for box in shape) for load in loads)
-        return rounds, max(pieces.largest(box, cap) for load in loads for _, shape in load for box in shape)
+        rounds = max(sum(n * count * pieces.count(box, cap) for n, shape in load for box, count in shape) for load in loads)
+        return rounds, max(pieces.largest(box, cap) for load in loads for _, shape in load for box, _ in shape)
 
 
 def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
@@ -89,7 +89,7 @@ def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
         return ExchangeSize(rounds, message, run, lambda: messages.loads(operand, result))
     extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
     rounds = _even_rounds(r)
-    return ExchangeSize(rounds, r.common, _even_run(r), lambda: (((rounds, (extents,)),),))
+    return ExchangeSize(rounds, r.common, _even_run(r), lambda: (((rounds, ((extents, 1),)),),))
 
 
 def _even_rounds(r: Refinement) -> int:

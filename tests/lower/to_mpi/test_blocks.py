@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut, fold, from_part, inside, of_runs, of_spans, whole_tile
-from reshard.types.pair.overlap import Run
+from reshard.types.pair.runs import Progression
+from reshard.types.pair.runs import Repeat
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
 from tests.lower.to_mpi.elements import places
@@ -50,8 +51,8 @@ def test_a_whole_tile():
 
 
 def test_runs_of_each_dim_multiply():
-    rows = [Run(0, 1, 2), Run(3, 4, 2)]
-    columns = [Run(5, 0, 3)]
+    rows = [Progression(0, 1, 2), Progression(3, 4, 2)]
+    columns = [Progression(5, 0, 3)]
     blocks = of_runs([rows, columns])
     for end, pick in (("src", lambda run: run.src), ("dst", lambda run: run.dst)):
         along = [[pick(run) + i for run in runs for i in range(run.length)] for runs in (rows, columns)]
@@ -60,11 +61,19 @@ def test_runs_of_each_dim_multiply():
 
 
 def test_runs_of_other_lengths_or_steps_are_not_folded():
-    uneven = [Run(0, 0, 2), Run(4, 2, 2), Run(9, 4, 2)]
+    uneven = [Progression(0, 0, 2), Progression(4, 2, 2), Progression(9, 4, 2)]
     blocks = of_runs([uneven])
     assert [at[0] for block in blocks for at in places(block, "src")] == [0, 1, 4, 5, 9, 10]
     assert len(blocks) == 2
-    assert len(of_runs([[Run(0, 0, 2), Run(4, 2, 3)]])) == 2
+    assert len(of_runs([[Progression(0, 0, 2), Progression(4, 2, 3)]])) == 2
+
+
+def test_a_progression_is_one_block():
+    [block] = of_runs([[Progression(1, 2, 2, (Repeat(3, 10, 20), Repeat(2, 4, 3)))], [Progression(5, 0, 3)]])
+    rows = [10 * a + 4 * b + c + 1 for a in range(3) for b in range(2) for c in range(2)]
+    assert places(block, "src") == list(itertools.product(rows, range(5, 8)))
+    rows = [20 * a + 3 * b + c + 2 for a in range(3) for b in range(2) for c in range(2)]
+    assert places(block, "dst") == list(itertools.product(rows, range(3)))
 
 
 def test_blocks_that_go_backwards_are_not_folded():

@@ -13,7 +13,7 @@ from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
 from reshard.types.pair.messages import Message, all_messages, loads
-from reshard.types.pair.overlap import Run
+from reshard.types.pair.runs import Progression, Repeat, Run
 from tests.layouts import random_pair
 from tests.types.pair import brute
 
@@ -75,7 +75,8 @@ def test_loads_are_those_of_the_messages(seed: int):
         sent, received = {}, {}
         for message in all_messages(source, target):
             if message.sender != message.receiver:
-                shape = tuple(tuple(r.length for r in box) for box in message.boxes)
+                boxes = Counter(tuple(r.length for r in box) for box in message.boxes)
+                shape = tuple(sorted(boxes.items()))
                 for device, by in ((message.sender, sent), (message.receiver, received)):
                     by.setdefault(device, Counter())[shape] += 1
         every = [dict(load) for load in (*sent.values(), *received.values())]
@@ -96,12 +97,25 @@ def test_two_holders_share_the_requests():
     """The last piece is one element; the four devices along y hold it and deal the requests of the eight others."""
     mesh = Mesh(x=3, y=4)
     source, target = Layout.parse("f32[{x}3/7]", mesh), Layout.parse("f32[7]", mesh)
-    last = [m for m in all_messages(source, target) if m.sender != m.receiver and m.runs == ((Run(0, 6, 1),),)]
+    last = [m for m in all_messages(source, target) if m.sender != m.receiver and m.runs == ((Progression(0, 6, 1),),)]
     assert Counter(m.sender for m in last) == {8: 2, 9: 2, 10: 2, 11: 2}
     assert {m.receiver for m in last} == set(range(8))
 
 
 def test_a_message_has_elements_and_boxes():
-    message = Message(0, 1, ((Run(0, 2, 2), Run(4, 6, 3)), (Run(1, 0, 7),)))
-    assert message.elements == 5 * 7
-    assert list(message.boxes) == [(Run(0, 2, 2), Run(1, 0, 7)), (Run(4, 6, 3), Run(1, 0, 7))]
+    message = Message(0, 1, ((Progression(0, 2, 2), Progression(4, 6, 3, (Repeat(2, 9, 9),))), (Progression(1, 0, 7),)))
+    assert message.elements == 8 * 7
+    rows, columns = (Run(0, 2, 2), Run(4, 6, 3), Run(13, 15, 3)), Run(1, 0, 7)
+    assert list(message.boxes) == [(row, columns) for row in rows]
+    assert message.shape == (((2, 7), 1), ((3, 7), 2))
+
+
+def test_the_shape_of_a_message_of_a_million_boxes_is_counted_not_listed():
+    """An exchange of a long cyclic array is cut into chunks without a walk over its boxes."""
+    mesh, n = Mesh(x=2, y=2), 1_024_001
+    source = Layout.parse(f"f64[{-(-n // 20)}{{y}}{{x}}5/{n}]", mesh)
+    target = Layout.parse(f"f64[{-(-n // 16)}{{x}}4{{y}}/{n}]", mesh)
+    every = loads(source, target)
+    assert max(len(shape) for load in every for _, shape in load) < 20
+    boxes = sum(count for load in every for number, shape in load for _, count in shape)
+    assert boxes > 100_000

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.pair.overlap import Run, fullest, piece, shares
+from reshard.types.pair.overlap import fullest, piece, shared_elements, shares
+from reshard.types.pair.runs import Run, ascending
 from tests.layouts import MESHES, layouts, random_layout
 
 
@@ -51,7 +52,7 @@ def test_shares_are_the_common_elements_at_their_local_places(seed: int):
                 received = []
                 for p, runs in common[q].items():
                     assert runs, "a source piece without common elements"
-                    for src, dst, length in runs:
+                    for src, dst, length in ascending(runs):
                         assert before[p][src : src + length] == wanted[dst : dst + length]
                         received += range(dst, dst + length)
                 # Each true element exactly once, and no padding.
@@ -65,9 +66,46 @@ def test_runs_ascend_and_are_as_long_as_can_be(seed: int):
         size = choose.randint(1, 40)
         for by_source in shares(one_dim(choose, size).dims[0], one_dim(choose, size).dims[0]):
             for runs in by_source.values():
-                for run, following in pairwise(runs):
+                for run, following in pairwise(ascending(runs)):
                     assert run.src + run.length <= following.src or run.dst + run.length <= following.dst
                     assert (run.src + run.length, run.dst + run.length) != (following.src, following.dst)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_dims_of_many_periods_against_their_meaning(seed: int):
+    """Sizes of dozens of periods, primes among them, so that heads, periods and tails all occur; nested repeats too."""
+    choose, repeats = random.Random(seed), 0
+    for _ in range(25):
+        size = choose.choice([211, 360, 420, 509, 720])
+        source, target = one_dim(choose, size), one_dim(choose, size)
+        before, after = by_piece(source), by_piece(target)
+        for q, by_source in enumerate(shares(source.dims[0], target.dims[0])):
+            received = []
+            for p, runs in by_source.items():
+                repeats += sum(len(each.repeats) for each in runs)
+                for src, dst, length in ascending(runs):
+                    assert before[p][src : src + length] == after[q][dst : dst + length]
+                    received += range(dst, dst + length)
+            assert sorted(received) == [at for at, index in enumerate(after[q]) if index < size]
+    assert repeats > 100
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh"),
+    [
+        ("f64[{m}{{y}}{{x}}5/{n}]", "f64[{k}{{x}}4{{y}}/{n}]", Mesh(x=2, y=2)),  # periods of 20 and of 16
+        ("f64[{b}{{x}}{{y}}1/{n}]", "f64[{{y}}{{x}}{b}/{n}]", Mesh(x=2, y=2)),  # cyclic against blocks: no period
+        ("f64[2{{x}}{h}/{n}]", "f64[{b}{{y}}{{x}}/{n}]", Mesh(x=2, y=2)),  # two long rounds against cyclic
+    ],
+)
+def test_a_long_array_has_no_more_progressions_than_a_short_one(source: str, target: str, mesh: Mesh):
+    counts = []
+    for n in (1_613, 1_024_021, 10**15 + 37):
+        sizes = {"n": n, "m": -(-n // 20), "k": -(-n // 16), "b": -(-n // 4), "h": -(-n // 4)}
+        (s,), (t,) = (Layout.parse(text.format(**sizes), mesh).dims for text in (source, target))
+        counts.append(sum(len(runs) for by_source in shares(s, t) for runs in by_source.values()))
+        assert sum(sum(by_source.values()) for by_source in shared_elements(s, t)) == n
+    assert max(counts) <= 200
 
 
 @settings(max_examples=200)
@@ -97,7 +135,7 @@ def test_the_fullest_piece_has_the_most_elements(layout: Layout):
 )
 def test_by_hand(source: str, target: str, mesh: Mesh, expected: list[dict[int, list[tuple[int, int, int]]]]):
     (before,), (after,) = (Layout.parse(text, mesh).dims for text in (source, target))
-    assert [{p: list(runs) for p, runs in by.items()} for by in shares(before, after)] == [
+    assert [{p: ascending(runs) for p, runs in by.items()} for by in shares(before, after)] == [
         {p: [Run(*run) for run in runs] for p, runs in by.items()} for by in expected
     ]
 
