@@ -61,3 +61,13 @@ class EvenRounds:
             stride = digit.src or 0
             sender += (value - coordinate(position, stride, digit.radix)) * stride
         return sender
+
+    def receiver(self, position: int, turn: Sequence[int]) -> int:
+        """The position of the device that the one at `position` sends to in a turn: the inverse of `sender`."""
+        receiver = position
+        for stride, origin, radix in self._sources:
+            receiver += (coordinate(position, stride, radix) - coordinate(position, origin, radix)) * origin
+        for (digit, head), turned in zip(self.shares, turn, strict=True):
+            value = (coordinate(position, digit.src or 0, digit.radix) - turned) % digit.radix
+            receiver += (value - coordinate(position, head, digit.radix)) * head
+        return receiver

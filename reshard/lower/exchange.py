@@ -1,8 +1,7 @@
 """Exchanges as rounds of transfers: in a round each device sends at most one message and receives at most one.
 
 Even exchanges follow a closed form, one bijection of the devices a round (`even_rounds`). Uneven ones are an edge
-colouring: messages are the edges of a bipartite graph of senders and receivers, rounds its colours. As many colours
-as the largest degree suffice (König).
+colouring of the graph of senders and receivers (`colouring`).
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from reshard.lower.colouring import colouring
 from reshard.lower.even_rounds import EvenRounds
 from reshard.lower.groups import coordinate
 from reshard.types.layout import Layout
 from reshard.types.pair import messages
-from reshard.types.pair.pieces import cut
+from reshard.types.pair.pieces import count, cut
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.rules import tile_view
 from reshard.types.rules.exchange import exchange_size
@@ -56,21 +56,22 @@ Rounds = tuple[tuple[Transfer, ...], ...]
 
 
 def rounds(
-    operand: Layout, result: Layout, chunk: int | None
+    operand: Layout, result: Layout, chunk: int | None, device: int | None = None
 ) -> tuple[TileView, TileView, tuple[Transfer, ...], Rounds]:
     """Views of both tiles, the local copies, and the rounds of messages of at most `chunk` elements.
 
     In an even exchange a device may keep its share while others send: that is a transfer to itself, which crosses
-    no wire.
+    no wire. Given a `device`, only what that one copies, sends and receives is worked out: its share of the rounds,
+    in the same order.
     """
     r = refine(operand, result)
     if r is not None and r.exact:
         send = _merged(r, operand, tile_view.before(operand, r), [at for at, d in enumerate(r.digits) if d.src is None])
         receive = _merged(r, result, tile_view.after(result, r), [at for at, d in enumerate(r.digits) if d.dst is None])
-        turns = _even(operand, r, chunk, send, receive)
+        turns = _even(operand, r, chunk, send, receive, device)
         ends = send.view, receive.view
     else:
-        turns = _coloured(operand, result, chunk)
+        turns = _coloured(operand, result, chunk, device)
         ends = _whole_tile(operand), _whole_tile(result)
     kept = [t for turn in turns if not _crosses(turn) for t in turn]
     return *ends, tuple(kept), tuple(tuple(turn) for turn in turns if _crosses(turn))
@@ -117,20 +118,22 @@ def _whole_tile(layout: Layout) -> TileView:
 
 
 def _even(
-    operand: Layout, r: Refinement, chunk: int | None, send: _MergedAxes, receive: _MergedAxes
+    operand: Layout, r: Refinement, chunk: int | None, send: _MergedAxes, receive: _MergedAxes, device: int | None
 ) -> list[list[Transfer]]:
     """One round a turn and piece of a share; all devices take part."""
     even = EvenRounds(r)
     ids = operand.mesh.devices
+    me = None if device is None else operand.mesh.position(device)
     pieces = _share_pieces(r, chunk)
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
+        receivers = range(len(ids)) if me is None else sorted({me, even.receiver(me, turn)})
         for piece in pieces:
             turns.append([])
-            for at, receiver in enumerate(ids):
+            for at in receivers:
                 share = {digit.src: n for (digit, _), n in zip(even.shares, even.share(at, turn), strict=True)}
                 box = Box(send.spans(sent_spans(r, at, piece)), receive.spans(received_spans(r, share, piece)))
-                turns[-1].append(Transfer(ids[even.sender(at, turn)], receiver, (box,)))
+                turns[-1].append(Transfer(ids[even.sender(at, turn)], ids[at], (box,)))
     return turns
 
 
@@ -156,20 +159,35 @@ def received_spans(r: Refinement, share: Mapping[int | None, int], piece: Sequen
     return {at: next(spans) if d.src is None else (share[d.src], 1) for at, d in local}
 
 
-def _coloured(operand: Layout, result: Layout, chunk: int | None) -> list[list[Transfer]]:
-    """The local copies as one turn, then the messages, or their pieces, coloured."""
+def _coloured(operand: Layout, result: Layout, chunk: int | None, device: int | None) -> list[list[Transfer]]:
+    """The local copies as one turn, then the messages, or their pieces, coloured.
+
+    The colours of a device's messages depend on those of all others, which are coloured without their boxes.
+    """
     size = exchange_size(operand, result)
     cap = None if chunk is None or chunk >= size.message else chunk
     local: list[Transfer] = []
     edges: list[Transfer] = []
     for message in messages.all_messages(operand, result):
-        if message.sender == message.receiver:
-            local.append(Transfer(message.sender, message.receiver, tuple(_boxes(message, None))))
-        elif cap is None:
-            edges.append(Transfer(message.sender, message.receiver, tuple(_boxes(message, None))))
+        ends = (message.sender, message.receiver)
+        into = local if message.sender == message.receiver else edges
+        limit = None if into is local else cap
+        if device is not None and device not in ends:
+            into += [Transfer(*ends, ())] * (1 if limit is None else _pieces(message, limit))
+        elif limit is None:
+            into.append(Transfer(*ends, tuple(_boxes(message, None))))
         else:
-            edges += [Transfer(message.sender, message.receiver, (box,)) for box in _boxes(message, cap)]
-    return [local, *colour(edges)]
+            into += [Transfer(*ends, (box,)) for box in _boxes(message, limit)]
+    coloured = colouring([(edge.sender, edge.receiver) for edge in edges])
+    turns = [local, *([edges[at] for at in turn] for turn in coloured)]
+    if device is None:
+        return turns
+    return [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]
+
+
+def _pieces(message: messages.Message, cap: int) -> int:
+    """How many boxes of at most `cap` elements a message is cut into."""
+    return sum(number * count(extents, cap) for extents, number in message.shape)
 
 
 def _boxes(message: messages.Message, cap: int | None) -> Iterator[Box]:
@@ -180,57 +198,3 @@ def _boxes(message: messages.Message, cap: int | None) -> Iterator[Box]:
                 tuple((run.src + start, extent) for run, (start, extent) in zip(runs, piece, strict=True)),
                 tuple((run.dst + start, extent) for run, (start, extent) in zip(runs, piece, strict=True)),
             )
-
-
-def colour(edges: Sequence[Transfer]) -> list[list[Transfer]]:
-    """Rounds in which no device sends or receives twice, as few as the busiest device allows.
-
-    Each edge takes the lowest colour that is free at its sender. If that colour is taken at the receiver, the path
-    from there that alternates between the two ends' free colours swaps them first. The graph is bipartite, so the
-    path never comes back to the sender. Every edge is coloured once.
-
-    >>> edges = [Transfer(a, b, ()) for a, b in [(0, 1), (0, 2), (1, 2)]]
-    >>> [[(t.sender, t.receiver) for t in turn] for turn in colour(edges)]
-    [[(0, 1), (1, 2)], [(0, 2)]]
-    """
-    senders: dict[int, dict[int, int]] = {}
-    receivers: dict[int, dict[int, int]] = {}
-    for at, edge in enumerate(edges):
-        sends, receives = senders.setdefault(edge.sender, {}), receivers.setdefault(edge.receiver, {})
-        mine, theirs = _free(sends), _free(receives)
-        if mine != theirs:
-            _flip(edges, senders, receivers, edge.receiver, mine, theirs)
-        sends[mine] = receives[mine] = at
-    count = max((max(taken) + 1 for taken in senders.values()), default=0)
-    turns: list[list[Transfer]] = [[] for _ in range(count)]
-    for taken in senders.values():
-        for number, at in taken.items():
-            turns[number].append(edges[at])
-    return turns
-
-
-def _free(taken: dict[int, int]) -> int:
-    return next(number for number in itertools.count() if number not in taken)
-
-
-def _flip(
-    edges: Sequence[Transfer],
-    senders: dict[int, dict[int, int]],
-    receivers: dict[int, dict[int, int]],
-    start: int,
-    mine: int,
-    theirs: int,
-) -> None:
-    """Swaps two colours along the path that leaves receiver `start` by colour `mine`."""
-    path: list[int] = []
-    side, node, number = receivers, start, mine
-    while (at := side[node].get(number)) is not None:
-        path.append(at)
-        side, node = (senders, edges[at].sender) if side is receivers else (receivers, edges[at].receiver)
-        number = theirs if number == mine else mine
-    old = {at: mine if i % 2 == 0 else theirs for i, at in enumerate(path)}
-    for at, number in old.items():
-        del senders[edges[at].sender][number], receivers[edges[at].receiver][number]
-    for at, number in old.items():
-        new = theirs if number == mine else mine
-        senders[edges[at].sender][new] = receivers[edges[at].receiver][new] = at

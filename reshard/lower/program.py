@@ -121,8 +121,10 @@ class Program:
     keep_source: bool
 
 
-def lower_plan(plan: Plan) -> Program:
+def lower_plan(plan: Plan, device: int | None = None) -> Program:
     """Spells out a checked plan as a program; raises `PlanError` for anything else.
+
+    Given a `device`, exchanges list only the messages of that one: one rank of many needs no others.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Mesh
@@ -137,35 +139,35 @@ def lower_plan(plan: Plan) -> Program:
         plan.source.mesh.devices,
         plan.source.dtype,
         plan.source.tile_shape,
-        tuple(_instruction(step) for step in plan.steps),
+        tuple(_instruction(step, device) for step in plan.steps),
         tuple(step.result.tile_shape for step in plan.steps),
         not plan.donate,
     )
 
 
-def _instruction(step: Step) -> Instruction:
+def _instruction(step: Step, device: int | None) -> Instruction:
     part = split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None
     if part is None:
-        return _plain(step)
-    return InParts(_plain(Step(step.kind, part.operand, part.result)), part.take, part.put)
+        return _plain(step, device)
+    return InParts(_plain(Step(step.kind, part.operand, part.result), device), part.take, part.put)
 
 
-def _plain(step: Step) -> Plain:
+def _plain(step: Step, device: int | None) -> Plain:
     operand, result = step.operand, step.result
     if step.kind == "permute":
         return Permute(permutation(operand, result))
     if step.kind == "exchange":
-        return _exchange(step)
+        return _exchange(step, device)
     refinement = refine(operand, result)
     if refinement is None:  # The typing rule of a checked step required one.
         raise PlanError(f"{step.kind}: {operand} and {result} have no common refinement; check the plan first")
     return _COLLECTIVES[step.kind](operand, result, refinement)
 
 
-def _exchange(step: Step) -> Exchange | ExchangeInPlace:
+def _exchange(step: Step, device: int | None) -> Exchange | ExchangeInPlace:
     if step.mode.in_place:
         return in_place(step.operand, step.result, step.mode.chunk)
-    send, receive, local, turns = rounds(step.operand, step.result, step.mode.chunk)
+    send, receive, local, turns = rounds(step.operand, step.result, step.mode.chunk, device)
     return Exchange(send, receive, local, turns, staged=step.cost.scratch > 0)
 
 

@@ -39,6 +39,7 @@ def sound(source: Layout, target: Layout) -> None:
     size = source.mesh.size
     for turn in turns(r, rounds):
         assert sorted(rounds.sender(at, turn) for at in range(size)) == list(range(size))
+        assert all(rounds.receiver(rounds.sender(at, turn), turn) == at for at in range(size))
     for receiver in range(size):
         needed = {tuple(index) for index in itertools.product(*map(sorted, held(target, receiver)))}
         for turn in turns(r, rounds):

@@ -1,19 +1,17 @@
-"""Exchanges: rounds by hand, boxes that cover what they must, and the colouring of any bipartite multigraph."""
+"""Exchanges: rounds by hand, boxes that cover what they must, and one device's part of them."""
 
 from __future__ import annotations
-
-import random
-from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.lower.exchange import Box, Transfer, colour, rounds
+from reshard.lower.exchange import rounds
 from reshard.lower.program import Exchange
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Step
 from reshard.types.rules.cost import StepMode
+from tests.layouts import pairs
 from tests.lower.covering import busiest, covers, instruction, matchings
 
 
@@ -80,28 +78,19 @@ def test_every_element_arrives_once(mesh: Mesh, source: str, target: str, chunk:
     assert all(t.elements <= (chunk or t.elements) for turn in turns for t in turn)
 
 
-# ---- colouring -----------------------------------------------------------------------------------
-
-
-@settings(max_examples=300)
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60))
-def test_colouring_uses_as_many_rounds_as_the_largest_degree(edges: list[tuple[int, int]]):
-    """Any bipartite multigraph, not only those that layouts make."""
-    transfers = [Transfer(a, b, (Box(((at, 1),), ((at, 1),)),)) for at, (a, b) in enumerate(edges)]
-    turns = colour(transfers)
-    for turn in turns:
-        assert len({t.sender for t in turn}) == len({t.receiver for t in turn}) == len(turn) > 0
-    assert sorted(t.boxes[0].src[0][0] for turn in turns for t in turn) == list(range(len(edges)))
-    degrees = Counter(a for a, _ in edges), Counter(b for _, b in edges)
-    assert len(turns) == max((n for degree in degrees for n in degree.values()), default=0)
-
-
-def test_colouring_of_a_dense_random_graph():
-    choose = random.Random(3)
-    edges = [(choose.randrange(40), choose.randrange(40)) for _ in range(1500)]
-    turns = colour([Transfer(a, b, ()) for a, b in edges])
-    assert sum(map(len, turns)) == len(edges)
-    assert len(turns) == max(
-        (Counter(a for a, _ in edges) + Counter()).most_common(1)[0][1],
-        Counter(b for _, b in edges).most_common(1)[0][1],
-    )
+@settings(max_examples=60)
+@given(pairs(most_rank=2), st.sampled_from([None, 1, 3]))
+def test_one_device_lists_what_all_list_for_it(pair: tuple[Layout, Layout], chunk: int | None):
+    """Its transfers alone, in the rounds and in the order of the whole."""
+    if pair[0].mesh.devices != pair[1].mesh.devices:
+        return
+    *views, local, turns = rounds(*pair, chunk)
+    for device in pair[0].mesh.devices:
+        *own_views, own_local, own_turns = rounds(*pair, chunk, device)
+        assert own_views == views
+        crossing = [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]
+        kept = [t for turn in crossing if all(t.sender == t.receiver for t in turn) for t in turn]
+        assert sorted(own_local) == sorted([*(t for t in local if t.receiver == device), *kept])
+        assert [sorted(turn) for turn in own_turns] == [
+            sorted(turn) for turn in crossing if any(t.sender != t.receiver for t in turn)
+        ]

@@ -7,6 +7,7 @@
         Reduce                     a reduce-scatter or an all-reduce of packed blocks
         Overwrite, SlotMessage     an exchange that overwrites a donated source, and its messages
     fetches(source, target, ...) all that a rank copies from the tiles of others to go straight to the target
+    served(source, target, ...)  all that others copy from its tile
     Block, Axis                  the same elements in a sender's tile and in a receiver's, as strided axes
     ranks(mesh)                  the device of every rank
     unreplicated(layout)         whether each tile is on one rank only
@@ -19,6 +20,7 @@ from reshard.lower.to_mpi.blocks import Block as Block
 from reshard.lower.to_mpi.direct import Fetch as Fetch
 from reshard.lower.to_mpi.direct import fetches as fetches
 from reshard.lower.to_mpi.direct import ranks as ranks
+from reshard.lower.to_mpi.direct import served as served
 from reshard.lower.to_mpi.direct import unreplicated as unreplicated
 from reshard.lower.to_mpi.schedule import Overwrite as Overwrite
 from reshard.lower.to_mpi.schedule import PeerBlocks as PeerBlocks

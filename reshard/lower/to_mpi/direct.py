@@ -5,7 +5,8 @@
 
 A rank keeps what it already holds. Every other piece of its target tile comes from one of the ranks that hold it: a
 rank of its own node if possible, and if several qualify, its own number selects one, which spreads the load. Any
-rank can compute the fetches of any other, so senders know what to send without a message.
+rank can compute what others fetch from it, so senders know what to send without a message, and none computes more
+than its own part of the move.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.lower.to_mpi.blocks import Block, of_runs
+from reshard.types.dims import Dim
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.overlap import piece, shares
+from reshard.types.pair.runs import Progression
 
 Near = Callable[[int, int], bool]
 """Whether two ranks are on one node."""
 
 
 class Fetch(NamedTuple):
-    """The blocks that come from the source tile of one rank."""
+    """The blocks that come from the source tile of another rank, or that go to its target tile."""
 
     rank: int
     blocks: tuple[Block, ...]
@@ -63,6 +66,53 @@ def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int |
         blocks.setdefault(giver, []).extend(of_runs([runs for _, runs in owners]))
     # Each rank starts with itself and goes on with the next rank, so that ranks do not all read from rank 0 first.
     return [Fetch(peer, tuple(blocks[peer])) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))]
+
+
+def served(source: Layout, target: Layout, rank: int, near: Near) -> list[Fetch]:
+    """What the ranks fetch from one of them, itself first: the `fetches` of all, as far as they name this rank.
+
+    Both layouts are on meshes of the same size.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
+    >>> [(fetch.rank, fetch.blocks[0].src) for fetch in served(rows, columns, 1, lambda one, other: True)]
+    [(1, (0, 2)), (0, (0, 0))]
+    """
+    devices = ranks(source.mesh)
+    position = source.mesh.position(devices[rank])
+    home = [piece(dim, source.mesh, position) for dim in source.dims]
+    summand = _summand(source, position)
+    candidates = _holders(source)[(*home, *summand)]
+    takers = _takers(target)
+    blocks: dict[int, tuple[Block, ...]] = {}
+    wanted = [_by_source(s, t).get(p, {}) for s, t, p in zip(source.dims, target.dims, home, strict=True)]
+    for wishes in itertools.product(*(by.items() for by in wanted)):
+        receivers = takers.get(tuple(number for number, _ in wishes), ())
+        if summand:
+            receivers = [to for to in receivers if _summand(source, source.mesh.position(devices[to])) == summand]
+        mine = [to for to in receivers if _nearest(candidates, to, near) == rank]
+        if mine:
+            blocks.update(dict.fromkeys(mine, tuple(of_runs([runs for _, runs in wishes]))))
+    return [Fetch(peer, blocks[peer]) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))]
+
+
+@lru_cache(maxsize=256)
+def _by_source(source: Dim, target: Dim) -> dict[int, dict[int, tuple[Progression, ...]]]:
+    """For each piece of the source, what the pieces of the target share with it."""
+    by_source: dict[int, dict[int, tuple[Progression, ...]]] = {}
+    for q, by in enumerate(shares(source, target)):
+        for p, runs in by.items():
+            by_source.setdefault(p, {})[q] = runs
+    return by_source
+
+
+@lru_cache(maxsize=256)
+def _takers(layout: Layout) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The ranks by the numbers of the pieces that they hold, whatever their summand is."""
+    takers: dict[tuple[int, ...], list[int]] = {}
+    for tile, held in _holders(layout).items():
+        takers.setdefault(tile[: len(layout.dims)], []).extend(held)
+    return {pieces: tuple(sorted(held)) for pieces, held in takers.items()}
 
 
 def _nearest(candidates: tuple[int, ...], rank: int, near: Near) -> int:

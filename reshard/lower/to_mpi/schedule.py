@@ -136,7 +136,7 @@ def schedule(plan: Plan, device: int) -> Schedule:
     >>> sent.peer, sent.blocks[0].src, sent.blocks[0].dst, sent.blocks[0].extents
     (1, (0, 2), (0, 0), (2, 2))
     """
-    program = lower_plan(plan)
+    program = lower_plan(plan, device)
     shapes = (program.tile_shape, *program.tile_shapes)
     steps = tuple(
         _step(instruction, device, shapes[at], step.cost.scratch)

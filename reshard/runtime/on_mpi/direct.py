@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from reshard.lower.to_mpi import Block, Fetch, fetches
+from reshard.lower.to_mpi import Block, Fetch, fetches, served
 from reshard.runtime.on_mpi.copy_order import NEAR, Order, copy_order, copy_steps
 from reshard.runtime.on_mpi.strided_copy import Array, raw
 from reshard.runtime.on_mpi.wire.chunks import Region, copies
@@ -76,10 +76,11 @@ def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ..
     packed: list[Region] = []
     starts: dict[int, int] = {}
     at = 0
-    for to in range(len(nodes)):
-        if to != rank and nodes[to] == nodes[rank]:
+    given = _given(source, target, rank, nodes)
+    for to in _near(rank, nodes):
+        if to != rank:
             starts[to] = at
-            regions = [region for region, _ in _pairs(source, target, to, nodes).get(rank, ())]
+            regions = [region for region, _ in given.get(to, ())]
             at += sum(math.prod(region.extents) for region in regions)
             packed += regions
     return NodePacking(tuple(packed), starts, copy_order(packed, source.tile_shape, itemsize))
@@ -96,10 +97,15 @@ class Pushes:
 @lru_cache(maxsize=256)
 def pushes(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> Pushes:
     """What a rank writes into the results of its node: the pulls of all its peers, seen from the giver."""
-    near = [to for to in range(len(nodes)) if nodes[to] == nodes[rank]]
-    pairs = tuple((to, _pairs(source, target, to, nodes).get(rank, ())) for to in near)
+    given = _given(source, target, rank, nodes)
+    pairs = tuple((to, given.get(to, ())) for to in _near(rank, nodes))
     regions = [region for _, each in pairs for region, _ in each]
     return Pushes(pairs, copy_order(regions, source.tile_shape, itemsize))
+
+
+def _near(rank: int, nodes: tuple[int, ...]) -> list[int]:
+    """The ranks of a rank's node, itself included."""
+    return [other for other, node in enumerate(nodes) if node == nodes[rank]]
 
 
 def _fetched(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
@@ -108,13 +114,26 @@ def _fetched(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) ->
     return {fetch.rank: fetch for fetch in fetched}
 
 
-def _pairs(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Pairs]:
-    """What a rank fetches from each rank of its node, as copies from tile to tile."""
+def _served(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
+    """What others fetch from a rank, by receiver."""
+    given = served(source, target, rank, lambda one, other: nodes[one] == nodes[other])
+    return {fetch.rank: fetch for fetch in given}
+
+
+def _given(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> dict[int, Pairs]:
+    """What the ranks of its node fetch from a rank, as copies from tile to tile."""
+    return _copies(_served(source, target, rank, nodes), source, target, rank, nodes)
+
+
+def _copies(
+    peers: Mapping[int, Fetch], source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]
+) -> dict[int, Pairs]:
+    """The fetches between a rank and those of its node as copies from tile to tile."""
     before, after = source.tile_shape, target.tile_shape
     return {
-        giver: tuple(pair for block in fetch.blocks for pair in copies(block, before, after))
-        for giver, fetch in _fetched(source, target, by, nodes).items()
-        if nodes[giver] == nodes[by]
+        peer: tuple(pair for block in fetch.blocks for pair in copies(block, before, after))
+        for peer, fetch in peers.items()
+        if nodes[peer] == nodes[rank]
     }
 
 
@@ -130,21 +149,17 @@ def direct(
 ) -> Direct:
     """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`."""
 
-    def near(one: int, other: int) -> bool:
-        return nodes[one] == nodes[other]
-
-    def wanted(by: int) -> dict[int, Fetch]:
-        return _fetched(source, target, by, nodes)
+    def far(peers: Mapping[int, Fetch], peer: int) -> Fetch | None:
+        return None if nodes[peer] == nodes[rank] else peers.get(peer)
 
     before, after = source.tile_shape, target.tile_shape
-    mine = wanted(rank)
-    pulls = _pairs(source, target, rank, nodes)
+    mine, theirs = _fetched(source, target, rank, nodes), _served(source, target, rank, nodes)
+    pulls = _copies(mine, source, target, rank, nodes)
     sent: list[tuple[int, tuple[Block, ...]]] = []
     received: list[tuple[int, tuple[Block, ...]]] = []
     for k in range(1, len(nodes)):
         to, giver = (rank + k) % len(nodes), (rank - k) % len(nodes)
-        outgoing = None if near(to, rank) else wanted(to).get(rank)
-        incoming = None if near(giver, rank) else mine.get(giver)
+        outgoing, incoming = far(theirs, to), far(mine, giver)
         sent += [(to, outgoing.blocks)] if outgoing else []
         received += [(giver, incoming.blocks)] if incoming else []
     messages = between(sent, received, (), before, after, itemsize, staging // itemsize, held)

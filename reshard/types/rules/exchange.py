@@ -76,7 +76,9 @@ class ExchangeSize(NamedTuple):
         if cap >= self.message:
             return self.rounds, self.message
         loads = self.loads()
-        rounds = max(sum(n * count * pieces.count(box, cap) for n, shape in load for box, count in shape) for load in loads)
+        rounds = max(
+            sum(n * count * pieces.count(box, cap) for n, shape in load for box, count in shape) for load in loads
+        )
         return rounds, max(pieces.largest(box, cap) for load in loads for _, shape in load for box, _ in shape)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.lower.to_mpi import Fetch, fetches, ranks, unreplicated
+from reshard.lower.to_mpi import Fetch, fetches, ranks, served, unreplicated
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken
@@ -49,6 +49,31 @@ def assert_nearest(source: Layout, rank: int, fetched: list[Fetch], near) -> Non
         same = [r for r, d in enumerate(ranks(source.mesh)) if np.array_equal(tiles[d], tile)]
         assert fetch.rank == rank or rank not in same
         assert near(fetch.rank, rank) or not any(near(other, rank) for other in same)
+
+
+@given(pairs(), st.integers(1, 4))
+@settings(max_examples=100)
+def test_what_a_rank_serves_is_what_all_fetch_from_it(pair: tuple[Layout, Layout], nodes: int):
+    source, target = pair
+    size = source.mesh.size
+
+    def near(one: int, other: int) -> bool:
+        return one * nodes // size == other * nodes // size
+
+    fetched = {rank: {f.rank: f.blocks for f in fetches(source, target, rank, near)} for rank in range(size)}
+    for rank in range(size):
+        given = served(source, target, rank, near)
+        assert {f.rank: f.blocks for f in given} == {to: by[rank] for to, by in fetched.items() if rank in by}
+        assert [f.rank for f in given] == sorted((f.rank for f in given), key=lambda to: (to < rank, to))
+
+
+@pytest.mark.parametrize("mesh", [Mesh(x=3, y=2), Mesh({"x": 3, "y": 2}, device_ids=[5, 4, 1, 0, 3, 2])], ids=repr)
+def test_a_rank_serves_those_with_its_summand_only(mesh: Mesh):
+    source, target = Layout.parse("f32[{x}3/7] + sum{y}", mesh), Layout.parse("f32[7] + sum{y}", mesh)
+    for rank in range(6):
+        wanted = [to for to in range(6) for f in fetches(source, target, to, anywhere) if f.rank == rank]
+        assert sorted(f.rank for f in served(source, target, rank, anywhere)) == sorted(wanted)
+        assert len(wanted) == 3
 
 
 def test_each_rank_begins_with_itself_and_goes_on_with_the_next():
