@@ -95,9 +95,9 @@ def _counted(source: Layout, target: Layout) -> Floor:
         rows = np.stack([held_offset(a, source, at[0]), held_offset(b, target, at[1])], axis=1)
         kinds, which = np.unique(rows, axis=0, return_inverse=True)
         before, after = _local(a), _local(b)
-        counts = np.array([_shared(before, p, after, q, b.size) for p, q in kinds], np.int64).reshape(-1, 2)
-        need *= counts[which.ravel(), 0]
-        have *= counts[which.ravel(), 1]
+        needed, held = _shared(before, kinds[:, 0], after, kinds[:, 1], b.size)
+        need *= needed[which.ravel()]
+        have *= held[which.ravel()]
     worst = int(np.argmax(need - have))
     return Floor(
         int((need - have)[worst]),
@@ -106,11 +106,21 @@ def _counted(source: Layout, target: Layout) -> Floor:
     )
 
 
-def _shared(before: _IndexRuns, p: int, after: _IndexRuns, q: int, size: int) -> tuple[int, int]:
-    """The number of elements in a piece of the target, and how many of them are in a piece of the source."""
-    low = np.minimum(after.starts + q, size)
-    high = np.minimum(after.starts + q + after.length, size)
-    return int((high - low).sum()), int((before.below(high - p) - before.below(low - p)).sum())
+_CELLS = 1 << 20
+"""Runs of pieces that are compared at once."""
+
+
+def _shared(before: _IndexRuns, p: Ints, after: _IndexRuns, q: Ints, size: int) -> tuple[Ints, Ints]:
+    """The number of elements in each piece of the target, and how many of them are in the piece of the source."""
+    needed, held = np.empty_like(q), np.empty_like(q)
+    step = max(1, _CELLS // max(1, len(after.starts)))
+    for first in range(0, len(q), step):
+        some = slice(first, first + step)
+        low = np.minimum(after.starts + q[some, None], size)
+        high = np.minimum(after.starts + q[some, None] + after.length, size)
+        needed[some] = (high - low).sum(axis=1)
+        held[some] = (before.below(high - p[some, None]) - before.below(low - p[some, None])).sum(axis=1)
+    return needed, held
 
 
 def _local(dim: Dim) -> _IndexRuns:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import TileError
+from reshard.errors import TileError, quoted
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Box, Span, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets
@@ -88,12 +88,13 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
 def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
     if not isinstance(tiles, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TileError(f"tiles are a {type(tiles).__name__}; give a dict of one tile per device id")
-    if set(tiles) != set(program.devices):
-        missing = sorted(set(program.devices) - set(tiles))[:8]
-        extra = sorted(set(tiles) - set(program.devices))[:8]
+    # The keys are counted before any is read: there may be any number of them.
+    if len(tiles) != len(program.devices) or any(device not in tiles for device in program.devices):
+        missing = [device for device in program.devices if device not in tiles][:8]
+        extra = [d for _, d in zip(range(len(program.devices) + 1), tiles, strict=False) if d not in program.devices]
         raise TileError(
             f"tiles are given for {len(tiles)} devices, the plan has {len(program.devices)} (missing {missing}, "
-            f"unknown {extra}); give one tile per device id of the mesh"
+            f"unknown {quoted(extra[:8])}); give one tile per device id of the mesh"
         )
     checked = {device: np.asarray(tiles[device]) for device in program.devices}
     for device, tile in checked.items():

@@ -24,9 +24,10 @@ from dataclasses import replace
 from reshard.synth.network import Link
 from reshard.synth.network import Links as Links
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, primes
+from reshard.types.mesh import Mesh
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, StepSpec
+from reshard.types.primes import primes
 from reshard.types.rules.checker import check_step
 from reshard.types.rules.cost import Cost
 

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError, quoted
+from reshard.types.primes import primes
 from reshard.types.whole import MOST, MOST_DEVICES, listed, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
@@ -288,22 +289,6 @@ def is_chain(cuts: Sequence[int]) -> bool:
     (True, False)
     """
     return all(low > 0 and high % low == 0 for low, high in pairwise(cuts))
-
-
-def primes(size: int) -> list[int]:
-    """The prime factors of a size, ascending.
-
-    >>> primes(12)
-    [2, 2, 3]
-    """
-    factors: list[int] = []
-    prime = 2
-    while prime * prime <= size:
-        while size % prime == 0:
-            factors.append(prime)
-            size //= prime
-        prime += 1
-    return [*factors, size] if size > 1 else factors
 
 
 def places(stride: int, size: int) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 from itertools import product
-from math import isqrt, prod
+from math import prod
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from reshard.errors import MeshError, NotationError
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh, SubAxis, is_chain, merged_spans, places, prime_places, primes
+from reshard.types.mesh import Mesh, SubAxis, is_chain, merged_spans, places, prime_places
 
 MESHES = st.lists(st.sampled_from((1, 2, 3, 4, 5, 6, 8, 12, 80)), max_size=4).map(
     lambda sizes: Mesh({f"a{at}": size for at, size in enumerate(sizes)})
@@ -209,14 +209,6 @@ def test_merged_spans_are_a_chain_that_covers_each_span(factors: list[tuple[int,
 )
 def test_chains(cuts: list[int], chain: bool):
     assert is_chain(cuts) == chain
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 12, 97, 360, 1 << 20, 3 * 10007])
-def test_primes(size: int):
-    factors = primes(size)
-    assert prod(factors) == size
-    assert factors == sorted(factors)
-    assert all(p > 1 and all(p % k for k in range(2, isqrt(p) + 1)) for p in factors)
 
 
 @pytest.mark.parametrize(("stride", "size"), [(1, 1), (1, 7), (5, 12), (3, 30)])

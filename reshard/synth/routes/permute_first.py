@@ -24,8 +24,9 @@ from reshard.synth.network import Links
 from reshard.synth.routes import normal
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
-from reshard.types.mesh import Mesh, SubAxis, prime_places, primes
+from reshard.types.mesh import Mesh, SubAxis, prime_places
 from reshard.types.plan import StepSpec
+from reshard.types.primes import primes
 from reshard.types.rules.checker import check_step
 
 MOST_DEVICES = 4096

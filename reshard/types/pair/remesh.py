@@ -14,7 +14,8 @@ from collections.abc import Iterator
 
 from reshard.errors import MeshError, ReshardError
 from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis, is_chain, primes
+from reshard.types.mesh import Mesh, SubAxis, is_chain
+from reshard.types.primes import primes
 
 
 def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
