@@ -46,7 +46,9 @@ def prove(plan: Plan, program: Program | None = None, *, launches: bool = False,
     """
     if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
-    made = program or _outline(plan)
+    if not (program is None or isinstance(program, Program)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
+    made = _outline(plan) if program is None else program
     try:
         if 0 in plan.source.shape:
             _check_runs(plan, made)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import reduce
 
+from reshard.errors import TileError, quoted
 from reshard.types import dtypes
 
 
@@ -119,6 +120,8 @@ def measure() -> Generator[Measured]:
 
 def begin_account(dtype: str, account: Account | None = None) -> Account:
     """Returns the account for a call that begins, a new one unless the caller brings its own, and measures it."""
+    if not (account is None or isinstance(account, Account)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TileError(f"memory {quoted(account)} is not an Account; give Account(dtype), or None")
     account = Account(dtype) if account is None else account
     for measured in _measuring.get():
         if not any(account is call for call in measured.calls):

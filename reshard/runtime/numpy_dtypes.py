@@ -1,14 +1,18 @@
-"""numpy's terms for the dtypes and reductions of layouts."""
+"""numpy's terms for the dtypes and reductions of layouts, and tiles as its arrays."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sized
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, TileError, quoted
 from reshard.types.reductions import UFUNCS
+from reshard.types.whole import counted
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -25,6 +29,21 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except ImportError:
         raise ReshardError(f"numpy alone has no {name}; install ml_dtypes, or take another dtype") from None
+
+
+def as_array(device: int, tile: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+    """A device's tile as an array; `TileError` for what is not one, found before any memory is taken for it.
+
+    >>> as_array(0, [1, 2], (2,)).shape
+    (2,)
+    """
+    listed = isinstance(tile, Sized) and not hasattr(tile, "shape")
+    if not listed or (shape and counted(tile) == shape[0]):
+        with suppress(Exception):  # What converts itself to an array is the caller's code.
+            return np.asarray(tile)
+    raise TileError(
+        f"device {device}'s tile {quoted(tile)} is not an array of shape {shape}, as the source's tiles are"
+    )
 
 
 def ufunc(reduction: str) -> np.ufunc:

@@ -32,7 +32,7 @@ from reshard.lower.program import (
     Slice,
 )
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.numpy_dtypes import ufunc
+from reshard.runtime.numpy_dtypes import as_array, ufunc
 from reshard.types.plan import Plan
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.rules.parts import Cut
@@ -96,7 +96,7 @@ def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
             f"tiles are given for {len(tiles)} devices, the plan has {len(program.devices)} (missing {missing}, "
             f"unknown {quoted(extra[:8])}); give one tile per device id of the mesh"
         )
-    checked = {device: np.asarray(tiles[device]) for device in program.devices}
+    checked = {device: as_array(device, tiles[device], program.tile_shape) for device in program.devices}
     for device, tile in checked.items():
         if tile.shape != program.tile_shape:
             raise TileError(

@@ -19,7 +19,7 @@ from typing import SupportsFloat, cast
 from reshard.errors import NetworkError, quoted, shortened
 from reshard.synth.presets import FIGURES
 from reshard.types.mesh import AXIS_NAME, Mesh
-from reshard.types.whole import whole
+from reshard.types.whole import listed, whole
 
 OUTER_NAMES = ("dcn", "slice", "pod", "node", "host")
 """An axis whose name starts with one of these (in any case) crosses the outer network, whatever its size."""
@@ -253,11 +253,14 @@ def _text(value: object, what: str) -> str:
 
 
 def _axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> dict[str, Link]:
+    given = listed(axes.items() if isinstance(axes, Mapping) else axes)
     try:
-        own = cast("dict[object, object]", dict(axes))
-        once = len(own) == len(axes)
+        own = cast("dict[object, object]", dict(given or ()))
+        once = given is not None and len(own) == len(given)
     except (TypeError, ValueError):
-        raise NetworkError(f"axes {quoted(axes)}: give a mapping from axis name to Link") from None
+        given, own, once = None, {}, False
+    if given is None:
+        raise NetworkError(f"axes {quoted(axes)}: give a mapping from axis name to Link")
     if not once:
         raise NetworkError(f"an axis occurs twice in {quoted(axes)}; give each axis one link")
     for name in own:

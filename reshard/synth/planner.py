@@ -32,7 +32,7 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.refine import partial_change
 from reshard.types.pair.remesh import common_mesh, remesh
-from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
 from reshard.types.units import parse_bytes
 from reshard.types.whole import whole
 
@@ -69,7 +69,9 @@ def plan(
         network = Network.load(network)
     _check_request(source, target, network, slack)
     exact = network is not None or (source.even and target.even)
-    return _plan(source, target, bytes_of(budget), network, bool(donate), 0.0 if exact else float(slack))
+    return _plan(
+        source, target, bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else float(slack)
+    )
 
 
 @lru_cache(maxsize=4096)

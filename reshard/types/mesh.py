@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError, quoted
 from reshard.types.primes import primes
-from reshard.types.whole import MOST, MOST_DEVICES, listed, whole, written
+from reshard.types.whole import MOST, MOST_DEVICES, counted, listed, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 _AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")
@@ -349,13 +349,15 @@ def _ids(device_ids: object, size: int, mesh: str) -> tuple[int, ...]:
     if not isinstance(device_ids, Iterable) or isinstance(device_ids, str | bytes):
         raise MeshError(f"device_ids {quoted(device_ids)}: give a list of one id per device, or None")
     given = cast("Iterable[object]", device_ids)
-    count = len(given) if isinstance(given, Sized) else None
+    count = counted(given) if isinstance(given, Sized) else None
+    if isinstance(given, Sized) and count is None:
+        raise MeshError(f"device_ids {quoted(device_ids)}: give a list of one id per device, or None")
     if size > MOST_DEVICES:
         raise MeshError(f"mesh {mesh} has {size} devices, too many to list ids of; at most {MOST_DEVICES} are listed")
     listed = [] if count is not None and count != size else list(itertools.islice(given, size + 1))
     if (count or len(listed)) != size:
-        counted = count if count is not None else f"{len(listed)} or more"
-        raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {counted}; list one id per device")
+        number = count if count is not None else f"{len(listed)} or more"
+        raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {number}; list one id per device")
     return _checked_ids(listed, size, mesh)
 
 

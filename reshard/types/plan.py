@@ -26,7 +26,9 @@ from reshard.types.rules.bounds import lower_bound
 from reshard.types.rules.checker import RULES, check_step
 from reshard.types.rules.cost import PLAIN, Cost, StepMode
 from reshard.types.units import bytes_text, counted, seconds_text
-from reshard.types.whole import whole
+from reshard.types.whole import listed, whole
+
+_MOST_INDENT = 64
 
 FORMAT = 1
 """The format of plans in JSON. A reader of another one cannot tell what the fields mean, so it refuses."""
@@ -59,7 +61,7 @@ class Step:
                 raise StepError(f"the {what} {quoted(layout)} of a step is not a Layout; read it with Layout.parse")
         if not isinstance(self.kind, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {', '.join(RULES)}")
-        _check_mode(self.mode)
+        object.__setattr__(self, "mode", _checked_mode(self.mode))
         if whole(self.retained_bytes) is None:
             raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
         _checked_seconds(self.seconds)
@@ -111,6 +113,7 @@ class Plan:
     def __post_init__(self) -> None:
         _check_parts(self.source, self.target, self.steps)
         _checked_seconds(self.seconds)
+        object.__setattr__(self, "donate", checked_flag(self.donate, "donate"))
         at = self.source
         for number, step in enumerate(self.steps, 1):
             if step.operand != at:
@@ -164,7 +167,10 @@ class Plan:
         >>> Plan.from_json(Plan(a, a, ()).to_json()) == Plan(a, a, ())
         True
         """
-        return json.dumps(self.to_dict(), indent=indent)
+        spaces = None if indent is None else whole(indent, most=_MOST_INDENT)
+        if spaces is None and indent is not None:
+            raise PlanError(f"indent {quoted(indent)}: give a whole number from 0 to {_MOST_INDENT}, or None")
+        return json.dumps(self.to_dict(), indent=spaces)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the plain data of `to_json`."""
@@ -271,7 +277,10 @@ def chain(
         raise PlanError(f"{quoted(specs)} is not a list of StepSpec; give one for each step")
     steps: list[Step] = []
     at = source
-    times = list(seconds) if seconds is not None else [None] * len(specs)
+    donate = checked_flag(donate, "donate")
+    times = listed([None] * len(specs) if seconds is None else seconds)
+    if times is None or len(times) != len(specs):
+        raise PlanError(f"seconds {quoted(seconds)} of {len(specs)} steps: give a list of one time for each, or None")
     for number, (spec, time) in enumerate(zip(specs, times, strict=True), 1):
         steps.append(Step(spec.kind, at, spec.result, spec.mode, _retained(source, donate, number), time))
         at = spec.result
@@ -329,14 +338,23 @@ def _checked_seconds(value: object) -> float | None:
     raise PlanError(f"seconds {quoted(value)}: give a number of at least 0, or None (null in JSON) without a network")
 
 
-def _check_mode(mode: object) -> None:
-    """Refuses a mode whose chunk or parts are not ints of at least 1."""
+def checked_flag(value: object, what: str) -> bool:
+    """Whether something is true; raises `PlanError` for what cannot say, such as an array of several elements."""
+    try:
+        return bool(value)
+    except Exception:
+        raise PlanError(f"{what} {quoted(value)}: give True or False") from None
+
+
+def _checked_mode(mode: object) -> StepMode:
+    """Returns the mode with ints of Python's own; refuses one whose chunk or parts are not ints of at least 1."""
     if not isinstance(mode, StepMode):
         raise StepError(f"the mode {quoted(mode)} of a step is not a StepMode; give StepMode(chunk, in_place, parts)")
     if whole(mode.parts, 1) is None or not (mode.chunk is None or whole(mode.chunk, 1)):
         raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
     if not isinstance(mode.in_place, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: in_place is True or False")
+    return StepMode(None if mode.chunk is None else whole(mode.chunk), mode.in_place, whole(mode.parts) or 1)
 
 
 def _check_parts(source: object, target: object, steps: object) -> None:
@@ -344,8 +362,8 @@ def _check_parts(source: object, target: object, steps: object) -> None:
     for what, layout in (("source", source), ("target", target)):
         if not isinstance(layout, Layout):
             raise PlanError(f"the {what} {quoted(layout)} of a plan is not a Layout; read it with Layout.parse")
-    listed = cast("tuple[object, ...]", steps) if isinstance(steps, tuple) else None
-    if listed is None or not all(isinstance(step, Step) for step in listed):
+    given = cast("tuple[object, ...]", steps) if isinstance(steps, tuple) else None
+    if given is None or not all(isinstance(step, Step) for step in given):
         raise PlanError(f"the steps {quoted(cast('object', steps))} of a plan are not a tuple of Step; use chain()")
 
 

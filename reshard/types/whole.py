@@ -7,7 +7,7 @@ so that nothing downstream divides by zero, rounds, or allocates what no machine
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Any, cast
 
 MOST = (1 << 63) - 1
@@ -47,8 +47,23 @@ def listed(given: object) -> tuple[Any, ...] | None:
     """
     if not isinstance(given, Iterable) or isinstance(given, str | bytes):
         return None
-    items = tuple(itertools.islice(cast("Iterable[Any]", given), MOST_LISTED + 1))
+    try:
+        items = tuple(itertools.islice(cast("Iterable[Any]", given), MOST_LISTED + 1))
+    except Exception:  # An array without dims has __iter__, too, and an iterator is the caller's code.
+        return None
     return items if len(items) <= MOST_LISTED else None
+
+
+def counted(given: Sized) -> int | None:
+    """How many items something has, or None if it cannot say: an array without dims, a range beyond an index.
+
+    >>> counted([4, 2]), counted(range(10**30))
+    (2, None)
+    """
+    try:
+        return len(given)
+    except (TypeError, OverflowError):
+        return None
 
 
 def written(digits: str) -> int | None:

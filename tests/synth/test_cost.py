@@ -16,8 +16,8 @@ from reshard.errors import ReshardError
 from reshard.synth import cost
 from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
-from reshard.types.primes import primes
 from reshard.types.plan import StepSpec
+from reshard.types.primes import primes
 from reshard.types.rules.cost import StepMode
 from tests.layouts import MESHES, random_layout
 

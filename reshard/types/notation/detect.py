@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from reshard.errors import LayoutError, MeshError, NotationError, quoted
 from reshard.types import dtypes
 from reshard.types.dims import checked_shape
-from reshard.types.layout import Layout
+from reshard.types.layout import Layout, checked_mesh
 from reshard.types.mesh import Mesh
 from reshard.types.pair.remesh import remesh
 
@@ -80,7 +80,7 @@ def _hlo(source: str, mesh: Mesh | None, shape: Sequence[int], dtype: object) ->
     """An HLO sharding, respelled on `mesh` if one is given."""
     if mesh is None:
         return Layout.from_hlo(source, shape, dtype)
-    layout = Layout.from_hlo(source, shape, dtype, num_devices=mesh.size)
+    layout = Layout.from_hlo(source, shape, dtype, num_devices=checked_mesh(mesh).size)
     on_mesh = remesh(layout, mesh)
     if on_mesh is None:
         raise MeshError(

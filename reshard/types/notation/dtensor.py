@@ -66,16 +66,15 @@ def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[i
     >>> read(["_S(0, 4)", "S(0)"], (2, 4), (16, 3)).dims
     (((4, 1), (2, 0), (2, None)), ((3, None),))
     """
-    if not isinstance(placements, Sequence) or isinstance(placements, str | bytes):  # pyright: ignore
+    each = listed(placements) if isinstance(placements, Sequence) else None  # pyright: ignore
+    if each is None:
         raise LayoutError(f"placements {quoted(placements)}: give a list of one per mesh dim")
-    if len(placements) != len(mesh_shape):
-        raise LayoutError(
-            f"{len(placements)} placements for a mesh of shape {tuple(mesh_shape)}; give one per mesh dim"
-        )
+    if len(each) != len(mesh_shape):
+        raise LayoutError(f"{len(each)} placements for a mesh of shape {tuple(mesh_shape)}; give one per mesh dim")
     dims: list[list[_Digit]] = [[(size, None)] for size in shape]
     partial: list[int] = []
     reductions: set[str] = set()
-    for axis, given in enumerate(placements):
+    for axis, given in enumerate(each):
         kind, dim, split = _placement(given, len(shape))
         if kind == "partial":
             partial.append(axis)

@@ -10,8 +10,8 @@ from reshard.errors import StepError
 from reshard.synth.routes import Pair
 from reshard.synth.routes.chains import Borrowing, Chains, State, direct, kind, step, through
 from reshard.types import Mesh
-from reshard.types.primes import primes
 from reshard.types.plan import StepSpec
+from reshard.types.primes import primes
 from reshard.types.rules.checker import RULES, check_step
 from tests.synth.routes.candidates import pair_of, random_chains, runs
 

@@ -1,0 +1,189 @@
+"""Values of the wrong kind at every entry: whatever is given in place of one argument, only `ReshardError` leaves.
+
+A call that takes the value is fine: some junk is a valid argument. What may not happen is another exception, or a
+wait for memory or time that no machine has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import reshard as rs
+from reshard.errors import ReshardError
+from reshard.types import Digit, Dim, SubAxis
+from reshard.types.notation import detect
+from reshard.types.plan import StepSpec, chain
+from reshard.types.rules.cost import StepMode
+from reshard.types.units import parse_bytes, parse_shape
+
+MESH = rs.Mesh(x=4, y=2)
+HERE, THERE = (rs.Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, {x}2]"))
+PLAN = rs.plan(HERE, THERE)
+TILES = {device: np.zeros((4, 8), np.float32) for device in MESH.devices}
+NETWORK = rs.Network.uniform(1e-6, 1e9)
+
+
+class NoRepr:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class NoEquality:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no equality")
+
+
+class Endless(Mapping[int, Any]):
+    """A dict of 10^12 tiles, which takes no memory as long as nobody lists it."""
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10**12))
+
+    def __getitem__(self, key: int) -> Any:
+        return TILES[0]
+
+
+def junk() -> list[Any]:
+    """Values of all kinds; made anew, since some are used up."""
+    numbers = [7, -3, 10**30, 2.5, float("nan"), float("inf"), True, 1j, np.float32(1.5), np.bool_(True), np.int64(-1)]
+    texts = ["", "zz", "{", "x\x00", "9" * 5000, "f32[{x}4, 8]", "sum", "x", b"", b"x", bytearray(b"ab")]
+    lists = [[], [None], ["x"], [["x"], 5], [[1, 2], [3]], (), (1,), (2,) * 5000, {}, {"x": None}, {1: 2}, set(), {1}]
+    endless = [range(10**12), range(10**30), iter([1]), Endless(), MappingProxyType({}), (n for n in range(3))]
+    arrays = [np.array(7), np.array([1, 2]), np.zeros((2, 2)), np.array(["a"]), np.ma.masked, np.dtype("V3")]
+    others = [
+        None,
+        object(),
+        NoRepr(),
+        NoEquality(),
+        junk,
+        type,
+        ...,
+        NotImplemented,
+        slice(1),
+        rs,
+        np.datetime64(0, "s"),
+    ]
+    return [*numbers, *texts, *lists, *endless, *arrays, *others, MESH, HERE, PLAN]
+
+
+class Entry(NamedTuple):
+    """A call that works with these arguments."""
+
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+def a_layout(dims: Any, reduction: Any = None, partial: Any = ()) -> rs.Layout:
+    return rs.Layout(MESH, dims, "f32", reduction, partial)
+
+
+ENTRIES = {
+    "Mesh": Entry(lambda axes, ids: rs.Mesh(axes, device_ids=ids), ({"x": 4}, [0, 1, 2, 3])),
+    "Mesh by name": Entry(lambda x: rs.Mesh(x=x), (4,)),
+    "Mesh.parse": Entry(rs.Mesh.parse, ("x=4", None)),
+    "sub_axis": Entry(MESH.sub_axis, ("x",)),
+    "SubAxis": Entry(lambda *parts: MESH.checked(SubAxis(*parts)), ("x", 1, 4)),
+    "position": Entry(MESH.position, (1,)),
+    "Layout": Entry(rs.Layout, (MESH, HERE.dims, "f32", None, ())),
+    "Layout, partial": Entry(a_layout, (HERE.dims, "sum", (SubAxis("y", 1, 2),))),
+    "Dim": Entry(lambda digits, size: a_layout((Dim(digits, size),)), ((Digit(4, None),), 4)),
+    "Digit": Entry(lambda radix, axis: a_layout((Dim((Digit(radix, axis),), 4),)), (4, None)),
+    "parse": Entry(rs.Layout.parse, ("f32[{x}4]", MESH)),
+    "tiled": Entry(rs.Layout.tiled, (MESH, (16,), "f32", [[]], (), None)),
+    "from_spec": Entry(
+        lambda m, s, d, p, u, r: rs.Layout.from_spec(m, s, d, p, unreduced=u, reduction=r),
+        (MESH, (16,), "f32", ["x"], ["y"], "sum"),
+    ),
+    "from_shardy": Entry(rs.Layout.from_shardy, ('[{"x"}]', MESH, (16,), "f32")),
+    "from_hlo": Entry(lambda t, s, d, n: rs.Layout.from_hlo(t, s, d, num_devices=n), ("{replicated}", (16,), "f32", 4)),
+    "from_jax_text": Entry(rs.Layout.from_jax_text, ("P('x')", MESH, (16,), "f32")),
+    "from_jax": Entry(rs.Layout.from_jax, (None, (16,), "f32")),
+    "from_dtensor": Entry(
+        lambda p, m, s, d, n: rs.Layout.from_dtensor(p, m, s, d, names=n), (["S(0)"], (4,), (16,), "f32", ["x"])
+    ),
+    "from_scalapack": Entry(
+        lambda d, g, t, o: rs.Layout.from_scalapack(d, g, t, order=o),
+        ([1, 0, 100, 100, 8, 8, 0, 0, 50], (2, 2), "f32", "R"),
+    ),
+    "read ours": Entry(detect.read, ("f32[{x}4, 8]", MESH, (16, 8), "f32")),
+    "read JAX's": Entry(detect.read, ("P('x')", MESH, (16, 8), "f32")),
+    "read HLO's": Entry(detect.read, ("{replicated}", MESH, (16, 8), "f32")),
+    "read Shardy's": Entry(detect.read, ('[{"x"}, {}]', MESH, (16, 8), "f32")),
+    "plan": Entry(rs.plan, (HERE, THERE, None, None, False, 0.05)),
+    "Plan": Entry(rs.Plan, (HERE, THERE, PLAN.steps, False, None)),
+    "Step": Entry(rs.Step, ("all_to_all", HERE, THERE, StepMode(), 0, None)),
+    "StepMode": Entry(lambda *mode: rs.Step("exchange", HERE, THERE, StepMode(*mode)), (1, False, 1)),
+    "chain": Entry(chain, (HERE, THERE, [StepSpec("all_to_all", THERE)], False, None)),
+    "StepSpec": Entry(lambda *spec: chain(HERE, THERE, [StepSpec(*spec)]), ("all_to_all", THERE, StepMode())),
+    "from_json": Entry(rs.Plan.from_json, (PLAN.to_json(),)),
+    "to_json": Entry(PLAN.to_json, (None,)),
+    "Link": Entry(rs.Link, (1e-6, 1e9)),
+    "Network": Entry(rs.Network, ("lab", (1e-6, 1e9), (1e-6, 1e9), 8, {"x": (1e-6, 1e9)}, "here")),
+    "Network.of": Entry(rs.Network.of, ({"x": (1e-6, 1e9)}, "lab", "here")),
+    "Network.uniform": Entry(rs.Network.uniform, (1e-6, 1e9)),
+    "Network.preset": Entry(rs.Network.preset, ("h100",)),
+    "Network.load": Entry(rs.Network.load, ("h100",)),
+    "Network.from_json": Entry(rs.Network.from_json, (NETWORK.to_json(),)),
+    "links": Entry(NETWORK.links, (MESH,)),
+    "with_axes": Entry(NETWORK.with_axes, ({"x": (1e-6, 1e9)},)),
+    "simulate": Entry(rs.simulate, (PLAN, TILES, None)),
+    "a tile of simulate": Entry(lambda tile: rs.simulate(PLAN, {**TILES, 3: tile}), (TILES[3],)),
+    "prove": Entry(rs.prove, (PLAN, None)),
+    "parse_bytes": Entry(parse_bytes, ("64MiB",)),
+    "parse_shape": Entry(parse_shape, ("16,16",)),
+}
+
+
+def refused_or_taken(entry: Entry, at: int, value: Any) -> None:
+    arguments = list(entry.arguments)
+    arguments[at] = value
+    try:
+        entry.call(*arguments)
+    except ReshardError as error:
+        assert len(str(error)) < 3000, "a message that quotes all it was given"
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_entry_works(name: str):
+    if name != "from_jax":  # It takes jax's shardings: tests/types/notation/test_jax_sharding.py.
+        ENTRIES[name].call(*ENTRIES[name].arguments)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_one_argument_of_another_kind(name: str):
+    for at in range(len(ENTRIES[name].arguments)):
+        for value in junk():
+            refused_or_taken(ENTRIES[name], at, value)
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=4),
+        st.sampled_from(["x", "y", "sum", "f32", "R", 1, 4, 16, MESH, HERE, THERE, PLAN, SubAxis("x", 1, 4)]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.one_of(st.text(max_size=3), st.integers()), inner, max_size=3),
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_nested_values_in_place_of_an_argument(data: st.DataObject):
+    entry = ENTRIES[data.draw(st.sampled_from([name for name in ENTRIES if name != "prove"]))]
+    at = data.draw(st.integers(0, len(entry.arguments) - 1))
+    refused_or_taken(entry, at, data.draw(VALUES))
