@@ -169,20 +169,24 @@ def _coloured(operand: Layout, result: Layout, chunk: int | None, device: int | 
     local: list[Transfer] = []
     edges: list[Transfer] = []
     for message in messages.all_messages(operand, result):
-        ends = (message.sender, message.receiver)
-        into = local if message.sender == message.receiver else edges
-        limit = None if into is local else cap
-        if device is not None and device not in ends:
-            into += [Transfer(*ends, ())] * (1 if limit is None else _pieces(message, limit))
-        elif limit is None:
-            into.append(Transfer(*ends, tuple(_boxes(message, None))))
+        listed = device is None or device in (message.sender, message.receiver)
+        if message.sender == message.receiver:
+            local += _transfers(message, None, listed)
         else:
-            into += [Transfer(*ends, (box,)) for box in _boxes(message, limit)]
+            edges += _transfers(message, cap, listed)
     coloured = colouring([(edge.sender, edge.receiver) for edge in edges])
     turns = [local, *([edges[at] for at in turn] for turn in coloured)]
-    if device is None:
-        return turns
-    return [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]
+    return turns if device is None else [[t for t in turn if device in (t.sender, t.receiver)] for turn in turns]
+
+
+def _transfers(message: messages.Message, cap: int | None, listed: bool) -> list[Transfer]:
+    """A message as one transfer, or as one for each piece of at most `cap` elements; without boxes unless `listed`."""
+    sender, receiver, _ = message
+    if not listed:
+        return [Transfer(sender, receiver, ())] * (1 if cap is None else _pieces(message, cap))
+    if cap is None:
+        return [Transfer(sender, receiver, tuple(_boxes(message, None)))]
+    return [Transfer(sender, receiver, (box,)) for box in _boxes(message, cap)]
 
 
 def _pieces(message: messages.Message, cap: int) -> int:
