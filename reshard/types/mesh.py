@@ -351,7 +351,7 @@ def _ids(device_ids: object, size: int, mesh: str) -> tuple[int, ...]:
     given = cast("Iterable[object]", device_ids)
     count = counted(given) if isinstance(given, Sized) else None
     if isinstance(given, Sized) and count is None:
-        raise MeshError(f"device_ids {quoted(device_ids)}: give a list of one id per device, or None")
+        raise MeshError(f"device_ids {quoted(given)}: give a list of one id per device, or None")
     if size > MOST_DEVICES:
         raise MeshError(f"mesh {mesh} has {size} devices, too many to list ids of; at most {MOST_DEVICES} are listed")
     listed = [] if count is not None and count != size else list(itertools.islice(given, size + 1))

@@ -133,7 +133,7 @@ def of_runs(runs: Sequence[Iterable[Progression]]) -> list[Block]:
 
 def _run(dim: int, rank: int, run: Progression) -> Block:
     starts = [tuple(at if d == dim else 0 for d in range(rank)) for at in (run.src, run.dst)]
-    axes = (Axis(dim, repeat.count, repeat.src, repeat.dst) for repeat in run.repeats)
+    axes = (Axis(dim, repeat.times, repeat.src, repeat.dst) for repeat in run.repeats)
     return Block(starts[0], starts[1], (*axes, Axis(dim, run.length, 1, 1)))
 
 

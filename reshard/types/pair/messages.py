@@ -64,7 +64,7 @@ class Message(NamedTuple):
         """The boxes by their extents, counted without listing them."""
         shapes: Counter[tuple[int, ...]] = Counter()
         for box in itertools.product(*self.runs):
-            shapes[tuple(each.length for each in box)] += math.prod(each.count for each in box)
+            shapes[tuple(each.length for each in box)] += math.prod(each.times for each in box)
         return tuple(sorted(shapes.items()))
 
 

@@ -4,7 +4,7 @@
 
     source tile   0 1 2 6 7 8 12 13 14 18 19 20       local indices 0-2 and 6-8
     target tile   0 1 2 3 4 5 12 13 14 15 16 17       local indices 0-2 and 6-8
-    progression   Progression(src=0, dst=0, length=3, repeats=(Repeat(count=2, src=6, dst=6),))
+    progression   Progression(src=0, dst=0, length=3, repeats=(Repeat(times=2, src=6, dst=6),))
 
 Numerals repeat themselves, so a million runs are a few progressions, and what is computed from these takes no longer
 for a long array than for a short one.
@@ -27,9 +27,9 @@ class Run(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """`count` equal things, `src` local indices apart in one tile and `dst` in the other."""
+    """`times` equal things, `src` local indices apart in one tile and `dst` in the other."""
 
-    count: int
+    times: int
     src: int
     dst: int
 
@@ -48,19 +48,19 @@ class Progression(NamedTuple):
     repeats: tuple[Repeat, ...] = ()
 
     @property
-    def count(self) -> int:
+    def times(self) -> int:
         """The number of its runs."""
-        return math.prod(repeat.count for repeat in self.repeats)
+        return math.prod(repeat.times for repeat in self.repeats)
 
     @property
     def elements(self) -> int:
         """The elements of all its runs."""
-        return self.length * self.count if self.repeats else self.length
+        return self.length * self.times if self.repeats else self.length
 
     @property
     def runs(self) -> Iterator[Run]:
         """Its runs one by one, ascending in both tiles."""
-        for at in itertools.product(*(range(repeat.count) for repeat in self.repeats)):
+        for at in itertools.product(*(range(repeat.times) for repeat in self.repeats)):
             src = sum(n * repeat.src for n, repeat in zip(at, self.repeats, strict=True))
             dst = sum(n * repeat.dst for n, repeat in zip(at, self.repeats, strict=True))
             yield Run(self.src + src, self.dst + dst, self.length)
@@ -71,7 +71,7 @@ def append(runs: list[Progression], more: Progression) -> None:
 
     >>> runs = [Progression(0, 0, 2, (Repeat(3, 5, 5),))]
     >>> append(runs, Progression(12, 12, 1))
-    >>> [(each.src, each.length, each.count) for each in runs]
+    >>> [(each.src, each.length, each.times) for each in runs]
     [(0, 2, 2), (10, 3, 1)]
     """
     if not runs:
@@ -92,21 +92,21 @@ def repeated(runs: list[Progression], repeat: Repeat) -> list[Progression]:
 
     >>> repeated([Progression(0, 0, 1), Progression(3, 3, 2)], Repeat(4, 5, 5))
     [Progression(src=0, dst=0, length=1, repeats=()), \
-Progression(src=3, dst=3, length=3, repeats=(Repeat(count=3, src=5, dst=5),)), \
+Progression(src=3, dst=3, length=3, repeats=(Repeat(times=3, src=5, dst=5),)), \
 Progression(src=18, dst=18, length=2, repeats=())]
     """
     first, last = runs[0], _last(runs[-1])
     if (last.src + last.length, last.dst + last.length) != (first.src + repeat.src, first.dst + repeat.dst):
         return [_times(each, repeat) for each in runs]
     if len(runs) == 1 and not first.repeats:
-        return [Progression(first.src, first.dst, first.length * repeat.count)]
+        return [Progression(first.src, first.dst, first.length * repeat.times)]
     inner = [*_without_first(first), *runs[1:]]
     inner[-1:] = _without_last(inner[-1])
     joint = Progression(last.src, last.dst, last.length + first.length)
-    periods = repeat.count - 1
+    periods = repeat.times - 1
     end = Progression(last.src + periods * repeat.src, last.dst + periods * repeat.dst, last.length)
     start = Progression(first.src, first.dst, first.length)
-    return [start, *(_times(each, repeat) for each in inner), _times(joint, repeat._replace(count=periods)), end]
+    return [start, *(_times(each, repeat) for each in inner), _times(joint, repeat._replace(times=periods)), end]
 
 
 def ascending(runs: Iterable[Progression]) -> list[Run]:
@@ -116,12 +116,12 @@ def ascending(runs: Iterable[Progression]) -> list[Run]:
 
 def _times(each: Progression, repeat: Repeat) -> Progression:
     """A progression repeated; two repeats that are one are merged."""
-    if repeat.count == 1:
+    if repeat.times == 1:
         return each
     if each.repeats:
-        count, src, dst = each.repeats[0]
-        if (count * src, count * dst) == (repeat.src, repeat.dst):
-            merged = Repeat(count * repeat.count, src, dst)
+        times, src, dst = each.repeats[0]
+        if (times * src, times * dst) == (repeat.src, repeat.dst):
+            merged = Repeat(times * repeat.times, src, dst)
             return Progression(each.src, each.dst, each.length, (merged, *each.repeats[1:]))
     return Progression(each.src, each.dst, each.length, (repeat, *each.repeats))
 
@@ -129,16 +129,16 @@ def _times(each: Progression, repeat: Repeat) -> Progression:
 def _last(each: Progression) -> Run:
     src, dst, length, repeats = each
     for repeat in repeats:
-        src, dst = src + (repeat.count - 1) * repeat.src, dst + (repeat.count - 1) * repeat.dst
+        src, dst = src + (repeat.times - 1) * repeat.src, dst + (repeat.times - 1) * repeat.dst
     return Run(src, dst, length)
 
 
 def _without_first(each: Progression) -> list[Progression]:
     """All runs of a progression but the first one, in an order that `append` accepts."""
     rest: list[Progression] = []
-    for at, (count, src, dst) in enumerate(each.repeats):
+    for at, (times, src, dst) in enumerate(each.repeats):
         later = Progression(each.src + src, each.dst + dst, each.length, each.repeats[at + 1 :])
-        rest.insert(0, _times(later, Repeat(count - 1, src, dst)))
+        rest.insert(0, _times(later, Repeat(times - 1, src, dst)))
     return rest
 
 
@@ -146,8 +146,8 @@ def _without_last(each: Progression) -> list[Progression]:
     """All runs of a progression but the last one, in an order that `append` accepts."""
     rest: list[Progression] = []
     first_src, first_dst = each.src, each.dst
-    for at, (count, src, dst) in enumerate(each.repeats):
+    for at, (times, src, dst) in enumerate(each.repeats):
         earlier = Progression(first_src, first_dst, each.length, each.repeats[at + 1 :])
-        rest.append(_times(earlier, Repeat(count - 1, src, dst)))
-        first_src, first_dst = first_src + (count - 1) * src, first_dst + (count - 1) * dst
+        rest.append(_times(earlier, Repeat(times - 1, src, dst)))
+        first_src, first_dst = first_src + (times - 1) * src, first_dst + (times - 1) * dst
     return rest

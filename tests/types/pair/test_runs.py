@@ -43,7 +43,7 @@ def progressions(runs: list[Run]) -> list[Progression]:
 
 def copies(runs: list[Run], repeat: Repeat) -> list[Run]:
     return [
-        Run(run.src + n * repeat.src, run.dst + n * repeat.dst, run.length) for n in range(repeat.count) for run in runs
+        Run(run.src + n * repeat.src, run.dst + n * repeat.dst, run.length) for n in range(repeat.times) for run in runs
     ]
 
 
@@ -73,4 +73,4 @@ def test_equal_distances_make_one_progression():
     assert repeated(once, Repeat(4, 15, 21)) == [Progression(0, 0, 2, (Repeat(12, 5, 7),))]
     assert repeated([Progression(3, 1, 5)], Repeat(1000, 5, 5)) == [Progression(3, 1, 5000)]
     assert Progression(0, 0, 2, (Repeat(12, 5, 7),)).elements == 24
-    assert Progression(0, 0, 2, (Repeat(12, 5, 7),)).count == 12
+    assert Progression(0, 0, 2, (Repeat(12, 5, 7),)).times == 12
