@@ -127,8 +127,12 @@ def direct(
     itemsize: int,
     staging: int,
     held: bool = False,
+    apart: bool = False,
 ) -> Direct:
-    """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`."""
+    """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`.
+
+    With `apart`, it receives from its own node by messages, too; what other nodes send and receive stays the same.
+    """
 
     def near(one: int, other: int) -> bool:
         return nodes[one] == nodes[other]
@@ -139,12 +143,14 @@ def direct(
     before, after = source.tile_shape, target.tile_shape
     mine = wanted(rank)
     pulls = _pairs(source, target, rank, nodes)
+    if apart:
+        pulls = {rank: pulls.get(rank, ())}
     sent: list[tuple[int, tuple[Block, ...]]] = []
     received: list[tuple[int, tuple[Block, ...]]] = []
     for k in range(1, len(nodes)):
         to, giver = (rank + k) % len(nodes), (rank - k) % len(nodes)
-        outgoing = None if near(to, rank) else wanted(to).get(rank)
-        incoming = None if near(giver, rank) else mine.get(giver)
+        outgoing = None if not apart and near(to, rank) else wanted(to).get(rank)
+        incoming = None if not apart and near(giver, rank) else mine.get(giver)
         sent += [(to, outgoing.blocks)] if outgoing else []
         received += [(giver, incoming.blocks)] if incoming else []
     messages = between(sent, received, (), before, after, itemsize, staging // itemsize, held)
