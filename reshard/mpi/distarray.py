@@ -31,7 +31,7 @@ from reshard.runtime.on_mpi.agreement import begin
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_mesh, prepared
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, moving, team_of
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, check_alive, moving, team_of
 from reshard.runtime.on_mpi.window_tiles import WindowTile, located, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
@@ -210,12 +210,12 @@ class DistArray(NumpyMethods):
 
     @property
     def comm(self) -> Comm:
-        """The communicator."""
-        return self._comm
+        """The communicator. Raises `RankError` once it has been freed."""
+        return check_alive(self._comm)
 
     def local_index_ranges(self) -> tuple[tuple[range, ...], ...]:
         """Per dim, the global indices of this rank's tile as ranges, in the tile's order and without padding."""
-        return index_ranges(self._layout, self._comm.rank)
+        return index_ranges(self._layout, self.comm.rank)
 
     def redistribute(
         self,
@@ -284,7 +284,8 @@ class DistArray(NumpyMethods):
         return DistArray(layout, tile, self._comm)
 
     def __repr__(self) -> str:
-        return f"DistArray({self._layout} on {self._layout.mesh}, rank {self._comm.rank} of {self._comm.size})"
+        at = f"rank {self._comm.rank} of {self._comm.size}" if self._comm else "its communicator has been freed"
+        return f"DistArray({self._layout} on {self._layout.mesh}, {at})"
 
 
 def _check_out(out: object, layout: Layout, source: DistArray) -> None:

@@ -254,15 +254,23 @@ def _forget(comm: MPI.Comm, _: int, team: Team) -> None:
 _KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
 
 
+def check_alive(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """The communicator itself; raises `RankError` if it has been freed."""
+    if comm == MPI.COMM_NULL:
+        raise RankError(
+            "the communicator is MPI.COMM_NULL, or has been freed; give one that is alive: an array's tile can be "
+            "wrapped again, DistArray(array.layout, array.tile, comm)"
+        )
+    return comm
+
+
 def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = None) -> Team:
     """The communicator's team. The first call, and the first after a failure, builds it; all ranks must make that call.
 
     It is freed with the communicator. `nodes` pretends that the ranks are on this many nodes, by default those of
     `RESHARD_MPI_NODES`, if set.
     """
-    if comm == MPI.COMM_NULL:
-        raise RankError("the communicator is MPI.COMM_NULL, or has been freed; give one that is alive")
-    team = cast("Team | None", comm.Get_attr(_KEY))
+    team = cast("Team | None", check_alive(comm).Get_attr(_KEY))
     if team is None or team.broken or nodes is not None:
         team = Team(comm, nodes if nodes is not None else _pretended(), limit)
         comm.Set_attr(_KEY, team)

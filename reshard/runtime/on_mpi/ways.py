@@ -103,13 +103,18 @@ def chosen_way(transfer: TileTransfer) -> Way:
     selected = ready.way if team.plain or ready.way != "read" else ready.otherwise
     if selected == "overwrite" or ready.direct is None:
         return selected
-    shared = all(posted.place for posted in transfer.posted.values())
     if selected == "plan" and not team.one_node:
         return "plan"
-    push = (ready.push or not shared) and _results_in_windows(transfer)
+    return _way_in_node(transfer, selected)
+
+
+def _way_in_node(transfer: TileTransfer, selected: Way) -> Way:
+    """The way between the tiles of this node; messages between nodes are the same for all of these ways."""
+    shared = all(posted.place for posted in transfer.posted.values())
+    push = (transfer.ready.push or not shared) and _results_in_windows(transfer)
     if selected == "plan" and not (shared or push):
         return "plan"
-    if len(team.members) == 1:
+    if len(transfer.call.team.members) == 1:
         return "pull"
     if push:
         return "push"

@@ -51,8 +51,15 @@ def ranks(size: int, call: Callable[[int, module.Gather], np.ndarray | None]) ->
     return results
 
 
-def files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes use the one of all."""
+    monkeypatch.setattr(module, "FOLDER", str(tmp_path))
+
+
+def left() -> tuple[int, list[str]]:
+    """How many files are open, and the names of those that ranks share."""
+    return len(os.listdir("/proc/self/fd")), os.listdir(module.FOLDER)
 
 
 @linux
@@ -60,20 +67,20 @@ def files() -> int:
 @pytest.mark.parametrize("nbytes", [PAGE, 9 << 20])
 def test_all_ranks_map_one_file(kind: int, nbytes: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "KINDS", (kind,))
-    before = files(), sorted(os.listdir(module.FOLDER))
+    before = left()
     memory = ranks(3, lambda me, gather: segment(3, me, nbytes, gather))
     for me, mine in enumerate(memory):
         assert mine is not None and mine.size == 3 * nbytes and not mine[me * nbytes : (me + 1) * nbytes].any()
         mine[me * nbytes :][: nbytes // 2] = me + 1
     assert all(mine is not None and np.array_equal(mine, memory[0]) for mine in memory)
-    assert (files(), sorted(os.listdir(module.FOLDER))) == before, "open files or names are left"
+    assert left() == before, "open files or names are left"
 
 
 @linux
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("odd", [0, 1])
 def test_if_one_rank_has_no_room_none_has_the_memory(kind: int, odd: int, monkeypatch: pytest.MonkeyPatch):
-    allocate, before = module._allocate, (files(), sorted(os.listdir(module.FOLDER)))
+    allocate, before = module._allocate, left()
 
     def refused(file: int, start: int, nbytes: int) -> None:
         if start == odd * PAGE:
@@ -83,7 +90,7 @@ def test_if_one_rank_has_no_room_none_has_the_memory(kind: int, odd: int, monkey
     monkeypatch.setattr(module, "KINDS", (kind,))
     monkeypatch.setattr(module, "_allocate", refused)
     assert ranks(2, lambda me, gather: segment(2, me, PAGE, gather)) == [None, None]
-    assert (files(), sorted(os.listdir(module.FOLDER))) == before
+    assert left() == before
 
 
 @linux
@@ -103,8 +110,7 @@ def test_a_file_that_another_rank_cannot_open_is_replaced_by_one_with_a_name(mon
 
 
 @linux
-def test_another_file_of_the_same_name_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "FOLDER", str(tmp_path))
+def test_another_file_of_the_same_name_is_not_taken(tmp_path: Path):
     file, site = module._created(KINDS[1], PAGE)
     assert file is not None
     again = module._opened(site)
