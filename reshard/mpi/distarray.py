@@ -31,8 +31,8 @@ from reshard.runtime.on_mpi.agreement import begin
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_mesh, prepared
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, moving, team_of
-from reshard.runtime.on_mpi.window_tiles import WindowTile, new_tile
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, check_alive, moving, team_of
+from reshard.runtime.on_mpi.window_tiles import WindowTile, located, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout
@@ -94,7 +94,7 @@ class DistArray(NumpyMethods):
 
         watch, dtype = begin(team, limit, f"{what} {layout} on {layout.mesh!r}", prepare)
         with moving(team):
-            held = new_tile(team, layout, dtype)
+            held = new_tile(team, watch, layout, dtype)
             fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
             team.settle(watch)
         return cls._of(layout, held, comm)
@@ -210,12 +210,12 @@ class DistArray(NumpyMethods):
 
     @property
     def comm(self) -> Comm:
-        """The communicator."""
-        return self._comm
+        """The communicator. Raises `RankError` once it has been freed."""
+        return check_alive(self._comm)
 
     def local_index_ranges(self) -> tuple[tuple[range, ...], ...]:
         """Per dim, the global indices of this rank's tile as ranges, in the tile's order and without padding."""
-        return index_ranges(self._layout, self._comm.rank)
+        return index_ranges(self._layout, self.comm.rank)
 
     def redistribute(
         self,
@@ -241,9 +241,9 @@ class DistArray(NumpyMethods):
         if layout == self._layout and (out is None or out is self):
             return self
         team = team_of(self._comm, limit)
-        held = _in_own_windows(team, self._held)
-        into = _in_own_windows(team, out._held) if isinstance(out, DistArray) else None
-        request = MoveRequest(self._layout, layout, budget, network, donate, out is not None, held.window is not None)
+        held = located(team, self.tile)
+        into = located(team, out.tile) if isinstance(out, DistArray) else None
+        request = MoveRequest(self._layout, layout, budget, network, donate, out is not None, held.place > 0)
 
         def prepare() -> tuple[Prepared, WindowTile, WindowTile | None]:
             if out is not None:
@@ -284,12 +284,8 @@ class DistArray(NumpyMethods):
         return DistArray(layout, tile, self._comm)
 
     def __repr__(self) -> str:
-        return f"DistArray({self._layout} on {self._layout.mesh}, rank {self._comm.rank} of {self._comm.size})"
-
-
-def _in_own_windows(team: Team, held: WindowTile) -> WindowTile:
-    """The same tile; without its window if that belongs to an earlier team of the communicator."""
-    return held if team.windows.has(held.window) else WindowTile(held.tile)
+        at = f"rank {self._comm.rank} of {self._comm.size}" if self._comm else "its communicator has been freed"
+        return f"DistArray({self._layout} on {self._layout.mesh}, {at})"
 
 
 def _check_out(out: object, layout: Layout, source: DistArray) -> None:

@@ -26,10 +26,9 @@ def redistribute_on_gpu(
     memory: Account | None,
     cuda_aware: bool | None,
 ) -> Any:
-    """The target's tile on the tile's GPU. Its copies on the host lie in shared windows if these have room."""
+    """The target's tile on the tile's GPU. Its copies on the host lie in the node's arena if that has room."""
     # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
-    donate, shared = request.donate or out is not None, request.source.tile_bytes <= team.facts.room
-    on_host = replace(request, donate=donate, shared=shared)
+    on_host = replace(request, donate=request.donate or out is not None, shared=True)
 
     def prepare() -> tuple[Prepared, DeviceTiles]:
         on = described(tile, "tile")

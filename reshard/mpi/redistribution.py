@@ -16,7 +16,7 @@ from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, team_of
-from reshard.runtime.on_mpi.window_tiles import WindowTile, where
+from reshard.runtime.on_mpi.window_tiles import WindowTile, located, where
 from reshard.synth import Network
 from reshard.types import Layout
 
@@ -117,7 +117,7 @@ def redistribute(
         array = check_tile(tile, source, "tile")
         into = None if out is None else check_out(out, target, array)
         ready = prepared(team, request, array)
-        return ready, _in_window(team, array), None if into is None else _in_window(team, into)
+        return ready, located(team, array), None if into is None else located(team, into)
 
     result = move_together(team, request, str(request), prepare, limit, memory).tile
     return (result, target) if relabel else result
@@ -137,8 +137,3 @@ def move_together(
     """
     watch, (ready, held, into) = begin(team, limit, text, prepare, lambda given: where(given[1], given[2]))
     return move(team, watch, ready, request, held, into, memory)
-
-
-def _in_window(team: Team, array: Array) -> WindowTile:
-    """The array with the shared window that it lies in, if it does."""
-    return WindowTile(array, team.windows.under(array))

@@ -13,8 +13,8 @@ import reshard as rs
 from reshard.lower.to_mpi import schedule
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
-from reshard.runtime.on_mpi.node.node_sync import NodeSync
-from reshard.runtime.on_mpi.node.windows import Windows
+from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
+from reshard.runtime.on_mpi.node.segment import segment
 from reshard.runtime.on_mpi.strided_copy import raw
 from reshard.runtime.on_mpi.team import Watch, team_of
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
@@ -37,7 +37,9 @@ def new_call(comm: MPI.Intracomm, dtype: str = "int64") -> Call:
 
 def node_sync(comm: MPI.Intracomm) -> Iterator[Case]:
     """Words of even and odd syncs, who is missing, and failures."""
-    sync = NodeSync(comm)
+    memory = segment(comm.size, comm.rank, 1 << 16, comm.allgather)
+    assert memory is not None
+    sync = NodeSync(comm.size, comm.rank, memory[: sync_bytes(comm.size)])
 
     def wait() -> None:
         while not sync.complete():
@@ -74,46 +76,10 @@ def node_sync(comm: MPI.Intracomm) -> Iterator[Case]:
         assert text.startswith("größerxxx")
         assert 1000 < len(text) < 5000
         comm.Barrier()
-        sync.free()
 
     yield "words", words
     yield "missing", missing
     yield "failures", failures
-
-
-def windows(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A window is used again once all ranks have released it, and every rank sees the same memory."""
-    pool = Windows(comm)
-
-    def posted() -> list[list[int]]:
-        return comm.allgather(pool.words())
-
-    def shared() -> None:
-        window = pool.take(8000, posted())
-        tile = pool.hold(window, (10, 100), np.dtype("i8"))
-        tile[...] = comm.rank
-        comm.Barrier()
-        for member in range(comm.size):
-            assert (window.tile(member, (1000,), np.dtype("i8")) == member).all()
-        comm.Barrier()
-
-    def released_by_all() -> None:
-        window = pool.take(8000, posted())
-        slot = window.slot
-        assert comm.allreduce(slot, MPI.MAX) == slot
-        pool.hold(window, (8000,), np.dtype("u1"))  # It dies at once, on all ranks.
-        kept = pool.hold(pool.take(8000, posted()), (8000,), np.dtype("u1")) if comm.rank == 0 else None
-        if comm.rank:
-            pool.hold(pool.take(8000, posted()), (8000,), np.dtype("u1"))
-        other = pool.take(8000, posted())
-        assert kept is None or not np.may_share_memory(kept, other.root(comm.rank)), "used while rank 0 holds it"
-        assert len(set(comm.allgather(other.slot))) == 1
-        pool.release(other)
-        del kept
-        assert pool.take(8000, posted()).slot in (slot, other.slot)
-
-    yield "shared memory", shared
-    yield "released by all", released_by_all
 
 
 def cma(comm: MPI.Intracomm) -> Iterator[Case]:

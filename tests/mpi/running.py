@@ -20,14 +20,18 @@ that one was killed, even if told not to.
 """
 
 
-def start(arguments: Sequence[str], ranks: int, cleanup: bool = True) -> subprocess.Popen[str]:
-    """Starts ranks; without `cleanup` the others go on after one has died."""
+def start(
+    arguments: Sequence[str], ranks: int, cleanup: bool = True, inside: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Starts ranks; without `cleanup` the others go on after one has died. `inside` is a command that runs mpiexec."""
     first, count, number, *rest = command(ranks, arguments)
     flags = [] if cleanup else _no_cleanup()
     rest = [*flags, count, number, *([] if cleanup else _OUTLIVING), *rest]
     env = {**environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
-    return subprocess.Popen([first, *rest], cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [*inside, first, *rest], cwd=ROOT, env=env, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def _no_cleanup() -> list[str]:
@@ -48,10 +52,10 @@ def output(started: subprocess.Popen[str], seconds: float = SECONDS) -> str:
         end(started)
 
 
-def check(topic: str, ranks: int, folder: Path) -> None:
+def check(topic: str, ranks: int, folder: Path, inside: Sequence[str] = ()) -> None:
     """Runs a topic, and asserts that each of its cases passes on every rank."""
     report = folder / "report.jsonl"
-    started = start(["-m", "tests.mpi.worker", topic, str(report)], ranks)
+    started = start(["-m", "tests.mpi.worker", topic, str(report)], ranks, inside=inside)
     text = output(started)
     done = read(report)
     last = list(done)[-1] if done else "none"

@@ -13,16 +13,18 @@ The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
     in 4        an exception on one rank: `team.moving` reports it to all, whose waits end with `RankError`. The team is
                 broken, and the next call builds a new one. `out` is untouched or complete, unless the budget has no
                 room to hold back what arrives
+    in 3 and 4  a node without room for more shared memory: all its ranks go on with private memory and messages
     anywhere    a rank that died or is stuck: the others' waits end with `RankError` after `limit` seconds
 
 Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the
 results of step 1 in caches.
 
-The five ways of step 4, `ways` has the details:
+The ways of step 4, `ways` has the details:
 
     pull        tiles in shared windows: each rank copies what it needs out of its peers' tiles (or pushes)
     read        private tiles with long runs: the same, through the kernel
     stage       private tiles: copied or packed into a window, then pulled
+    messages    private tiles of a node without room for windows: as between nodes
     plan        the plan's steps, message by message: reductions and tight budgets
     overwrite   the plan's one exchange inside a donated tile: the tightest budgets
 
@@ -30,7 +32,7 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
 
     strided_copy    copies between strided views of numpy arrays
     pool            buffers that are used again
-    node/           what ranks of a node share: synchronization, windows, huge pages, reading memory through the kernel
+    node/           what ranks of a node share: memory in an arena, synchronization, reading memory through the kernel
     team            the ranks of a communicator: nodes, agreement primitives, waits with a limit, failure reports
     window_tiles    where a rank's tile lies, and what it posts to its node
     agreement       all ranks make the same call, or all raise the same error

@@ -40,8 +40,7 @@ def begin(
         posted = posted if posting is None else posting(prepared)
     except Exception as caught:  # The other ranks are waiting: it is raised once they know.
         error = caught
-    words = (*posted, *team.windows.words())
-    agree(team, watch, request, digest_of(request), error, words, posted.address > 0)
+    agree(team, watch, request, digest_of(request), error, posted, posted.address > 0, posted.place > 0)
     return watch, cast(T, prepared)
 
 
@@ -62,15 +61,17 @@ def agree(
     error: Exception | None = None,
     words: Sequence[int] = (),
     plain: bool = True,
+    shared: bool = True,
 ) -> None:
     """Returns on all ranks, or raises on all: the ranks' own `error`, or `AgreementError` if their requests differ.
 
-    `request` is this rank's request as text and `digest` its number; `words` and `plain` are passed to `Team.sync`.
+    `request` is this rank's request as text and `digest` its number; `words`, `plain` and `shared` are passed
+    to `Team.sync`.
     """
     team.calls += 1
     number = -1 if error is not None else digest + team.calls
     with moving(team):
-        if team.sync(watch, number, words, plain):
+        if team.sync(watch, number, words, plain, shared):
             return
     kind = "" if error is None else type(error).__name__
     mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)

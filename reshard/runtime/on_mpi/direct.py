@@ -146,15 +146,21 @@ def direct(
     itemsize: int,
     staging: int,
     held: bool = False,
+    apart: bool = False,
 ) -> Direct:
-    """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`."""
+    """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`.
+
+    With `apart`, it receives from its own node by messages, too; what other nodes send and receive stays the same.
+    """
 
     def far(peers: Mapping[int, Fetch], peer: int) -> Fetch | None:
-        return None if nodes[peer] == nodes[rank] else peers.get(peer)
+        return None if nodes[peer] == nodes[rank] and not apart else peers.get(peer)
 
     before, after = source.tile_shape, target.tile_shape
     mine, theirs = _fetched(source, target, rank, nodes), _served(source, target, rank, nodes)
     pulls = _copies(mine, source, target, rank, nodes)
+    if apart:
+        pulls = {rank: pulls.get(rank, ())}
     sent: list[tuple[int, tuple[Block, ...]]] = []
     received: list[tuple[int, tuple[Block, ...]]] = []
     for k in range(1, len(nodes)):

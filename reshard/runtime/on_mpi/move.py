@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.indices import clear_padding
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
 from reshard.runtime.on_mpi.team import Team, Watch, moving
 from reshard.runtime.on_mpi.ways import WAYS, TileTransfer, chosen_way
 from reshard.runtime.on_mpi.window_tiles import WindowTile, posted_by_rank
@@ -25,6 +27,9 @@ def move(
     If there is nothing to move, it is the source's tile itself. All ranks call this, after they have agreed on the
     request; an error on one rank ends the call on all of them.
     """
+    if request.shared and not team.shared:  # Some rank's node has had no room.
+        request = replace(request, shared=False)
+        ready = prepared(team, request, held.tile)
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
     call.memory.take(call.device, held.tile.size)
     team.pool.limit(ready.spare)

@@ -25,13 +25,13 @@ from reshard.synth.planner import bytes_of
 from reshard.types import Layout
 from reshard.types.plan import Plan
 
-Way = Literal["pull", "push", "read", "stage", "pack", "plan", "overwrite"]
+Way = Literal["pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
 
 
 @dataclass(frozen=True)
 class MoveRequest:
-    """What all ranks must request alike. `into`: the caller gave `out` for the result; `shared`: the source's tiles
-    lie in shared windows.
+    """What all ranks must request alike, but for `shared`: this rank's tile of the source lies in the arena of its
+    node, which counts if all do. `into`: the caller gave `out` for the result.
     """
 
     source: Layout
@@ -56,7 +56,7 @@ class MoveRequest:
         if self.target.mesh != self.source.mesh:
             ends += f" and {self.target.mesh!r}"
         options = {"budget": self.budget, "network": self.network, "donate": self.donate}
-        options |= {"out": self.into, "shared": self.shared}
+        options |= {"out": self.into}
         return ", ".join([ends, *(f"{name}={value}" for name, value in options.items() if value)])
 
 
@@ -121,7 +121,7 @@ def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> P
     # All ranks must choose alike, so each looks at what rank 0 would read if all ranks were on one node.
     sample = direct(source, target, 0, (0,) * len(nodes), itemsize, 0)
     way = _way(request, facts, spare - across, sample)
-    otherwise = _staging_way(request, facts, spare - across)
+    otherwise = _staging_way(request, spare - across)
     buffered = way == "read" and sample.run < STRAIGHT <= SCRATCH <= spare - across
     used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
@@ -158,11 +158,11 @@ def _way(request: MoveRequest, facts: Facts, spare: int, sample: Direct) -> Way:
         return "pull"
     if facts.reads and sample.reach >= WORTHWHILE and (sample.run >= STRAIGHT or spare >= SCRATCH):
         return "read"
-    return _staging_way(request, facts, spare)
+    return _staging_way(request, spare)
 
 
-def _staging_way(request: MoveRequest, facts: Facts, spare: int) -> Way:
-    return "stage" if request.source.tile_bytes <= min(spare, facts.room) else "plan"
+def _staging_way(request: MoveRequest, spare: int) -> Way:
+    return "stage" if request.source.tile_bytes <= spare else "plan"
 
 
 def _staging(request: MoveRequest, room: int, received: int, itemsize: int) -> tuple[int, bool]:

@@ -7,7 +7,6 @@ through a `Watch`, which yields the core, notices ranks that have reported failu
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -17,10 +16,12 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, RankError
+from reshard.runtime.on_mpi.node.arena import LOG, Arena
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
-from reshard.runtime.on_mpi.node.node_sync import NodeSync
-from reshard.runtime.on_mpi.node.windows import Windows
+from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
+from reshard.runtime.on_mpi.node.segment import PAGE, segment
 from reshard.runtime.on_mpi.pool import Pool
+from reshard.runtime.on_mpi.strided_copy import Array
 
 Comm = MPI.Intracomm
 
@@ -33,29 +34,29 @@ NODES = "RESHARD_MPI_NODES"
 YIELDS = MPI.get_vendor()[0] == "Open MPI"
 """Whether this MPI yields the core in a test that finds nothing complete; MPICH never does."""
 
-_SHARED = "/dev/shm"  # MPICH and Open MPI keep their shared windows here on Linux.
 _FAILED = 901
+_WORD = 8
+_HEAD = 5  # Words of each sync before the call's own.
 _GROUPS = 64  # Cached communicators of groups: MPICH has about 2,000 communicators in total.
 _LOOKS = 64  # Pauses between two checks for failures and the time limit, which cost several times a pause.
 _yield = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class Facts(NamedTuple):
-    """The machine, as all ranks know it: the node of every rank, whether the ranks of each node can read each other's
-    memory, and how many bytes of shared windows each rank can have.
+    """The machine, as all ranks know it: the node of every rank, and whether the ranks of each node can read each
+    other's memory.
     """
 
     nodes: tuple[int, ...]
     reads: bool
-    room: int
 
 
 class Team:
-    """A private duplicate of a communicator, and what the ranks of this node share: windows, memory, a `NodeSync`.
+    """A private duplicate of a communicator, and what the ranks of this node share: memory, and a `NodeSync`.
 
-    `nodes` has the node of each rank, `members` are the ranks of this node, and `plain` says whether all ranks' tiles
-    were C-ordered at the last sync. A team is `broken` once a call has failed on some rank; the next call builds a new
-    one.
+    `nodes` has the node of each rank, `members` are the ranks of this node. At the last sync, `plain` says whether all
+    ranks' tiles were C-ordered, and `shared` whether all lay in memory that their nodes share. A team is `broken` once
+    a call has failed on some rank; the next call builds a new one.
     """
 
     def __init__(self, comm: MPI.Intracomm, nodes: int | None, limit: float) -> None:
@@ -63,21 +64,29 @@ class Team:
         self.rank, self.size = comm.rank, comm.size
         self.broken = False
         self.calls = 0
-        self.plain = True
+        self.plain = self.shared = True
         self.pool = Pool()
         self._posted = 0
         self._sent: list[MPI.Request] = []
         self._groups: dict[tuple[int, ...], MPI.Intracomm] = {}
-        self.node = _node(duplicate, nodes)
-        self.node_sync = NodeSync(self.node)
-        self.windows = Windows(self.node)
-        self.remote_memory = RemoteMemory(self.node)
-        leaders: list[int] = duplicate.allgather(self.node.bcast(self.rank if self.node.rank == 0 else None))
+        node, memory = _node(duplicate, nodes)
+        split = sync_bytes(node.size)
+        self.node_sync = NodeSync(node.size, node.rank, memory[:split])
+        self.arena = Arena(node.size, node.rank, memory[split:].view(np.int64)[: node.size * LOG].reshape(-1, LOG))
+        self.remote_memory = RemoteMemory(node)
+        leaders: list[int] = duplicate.allgather(node.bcast(self.rank if node.rank == 0 else None))
+        _free(node)
         order = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
         self.nodes = tuple(order[leader] for leader in leaders)
         self.members = tuple(rank for rank in range(self.size) if self.nodes[rank] == self.nodes[self.rank])
-        reads, room = zip(*duplicate.allgather((self.remote_memory.works, _room() // self.node.size)), strict=True)
-        self.facts = Facts(self.nodes, all(reads), min(room))
+        self.facts = Facts(self.nodes, bool(duplicate.allreduce(self.remote_memory.works, MPI.LAND)))
+
+    def free(self) -> None:
+        """Frees the team's communicators; all ranks call it, once. Arrays in the node's memory live on."""
+        for group in self._groups.values():
+            group.Free()
+        self._groups.clear()
+        self.comm.Free()
 
     @property
     def one_node(self) -> bool:
@@ -88,29 +97,32 @@ class Team:
         """Whether two ranks are on one node."""
         return self.nodes[rank] == self.nodes[other]
 
-    def sync(self, watch: Watch, digest: int = 0, words: Sequence[int] = (), plain: bool = True) -> bool:
+    def sync(
+        self, watch: Watch, digest: int = 0, words: Sequence[int] = (), plain: bool = True, shared: bool = True
+    ) -> bool:
         """Waits for all ranks; returns whether all gave the same digest.
 
         A digest is a non-negative number; a negative one says that this rank cannot go on. Afterwards `posted()`
-        returns the words of this node's members, and `self.plain` is true if `plain` was on all ranks.
+        returns the words of this node's members, and `self.plain` is true if `plain` was on all ranks, `self.shared`
+        if `shared` was.
         """
-        ends = np.array([digest, -digest, not plain], np.int64)
-        self._posted = len(ends) + len(words)
-        self.node_sync.post((*ends.tolist(), *words))
-        if self.one_node:
-            watch.until(self.node_sync.complete)
-            most = np.max([self.node_sync.read(member, len(ends)) for member in range(self.node_sync.size)], axis=0)
-        else:
-            most = np.empty_like(ends)
-            request = self.comm.Iallreduce(ends, most, MPI.MAX)
-            watch.until(request.Test)
-            watch.until(self.node_sync.complete)
-        self.plain = not most[2]
-        return bool(digest >= 0 and most[0] == -most[1])
+        ends = np.array([digest, -digest, not plain, not shared], np.int64)
+        self._posted = _HEAD + len(words)
+        self.node_sync.post((*ends.tolist(), self.arena.log(), *words))
+        over_all = None if self.one_node else np.empty_like(ends)
+        if over_all is not None:
+            watch.until(self.comm.Iallreduce(ends, over_all, MPI.MAX).Test)
+        watch.until(self.node_sync.complete)
+        heads = [self.node_sync.read(member, _HEAD) for member in range(self.node_sync.size)]
+        *columns, logged = zip(*heads, strict=True)
+        self.arena.update(list(logged))
+        most = [max(column) for column in columns] if over_all is None else over_all.tolist()
+        self.plain, self.shared = not most[2], not most[3]
+        return digest >= 0 and most[0] == -most[1]
 
     def posted(self) -> list[list[int]]:
         """The words that each member of this node gave to the last sync; valid until this rank posts again."""
-        return [self.node_sync.read(member, self._posted)[3:] for member in range(self.node_sync.size)]
+        return [self.node_sync.read(member, self._posted)[_HEAD:] for member in range(self.node_sync.size)]
 
     def gather(self, watch: Watch, words: Sequence[int] = ()) -> list[list[int]]:
         """Waits for the members of this node only; returns the words of each, equally many."""
@@ -230,27 +242,39 @@ def world() -> Comm:
     return MPI.COMM_WORLD
 
 
-_KEY = MPI.Comm.Create_keyval()
+def _forget(comm: MPI.Comm, _: int, team: Team) -> None:
+    """Called by MPI on all ranks when a communicator is freed, or gets another team.
+
+    A broken team is left as it is: its messages may still be under way, and would reach a communicator made later.
+    """
+    if not team.broken and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
+        team.free()
+
+
+_KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
+
+
+def check_alive(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """The communicator itself; raises `RankError` if it has been freed."""
+    if comm == MPI.COMM_NULL:
+        raise RankError(
+            "the communicator is MPI.COMM_NULL, or has been freed; give one that is alive: an array's tile can be "
+            "wrapped again, DistArray(array.layout, array.tile, comm)"
+        )
+    return comm
 
 
 def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = None) -> Team:
     """The communicator's team. The first call, and the first after a failure, builds it; all ranks must make that call.
 
-    `nodes` pretends that the ranks are on this many nodes, by default those of `RESHARD_MPI_NODES`, if set.
+    It is freed with the communicator. `nodes` pretends that the ranks are on this many nodes, by default those of
+    `RESHARD_MPI_NODES`, if set.
     """
-    team = cast("Team | None", comm.Get_attr(_KEY))
+    team = cast("Team | None", check_alive(comm).Get_attr(_KEY))
     if team is None or team.broken or nodes is not None:
         team = Team(comm, nodes if nodes is not None else _pretended(), limit)
         comm.Set_attr(_KEY, team)
     return team
-
-
-def _room() -> int:
-    """Bytes of this node that shared windows may use. Beyond what exists, the first touch is a bus error."""
-    if not hasattr(os, "statvfs") or not os.path.isdir(_SHARED):
-        return sys.maxsize
-    filesystem = os.statvfs(_SHARED)
-    return filesystem.f_bavail * filesystem.f_frsize // 2
 
 
 def _pretended() -> int | None:
@@ -262,8 +286,30 @@ def _pretended() -> int | None:
     return int(text)
 
 
-def _node(comm: MPI.Intracomm, nodes: int | None) -> MPI.Intracomm:
+def _node(comm: MPI.Intracomm, nodes: int | None) -> tuple[MPI.Intracomm, Array]:
+    """The ranks of this rank's node, and a little memory that they share.
+
+    If they cannot share memory, each is a node of its own, and they send each other messages.
+    """
     near = cast("MPI.Intracomm", comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank))
-    if nodes is None:
-        return near
-    return cast("MPI.Intracomm", near.Split(comm.rank * nodes // comm.size, comm.rank))
+    if nodes is not None:
+        part = cast("MPI.Intracomm", near.Split(comm.rank * nodes // comm.size, comm.rank))
+        _free(near)
+        near = part
+    nbytes = sync_bytes(near.size) // near.size + LOG * _WORD
+    capacity = -(-nbytes // PAGE) * PAGE
+
+    def gather(words: Sequence[int]) -> list[list[int]]:
+        return near.allgather(list(words))
+
+    memory = segment(near.size, near.rank, capacity, gather) if near.size > 1 else np.zeros(capacity, np.uint8)
+    if memory is not None:
+        return near, memory
+    _free(near)
+    return MPI.COMM_SELF, np.zeros(capacity, np.uint8)
+
+
+def _free(comm: MPI.Intracomm) -> None:
+    """Frees a communicator unless it is one of MPI's own."""
+    if comm != MPI.COMM_SELF:
+        comm.Free()

@@ -1,31 +1,35 @@
 """The ways in which elements get from the source's tiles to the target's, one function each.
 
     way         tiles of this node                      inside a node                               copies
-    pull        in shared windows                       each rank reads what it needs               1
+    pull        in windows: shared memory               each rank reads what it needs               1
     push        results in windows                      each rank writes what it has                1
     read        private, long runs                      as pull, through the kernel (CMA)           1
     pack        private, target not replicated          what leaves is packed into a window         2
     stage       private                                 whole tiles are copied into a window        2
+    messages    private, one of several nodes, full     messages, as between nodes                  2
     plan        anything: reductions, tight budgets     the plan's steps, message by message        1 to 3 a step
     overwrite   donated, the tightest budgets           the plan's one step, inside the tile        permuted in place
 
 `prepare` selects pull, read, stage, plan or overwrite from the request alone, the same on all ranks. When the call
 runs, `chosen_way` refines that by what the ranks of the node have posted: tiles that turn out to lie in windows, as
 results of earlier calls do, are pulled, whatever was selected; results that will lie in windows are pushed to if the
-tiles are private, or if that runs along longer stretches of memory; and staging packs if it can. All ranks of a
-node see the same posts and so agree. Between nodes, all ways but the last two send each piece in one message.
+tiles are private, or if that runs along longer stretches of memory; and staging packs if it can. If the node has no
+room for windows, results are private, and staging gives way to messages: the plan's, or those of direct moves where
+other nodes are involved. All ranks of a node see the same posts and the same room, and so agree. Between nodes, all
+ways but the last two send each piece in one message.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
 
 from reshard.lower.to_mpi import Overwrite, unreplicated
 from reshard.runtime.on_mpi.direct import (
     Direct,
     Fill,
+    direct,
     move_directly,
     node_packing,
     pack,
@@ -36,16 +40,16 @@ from reshard.runtime.on_mpi.direct import (
 )
 from reshard.runtime.on_mpi.node.cma_read import cma_read
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.node.windows import Window
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Way
 from reshard.runtime.on_mpi.run_plan import run_plan
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
-from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, new_tile, released_windows
+from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, new_place, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.overwrite import overwrite
 
 
-class TileTransfer(NamedTuple):
+@dataclass
+class TileTransfer:
     """One rank's move, agreed by all: its tile, `out` if the caller gave one, and what its node's ranks posted."""
 
     call: Call
@@ -54,6 +58,7 @@ class TileTransfer(NamedTuple):
     held: WindowTile
     out: WindowTile | None
     posted: Mapping[int, Posted]
+    staging: int = 0
 
     @property
     def others(self) -> list[int]:
@@ -62,15 +67,20 @@ class TileTransfer(NamedTuple):
 
     def place(self) -> WindowTile:
         """The result's memory: `out`, or a new tile, which all ranks of the node allocate together."""
-        if self.out is not None:
-            return self.out
-        return new_tile(self.call.team, self.request.target, self.held.tile.dtype)
+        if self.out is None:
+            self.out = new_tile(self.call.team, self.call.watch, self.request.target, self.held.tile.dtype)
+        return self.out
 
     def placed(self) -> WindowTile:
         """The same, counted in the account."""
         result = self.place()
         self.call.memory.take(self.call.device, result.tile.size)
         return result
+
+    def stages(self) -> bool:
+        """Whether the node has room for the tiles of all its ranks at `staging`; allocates that."""
+        self.staging = new_place(self.call.team, self.call.watch, self.held.tile.nbytes)
+        return self.staging > 0
 
     def settle(self) -> None:
         """Waits until no rank can fail any more before the result is written to."""
@@ -85,16 +95,26 @@ class TileTransfer(NamedTuple):
 
 
 def chosen_way(transfer: TileTransfer) -> Way:
-    """The way to go, given what the ranks of the node posted; the same on all of them."""
+    """The way to go, given what the ranks of the node posted and whether it has room; the same on all of them.
+
+    Allocates what the way needs to share.
+    """
     team, ready = transfer.call.team, transfer.ready
     selected = ready.way if team.plain or ready.way != "read" else ready.otherwise
     if selected == "overwrite" or ready.direct is None:
         return selected
-    shared = all(posted.slot for posted in transfer.posted.values())
-    push = (ready.push or not shared) and _results_in_windows(transfer)
-    if selected == "plan" and not ((shared or push) and team.one_node):
+    if selected == "plan" and not team.one_node:
         return "plan"
-    if len(team.members) == 1:
+    return _way_in_node(transfer, selected)
+
+
+def _way_in_node(transfer: TileTransfer, selected: Way) -> Way:
+    """The way between the tiles of this node; messages between nodes are the same for all of these ways."""
+    shared = all(posted.place for posted in transfer.posted.values())
+    push = (transfer.ready.push or not shared) and _results_in_windows(transfer)
+    if selected == "plan" and not (shared or push):
+        return "plan"
+    if len(transfer.call.team.members) == 1:
         return "pull"
     if push:
         return "push"
@@ -102,37 +122,40 @@ def chosen_way(transfer: TileTransfer) -> Way:
 
 
 def _way_of_private_tiles(transfer: TileTransfer, selected: Way) -> Way:
-    """Read if that was selected, else pack if the packed elements and their starts fit, else stage whole tiles."""
+    """Read if that was selected, else pack if the packed elements and their starts fit, else stage whole tiles.
+
+    Without room on the node for either, its ranks send each other messages.
+    """
+    team = transfer.call.team
     if selected == "read":
         return "read"
-    fits = len(transfer.call.team.members) <= WORDS and unreplicated(transfer.request.target)
+    if not transfer.stages():
+        return "plan" if team.one_node else "messages"
+    fits = len(team.members) <= WORDS and unreplicated(transfer.request.target)
     return "pack" if fits else "stage"
 
 
 def _results_in_windows(transfer: TileTransfer) -> bool:
-    """Whether the results of all ranks of the node lie in shared windows, or will."""
+    """Whether the results of all ranks of the node lie in its arena; allocates them unless the caller did."""
     if transfer.request.into:
-        return all(posted.out_slot for posted in transfer.posted.values())
-    nbytes = math.prod(transfer.request.target.tile_shape) * transfer.held.tile.itemsize
-    return nbytes <= transfer.call.team.facts.room
+        return all(posted.out_place for posted in transfer.posted.values())
+    return transfer.place().place > 0
 
 
 def _pull(transfer: TileTransfer) -> WindowTile:
     """Copies what this rank needs out of the tiles of its node, all of them in windows."""
     result = transfer.placed()
-    slots = {rank: transfer.posted[rank].slot - 1 for rank in transfer.others}
-    return transfer.filled(result, pulling(_tiles(transfer, slots, transfer.held.tile)))
+    places = {rank: transfer.posted[rank].place for rank in transfer.others}
+    return transfer.filled(result, pulling(_tiles(transfer, places, transfer.held.tile.shape)))
 
 
 def _push(transfer: TileTransfer) -> WindowTile:
     """Writes what this rank has into the results of its node, all of them in windows."""
+    into = transfer.request.into
     result, request, team = transfer.placed(), transfer.request, transfer.call.team
-    if transfer.out is None:
-        slots = dict.fromkeys(transfer.others, cast(Window, result.window).slot)
-    else:
-        slots = {rank: transfer.posted[rank].out_slot - 1 for rank in transfer.others}
+    places = {rank: transfer.posted[rank].out_place if into else result.place for rank in transfer.others}
     mine = pushes(request.source, request.target, team.rank, team.facts.nodes, result.tile.itemsize)
-    return transfer.filled(result, pushing(mine, _tiles(transfer, slots, result.tile)))
+    return transfer.filled(result, pushing(mine, _tiles(transfer, places, result.tile.shape)))
 
 
 def _read(transfer: TileTransfer) -> WindowTile:
@@ -143,36 +166,45 @@ def _read(transfer: TileTransfer) -> WindowTile:
 
 
 def _stage(transfer: TileTransfer) -> WindowTile:
-    """Copies every tile of the node into one window, from which each rank pulls."""
+    """Copies every tile of the node into its arena, from which each rank pulls."""
     result, call, tile = transfer.placed(), transfer.call, transfer.held.tile
-    window = _staging_window(transfer)
-    copy(raw(window.tile(call.team.node_sync.me, tile.shape, tile.dtype)), raw(tile))
+    call.memory.take(call.device, tile.size)
+    tiles = _tiles(transfer, dict.fromkeys(call.team.members, transfer.staging), tile.shape)
+    copy(raw(tiles[call.team.rank]), raw(tile))
     call.team.gather(call.watch)
-    slots = dict.fromkeys(call.team.members, window.slot)
-    transfer.filled(result, pulling(_tiles(transfer, slots, tile)))
-    _release(transfer, window)
+    transfer.filled(result, pulling(tiles))
+    _release(transfer)
     return result
 
 
 def _pack(transfer: TileTransfer) -> WindowTile:
-    """Packs what leaves this tile into one window, receiver by receiver, from which each rank unpacks its part.
+    """Packs what leaves this tile into the arena, receiver by receiver, from which each rank unpacks its part.
 
-    The target is not replicated, so no element is packed twice, and a window of the tile's size is large enough.
+    The target is not replicated, so no element is packed twice, and memory of the tile's size is large enough.
     """
     result, call, request, tile = transfer.placed(), transfer.call, transfer.request, raw(transfer.held.tile)
     team, me = call.team, call.team.node_sync.me
+    call.memory.take(call.device, tile.size)
     packing = node_packing(request.source, request.target, team.rank, team.facts.nodes, tile.itemsize)
-    window = _staging_window(transfer)
-    pack(packing, tile, window.tile(me, (tile.size,), tile.dtype))
+    packed = _tiles(transfer, dict.fromkeys(team.members, transfer.staging), (tile.size,))
+    pack(packing, tile, raw(packed[team.rank]))
     starts = team.gather(call.watch, [packing.starts.get(rank, 0) for rank in team.members])
     member = {rank: number for number, rank in enumerate(team.members)}
-    packed = {
-        rank: window.tile(member[rank], (tile.size,), tile.dtype)[starts[member[rank]][me] :]
-        for rank, _ in cast(Direct, transfer.ready.direct).pulls
-    }
-    transfer.filled(result, unpacking(packed))
-    _release(transfer, window)
+    parts = {rank: packed[rank][starts[member[rank]][me] :] for rank, _ in cast(Direct, transfer.ready.direct).pulls}
+    transfer.filled(result, unpacking(parts))
+    _release(transfer)
     return result
+
+
+def _messages(transfer: TileTransfer) -> WindowTile:
+    """Sends everything by messages, inside the node as well."""
+    request, team, mine = transfer.request, transfer.call.team, cast(Direct, transfer.ready.direct)
+    itemsize = transfer.held.tile.itemsize
+    staging, held = mine.messages.staging * itemsize, mine.messages.held
+    nodes = team.facts.nodes
+    alone = direct(request.source, request.target, team.rank, nodes, itemsize, staging, held, apart=True)
+    transfer.ready = replace(transfer.ready, direct=alone)
+    return transfer.filled(transfer.placed(), pulling({}))
 
 
 def _run_plan(transfer: TileTransfer) -> WindowTile:
@@ -186,7 +218,7 @@ def _overwrite(transfer: TileTransfer) -> WindowTile:
     steps, shape = transfer.ready.steps, transfer.request.target.tile_shape
     step = cast(Overwrite, steps.steps[0])
     result = overwrite(transfer.call, step, steps.ranks, transfer.held.tile, shape)
-    return WindowTile(result, transfer.held.window)
+    return WindowTile(result, transfer.held.place)
 
 
 WAYS: dict[Way, Callable[[TileTransfer], WindowTile]] = {
@@ -195,27 +227,20 @@ WAYS: dict[Way, Callable[[TileTransfer], WindowTile]] = {
     "read": _read,
     "stage": _stage,
     "pack": _pack,
+    "messages": _messages,
     "plan": _run_plan,
     "overwrite": _overwrite,
 }
 
 
-def _tiles(transfer: TileTransfer, slots: Mapping[int, int], like: Array) -> dict[int, Array]:
-    """The tiles of other ranks in these window slots, of this array's shape and dtype."""
-    team = transfer.call.team
+def _tiles(transfer: TileTransfer, places: Mapping[int, int], shape: Sequence[int]) -> dict[int, Array]:
+    """The tiles of ranks at these places in their memory, of this shape and the tile's dtype."""
+    team, dtype = transfer.call.team, transfer.held.tile.dtype
     member = {rank: number for number, rank in enumerate(team.members)}
-    return {rank: team.windows[slot].tile(member[rank], like.shape, like.dtype) for rank, slot in slots.items()}
+    return {rank: team.arena.tile(member[rank], place, shape, dtype) for rank, place in places.items()}
 
 
-def _staging_window(transfer: TileTransfer) -> Window:
-    """A window with room for the tile of every rank of the node."""
-    team, tile = transfer.call.team, transfer.held.tile
-    window = team.windows.take(tile.nbytes, released_windows(team))
-    transfer.call.memory.take(transfer.call.device, tile.size)
-    return window
-
-
-def _release(transfer: TileTransfer, window: Window) -> None:
-    """Gives up a staging window. Peers may still be reading it: it is used again once all have posted its release."""
-    transfer.call.team.windows.release(window)
+def _release(transfer: TileTransfer) -> None:
+    """Gives up the staging memory. Peers may still be reading it: it is used again once all have posted its release."""
+    transfer.call.team.arena.release(transfer.staging)
     transfer.call.memory.free(transfer.call.device, transfer.held.tile.size)

@@ -1,48 +1,55 @@
-"""Tiles in shared windows: where a rank's tile lies, and how it tells the other ranks of its node.
+"""Tiles that ranks of a node share: where a rank's tile lies, and how it tells the other ranks of its node.
 
-A tile in a window can be read and written by every rank of the node; a tile in private memory only by its own rank,
-or through the kernel at its address (`node.cma`). Every rank therefore posts a `Posted` when a call is agreed.
+A tile in the node's arena can be read and written by every rank of the node; a tile in private memory only by its own
+rank, or through the kernel at its address (`node.cma`). Every rank therefore posts a `Posted` when a call is agreed.
 """
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from reshard.runtime.on_mpi.node.windows import Window
 from reshard.runtime.on_mpi.strided_copy import Array
-from reshard.runtime.on_mpi.team import Team
+from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Layout
 
 
 class WindowTile(NamedTuple):
-    """A tile, and the window at whose start it lies; None for a tile in private memory."""
+    """A tile, and its place in the arena of its rank's node; 0 for a tile in private memory."""
 
     tile: Array
-    window: Window | None = None
+    place: int = 0
 
 
 class Posted(NamedTuple):
     """Where one rank's tile and its `out` lie, as three words that the ranks of its node can read.
 
-    Window slots count from 1; 0 stands for private memory. `address` is 0 unless the tile is C-ordered.
+    Places are those of `WindowTile`. `address` is 0 unless the tile is C-ordered.
     """
 
-    slot: int
+    place: int
     address: int
-    out_slot: int
+    out_place: int
 
 
 NOWHERE = Posted(0, 0, 0)
 """What a rank posts that has no tile, or cannot go on."""
 
 
+def located(team: Team, tile: Array) -> WindowTile:
+    """A tile with its place in the team's arena, if it lies there: that of an earlier team of the communicator, or a
+    view that is not C-ordered, is private memory.
+    """
+    return WindowTile(tile, team.arena.place_of(tile))
+
+
 def where(held: WindowTile, out: WindowTile | None = None) -> Posted:
     """The words that tell the other ranks of the node where a tile and `out` lie."""
     address = held.tile.__array_interface__["data"][0] if held.tile.flags.c_contiguous else 0
-    slots = [0 if at is None or at.window is None else at.window.slot + 1 for at in (held, out)]
-    return Posted(slots[0], address, slots[1])
+    return Posted(held.place, address, 0 if out is None else out.place)
 
 
 def posted_by_rank(team: Team) -> dict[int, Posted]:
@@ -50,18 +57,17 @@ def posted_by_rank(team: Team) -> dict[int, Posted]:
     return {rank: Posted(*words[: len(NOWHERE)]) for rank, words in zip(team.members, team.posted(), strict=True)}
 
 
-def released_windows(team: Team) -> list[list[int]]:
-    """The words that say which windows each member of the node no longer uses, see `Windows.words`."""
-    return [words[len(NOWHERE) :] for words in team.posted()]
+def new_place(team: Team, watch: Watch, nbytes: int) -> int:
+    """The place of so many bytes on every rank of the node; 0 if it has no room. Collective among these ranks."""
+    return team.arena.take(nbytes, partial(team.gather, watch))
 
 
-def new_tile(team: Team, layout: Layout, dtype: np.dtype[Any]) -> WindowTile:
-    """An uninitialized tile for this rank, in a shared window if there is room for one.
+def new_tile(team: Team, watch: Watch, layout: Layout, dtype: np.dtype[Any]) -> WindowTile:
+    """An uninitialized tile for this rank, in the arena if there is room on the node, else in private memory.
 
-    Collective among the ranks of a node, and once per agreement.
+    Collective among the ranks of a node.
     """
-    nbytes = int(np.prod(layout.tile_shape)) * dtype.itemsize
-    if nbytes > team.facts.room:
+    place = new_place(team, watch, math.prod(layout.tile_shape) * dtype.itemsize)
+    if not place:
         return WindowTile(np.empty(layout.tile_shape, dtype))
-    window = team.windows.take(nbytes, released_windows(team))
-    return WindowTile(team.windows.hold(window, layout.tile_shape, dtype), window)
+    return WindowTile(team.arena.hold(place, layout.tile_shape, dtype), place)

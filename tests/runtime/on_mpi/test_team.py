@@ -6,6 +6,8 @@ See `tests.mpi.calls` and `tests.mpi.failing`.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -24,6 +26,18 @@ slow = pytest.mark.slow
 
 def test_teams(tmp_path: Path):
     running.check("calls.teams", 3, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("topic", "ranks"),
+    [
+        ("communicators", 3),
+        pytest.param("very_many_communicators", 2, marks=slow),
+        ("finalized", 2),
+    ],
+)
+def test_communicators_that_the_user_frees(topic: str, ranks: int, tmp_path: Path):
+    running.check(f"sharing.{topic}", ranks, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +127,42 @@ def test_a_wait_ends_at_its_limit():
     Watch(Team(MPI.COMM_SELF, None, 5), 5).until(lambda: next(tries))
 
 
-def test_room_is_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(module, "_SHARED", str(tmp_path))
-    free = __import__("os").statvfs(tmp_path)
-    assert module._room() == pytest.approx(free.f_bavail * free.f_frsize // 2, rel=0.05)
-    monkeypatch.setattr(module, "_SHARED", str(tmp_path / "nothing"))
-    assert module._room() > 1 << 60
+def test_a_team_is_freed_with_its_communicator(monkeypatch: pytest.MonkeyPatch):
+    comm = MPI.COMM_SELF.Dup()
+    team = team_of(comm, 5)
+    freed: list[Team] = []
+    monkeypatch.setattr(Team, "free", lambda self: freed.append(self))
+    other = team_of(comm, 5, nodes=1)
+    assert freed == [team]
+    comm.Free()
+    assert freed == [team, other]
+    with pytest.raises(RankError, match="has been freed; give one that is alive"):
+        team_of(comm, 5)
+
+
+def test_freeing_a_team_frees_its_communicators():
+    comm = MPI.COMM_SELF.Dup()
+    team = team_of(comm, 5)
+    group = team._groups[0, 0] = MPI.COMM_SELF.Dup()
+    inner = team.comm
+    comm.Free()
+    assert inner == group == MPI.COMM_NULL
+
+
+def test_a_broken_team_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    """Its messages may still be under way."""
+    comm = MPI.COMM_SELF.Dup()
+    team = team_of(comm, 5)
+    monkeypatch.setattr(Team, "free", lambda self: pytest.fail("freed"))
+    team.broken = True
+    comm.Free()
+    assert team.comm != MPI.COMM_NULL
+
+
+def test_ranks_that_cannot_share_memory_are_nodes_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "segment", lambda *_: None)
+    near = SimpleNamespace(size=3, rank=1, Free=lambda: None)
+    comm = SimpleNamespace(Split_type=lambda *_: near, rank=1)
+    node, memory = module._node(cast(Any, comm), None)
+    assert node == MPI.COMM_SELF
+    assert not memory.any()

@@ -34,23 +34,38 @@ def test_some_moves(topic: str, ranks: int, tmp_path: Path):
     running.check(f"cases.{topic}", ranks, tmp_path)
 
 
+class Room:
+    """An arena without memory, which has a place for so many blocks of a kilobyte at most."""
+
+    def __init__(self, blocks: int) -> None:
+        self.left = blocks
+
+    def take(self, nbytes: int, gather: object) -> int:
+        assert nbytes <= 1024
+        self.left -= 1
+        return 64 if self.left >= 0 else 0
+
+    def hold(self, place: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.zeros(shape, dtype)
+
+
 def transfer(
-    way: str, posts: list[tuple[int, int]], *, nodes: int = 1, plain: bool = True, room: int = 1 << 20, **options: Any
+    way: str, posts: list[tuple[int, int]], *, nodes: int = 1, plain: bool = True, room: int = 9, **options: Any
 ) -> TileTransfer:
-    """A transfer of 4 x 16 floats of rank 0; `posts` has the slots of tile and `out` of each rank of its node."""
+    """A transfer of 4 x 16 floats of rank 0; `posts` has the places of tile and `out` of each rank of its node."""
     size = nodes * len(posts)
     mesh = Mesh(x=size)
     target = Layout.from_spec(mesh, (size, 16), "float32", [["x"]] if not options.pop("replicated", False) else [])
     members = tuple(range(len(posts)))
     team = SimpleNamespace(
-        plain=plain, rank=0, members=members, one_node=nodes == 1, size=size, facts=SimpleNamespace(room=room)
+        plain=plain, rank=0, members=members, one_node=nodes == 1, size=size, arena=Room(room), gather=list
     )
     request = SimpleNamespace(into=options.pop("into", False), target=target)
     ready = SimpleNamespace(
         way=way, otherwise="stage", direct=options.pop("direct", object()), push=options.pop("push", False)
     )
-    posted = {rank: Posted(slot, 8, out) for rank, (slot, out) in enumerate(posts)}
-    call, held = SimpleNamespace(team=team), WindowTile(np.zeros((4, 16), "f4"))
+    posted = {rank: Posted(place, 8, out) for rank, (place, out) in enumerate(posts)}
+    call, held = SimpleNamespace(team=team, watch=None), WindowTile(np.zeros((4, 16), "f4"))
     return TileTransfer(*(cast(Any, each) for each in (call, ready, request, held, None, posted)))
 
 
@@ -70,15 +85,20 @@ NO_ROOM = {"room": 0}
         ("plan", PRIVATE, {}, "push"),
         ("plan", PRIVATE, {"nodes": 2}, "plan"),
         ("stage", [*SHARED[:3], (0, 0)], {}, "push"),
-        ("stage", PRIVATE, NO_ROOM, "pack"),
+        ("stage", PRIVATE, NO_ROOM, "plan"),
+        ("stage", PRIVATE, {**NO_ROOM, "nodes": 2}, "messages"),  # the other node may have room
+        ("stage", PRIVATE, {**NO_ROOM, "into": True}, "plan"),
+        ("stage", SHARED, NO_ROOM, "pull"),
+        ("stage", SHARED, {**NO_ROOM, "push": True}, "pull"),
         ("plan", PRIVATE, NO_ROOM, "plan"),
-        ("stage", PRIVATE, {**NO_ROOM, "replicated": True}, "stage"),
+        ("plan", SHARED, NO_ROOM, "pull"),
+        ("stage", PRIVATE, {"into": True, "replicated": True}, "stage"),
         ("read", PRIVATE, NO_ROOM, "read"),
-        ("read", PRIVATE, {**NO_ROOM, "plain": False}, "pack"),  # some tile is not C-ordered
+        ("read", PRIVATE, {"into": True, "plain": False}, "pack"),  # some tile is not C-ordered
         ("stage", PRIVATE, {"into": True}, "pack"),  # `out` in private memory
         ("stage", [(0, 5)] * 4, {"into": True}, "push"),
         ("stage", [(0, 5)] * 3 + [(0, 0)], {"into": True}, "pack"),
-        ("stage", [(0, 0)] * (WORDS + 1), NO_ROOM, "stage"),  # more ranks than words
+        ("stage", [(0, 0)] * (WORDS + 1), {"into": True}, "stage"),  # more ranks than words
         ("pull", [(0, 0)], {"nodes": 3}, "pull"),  # alone on a node
         ("stage", [(0, 0)], {}, "pull"),
         ("plan", SHARED, {"direct": None}, "plan"),

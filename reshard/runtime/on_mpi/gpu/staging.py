@@ -105,7 +105,7 @@ def _move_on_host(stage: DeviceStage, ready: Prepared, request: MoveRequest, til
     """Copies the tile to the host and moves it there; returns the host's result."""
     call = stage.call
     with moving(call.team):
-        held = new_tile(call.team, request.source, tile.dtype)
+        held = new_tile(call.team, call.watch, request.source, tile.dtype)
         call.memory.take(call.device, held.tile.size)
         stage.to_host(tile, held.tile)
         call.memory.free(call.device, held.tile.size)  # From here on, `move` counts it.

@@ -1,9 +1,9 @@
-"""Huge pages for the memory of shared windows, on Linux 6.1 and later; elsewhere the memory stays as it is.
+"""Huge pages for the memory that ranks share, on Linux 6.1 and later; elsewhere the memory stays as it is.
 
 Numpy's own arrays get huge pages, shared memory does not: without them, reading and writing takes a tenth to a quarter
 longer, and first use twice as long. The kernel makes huge pages on request (`MADV_COLLAPSE`, whatever the system's
-settings for shared memory), but only for mappings whose address and file offset agree modulo the huge page size. MPI's
-mappings may not, so the memory is mapped a second time at an address that does (`mremap` with an old size of 0).
+settings for shared memory), but only for mappings whose address and file offset agree modulo the huge page size. So
+files are mapped at such addresses.
 """
 
 from __future__ import annotations
@@ -11,86 +11,71 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from pathlib import Path
-from typing import Any, NamedTuple
+import weakref
+from typing import Any
 
 import numpy as np
 
 from reshard.runtime.on_mpi.strided_copy import Array
 
+HUGE = 2 << 20
+"""Bytes of a huge page on x86 and on 64-bit Arm with pages of 4 KiB; with others the kernel refuses the request."""
+
 WORTHWHILE = 8 << 20
 """Bytes of memory from which huge pages are worth the calls."""
 
-_HUGE = 2 << 20  # The size on x86 and on 64-bit Arm with pages of 4 KiB; with others the kernel refuses.
-_PAGE = 4096
 _COLLAPSE = 25  # MADV_COLLAPSE
-_MAYMOVE, _FIXED = 1, 2
-_ANONYMOUS, _NORESERVE = 0x22, 0x4000  # MAP_PRIVATE | MAP_ANONYMOUS
+_READ_WRITE = 3  # PROT_READ | PROT_WRITE
+_SHARED, _FIXED = 1, 0x10
+_RESERVED = 0x4022  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
 
 
-class HugeMapping(NamedTuple):
-    """A second mapping of shared memory: the array there, and the mapping's start and length."""
+class _Mapping:
+    """Mapped memory, as numpy's array interface; it is unmapped when the last array on it dies."""
 
-    memory: Array
-    start: int
-    nbytes: int
-
-    def unmap(self) -> None:
-        """Removes the mapping; no array on it may be alive."""
-        _call("munmap", self.start, self.nbytes)
+    def __init__(self, start: int, nbytes: int) -> None:
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (start, False), "version": 3}
+        weakref.finalize(self, _call, "munmap", start, nbytes).atexit = False
 
 
-def map_again(memory: Array) -> HugeMapping | None:
-    """Maps shared memory a second time, at an address where it can have huge pages; None if that is impossible."""
-    if memory.size < WORTHWHILE or sys.platform != "linux" or os.environ.get("RESHARD_MPI_HUGE_PAGES") == "0":
+def aligned(file: int, nbytes: int) -> Array | None:
+    """Maps the first `nbytes` of a file, whole pages, to be shared, at a multiple of a huge page's size.
+
+    None if this system or the kernel cannot.
+    """
+    if sys.platform != "linux":
         return None
-    address = memory.ctypes.data
-    offset = _offset(address)
-    if offset is None or address % _PAGE:
-        return None
-    room = memory.size + 2 * _HUGE
-    reserved = _call("mmap", None, room, 0, _ANONYMOUS | _NORESERVE, -1, 0)
+    room = nbytes + HUGE
+    reserved = _call("mmap", None, room, 0, _RESERVED, -1, 0)
     if reserved is None:
         return None
-    start = reserved + (offset - reserved) % _HUGE
-    if _call("mremap", address, 0, memory.size, _MAYMOVE | _FIXED, start) != start:
+    start = -(-reserved // HUGE) * HUGE
+    if _call("mmap", start, nbytes, _READ_WRITE, _SHARED | _FIXED, file, 0) != start:
         _call("munmap", reserved, room)
         return None
-    end = start + -(-memory.size // _PAGE) * _PAGE
-    _call("munmap", end, reserved + room - end)
-    if start > reserved:
-        _call("munmap", reserved, start - reserved)
-    there: Any = (ctypes.c_char * memory.size).from_address(start)
-    return HugeMapping(np.frombuffer(there, np.uint8), start, end - start)
+    for low, high in ((reserved, start), (start + nbytes, reserved + room)):
+        if high > low:
+            _call("munmap", low, high - low)
+    return np.asarray(_Mapping(start, nbytes))
 
 
-def populate(mapping: HugeMapping) -> None:
-    """Requests huge pages for new memory, which holds zeros; if the kernel refuses, nothing changes."""
-    first = -(-mapping.start // _HUGE) * _HUGE
-    last = (mapping.start + mapping.memory.size) // _HUGE * _HUGE
-    # The kernel collapses only ranges that have been touched.
-    mapping.memory[first - mapping.start : max(first, last) - mapping.start : _HUGE] = 0
-    if last > first:
-        _call("madvise", first, last - first, _COLLAPSE)
+def wanted(nbytes: int) -> bool:
+    """Whether memory of this size should have huge pages."""
+    return nbytes >= WORTHWHILE and sys.platform == "linux" and os.environ.get("RESHARD_MPI_HUGE_PAGES") != "0"
 
 
-def _offset(address: int) -> int | None:
-    """The offset in its file of the memory at an address; for private memory, the later `mremap` fails."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        where, _, offset = line.split()[:3]
-        low, high = (int(end, 16) for end in where.split("-"))
-        if low <= address < high:
-            return int(offset, 16) + address - low
-    return None
+def collapse(memory: Array) -> None:
+    """Requests huge pages for whole ones of a mapping, of which the first page of each has been allocated as zeros.
+
+    If the kernel refuses, nothing changes.
+    """
+    if memory.size:
+        memory[::HUGE] = 0  # The kernel collapses only ranges that have been touched.
+        _call("madvise", memory.ctypes.data, memory.size, _COLLAPSE)
 
 
 _ARGUMENTS = {
     "mmap": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
-    "mremap": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p),
     "munmap": (ctypes.c_void_p, ctypes.c_size_t),
     "madvise": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
 }

@@ -1,4 +1,4 @@
-"""Synchronization of a node's ranks: a small shared window in which they post words, wait, and report failure.
+"""Synchronization of a node's ranks: a little shared memory in which they post words, wait, and report failure.
 
     member 0   arrived | failed | words of even syncs | words of odd syncs
     member 1   arrived | failed | words of even syncs | words of odd syncs
@@ -13,10 +13,11 @@ MPICH's own barrier spins, which takes time from ranks that are still copying.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, cast
 
-from mpi4py import MPI
+from reshard.runtime.on_mpi.strided_copy import Array
 
 WORDS = 72
 """The number of 64-bit words that a member can post in one sync."""
@@ -26,24 +27,24 @@ _WORD = 8
 _LINE = 2 + 2 * WORDS  # Not a multiple of a cache line, but no two members' counters share one.
 
 
-class NodeSync:
-    """One member's view of the window; members are numbered by their rank in `node`, this node's communicator."""
+def sync_bytes(size: int) -> int:
+    """The bytes of memory that the ranks of a node of this size need."""
+    return size * (_LINE * _WORD + _TEXT)
 
-    def __init__(self, node: MPI.Intracomm) -> None:
-        self.size = node.size
-        self.me = node.rank
-        nbytes = node.size * (_LINE * _WORD + _TEXT)
-        self._window = MPI.Win.Allocate_shared(nbytes if node.rank == 0 else 0, _WORD, comm=node)
-        memory = memoryview(cast(Any, self._window.Shared_query(0)[0]))
-        split = node.size * _LINE * _WORD
-        self._words = memory[:split].cast("B").cast("q")
-        self._text = memory[split:].cast("B")
-        self._window.Lock_all(MPI.MODE_NOCHECK)
+
+class NodeSync:
+    """One member's view of the memory, zeroed at first; members are numbered from 0 to `size` - 1, this one is `me`."""
+
+    def __init__(self, size: int, me: int, memory: Array) -> None:
+        self.size = size
+        self.me = me
+        view = memoryview(cast(Any, memory))
+        split = size * _LINE * _WORD
+        self._words = view[:split].cast("B").cast("q")
+        self._text = view[split:].cast("B")
         self._synced = 0
-        if node.rank == 0:
-            self._words[:] = memoryview(bytes(split)).cast("q")
-        self._fence()
-        node.Barrier()
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
     def post(self, words: Sequence[int]) -> None:
         """Posts words for the next sync, and this member's arrival at it."""
@@ -86,16 +87,11 @@ class NodeSync:
         texts = {member: bytes(self._text[member * _TEXT :][:length]) for member, length in lengths.items()}
         return {member: text.decode(errors="replace") for member, text in texts.items()}
 
-    def free(self) -> None:
-        """Frees the window; collective among the members."""
-        self._words.release()
-        self._text.release()
-        self._window.Unlock_all()
-        self._window.Free()
-
     def _at(self, member: int) -> int:
         return member * _LINE + 2 + self._synced % 2 * WORDS
 
     def _fence(self) -> None:
-        # A full memory fence: stores before it are visible to other members before stores after it.
-        self._window.Sync()
+        # Stores before it are visible to other members before stores after it, and loads stay in order likewise: to
+        # release a lock and acquire it again is such a barrier, also on processors that reorder stores.
+        self._lock.release()
+        self._lock.acquire()

@@ -1,9 +1,11 @@
-"""Memory mapped a second time for huge pages: the same bytes if that is possible, None if it is not."""
+"""Memory mapped for huge pages: at an aligned address, shared with the file, and unmapped when nobody uses it."""
 
 from __future__ import annotations
 
 import mmap
+import os
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,13 +13,22 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.runtime.on_mpi.node import huge_pages
+from reshard.runtime.on_mpi.node.huge_pages import HUGE
 
-HUGE = 2 << 20
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes huge pages on request")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes huge pages on request")
 
 
-def shared(nbytes: int) -> np.ndarray:
-    return np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+def file_of(nbytes: int) -> int:
+    file = os.memfd_create("test")
+    os.posix_fallocate(file, 0, nbytes)
+    return file
+
+
+@pytest.fixture(params=[4096, HUGE, 3 * HUGE + 4096])
+def file(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    made = file_of(request.param)
+    yield made, request.param
+    os.close(made)
 
 
 def mapped() -> int:
@@ -26,52 +37,43 @@ def mapped() -> int:
         return int(sizes.read().split()[0]) * mmap.PAGESIZE
 
 
-@linux
-@pytest.mark.parametrize("skipped", [0, 4096, 3 * 4096])
-def test_the_second_mapping_is_the_same_memory_at_an_aligned_address(skipped: int):
-    whole = shared(huge_pages.WORTHWHILE + 5 * HUGE + 4096)
-    memory = whole[skipped:]
-    mapping = huge_pages.map_again(memory)
-    assert mapping is not None
-    assert mapping.memory.size == memory.size and not np.may_share_memory(mapping.memory, memory)
-    assert (mapping.start - skipped) % HUGE == 0
-    huge_pages.populate(mapping)
-    assert not memory.any()
-    steps = np.arange(0, memory.size, 4096)
+def test_a_mapping_is_the_memory_of_the_file_at_an_aligned_address(file: tuple[int, int]):
+    number, nbytes = file
+    memory, other = huge_pages.aligned(number, nbytes), np.frombuffer(mmap.mmap(number, nbytes), np.uint8)
+    assert memory is not None
+    assert memory.shape == (nbytes,) and memory.dtype == np.uint8 and memory.flags.writeable
+    assert memory.ctypes.data % HUGE == 0
+    huge_pages.collapse(memory[: nbytes // HUGE * HUGE])
+    assert not other.any()
+    steps = np.arange(0, nbytes, 4096)
     memory[steps] = steps // 4096 % 251
-    assert np.array_equal(mapping.memory[steps], steps // 4096 % 251)
-    mapping.memory[-1] = 7
-    assert memory[-1] == 7
-    mapping.unmap()
+    assert np.array_equal(other[steps], steps // 4096 % 251)
+    other[-1] = 7
     assert memory[-1] == 7
 
 
-@linux
-@pytest.mark.parametrize("skipped", [0, HUGE // 2])
-def test_unmapping_leaves_no_address_space_behind(skipped: int):
-    memory = shared(huge_pages.WORTHWHILE + skipped)[skipped:]
+def test_a_mapping_lives_as_long_as_an_array_on_it_and_no_longer(file: tuple[int, int]):
+    number, nbytes = file
     before = mapped()
     for _ in range(20):
-        mapping = huge_pages.map_again(memory)
-        assert mapping is not None
-        assert mapped() - before < memory.size + HUGE
-        mapping.unmap()
+        memory = huge_pages.aligned(number, nbytes)
+        assert memory is not None
+        part = memory[-10:].view(np.uint16).reshape(5, 1)
+        del memory
+        part[-1] = 7
+        assert nbytes <= mapped() - before < nbytes + HUGE
+        del part
     assert mapped() - before < HUGE
 
 
-@pytest.mark.parametrize("size", [4096, huge_pages.WORTHWHILE - 1])
-def test_small_memory_is_not_mapped_again(size: int):
-    assert huge_pages.map_again(shared(size)) is None
+def test_what_is_no_file_is_not_mapped():
+    before = mapped()
+    assert huge_pages.aligned(-1, 4096) is None
+    assert mapped() - before < HUGE
 
 
-def test_private_memory_is_not_mapped_again():
-    assert huge_pages.map_again(np.zeros(2 * huge_pages.WORTHWHILE, np.uint8)) is None
-
-
-def test_memory_that_starts_inside_a_page_is_not_mapped_again():
-    assert huge_pages.map_again(shared(2 * huge_pages.WORTHWHILE)[64:]) is None
-
-
-def test_huge_pages_can_be_disabled(monkeypatch: pytest.MonkeyPatch):
+def test_large_memory_has_huge_pages_unless_the_user_turns_them_off(monkeypatch: pytest.MonkeyPatch):
+    assert huge_pages.wanted(huge_pages.WORTHWHILE)
+    assert not huge_pages.wanted(huge_pages.WORTHWHILE - 1)
     monkeypatch.setenv("RESHARD_MPI_HUGE_PAGES", "0")
-    assert huge_pages.map_again(shared(2 * huge_pages.WORTHWHILE)) is None
+    assert not huge_pages.wanted(huge_pages.WORTHWHILE)
