@@ -15,10 +15,12 @@ whether the user wrote the reshard (`with_sharding_constraint`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reshard.errors import ProgramError, ReshardError
+from reshard.hlo import Frame
 from reshard.jax import shardings
 from reshard.jax.shardings import SHARDING
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, run_passes, walk
@@ -30,6 +32,7 @@ BEFORE = "reshard.before"
 BY_USER = "reshard.by_user"
 PROPAGATE = "canonicalize,sdy-propagation-pipeline"
 INSERT = "func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
+_FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
 _UNSUPPORTED = ("sdy.sharded_to_unreduced", "sdy.replicated_to_unreduced", "sdy.named_computation")
 
 
@@ -61,6 +64,13 @@ class ReshardOp:
     def around(self) -> list[Operation]:
         """The operations that use the moved value, then the one that makes it, if there is one."""
         return [*self.users, *([self.maker] if self.maker is not None else [])]
+
+    @property
+    def lines(self) -> list[str]:
+        """The user's lines, `file:line`: its own, then those of the operations that use and that make the value."""
+        places = (place for op in (self.op, *self.around) for place in _FRAME.findall(str(op.location)))
+        frames = (Frame(file, int(line)) for file, line in places if file != "-")  # "-": parsed from text.
+        return [f"{frame.file}:{frame.line}" for frame in frames if frame.users]
 
 
 def make_explicit(module: Module) -> None:
