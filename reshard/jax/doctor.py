@@ -21,6 +21,7 @@ from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
 from reshard.jax import explicit_reshards
 from reshard.jax.explicit_reshards import ReshardOp
+from reshard.jax.shardy_ops import make_compilable
 from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
 
@@ -82,12 +83,13 @@ def report_program(
         raise ProgramError("the program has no function @main with a body; give the whole module")
     partitions = _partitions(module)
     known = _known(_copy(module))
+    make_compilable(module)
     devices = _devices(partitions, platform, topology)
     client = devices[0].client
     shardy = "sdy." in module.operation.get_asm(enable_debug_info=False)
     try:
         compile_it = client.compile_and_load if topology is None else client.compile
-        executable = compile_it(module, *_compile_options(devices, shardy))
+        executable = compile_it(module, *compile_options(devices, shardy))
     except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
     return examine(
@@ -122,7 +124,7 @@ def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
     return devices[:partitions]
 
 
-def _compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
+def compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
     """The arguments with which `jax.jit` would compile the program: device list and compile options."""
     options = _xla.CompileOptions()
     options.num_replicas, options.num_partitions = 1, len(devices)
