@@ -35,7 +35,7 @@ from reshard.doctor.trace import Origins, Tracer, at_places
 from reshard.hlo import Array
 
 WHOLE, GROUP = "whole", "group"
-_EXACT = 1 << 18  # elements, over all devices, that are compared one by one
+_EXACT = 1 << 15  # elements, over all devices, that are compared one by one
 _BITS = 1 << 24  # devices times elements in the tables for that
 _SAMPLED = 256  # places of each array that are compared if there are more
 
