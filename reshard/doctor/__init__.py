@@ -21,6 +21,8 @@ The steps of an examination, each in a module of its own:
     trace          follows the elements of a chain's results back to its start
     infer_layouts  reads the layouts before and after off these elements
     matching       matches a move with the known ones
+    elements       numbers elements, so that equal numbers are the same element
+    rebuilds       finds the arrays that all devices come to have, though each uses a part
     moves          prices it and plans it; `liveness` adds up the memory on the way
     examination    makes the places and the report
 """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from reshard import hlo
 from reshard.doctor.chains import Chain, chains
+from reshard.doctor.elements import LeafOrigin
 from reshard.doctor.flow import Flow
 from reshard.doctor.index_maps import IndexMaps
 from reshard.doctor.liveness import Liveness
@@ -15,6 +16,7 @@ from reshard.doctor.matching import Matcher
 from reshard.doctor.moves import Mover
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
+from reshard.doctor.rebuilds import rebuilt
 from reshard.doctor.report.data import CompiledMemory
 from reshard.doctor.report.report import Report
 from reshard.doctor.scalars import Scalars
@@ -79,10 +81,10 @@ class _Examination:
         self.devices = _device_count(module, collectives)
         self.flow = Flow(module)
         self.maps = IndexMaps(self.flow, Scalars(self.flow, self.devices))
-        numbering = Numbering(self.flow)
+        self.numbering = Numbering(self.flow)
         mesh = _mesh(known, collectives, self.devices)
-        self.liveness = Liveness(self.flow, numbering)
-        self.mover = Mover(self.maps, numbering, Matcher(known), mesh, network)
+        self.liveness = Liveness(self.flow, self.numbering)
+        self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, network)
 
     def places(self) -> list[Place]:
         return [self._place(chain) for chain in chains(self.flow, self.maps, self.collectives)]
@@ -92,14 +94,21 @@ class _Examination:
         if chain.reduces:
             return Place(REDUCTION, where, computation, chain.collectives)
         manual = all(map(_by_user, chain.collectives))
-        moves, where = self.mover.read(chain, where, planned=not manual)
+        moves, where, leaves = self.mover.read(chain, where, planned=not manual)
         memory = self.liveness.of(chain)
         kind = MANUAL if manual else SHIFT if _is_shift(chain, moves) else RESHARD
         largest = max(filter(None, (memory.largest, *(move.after for move in moves))), key=_nbytes, default=None)
-        rebuilds = _rebuilds(chain, moves, memory.largest, self.devices)
-        return Place(
-            kind, where, computation, chain.collectives, moves, memory.peak_bytes, memory.temp_bytes, largest, rebuilds
-        )
+        place = Place(kind, where, computation, chain.collectives, moves, memory.peak_bytes, memory.temp_bytes, largest)
+        return place if manual else self._judged(place, chain, leaves)
+
+    def _judged(self, place: Place, chain: Chain, leaves: Mapping[int, LeafOrigin]) -> Place:
+        """The place with the array that it rebuilds, and the line of that one, if there is one."""
+        array = rebuilt(chain, self.liveness.stored(chain), self.maps, self.numbering, leaves)
+        if array is None:
+            return place
+        origin = leaves.get(array.leaf)
+        move, where = (None, place.where) if origin is None else (origin.move, origin.where)
+        return replace(place, where=where, rebuilds=array.extent, rebuilt=array.array, rebuilt_move=move)
 
 
 def _by_user(collective: Collective) -> bool:
@@ -150,28 +159,6 @@ def _is_shift(chain: Chain, moves: Sequence[ArrayMove]) -> bool:
     """Whether parts of tiles are only passed on, which is not a move between layouts."""
     permutes = all(collective.kind == "permute" for collective in chain.collectives)
     return permutes and all(move.source is None for move in moves)
-
-
-def _rebuilds(chain: Chain, moves: Sequence[ArrayMove], largest: Array | None, devices: int) -> str:
-    """How much of an array is made although each device needs only a part: `whole`, `group`, or empty for neither.
-
-    `largest` is the largest array that the chain makes between source and result.
-    """
-    if largest is None or not _exceeds_tiles(largest, moves):
-        return ""
-    if any(move.before is not None and largest.elements >= devices * move.before.elements for move in moves):
-        return "whole"
-    for move in moves:
-        if move.source is not None and largest.elements >= math.prod(move.source.shape):
-            return "whole" if move.whole else "group"
-    gathered = max((one.group_size for one in chain.collectives if one.kind == "all_gather"), default=0)
-    return "" if not gathered else "whole" if gathered == devices else "group"
-
-
-def _exceeds_tiles(array: Array, moves: Sequence[ArrayMove]) -> bool:
-    """Whether an array is larger than the tiles before and after."""
-    tiles = [tile for move in moves for tile in (move.before, move.after) if tile is not None]
-    return bool(tiles) and array.elements > max(tile.elements for tile in tiles)
 
 
 def _nbytes(array: Array) -> int:

@@ -279,10 +279,23 @@ def _all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Pr
 
 
 def _permute(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
     sources = np.full(maps.scalars.devices, -1, np.int64)
     for source, target in permute_pairs(value.instruction):
         sources[target] = source
+    return _sent(maps, value, points, sources)
+
+
+def _collective_broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    """The first device of a group sends its tile to all of it; devices in no group get zeros."""
+    sources = np.full(maps.scalars.devices, -1, np.int64)
+    for group in _group_lists(maps, value):
+        sources[list(group)] = group[0]
+    return _sent(maps, value, points, sources)
+
+
+def _sent(maps: IndexMaps, value: HloValue, points: Points, sources: Numbers) -> Iterator[Preimage]:
+    """The whole tile of the source of each device; -1 stands for none."""
+    operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
     inside = sources[points.device] >= 0
     yield Preimage(inside, operand, Points(sources[points.device], points.indices).at(inside))
 
@@ -306,14 +319,18 @@ def _ranks(maps: IndexMaps, value: HloValue) -> Numbers:
 
 def _groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
     """The replica groups; raises `Untraceable` unless they cover all devices in equal parts."""
-    attributes = value.instruction.attributes
-    order = attributes.get("device_ids", "")
-    text = attributes["replica_groups"] + (f", device_ids={order}" if order else "")
-    lists = _listed(text, maps.scalars.devices)
+    lists = _group_lists(maps, value)
     sizes = {len(group) for group in lists}
     if len(sizes) != 1 or sorted(device for group in lists for device in group) != list(range(maps.scalars.devices)):
         raise Untraceable(f"{value.name}: its groups do not cover all devices in equal parts")
     return lists
+
+
+def _group_lists(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
+    attributes = value.instruction.attributes
+    order = attributes.get("device_ids", "")
+    text = attributes["replica_groups"] + (f", device_ids={order}" if order else "")
+    return _listed(text, maps.scalars.devices)
 
 
 @lru_cache(maxsize=256)
@@ -361,5 +378,6 @@ _INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
         "all-gather": _all_gather,
         "all-to-all": _all_to_all,
         "collective-permute": _permute,
+        "collective-broadcast": _collective_broadcast,
     }
 )

@@ -61,7 +61,15 @@ class GlobalDigit(NamedTuple):
     place: int | None
 
 
-def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> tuple[Layout, Layout] | None:
+class InferredMove(NamedTuple):
+    """The layouts before and after a move; `firsts` is the first device, for each, that has a copy of its tile."""
+
+    source: Layout
+    target: Layout
+    firsts: Numbers
+
+
+def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> InferredMove | None:
     """The layouts before and after, on `mesh` or on one made for them; None if no two layouts describe the move.
 
     The dims are those of the result without dims of size 1. Axes along which nothing moves are left out, and a digit
@@ -71,13 +79,13 @@ def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: st
         traced = _traced_digits(tracer, result)
         if traced is None or result.array is None:
             return None
-        dims = traced.dims()
+        dims, firsts = traced.dims(), traced.firsts()
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return _layouts(mesh, dims, dtype)
+                return InferredMove(*_layouts(mesh, dims, dtype), firsts)
             except MeshError:
                 pass
-        return _layouts(_mesh(tracer.devices, dims), dims, dtype)
+        return InferredMove(*_layouts(_mesh(tracer.devices, dims), dims, dtype), firsts)
     except (Untraceable, ReshardError):
         return None
 
@@ -102,6 +110,18 @@ class _TracedDigits:
         if not _are_disjoint([(digit.place, digit.radix) for digit in digits if digit.place], self.tile.elements):
             raise Untraceable("two indices have the same element")
         return [dim for dim in [*([digit] for digit in self._permuted(digits)), *dims] if dim]
+
+    def firsts(self) -> Numbers:
+        """For each device, the first that has a copy of its tile.
+
+        There are copies along a digit of the source's device that other places of the tile come with.
+        """
+        firsts = np.arange(self.devices)
+        copied = {(one.device, one.radix) for digits in self.index for one in digits if one.device and one.place}
+        copied |= {(one.device, one.radix) for one in self.device if one.place and one.device == one.weight}
+        for stride, radix in copied:
+            firsts -= firsts // stride % radix * stride
+        return firsts
 
     def _insert_sliced(self, dims: list[list[GlobalDigit]]) -> None:
         """Adds the digits along which the tile was sliced: local before, held after.

@@ -61,8 +61,12 @@ class Liveness:
         largest = max((one.array for one in between), key=lambda array: array.nbytes, default=None)
         return MemoryUse(peak, max(0, peak - before - after), largest)
 
+    def stored(self, chain: Chain) -> list[HloValue]:
+        """The values of a chain that are in memory, and not only inside a fusion."""
+        return list(self._made(chain))
+
     def _made(self, chain: Chain) -> dict[HloValue, LiveRange]:
-        """The values of a chain that are stored."""
+        """The values of a chain that are stored, and how long."""
         stored = self._stored(chain.region)
         ranges: dict[HloValue, LiveRange] = {}
         for value in chain.values:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from reshard.doctor.chains import Chain
+from reshard.doctor.elements import LeafOrigin, first_copies
 from reshard.doctor.flow import HloValue
 from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
 from reshard.doctor.infer_layouts import infer_layouts
 from reshard.doctor.matching import Dims, Matcher, Pair, TracedMove
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.places import ArrayMove
+from reshard.doctor.scalars import Numbers
 from reshard.doctor.trace import Tracer
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Source
@@ -26,17 +30,25 @@ from reshard.types.rules.bounds import lower_bound
 
 
 class ChainMoves(NamedTuple):
-    """The moves of a chain, and its origin: the user's own line, if one of the moves is a known one."""
+    """The moves of a chain, and its origin: the user's own line, if one of the moves is a known one.
+
+    `leaves` says what is known of the arrays before the chain, by their numbers.
+    """
 
     moves: tuple[ArrayMove, ...]
     where: Source
+    leaves: Mapping[int, LeafOrigin]
 
 
 class _Needed(NamedTuple):
-    """The layouts that a result is a move between, and the bytes that some device must receive; None if unknown."""
+    """The layouts that a result is a move between, and the bytes that some device must receive; None if unknown.
+
+    `firsts` is the first device, for each, that has a copy of its tile, as far as the trace shows.
+    """
 
     layouts: Pair | None
     needed_bytes: int | None
+    firsts: Numbers
 
 
 class Mover:
@@ -57,17 +69,22 @@ class Mover:
         for value in chain.results:
             results.setdefault(self.numbering.of(value), value)
         moves: list[ArrayMove] = []
+        leaves: dict[int, LeafOrigin] = {}
         for value in results.values():
-            move, where = self._move(chain, value, where, planned)
+            tracer = Tracer(self.maps, self.numbering, chain.leaves)
+            origin = self._move(chain, tracer, value, where, planned)
+            move, where = origin.move, origin.where
+            for leaf in tracer.tiles or map(self.numbering.of, chain.leaves):
+                leaves[leaf] = _joined(leaves.get(leaf), origin)
             if move not in moves:
                 moves.append(move)
-        return ChainMoves(tuple(moves), where)
+        return ChainMoves(tuple(moves), where, leaves)
 
-    def _move(self, chain: Chain, value: HloValue, where: Source, planned: bool) -> tuple[ArrayMove, Source]:
-        """The move whose result is `value`, and its origin."""
-        tracer, dtype = Tracer(self.maps, self.numbering, chain.leaves), _sent_dtype(chain)
+    def _move(self, chain: Chain, tracer: Tracer, value: HloValue, where: Source, planned: bool) -> LeafOrigin:
+        """The move whose result is `value`, and what is known of its origin."""
+        dtype = _sent_dtype(chain)
         used = chain.results[value] or (value,)
-        pair, needed = self._needed(chain, tracer, value, dtype)
+        pair, needed, firsts = self._needed(chain, tracer, value, dtype)
         received = sum(collective.received_bytes for collective in chain.collectives)
         forms = {one.array.dims for one in (value, *used) if one.array is not None}
         known = self.matcher.match(TracedMove(where, dtype, _dims_before(chain), forms, received, needed, pair))
@@ -78,10 +95,14 @@ class Mover:
         after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
         if pair is None:
             most = min(received, after.nbytes)
-            return ArrayMove(before, after, most if needed is None else needed, False), where
+            move = ArrayMove(before, after, most if needed is None else needed, False)
+            return LeafOrigin(firsts, move, where, False)
         whole = known is not None or _holds_whole_array(pair[0])
         plan = self._plan(pair) if planned else None
-        return ArrayMove(before, after, lower_bound(*pair), True, *pair, whole, plan), where
+        move = ArrayMove(before, after, lower_bound(*pair), True, *pair, whole, plan)
+        if known is not None and _is_numbered(known.source.mesh, tracer.devices):
+            firsts = first_copies(known.source)
+        return LeafOrigin(firsts, move, where, known is not None)
 
     def _needed(self, chain: Chain, tracer: Tracer, value: HloValue, dtype: str) -> _Needed:
         """What a result is a move between, and what it needs.
@@ -89,22 +110,36 @@ class Mover:
         If only part of a result is used, only that part is needed, and comparing whole layouts overestimates it.
         """
         if not _is_traceable(chain):
-            return _Needed(None, None)
+            return _Needed(None, None, np.arange(tracer.devices))
         used = chain.results[value] or (value,)
-        pair = infer_layouts(tracer, _used_form(value, used), self.mesh, dtype)
+        move = infer_layouts(tracer, _used_form(value, used), self.mesh, dtype)
+        pair = None if move is None else (move.source, move.target)
+        firsts = np.arange(tracer.devices) if move is None else move.firsts
         bound = None if pair is None else lower_bound(*pair)
         if pair is not None and any(_elements(form) >= _elements(value) for form in used):
-            return _Needed(pair, bound)
+            return _Needed(pair, bound, firsts)
         counted = _count_arriving(tracer, value, used, dtype)
         if counted is not None and counted == bound:
-            return _Needed(pair, bound)
-        return _Needed(None, min((count for count in (counted, bound) if count is not None), default=None))
+            return _Needed(pair, bound, firsts)
+        return _Needed(None, min((count for count in (counted, bound) if count is not None), default=None), firsts)
 
     def _plan(self, pair: Pair) -> Plan | None:
         try:
             return best_plan(*pair, network=self.network)
         except ReshardError:
             return None
+
+
+def _joined(one: LeafOrigin | None, other: LeafOrigin) -> LeafOrigin:
+    """What two moves of an array say of it together: the first that the program names, else the copies of both."""
+    if one is None or (other.named and not one.named):
+        return other
+    return one if one.named else one._replace(firsts=other.firsts[one.firsts])
+
+
+def _is_numbered(mesh: Mesh, devices: int) -> bool:
+    """Whether the positions of a mesh are the numbers of the module's devices."""
+    return mesh.size == devices and mesh.device_ids is None
 
 
 def _holds_whole_array(layout: Layout) -> bool:

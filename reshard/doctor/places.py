@@ -76,9 +76,10 @@ class Place:
     - `reduction`: partial sums are added up.
 
     All bytes are those of one device in one run of the place, which runs `times` times (None if that depends on
-    data). `largest` is the largest array on the way. `rebuilds` is `whole` if the place makes the whole array on
-    every device, larger than the tiles before and after; `group` if it makes all that a group of devices has of it;
-    otherwise it is empty.
+    data). `largest` is the largest array on the way. `rebuilds` is `whole` if every device comes to have all of an
+    array, `rebuilt`, of which it uses a part; `group` if it comes to have all that a group of devices has of it;
+    otherwise it is empty. `rebuilt_move` is the one of the moves that it is for. What a user's `shard_map` does is not
+    judged.
     """
 
     kind: str
@@ -90,6 +91,8 @@ class Place:
     temp_bytes: int = 0
     largest: Array | None = None
     rebuilds: str = ""
+    rebuilt: Array | None = None
+    rebuilt_move: ArrayMove | None = None
 
     @property
     def rebuilds_whole(self) -> bool:
@@ -185,6 +188,7 @@ class Place:
             "temp_bytes": self.temp_bytes,
             "largest": None if self.largest is None else array_text(self.largest),
             "rebuilds": self.rebuilds,
+            "rebuilt": None if self.rebuilt is None else array_text(self.rebuilt),
             "planned_bytes": self.planned_bytes,
             "planned_peak_bytes": self.planned_peak_bytes,
             "saved_bytes": self.saved_bytes,

@@ -6,7 +6,6 @@ one instruction after another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -60,16 +59,15 @@ class Tracer:
 
         An element that a device gets twice counts once. Raises `Untraceable`.
         """
-        arrivals: list[Numbers] = []
+        arrivals: list[Arrivals] = []
         for value in values:
-            points = self._all_points(value)
-            if points is None:
+            if _count(value) * self.devices > _MOST:
                 return None
+            points = at_places(value, self.devices)
             origins = self(value, points)
             other = (origins.leaf != NOWHERE) & (origins.device != points.device)
-            arrivals.append(np.stack([points.device, origins.leaf, origins.device, origins.place])[:, other])
-        different = np.unique(np.concatenate(arrivals, axis=1), axis=1)
-        return int(np.bincount(different[0], minlength=1).max())
+            arrivals.append(Arrivals(points.device[other], *(part[other] for part in origins)))
+        return _most_different(Arrivals(*(np.concatenate(parts) for parts in zip(*arrivals, strict=True))))
 
     def _at_leaf(self, value: HloValue, points: Points) -> Origins:
         if value.array is None:
@@ -79,10 +77,36 @@ class Tracer:
         leaf = np.full(points.device.size, number, np.int64)
         return Origins(leaf, points.device, ravel(points.indices, value.array.dims))
 
-    def _all_points(self, value: HloValue) -> Points | None:
-        dims = () if value.array is None else value.array.dims
-        count = math.prod(dims)
-        if count * self.devices > _MOST:
-            return None
-        places = np.tile(np.arange(count), self.devices)
-        return Points(np.repeat(np.arange(self.devices), count), unravel(places, dims))
+
+class Arrivals(NamedTuple):
+    """Elements that devices get from others: the device that gets each, and where it was."""
+
+    device: Numbers
+    leaf: Numbers
+    source: Numbers
+    place: Numbers
+
+
+def at_places(value: HloValue, devices: int, places: Numbers | None = None) -> Points:
+    """The elements of a value on every device, device by device: all of them, or those at some places of its tile."""
+    dims = () if value.array is None else value.array.dims
+    each = np.arange(_count(value)) if places is None else places
+    return Points(np.repeat(np.arange(devices), each.size), unravel(np.tile(each, devices), dims))
+
+
+def _count(value: HloValue) -> int:
+    return 1 if value.array is None else value.array.elements
+
+
+def _most_different(arrivals: Arrivals) -> int:
+    """The most different elements that one device gets.
+
+    An element is one number: sorting those is many times faster than comparing rows.
+    """
+    if not arrivals.device.size:
+        return 0
+    keys = arrivals.device
+    for part in arrivals[1:]:
+        keys = keys * (1 + int(part.max())) + part
+    different = np.unique(keys, return_index=True)[1]
+    return int(np.bincount(arrivals.device[different]).max())

@@ -5,8 +5,7 @@ The report itself is made by `reshard.doctor`, which does not need jax.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -20,10 +19,10 @@ from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
-from reshard.hlo import Frame
 from reshard.jax import explicit_reshards
 from reshard.jax.explicit_reshards import ReshardOp
-from reshard.lower.to_stablehlo import Module, Operation, ir
+from reshard.jax.shardy_ops import make_compilable
+from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
 
 _jax: Any = jax  # Its own stubs leave too much unknown.
@@ -32,7 +31,6 @@ _mlir: Any = mlir
 _topologies: Any = topologies
 make_ir_context: Any = _make_ir_context
 _PARTITIONS = "mhlo.num_partitions"
-_FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
 
 
 def report(f: Callable[..., Any], *, network: Network | str | None = None, **options: Any) -> Callable[..., Report]:
@@ -51,7 +49,9 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
         lowered = jitted.lower(*args, **kwargs)
         known = _known(_copy(lowered.compiler_ir("stablehlo")))
         compiled = lowered.compile()
-        return examine(_text(compiled), known=known, network=network, compiled=_memory(compiled.memory_analysis()))
+        return examine(
+            optimized_text(compiled), known=known, network=network, compiled=_memory(compiled.memory_analysis())
+        )
 
     return of
 
@@ -83,12 +83,13 @@ def report_program(
         raise ProgramError("the program has no function @main with a body; give the whole module")
     partitions = _partitions(module)
     known = _known(_copy(module))
+    make_compilable(module)
     devices = _devices(partitions, platform, topology)
     client = devices[0].client
     shardy = "sdy." in module.operation.get_asm(enable_debug_info=False)
     try:
         compile_it = client.compile_and_load if topology is None else client.compile
-        executable = compile_it(module, *_compile_options(devices, shardy))
+        executable = compile_it(module, *compile_options(devices, shardy))
     except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
     return examine(
@@ -123,7 +124,7 @@ def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
     return devices[:partitions]
 
 
-def _compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
+def compile_options(devices: list[Any], shardy: bool) -> tuple[Any, Any]:
     """The arguments with which `jax.jit` would compile the program: device list and compile options."""
     options = _xla.CompileOptions()
     options.num_replicas, options.num_partitions = 1, len(devices)
@@ -169,18 +170,11 @@ def _known(module: Module) -> list[Known]:
 def _known_move(reshard: ReshardOp) -> Known | None:
     if reshard.source is None or reshard.target is None:
         return None
-    lines = [line for op in (reshard.op, *reshard.around) for line in _lines(op)]
+    lines = reshard.lines
     return Known(next(iter(lines), ""), reshard.source, reshard.target, frozenset(lines))
 
 
-def _lines(op: Operation) -> Iterator[str]:
-    """The user's lines in an operation's location, innermost first."""
-    for file, line in _FRAME.findall(str(op.location)):
-        if file != "-" and Frame(file, int(line)).users:  # "-" stands for a module parsed from text.
-            yield f"{file}:{line}"
-
-
-def _text(compiled: Any) -> str:
+def optimized_text(compiled: Any) -> str:
     """The optimized HLO of a `jax.stages.Compiled`, with its long constants if jaxlib can print them."""
     executable = getattr(compiled, "executable", compiled)  # Our `Compiled` has JAX's own inside.
     return _printed(executable.runtime_executable()) or compiled.as_text()

@@ -15,12 +15,15 @@ whether the user wrote the reshard (`with_sharding_constraint`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reshard.errors import ProgramError, ReshardError
+from reshard.hlo import Frame
 from reshard.jax import shardings
 from reshard.jax.shardings import SHARDING
+from reshard.jax.shardy_ops import spell_out
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, run_passes, walk
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -30,7 +33,9 @@ BEFORE = "reshard.before"
 BY_USER = "reshard.by_user"
 PROPAGATE = "canonicalize,sdy-propagation-pipeline"
 INSERT = "func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
-_UNSUPPORTED = ("sdy.sharded_to_unreduced", "sdy.replicated_to_unreduced", "sdy.named_computation")
+_FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
+_ONE_DEVICE = Mesh(x=1)
+_UNSUPPORTED = ("sdy.sharded_to_unreduced", "sdy.replicated_to_unreduced")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +67,20 @@ class ReshardOp:
         """The operations that use the moved value, then the one that makes it, if there is one."""
         return [*self.users, *([self.maker] if self.maker is not None else [])]
 
+    @property
+    def lines(self) -> list[str]:
+        """The user's lines, `file:line`: its own, then those of the operations that use and that make the value."""
+        places = (place for op in (self.op, *self.around) for place in _FRAME.findall(str(op.location)))
+        frames = (Frame(file, int(line)) for file, line in places if file != "-")  # "-": parsed from text.
+        return [f"{frame.file}:{frame.line}" for frame in frames if frame.users]
+
 
 def make_explicit(module: Module) -> None:
     """Propagates shardings through a module and makes every reshard an operation, in place.
 
     Raises `ProgramError` if the result has operations that XLA does not accept.
     """
+    spell_out(module)
     run_passes(module, PROPAGATE)
     unit = ir.UnitAttr.get(module.context)
     for op in walk(module.operation):
@@ -171,8 +184,8 @@ def _reshard_op(op: Operation, meshes: Mapping[str, Mesh]) -> ReshardOp:
 def _layouts(op: Operation, meshes: Mapping[str, Mesh]) -> tuple[Layout, Layout]:
     """The source and the target layout of a reshard."""
     value, before, after = op.operands[0], shardings.of_value(op.operands[0]), op.attributes["sharding"]
-    symbols = [shardings.mesh_of(after), shardings.mesh_of(before)]
-    mesh = next((meshes[symbol] for symbol in symbols if symbol in meshes), None)
-    if mesh is None:
-        raise ProgramError(f"no mesh of the module is that of {after}")
+    symbols = [shardings.mesh_of(one) for one in (after, before) if one is not None]
+    if "" in symbols:
+        raise ProgramError(f"its mesh has no name in the module: {before} -> {after}")
+    mesh = next((meshes[symbol] for symbol in symbols if symbol in meshes), _ONE_DEVICE)
     return shardings.layout(value, before, meshes, mesh), shardings.layout(value, after, meshes, mesh)

@@ -122,16 +122,17 @@ def run(module: Module, options: PassOptions) -> PassReport:
         explicit_reshards.make_explicit(module)
         ops = explicit_reshards.reshard_ops(module)
         places = [(_line(op), _name(op.op)) for op in ops]  # Read now: rewriting erases the operations.
+        near = [frozenset(op.lines) for op in ops]
         planned = [_planned(op, line, options) for op, (line, _) in zip(ops, places, strict=True)]
         plans = {op: plan for op, (plan, why) in zip(ops, planned, strict=True) if plan is not None and not why}
         fates = rewrite.replace_reshards(module, ops, plans)
     except ir.MLIRError as error:
         raise ProgramError(f"MLIR's passes or its verifier fail on the program: {error}") from None
-    rows = zip(ops, planned, places, strict=True)
+    rows = zip(ops, planned, places, near, strict=True)
     return PassReport(
         tuple(
-            Reshard(*place, op.by_user, op.source, op.target, plan, fates[op] is Fate.TAKEN, why)
-            for op, (plan, why), place in rows
+            Reshard(*place, op.by_user, op.source, op.target, plan, fates[op] is Fate.TAKEN, why, lines)
+            for op, (plan, why), place, lines in rows
         )
     )
 

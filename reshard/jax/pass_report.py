@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from reshard.doctor import Known
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
@@ -16,7 +17,7 @@ class Reshard:
     `where` is the user's `file:line`, empty if the module does not name one, and `operation` is JAX's name stack there.
     `explicit` is True if the user wrote the constraint, False if the shardings of the operations around it require the
     move. Layouts and plan are None if the move cannot be planned. `why` is the reason why it was left to XLA, empty if
-    it was `taken`.
+    it was `taken`. `near` has the lines that make and that use the data, since XLA gives collectives one of these.
     """
 
     where: str
@@ -27,6 +28,7 @@ class Reshard:
     plan: Plan | None
     taken: bool
     why: str = ""
+    near: frozenset[str] = field(default=frozenset(), repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: layouts as text, sizes in bytes per device, and the plan's own figures."""
@@ -56,6 +58,15 @@ class PassReport:
     def left(self) -> tuple[Reshard, ...]:
         """The reshards that XLA carries out and that move data."""
         return tuple(r for r in self.reshards if not r.taken and (r.source is None or r.source != r.target))
+
+    @property
+    def known(self) -> tuple[Known, ...]:
+        """The moves that the program asks for, as the doctor takes them."""
+        return tuple(
+            Known(one.where, one.source, one.target, one.near)
+            for one in self.reshards
+            if one.source is not None and one.target is not None
+        )
 
     def given_up(self, why: str) -> PassReport:
         """The same report with every reshard left to XLA, because of `why`."""

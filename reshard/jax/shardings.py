@@ -18,7 +18,7 @@ _DTYPES = {"i1": "bool", "complex<f32>": "c64", "complex<f64>": "c128"}
 
 
 def meshes(module: Module) -> dict[str, Mesh]:
-    """The meshes of a module by symbol, without those that have no axes and so split nothing.
+    """The meshes of a module by symbol, without those of one device or no axes, which split nothing.
 
     Raises `MeshError` for axis names that our notation does not allow.
     """
@@ -27,7 +27,7 @@ def meshes(module: Module) -> dict[str, Mesh]:
         if op.operation.name == "sdy.mesh":
             mesh = sdy.MeshAttr(op.attributes["mesh"])
             axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
-            if axes:
+            if any(axis.size > 1 for axis in axes):
                 ids = list(mesh.device_ids) or None
                 result[op.attributes["sym_name"].value] = Mesh([(a.name, a.size) for a in axes], device_ids=ids)
     return result
@@ -60,7 +60,7 @@ def mesh_of(sharding: Attribute | None) -> str:
 
 
 def layout(value: Value, sharding: Attribute | None, known: Mapping[str, Mesh], mesh: Mesh) -> Layout:
-    """The layout of a value with this sharding; without one, or on a mesh without axes, replicated on `mesh`.
+    """The layout of a value with this sharding; without one, or on a mesh that splits nothing, replicated on `mesh`.
 
     Raises `ReshardError` if our notation cannot express the layout, for example of a quantized dtype.
     """

@@ -13,6 +13,7 @@ from jax.experimental import serialize_executable as _serialize_executable
 
 from reshard.errors import StrictError
 from reshard.jax.compare import Decision, ProgramFigures, figures, savings, unprofitable_lines, why_worse
+from reshard.jax.doctor import optimized_text
 from reshard.jax.pass_report import PassReport
 from reshard.jax.strict import Limits, check, effective_limits
 
@@ -66,7 +67,7 @@ class Compiled:
         if limits == Limits():
             return
         temp = int(self.memory_analysis().temp_size_in_bytes)
-        check(self.as_text(), self.report, limits, temp)
+        check(optimized_text(self.executable), self.report, limits, temp)
 
     def serialize(self) -> bytes:
         """The compiled program as bytes, for `deserialize` under the same jax on devices of the same kind."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import NamedTuple
 
-from reshard import hlo
+from reshard.doctor import Place, examine
+from reshard.doctor.places import array_text
 from reshard.errors import StrictError
-from reshard.hlo import Collective
+from reshard.hlo import Source
 from reshard.jax.pass_report import PassReport, Reshard
-from reshard.types import dtypes
+from reshard.types.layout import Layout
 
 
 class Limits(NamedTuple):
@@ -29,9 +30,9 @@ _limits: ContextVar[Limits] = ContextVar("reshard_limits", default=Limits())  # 
 def strict(*, max_bytes: int | None = None) -> Generator[None]:
     """A context in which `reshard.jax.jit` raises `StrictError` for a program that still rebuilds an array.
 
-    A program rebuilds an array if it gathers all of it on every device although it only had to move tiles to other
-    tiles. With `max_bytes`, programs that need more temporary memory than that on a device are refused, too. In nested
-    contexts the tighter limits hold.
+    A program rebuilds an array if every device comes to have all of it, and uses a part. That is what the doctor calls
+    rebuilt; an array that is used as a whole is not, however it is gathered. With `max_bytes`, programs that need more
+    temporary memory than that on a device are refused, too. In nested contexts the tighter limits hold.
 
     >>> from reshard.jax import jit
     >>> with strict(max_bytes=1 << 20):
@@ -55,11 +56,11 @@ def effective_limits(own: Limits) -> Limits:
 def check(text: str, report: PassReport, limits: Limits, temp_bytes: int = 0) -> None:
     """Raises `StrictError`, naming the user's line, if a compiled module exceeds the limits.
 
-    `text` is the module's HLO, `temp_bytes` its temporary memory on a device. The module rebuilds an array if it
-    gathers, on each device, the whole array of a reshard in the report whose source and target are both split.
+    `text` is the module's HLO, `temp_bytes` its temporary memory on a device. What is rebuilt is what the doctor says;
+    the report gives the names of axes and lines.
     """
-    for reshard, gather in [] if limits.rebuild else rebuilding_gathers(text, report):
-        raise StrictError(_rebuild_message(reshard, gather))
+    for place in () if limits.rebuild else examine(text, known=report.known).rebuilt:
+        raise StrictError(_rebuild_message(place, report))
     if limits.max_bytes is not None and temp_bytes > limits.max_bytes:
         raise StrictError(
             f"the program needs {temp_bytes} B of temporary memory on a device, and max_bytes allows "
@@ -67,38 +68,34 @@ def check(text: str, report: PassReport, limits: Limits, temp_bytes: int = 0) ->
         )
 
 
-def rebuilding_gathers(text: str, report: PassReport) -> list[tuple[Reshard, Collective]]:
-    """The reshards for which a compiled module gathers the whole array on each device, with those gathers."""
-    collectives = hlo.collectives(hlo.parse(text), every_branch=True)
-    gathers = [one for one in collectives if one.kind == "all_gather"]
-    return [(reshard, gather) for reshard in report.left for gather in gathers if _rebuilds(gather, reshard)]
-
-
-def _rebuilds(gather: Collective, reshard: Reshard) -> bool:
-    """Whether a gather results in all of the array that a reshard only moves from tiles to tiles."""
-    source, target = reshard.source, reshard.target
-    if source is None or target is None:
-        return False
-    whole = math.prod(source.shape)
-    if max(math.prod(source.tile_shape), math.prod(target.tile_shape)) >= whole:
-        return False
-    dtype = dtypes.short(source.dtype)
-    gathers_all = any(array.elements >= whole and array.dtype == dtype for array in gather.results)
-    return gathers_all and _may_share_line(gather, reshard)
-
-
-def _may_share_line(gather: Collective, reshard: Reshard) -> bool:
-    """Whether both may come from one line of user code; True if either line is unknown."""
-    if not reshard.where or gather.source.file is None or not gather.source.exact:
-        return True
-    return reshard.where == f"{gather.source.file}:{gather.source.line}"
-
-
-def _rebuild_message(reshard: Reshard, gather: Collective) -> str:
-    shape = () if reshard.source is None else reshard.source.shape
-    place = reshard.where or reshard.operation or "an unknown line"
+def _rebuild_message(place: Place, report: PassReport) -> str:
+    where, move = _line(place.where) or str(place.where), place.rebuilt_move
+    source, target = (None, None) if move is None else (move.source, move.target)
+    names = ", ".join(collective.name for collective in place.collectives)
+    array = "" if place.rebuilt is None else f" {array_text(place.rebuilt)}"
+    what = f"the whole array{array}" if source is None else f"the whole array of global shape {source.shape}"
+    why = _why_left(_line(place.where), source, target, report)
     return (
-        f"{place}: the whole array of global shape {shape} is rebuilt on every device by {gather.name} "
-        f"({gather.received_bytes} B received), to move it from {reshard.source} to "
-        f"{reshard.target}; it was left to XLA: {reshard.why}"
+        f"{where}: {what} is rebuilt on every device by {names} ({place.received_bytes} B received), "
+        + ("of which each uses a part" if source is None else f"to move it from {source} to {target}")
+        + (f"; it was left to XLA: {why}" if why else "")
     )
+
+
+def _line(source: Source) -> str:
+    """The user's own line, `file:line`; empty if only one near it is known."""
+    return f"{source.file}:{source.line}" if source.exact and source.file else ""
+
+
+def _why_left(line: str, source: Layout | None, target: Layout | None, report: PassReport) -> str:
+    """Why the pass left a reshard of this line and these layouts to XLA; empty if it knows of none."""
+    same = (one for one in report.left if one.where == line and _are_alike(one, source, target))
+    return next((one.why for one in same), "")
+
+
+def _are_alike(reshard: Reshard, source: Layout | None, target: Layout | None) -> bool:
+    """Whether a reshard has these layouts, in any dtype: XLA may convert before it sends."""
+    if reshard.source is None or reshard.target is None or source is None or target is None:
+        return False
+    dtype = source.dtype
+    return (source, target) == (replace(reshard.source, dtype=dtype), replace(reshard.target, dtype=dtype))

@@ -187,6 +187,13 @@ class Machine:
         results = tuple(np.stack(row) for row in rows)
         return results[0] if whole else results
 
+    def do_collective_broadcast(self, one, a):
+        got = np.full_like(a, -1)
+        for first, *others in self.groups(one):
+            for device in (first, *others):
+                got[device] = a[first]
+        return got
+
     def do_collective_permute(self, one, a):
         moved = np.full_like(a, -1)
         for source, target in permute_pairs(one):

@@ -29,6 +29,9 @@ MOVES = {
     "all-to-all of an array": "f32[6,4]{1,0} all-to-all(%p), replica_groups={{0,1},{3,2}}, dimensions={1}",
     "all-to-all of four": "f32[6,4]{1,0} all-to-all(%p), replica_groups={{0,1,2,3}}, dimensions={1}",
     "permute": "f32[6,4]{1,0} collective-permute(%p), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
+    "broadcast in groups": "f32[6,4]{1,0} collective-broadcast(%p), replica_groups={{2,0},{1,3}}",
+    "broadcast to some": "f32[6,4]{1,0} collective-broadcast(%p), replica_groups={{3,1,0}}",
+    "broadcast to all": "f32[6,4]{1,0} collective-broadcast(%p), replica_groups=[1,4]<=[4]",
     "permute of some": "f32[6,4]{1,0} collective-permute(%p), source_target_pairs={{3,1}}",
 }
 
@@ -103,7 +106,7 @@ def test_instructions_that_are_not_moves(lines):
         ("ROOT %r = f32[12,4]{1,0} all-gather(%p), replica_groups={{0,1},{2}}, dimensions={0}", "equal parts"),
         ("ROOT %r = f32[12,4]{1,0} all-gather(%p), replica_groups={{0,1}}, dimensions={0}", "equal parts"),
         ("ROOT %r = u8[6,16]{1,0} bitcast(%p)", "changes the size"),
-        ("ROOT %r = f32[6,4]{1,0} collective-broadcast(%p), replica_groups={{0,1}}", "collective-broadcast"),
+        ("ROOT %r = f32[6,4]{1,0} collective-broadcast(%p)", "replica_groups"),
         ("ROOT %r = f32[3,4]{1,0} slice(%p)", "r: 'slice'"),
     ],
 )

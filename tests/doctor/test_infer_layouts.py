@@ -22,7 +22,8 @@ def inferred(program, name="r", mesh=None, dtype="f32"):
     """The layouts of a value of the program, back to the parameters, None if there are none."""
     analysis = Analysis(program)
     tracer = Tracer(analysis.maps, Numbering(analysis.flow), frozenset())
-    return infer_layouts(tracer, analysis.flow.origin(analysis.value(name)), mesh, dtype)
+    move = infer_layouts(tracer, analysis.flow.origin(analysis.value(name)), mesh, dtype)
+    return None if move is None else (move.source, move.target)
 
 
 def inferred_text(*args, **options):

@@ -18,38 +18,38 @@ def read(*lines, moves=(), planned=True, mesh=None, **options):
 
 
 def test_a_move_between_two_layouts():
-    (move,), where = read(*RESHARD, mesh=rs.Mesh(a=4))
+    (move,), where, _ = read(*RESHARD, mesh=rs.Mesh(a=4))
     assert ((move.before.dims, move.after.dims), where) == (((2, 8), (8, 2)), HERE)
     assert (str(move.source), str(move.target), move.whole) == (*FORTH, True)
     assert (move.needed_bytes, move.exact, move.plan.received_bytes) == (48, True, 48)
 
 
 def test_plans_only_on_request():
-    (move,), _ = read(*RESHARD, planned=False)
+    (move,), *_ = read(*RESHARD, planned=False)
     assert move.plan is None and move.exact
 
 
 def test_a_known_move_gives_its_line_and_layouts():
-    (move,), where = read(*RESHARD, moves=[known("model.py:7", *FORTH)])
+    (move,), where, _ = read(*RESHARD, moves=[known("model.py:7", *FORTH)])
     assert (where.file, where.line, where.function, where.exact) == ("model.py", 7, None, True)
     assert str(move.source.mesh) == "<a=4>"
-    _, same = read(*RESHARD, moves=[known("train.py:26", *FORTH)])
+    _, same, _ = read(*RESHARD, moves=[known("train.py:26", *FORTH)])
     assert (same.line, same.function) == (26, "step")
-    _, unnamed = read(*RESHARD, moves=[known("", *FORTH, near=["train.py:26"])])
+    _, unnamed, _ = read(*RESHARD, moves=[known("", *FORTH, near=["train.py:26"])])
     assert unnamed == HERE
 
 
 def test_a_group_of_devices_has_only_a_part():
     """Pairs of devices swap halves: two other arrays, or two parts of one; the layouts are not those of the whole."""
     gather = "%g = f32[4,8]{1,0} all-gather(%p), replica_groups={{0,1},{2,3}}, dimensions={0}"
-    (move,), _ = read(gather, "ROOT %r = f32[4,8]{1,0} add(%g, %g)")
+    (move,), *_ = read(gather, "ROOT %r = f32[4,8]{1,0} add(%g, %g)")
     assert (str(move.source), str(move.target), move.whole) == ("f32[{d1}2, 8]", "f32[4, 8]", False)
 
 
 def test_only_the_part_that_is_used_is_needed():
     """Of the gathered array only rows 0 and 1 are used: 64 B for all devices but the one that has them."""
     part = "%s = f32[2,8]{1,0} slice(%g), slice={[0:2], [0:8]}"
-    (move,), _ = read(GATHER, part, "ROOT %r = f32[2,8]{1,0} add(%s, %s)")
+    (move,), *_ = read(GATHER, part, "ROOT %r = f32[2,8]{1,0} add(%s, %s)")
     assert (move.needed_bytes, move.exact, move.source, move.plan) == (64, False, None, None)
 
 
@@ -61,7 +61,7 @@ def test_an_untraceable_move_needs_at_most_its_result():
         "%row = s32[1]{0} dynamic-slice(%table, %id), dynamic_slice_sizes={1}",
         "%at = s32[] bitcast(%row)",
     ]
-    (move,), _ = read(*table, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")
+    (move,), *_ = read(*table, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")
     assert (move.needed_bytes, move.exact, move.source) == (64, False, None)
 
 
@@ -74,7 +74,7 @@ def test_an_untraceable_move_needs_at_most_its_result():
 )
 def test_results_of_one_chain(second, moves):
     use = "ROOT %r = (f32[8,2]{1,0}, f32[8,2]{1,0}) custom-call(%d, %e)"
-    read_moves, _ = read(*OFFSET, ZERO, GATHER, SLICE, second, use)
+    read_moves, *_ = read(*OFFSET, ZERO, GATHER, SLICE, second, use)
     assert len(read_moves) == moves
     assert [move.needed_bytes for move in read_moves] == [48, 0][:moves]
 
@@ -82,13 +82,13 @@ def test_results_of_one_chain(second, moves):
 def test_the_widest_dtype_that_is_sent():
     halves = [GATHER.replace("f32", "bf16").replace("%p", "%h"), "%h = bf16[2,8]{1,0} convert(%p)"]
     use = "ROOT %r = f32[8,8]{1,0} convert(%g)"
-    (move,), _ = read(halves[1], halves[0], use)
+    (move,), *_ = read(halves[1], halves[0], use)
     assert (move.before.dtype, move.after.dtype, move.needed_bytes) == ("bf16", "bf16", 96)
 
 
 def test_the_form_with_the_fewest_dims_is_the_users():
     shaped = "%t = f32[64]{0} reshape(%g)"
-    (move,), _ = read(GATHER, shaped, "ROOT %r = f32[64]{0} add(%t, %t)")
+    (move,), *_ = read(GATHER, shaped, "ROOT %r = f32[64]{0} add(%t, %t)")
     assert move.after.dims == (64,)
 
 
@@ -101,5 +101,5 @@ def test_equal_moves_of_different_arrays_are_listed_once():
         *(f"%g{at} = f32[8,8]{{1,0}} get-tuple-element(%t), index={at}" for at in range(2)),
         "ROOT %r = f32[8,8]{1,0} add(%g0, %g1)",
     ]
-    (move,), _ = read(*lines)
+    (move,), *_ = read(*lines)
     assert move.needed_bytes == 192

@@ -24,8 +24,8 @@ from tests.jax.sampling import sampled
 ROOT = Path(__file__).parents[2]
 NO_MOVE = {"callback"}  # XLA warns of a constant that it would replicate and cut, but folds it before it runs.
 NO_LINE = {"xla-44795"}  # jax 0.12 hoists a gather out of a loop, and nothing around it has a line.
-SMALL = {"cond", "enzyme-822"}
-"""Rebuilt without a warning: 16 sums are gathered and cut; rolls join four tiles, which are the whole array."""
+SMALL = {"cond"}
+"""Rebuilt without a warning: 16 sums are gathered and cut."""
 
 
 class Once:

@@ -121,10 +121,10 @@ def saves(place: Place) -> bool:
 
 def rebuilt(place: Place) -> str:
     """The array that is rebuilt although a device needs only a part, in words; empty if none is."""
-    if not place.rebuilds or place.largest is None:
+    if place.rebuilt is None:
         return ""
     what = "the whole array on every device" if place.rebuilds_whole else "all that its group of devices has"
-    return f"rebuilds {what}: {array_text(place.largest)}, {bytes_text(place.largest.nbytes)}"
+    return f"rebuilds {what}: {array_text(place.rebuilt)}, {bytes_text(place.rebuilt.nbytes)}"
 
 
 def move_text(move: ArrayMove) -> tuple[str, str]:

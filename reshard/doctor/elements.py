@@ -1,0 +1,103 @@
+"""Elements on devices, as numbers that can be compared: equal numbers are the same element of the same array.
+
+An element is named by where it was before a chain: a leaf, a device and a place in that device's tile. Devices that
+have copies of a tile count as one, so an element has one number, whichever copy it was taken from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.doctor.index_maps import Mask
+from reshard.doctor.places import ArrayMove
+from reshard.doctor.scalars import Numbers
+from reshard.doctor.trace import NOWHERE, Origins
+from reshard.hlo import Source
+from reshard.types.layout import Layout
+
+
+class LeafOrigin(NamedTuple):
+    """What is known of an array before a chain: `firsts` is the first device, for each, that has a copy of its tile.
+
+    `move` is what the chain does with it, and `where` the line. If it is `named`, the program says so; else all of it
+    was inferred.
+    """
+
+    firsts: Numbers
+    move: ArrayMove
+    where: Source
+    named: bool
+
+
+class HeldElements(NamedTuple):
+    """Elements that devices hold: the device of each, and where the element was before the chain."""
+
+    device: Numbers
+    origins: Origins
+
+    @property
+    def known(self) -> HeldElements:
+        """Those that are not padding."""
+        kept = self.origins.leaf != NOWHERE
+        return HeldElements(self.device[kept], Origins(*(part[kept] for part in self.origins)))
+
+
+def groups_of(devices: int, held: Sequence[HeldElements]) -> Numbers:
+    """The group of each device, named by its first device: those that have elements of each other, or of a third.
+
+    >>> nothing = np.zeros(2, np.int64)
+    >>> groups_of(4, [HeldElements(np.array([0, 3]), Origins(nothing, np.array([2, 1]), nothing))]).tolist()
+    [0, 1, 0, 1]
+    """
+    pairs = np.unique(np.concatenate([each.device * devices + each.origins.device for each in held]))
+    one, other = np.divmod(pairs, devices)
+    groups, before = np.arange(devices), None
+    while before is None or (groups != before).any():  # ends: numbers only fall
+        before = groups.copy()
+        np.minimum.at(groups, one, before[other])
+        np.minimum.at(groups, other, before[one])
+    return groups
+
+
+class ElementKeys:
+    """Numbers for elements; `leaves` says what is known of the leaves, by their numbers."""
+
+    def __init__(self, devices: int, leaves: Mapping[int, LeafOrigin], held: Sequence[HeldElements]) -> None:
+        self.devices = devices
+        self._leaves = np.unique(np.concatenate([each.origins.leaf for each in held]))
+        self._span = 1 + max((int(each.origins.place.max()) for each in held if each.device.size), default=0)
+        firsts = [leaves[leaf].firsts if leaf in leaves else np.arange(devices) for leaf in self._leaves.tolist()]
+        self._firsts = np.array(firsts)
+
+    def of(self, held: HeldElements) -> Numbers:
+        """The number of each element."""
+        leaf = np.searchsorted(self._leaves, held.origins.leaf)
+        device = self._firsts[leaf, held.origins.device]
+        return (leaf * self.devices + device) * (self._span + 1) + held.origins.place + 1
+
+    def leaf(self, keys: Numbers) -> Numbers:
+        """The leaf of each element."""
+        return self._leaves[keys // (self._span + 1) // self.devices]
+
+    def had(self, keys: Numbers, device: Numbers) -> Mask:
+        """Whether devices had elements before the chain."""
+        leaf, source = np.divmod(keys // (self._span + 1), self.devices)
+        return self._firsts[leaf, device] == source
+
+
+def first_copies(layout: Layout) -> Numbers:
+    """For each device, the first that has a copy of its tile.
+
+    >>> from reshard.types import Mesh
+    >>> first_copies(Layout.parse("f32[{x}2]", Mesh(x=2, y=2))).tolist()
+    [0, 0, 2, 2]
+    """
+    position = np.arange(layout.mesh.size)
+    tile = np.zeros_like(position)
+    for axis in (*layout.held, *layout.partial):
+        tile = tile * axis.size + position // layout.mesh.stride(axis) % axis.size
+    _, first, at = np.unique(tile, return_index=True, return_inverse=True)
+    return first[at]
