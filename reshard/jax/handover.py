@@ -11,8 +11,8 @@ one operand; libtpu splits a complex value in two before it reads that, and abor
 of a loop together with the loop's shardings, and it expands collectives into parts of other ranks, which would get the
 collective's sharding.
 
-`mark_given` records which shardings a program has before propagation. `make_importable` goes back to these, and writes
-the shardings that have to stay as constraints.
+`mark_given` records which operations have shardings before propagation. `make_importable` goes back to these, and
+writes the shardings that have to stay as constraints. Propagation rebuilds private functions, and JAX gives them none.
 """
 
 from __future__ import annotations
@@ -32,13 +32,9 @@ _NEVER = ("stablehlo.while",)
 
 
 def mark_given(module: Module) -> None:
-    """Marks the operations and private functions that have shardings already; `make_importable` removes the marks."""
+    """Marks the operations that have shardings already; `make_importable` removes the marks."""
     for op in walk(module.operation):
-        if op.name == _FUNCTION:
-            if _private(op):
-                given = {name: op.attributes[name] for name in _ON_VALUES if name in op.attributes}
-                op.attributes[GIVEN] = ir.DictAttr.get(given, op.context)
-        elif SHARDING in op.attributes and op.name not in _NEVER:
+        if SHARDING in op.attributes and op.name not in _NEVER:
             op.attributes[GIVEN] = op.attributes[SHARDING]
 
 
@@ -46,7 +42,7 @@ def make_importable(module: Module, kept: Collection[Operation]) -> None:
     """Goes back to the shardings of before propagation, except for the operations in `kept`, and except in `main`."""
     for op in walk(module.operation):
         if op.name == _FUNCTION:
-            _restore_function(op)
+            _without_shardings(op)
             continue
         if SHARDING in op.attributes or GIVEN in op.attributes:
             _restore_operation(op, op in kept)
@@ -66,23 +62,13 @@ def parsed(text: str) -> Value:
     return made.results[0]
 
 
-def _private(function: Operation) -> bool:
-    visibility = function.attributes.get("sym_visibility")
-    return visibility is not None and visibility.value == "private"
-
-
-def _restore_function(function: Operation) -> None:
-    """Gives a private function the shardings of arguments and results that it had before propagation."""
-    if not _private(function):
+def _without_shardings(function: Operation) -> None:
+    """Removes the shardings of a function's arguments and results, unless it is the program's public one."""
+    if "sym_visibility" not in function.attributes or function.attributes["sym_visibility"].value != "private":
         return
-    given: Any = function.attributes.get(GIVEN, {})
     for name in _ON_VALUES:
-        if name in given:
-            function.attributes[name] = given[name]
-        elif name in function.attributes:
+        if name in function.attributes:
             function.attributes[name] = ir.ArrayAttr.get(list(map(_without_sharding, function.attributes[name])))
-    if GIVEN in function.attributes:
-        del function.attributes[GIVEN]
 
 
 def _restore_operation(op: Operation, keep: bool) -> None:
