@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.jax import handover, module_pass
-from reshard.jax.explicit_reshards import make_explicit
+from reshard.jax.explicit_reshards import changed, make_explicit
 from reshard.jax.module_pass import transform
 from reshard.jax.rewrite import inside_manual
 from reshard.lower.to_stablehlo import Module, Operation, ir, walk
@@ -64,6 +64,17 @@ def test_operations_keep_the_shardings_of_the_program() -> None:
     (sine,), (cosine,) = (named(result.module, f"stablehlo.{name}") for name in ("sine", "cosine"))
     assert '<@mesh, [{}, {"x"}]>' in str(sine.attributes["sdy.sharding"])
     assert "sdy.sharding" not in cosine.attributes
+
+
+def test_an_operation_gets_its_own_sharding_back() -> None:
+    """Insertion computes the sine where its operand is and gathers after it, which is left to XLA."""
+    given = "{sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{}, {}]>]>}"
+    text = module(f"%b = stablehlo.sine %a {given} : {TYPE}\n%r = stablehlo.cosine %b : {TYPE}", SPLIT)
+    between = parsed(text)
+    make_explicit(between)
+    assert changed(named(between, "stablehlo.sine")[0])
+    (sine,) = named(transform(text).module, "stablehlo.sine")
+    assert str(sine.attributes["sdy.sharding"]) == "#sdy.sharding_per_value<[<@mesh, [{}, {}]>]>"
 
 
 def test_an_operation_beside_a_taken_reshard_keeps_its_sharding_as_a_constraint() -> None:

@@ -38,6 +38,15 @@ def test_the_titles_of_cases_are_their_own() -> None:
     assert len(BY_TITLE) == len(CASES)
 
 
+def test_the_documentation_lists_the_exceptions() -> None:
+    page = (ROOT / "docs" / "jax.md").read_text()
+    rows = re.findall(
+        r"^\| (`[^|]*) \|", page.partition("### What XLA is given")[2].partition("## Strict")[0], re.MULTILINE
+    )
+    listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    assert listed == {case.name for case in CASES if case.refused or case.left} - {"custom_call"}
+
+
 def chunks() -> list[list[Group]]:
     """The groups of each child process: four programs of many cases, or the cases that stand alone."""
     many = [group for group in groups() if len(group) > 1]
