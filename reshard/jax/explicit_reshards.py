@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from reshard.errors import ProgramError, ReshardError
 from reshard.hlo import Frame
-from reshard.jax import shardings
+from reshard.jax import handover, shardings
 from reshard.jax.shardings import SHARDING
 from reshard.jax.shardy_ops import spell_out
 from reshard.lower.to_stablehlo import Attribute, Module, Operation, Value, ir, run_passes, walk
@@ -81,6 +81,7 @@ def make_explicit(module: Module) -> None:
     Raises `ProgramError` if the result has operations that XLA does not accept.
     """
     spell_out(module)
+    handover.mark_given(module)
     run_passes(module, PROPAGATE)
     unit = ir.UnitAttr.get(module.context)
     for op in walk(module.operation):
@@ -111,15 +112,6 @@ def reshard_ops(module: Module) -> list[ReshardOp]:
 def changed(op: Operation) -> bool:
     """Whether inserting the reshards changed the sharding of an operation's results."""
     return BEFORE in op.attributes and op.attributes[BEFORE] != _sharding(op)
-
-
-def restore(op: Operation) -> None:
-    """Gives an operation back the sharding that it had before reshards were inserted."""
-    before = op.attributes[BEFORE]
-    if isinstance(before, ir.UnitAttr):
-        del op.attributes[SHARDING]
-    else:
-        op.attributes[SHARDING] = before
 
 
 def unmark(module: Module) -> None:

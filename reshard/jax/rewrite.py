@@ -6,7 +6,7 @@ Each reshard that `explicit_reshards` inserted meets one of three fates:
     PINNED     a sharding constraint: the user wrote it, or a neighbouring TAKEN reshard depends on it
     DROPPED    removed: XLA decides what to move
 
-Operations whose sharding changed only because of PINNED or DROPPED reshards get their old sharding back.
+Operations next to a TAKEN reshard keep the sharding that it requires, as a constraint; see `handover`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
-from reshard.jax.explicit_reshards import ReshardOp, changed, restore, unmark, users
-from reshard.jax.shardings import MANUAL, SHARDING, meshes
+from reshard.jax import handover
+from reshard.jax.explicit_reshards import ReshardOp, changed, unmark
+from reshard.jax.shardings import MANUAL, meshes
 from reshard.lower.to_stablehlo import CHANNEL, Attribute, Module, Operation, Value, framed, insert, ir, walk
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
 
-# Operations that must not keep the sharding that propagation gave them. XLA's import hoists the invariants of a loop
-# and would keep their shardings; and it expands the collectives of a shard_map into parts of other ranks, which would
-# get the same sharding.
-_WITHOUT_SHARDING = (
-    "stablehlo.while",
-    *(f"stablehlo.{name}" for name in ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")),
-    *(f"stablehlo.collective_{name}" for name in ("broadcast", "permute")),
-)
 _HANDLE = re.compile(r"handle = (\d+)")
 
 
@@ -72,10 +65,7 @@ def replace_reshards(
                 value = _replacement(reshard, fate, plans.get(reshard), symbols, channels)
             reshard.op.results[0].replace_all_uses_with(value)
             reshard.op.erase()
-        for op in walk(module.operation):
-            if changed(op) and op not in kept and not any(map(_ends_branch, _users(op))):
-                restore(op)
-            _make_importable(op)
+        handover.make_importable(module, kept)
     unmark(module)
     module.operation.verify()
     return decided
@@ -87,10 +77,6 @@ def inside_manual(op: Operation) -> bool:
     while parent is not None and parent.operation.name != MANUAL:
         parent = parent.operation.parent
     return parent is not None
-
-
-def _users(op: Operation) -> list[Operation]:
-    return [user for result in op.results for user in users(result)]
 
 
 def _ends_branch(op: Operation) -> bool:
@@ -110,8 +96,7 @@ def _replacement(
     if fate is Fate.DROPPED:
         return value
     if plan is None:
-        attributes = {"sharding": reshard.op.attributes["sharding"]}
-        return ir.Operation.create("sdy.sharding_constraint", [value.type], [value], attributes).results[0]
+        return handover.constrained(value, reshard.op.attributes["sharding"])
     mesh = symbols[plan.source.mesh]
     padded = _resized(value, plan.source.padded_shape, plan.source, mesh)
     return _resized(insert(plan, padded, mesh, channels), tuple(value.type.shape), plan.target, mesh)
@@ -126,15 +111,16 @@ def _resized(value: Value, shape: tuple[int, ...], layout: Layout, mesh: str) ->
     now, rank = tuple(tensor.shape), len(shape)
     if now == shape:
         return value
-    sharding = {SHARDING: ir.Attribute.parse(f"#sdy.sharding_per_value<[{framed(layout, mesh)}]>")}
+    sharding = ir.Attribute.parse(f"#sdy.sharding{framed(layout, mesh)}")
     result = [ir.RankedTensorType.get(shape, tensor.element_type)]
     if now > shape:
         ends = {"start_indices": [0] * rank, "limit_indices": list(shape), "strides": [1] * rank}
-        return ir.Operation.create("stablehlo.slice", result, [value], _int_arrays(ends) | sharding).results[0]
-    more = [to - size for size, to in zip(now, shape, strict=True)]
-    edges = {"edge_padding_low": [0] * rank, "edge_padding_high": more, "interior_padding": [0] * rank}
-    operands = [value, _zero(tensor.element_type)]
-    return ir.Operation.create("stablehlo.pad", result, operands, _int_arrays(edges) | sharding).results[0]
+        made = ir.Operation.create("stablehlo.slice", result, [value], _int_arrays(ends))
+    else:
+        more = [to - size for size, to in zip(now, shape, strict=True)]
+        edges = {"edge_padding_low": [0] * rank, "edge_padding_high": more, "interior_padding": [0] * rank}
+        made = ir.Operation.create("stablehlo.pad", result, [value, _zero(tensor.element_type)], _int_arrays(edges))
+    return handover.constrained(made.results[0], sharding)
 
 
 def _int_arrays(values: Mapping[str, list[int]]) -> dict[str, Attribute]:
@@ -143,33 +129,11 @@ def _int_arrays(values: Mapping[str, list[int]]) -> dict[str, Attribute]:
 
 def _zero(element: Any) -> Value:
     text = "0" if isinstance(element, ir.IntegerType) else "(0.0,0.0)" if isinstance(element, ir.ComplexType) else "0.0"
-    return _parsed(
+    return handover.parsed(
         f'%0 = "stablehlo.constant"() <{{value = dense<{text}> : tensor<{element}>}}> : () -> tensor<{element}>'
     )
-
-
-def _parsed(text: str) -> Value:
-    """The result of an operation created from text, because Python has no attributes for complex constants."""
-    made = ir.Operation.parse(text)
-    ir.InsertionPoint.current.insert(made)
-    return made.results[0]
 
 
 def _last_channel(module: Module) -> int:
     used = (str(op.attributes[CHANNEL]) for op in walk(module.operation) if CHANNEL in op.attributes)
     return max((int(match[1]) for text in used if (match := _HANDLE.search(text))), default=0)
-
-
-def _make_importable(op: Operation) -> None:
-    """Removes shardings and replaces constants that XLA's import of Shardy modules refuses, or crashes on."""
-    sharding = op.attributes.get(SHARDING) if op.name in ("sdy.constant", *_WITHOUT_SHARDING) else None
-    if sharding is not None:
-        del op.attributes[SHARDING]
-    if op.name == "sdy.constant":
-        text = op.get_asm(print_generic_op_form=True)
-        with op.location, ir.InsertionPoint(op):
-            made = _parsed(text.replace('"sdy.constant"', '"stablehlo.constant"', 1))
-        if sharding is not None:
-            made.owner.attributes[SHARDING] = sharding
-        op.results[0].replace_all_uses_with(made)
-        op.erase()
