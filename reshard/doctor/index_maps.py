@@ -63,10 +63,15 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class IndexMaps:
-    """The index maps of a module's instructions."""
+    """The index maps of a module's instructions.
+
+    With `updates`, an update of an array at known offsets counts as a move as well: fragments put received boxes into
+    place with it, whereas in a user's program it is the making of new data.
+    """
 
     flow: Flow
     scalars: Scalars
+    updates: bool = False
 
     def sources(self, value: HloValue) -> list[HloValue] | None:
         """The operands whose elements a value has, in other places; None if it is computed or comes from outside."""
@@ -82,6 +87,9 @@ class IndexMaps:
             case "dynamic-slice":
                 known = all(self.scalars.at(offset) is not None for offset in operands[1:])
                 return operands[:1] if known else None
+            case "dynamic-update-slice" if self.updates:
+                known = all(self.scalars.at(offset) is not None for offset in operands[2:])
+                return operands[:2] if known else None
             case "select":
                 return self._choices(operands)
             case _:
@@ -215,6 +223,23 @@ def _dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator
     yield Preimage(None, operand, points._replace(indices=index))
 
 
+def _dynamic_update_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    base, update, *offsets = maps.flow.operands(value)
+    before, part = _array(base), _array(update)
+    index = points.indices.copy()
+    for dim, offset in enumerate(offsets):
+        known = maps.scalars.at(offset)
+        if not isinstance(known, np.ndarray):
+            raise Untraceable(f"{value.name}: the offsets are not in the text")
+        starts = np.clip(known.reshape(-1), 0, before.dims[dim] - part.dims[dim])
+        index[dim] -= starts[points.device]
+    sizes = np.array(part.dims, np.int64).reshape(-1, 1)
+    inside = ((index >= 0) & (index < sizes)).all(axis=0)
+    yield Preimage(inside, update, Points(points.device, index).at(inside))
+    if not maps.is_constant(base):
+        yield Preimage(~inside, base, points.at(~inside))
+
+
 def _pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
     edges = [_ints(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
@@ -289,7 +314,7 @@ def _permute(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preim
 
 def _members(maps: IndexMaps, value: HloValue) -> Numbers:
     """The group of each device, a row per device, in the order of the group."""
-    lists = _groups(maps, value)
+    lists = device_groups(maps, value)
     members = np.zeros((maps.scalars.devices, len(lists[0])), np.int64)
     for group in lists:
         members[list(group)] = group
@@ -299,12 +324,12 @@ def _members(maps: IndexMaps, value: HloValue) -> Numbers:
 def _ranks(maps: IndexMaps, value: HloValue) -> Numbers:
     """The position of each device in its group."""
     ranks = np.zeros(maps.scalars.devices, np.int64)
-    for group in _groups(maps, value):
+    for group in device_groups(maps, value):
         ranks[list(group)] = np.arange(len(group))
     return ranks
 
 
-def _groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
+def device_groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
     """The replica groups; raises `Untraceable` unless they cover all devices in equal parts."""
     attributes = value.instruction.attributes
     order = attributes.get("device_ids", "")
@@ -355,6 +380,7 @@ _INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
         "slice": _slice,
         "reverse": _reverse,
         "dynamic-slice": _dynamic_slice,
+        "dynamic-update-slice": _dynamic_update_slice,
         "pad": _pad,
         "concatenate": _concatenate,
         "select": _select,

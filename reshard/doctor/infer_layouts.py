@@ -61,23 +61,42 @@ class GlobalDigit(NamedTuple):
     place: int | None
 
 
+class InferredMove(NamedTuple):
+    """The layouts of a move, and how the source's tile lies in memory.
+
+    `places` has, for each local digit of the source in the order of its dims, the digit's radix and its stride in the
+    row-major tile that was traced.
+    """
+
+    source: Layout
+    target: Layout
+    places: tuple[tuple[int, int], ...]
+
+
 def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> tuple[Layout, Layout] | None:
     """The layouts before and after, on `mesh` or on one made for them; None if no two layouts describe the move.
 
     The dims are those of the result without dims of size 1. Axes along which nothing moves are left out, and a digit
     that goes from one device to another becomes a dim of its own.
     """
+    move = infer_move(tracer, result, mesh, dtype)
+    return None if move is None else (move.source, move.target)
+
+
+def infer_move(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> InferredMove | None:
+    """What `infer_layouts` returns, and the order in which the source's digits lie in its tile."""
     try:
         traced = _traced_digits(tracer, result)
         if traced is None or result.array is None:
             return None
         dims = traced.dims()
+        places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return _layouts(mesh, dims, dtype)
+                return InferredMove(*_layouts(mesh, dims, dtype), places)
             except MeshError:
                 pass
-        return _layouts(_mesh(tracer.devices, dims), dims, dtype)
+        return InferredMove(*_layouts(_mesh(tracer.devices, dims), dims, dtype), places)
     except (Untraceable, ReshardError):
         return None
 
@@ -176,7 +195,7 @@ def _traced_digits(tracer: Tracer, result: HloValue) -> _TracedDigits | None:
     sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
     if 0 in sizes:
         return None
-    origins = tracer(result, _along(sizes))
+    origins = tracer(result, along(sizes))
     leaf, first = int(origins.leaf[0]), int(origins.place[0])
     if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
@@ -189,7 +208,7 @@ def _traced_digits(tracer: Tracer, result: HloValue) -> _TracedDigits | None:
     return _TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
 
 
-def _along(sizes: Sequence[int]) -> Points:
+def along(sizes: Sequence[int]) -> Points:
     """The points along each coordinate, all others being 0."""
     total, start = sum(sizes), 0
     coordinates = np.zeros((len(sizes), total), np.int64)
