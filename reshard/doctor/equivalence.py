@@ -76,11 +76,10 @@ def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replace
 
 def _fresh_values(old: Traced, new: Traced, value: HloValue, region: str) -> Iterator[HloValue]:
     """What the users of an old value take in the new module, and what the region yields in its place."""
-    scope = _same_scope(old, new, value.scope, region)
     outer = value
     while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:
         outer = HloValue(outer.scope.caller.scope, outer.scope.caller.instruction.name)
-        scope = _same_scope(old, new, outer.scope, region)
+    scope = _same_scope(old, new, outer.scope, region)
     users = outer.scope.computation.users.get(outer.name, ())
     for user in users:
         twin = scope.computation.by_name.get(user.name)

@@ -90,10 +90,36 @@ class IndexMaps:
             case "dynamic-update-slice" if self.updates:
                 known = all(self.scalars.at(offset) is not None for offset in operands[2:])
                 return operands[:2] if known else None
+            case "conditional" if self.updates:
+                return self._branch_results(value)
+            case "parameter" if self.updates:
+                argument = self._argument(value)
+                return None if argument is None else [argument]
             case "select":
                 return self._choices(operands)
             case _:
                 return None
+
+    def _branch_results(self, value: HloValue) -> list[HloValue] | None:
+        """What each branch of a conditional yields, if its predicate depends on the device alone."""
+        instruction = value.instruction
+        if not isinstance(self.scalars.at(HloValue(value.scope, instruction.operands[0])), np.ndarray):
+            return None
+        results: list[HloValue] = []
+        for name in instruction.called:
+            branch = next((one for one in self.flow.regions if one.computation.name == name), None)
+            if branch is None or branch.computation.root is None or branch.caller != value.site:
+                return None
+            results.append(self.flow.origin(HloValue(branch, branch.computation.root.name, value.path)))
+        return results
+
+    def _argument(self, value: HloValue) -> HloValue | None:
+        """The operand of a conditional that a parameter of one of its branches is."""
+        caller = value.scope.caller
+        if caller is None or caller.instruction.opcode != "conditional":
+            return None
+        branch = caller.instruction.called.index(value.scope.computation.name)
+        return self.flow.origin(HloValue(caller.scope, caller.instruction.operands[branch + 1], value.path))
 
     def _choices(self, operands: list[HloValue]) -> list[HloValue] | None:
         """The operands of a select that moves data: its predicate depends on the device and the index alone."""
@@ -240,6 +266,25 @@ def _dynamic_update_slice(maps: IndexMaps, value: HloValue, points: Points) -> I
         yield Preimage(~inside, base, points.at(~inside))
 
 
+def _conditional(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    predicate = maps.flow.operands(value)[0]
+    known, results = maps.scalars.at(predicate), maps.sources(value)
+    if not isinstance(known, np.ndarray) or results is None:
+        raise Untraceable(f"{value.name}: which branch runs is not in the text")
+    picked = known.reshape(-1)[points.device]
+    if predicate.array is not None and predicate.array.dtype == "pred":
+        picked = 1 - picked  # The first branch is that of true.
+    picked = np.where((picked < 0) | (picked >= len(results)), len(results) - 1, picked)
+    for number, result in enumerate(results):
+        where = picked == number
+        yield Preimage(where, result, points.at(where))
+
+
+def _argument_of(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    (argument,) = maps.sources(value) or []
+    yield Preimage(None, argument, points)
+
+
 def _pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
     edges = [_ints(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
@@ -381,6 +426,8 @@ _INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
         "reverse": _reverse,
         "dynamic-slice": _dynamic_slice,
         "dynamic-update-slice": _dynamic_update_slice,
+        "conditional": _conditional,
+        "parameter": _argument_of,
         "pad": _pad,
         "concatenate": _concatenate,
         "select": _select,

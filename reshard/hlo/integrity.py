@@ -7,7 +7,7 @@ What must hold, whatever made the new module:
     added        every other instruction is one of a fragment's, its fields as they were captured
     order        operands stand before their users, called computations before their callers, ids are unique
     schedule     scheduled as before or not at all; each scheduled computation lists each instruction once, in order
-    channels     no channel is 0 that was not, and no two collectives that had channels of their own share one
+    channels     collectives of a fragment have new channels, and share one only where they did in the fragment
     fusions      as many operands as parameters, of the same shapes and layouts; no instruction without a user
     the rest     entry, layouts, aliases, tables: byte for byte as before
 """
@@ -26,7 +26,6 @@ from reshard.hlo.splice import Linked, Splice
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids
 _EDITED_OF_OLD = frozenset((9, 36, 37))  # parameter number, operands, control predecessors
 _MODULE_EDITED = frozenset((3, 7))  # computations, schedule
-_WITH_CHANNELS = ("all-gather", "all-to-all", "all-reduce", "reduce-scatter", "collective-permute", "collective-broadcast")
 
 
 class Change(NamedTuple):
@@ -44,7 +43,7 @@ def check(before: bytes, after: bytes, changes: Sequence[Change]) -> None:
     _check_schedule(old, new)
     added = _check_added(new, changes)
     _check_kept(old, new, added)
-    _check_channels(old, new, added)
+    _check_channels(old, changes)
     for computation in new.computations:
         shapes = {one.id: one.shape for one in computation.instructions}
         for instruction in computation.instructions:
@@ -155,8 +154,8 @@ def _check_copy(original: InstructionProto, copy: InstructionProto, ids: Mapping
         raise SpliceError(f"{copy.name}: a control predecessor of {original.name} is missing")
     if [linked.computations[one] for one in original.called] != copy.called:
         raise SpliceError(f"{copy.name}: it calls another computation than {original.name}")
-    if bool(original.channel) != bool(copy.channel):
-        raise SpliceError(f"{copy.name}: its channel is missing")
+    if copy.channel != linked.channels.get(original.channel, 0):
+        raise SpliceError(f"{copy.name}: it has another channel than the one chosen for {original.name}")
 
 
 def _fields(instruction: InstructionProto, without: frozenset[int]) -> list[tuple[int, int | bytes]]:
@@ -243,16 +242,14 @@ def _control_through(
     return result
 
 
-def _check_channels(old: ModuleProto, new: ModuleProto, added: Mapping[int, InstructionProto]) -> None:
-    taken = {one.channel for one in old.instructions() if one.channel}
-    fresh: dict[int, str] = {}
-    for instruction in added.values():
-        channel = instruction.channel
-        if channel in taken:
-            raise SpliceError(f"{instruction.name}: channel {channel} belongs to another collective")
-        kind = instruction.opcode.removesuffix("-start").removesuffix("-done")
-        if kind in _WITH_CHANNELS and channel and fresh.setdefault(channel, instruction.name) != instruction.name:
-            raise SpliceError(f"{instruction.name}: channel {channel} belongs to {fresh[channel]}")
+def _check_channels(old: ModuleProto, changes: Sequence[Change]) -> None:
+    """Collectives share a channel only where they did when the fragment was compiled."""
+    taken = {one.channel for one in old.instructions()} | {0}
+    for change in changes:
+        for channel in change.linked.channels.values():
+            if channel in taken:
+                raise SpliceError(f"{change.splice.region}: channel {channel} belongs to another collective, or is none")
+            taken.add(channel)
 
 
 def _is_unchanged(old: ModuleProto, new: ModuleProto, fusion: InstructionProto) -> bool:

@@ -10,7 +10,7 @@ removed: instructions, and parameters of fusions. All else keeps its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.errors import SpliceError
@@ -59,6 +59,7 @@ def splice(module: ModuleProto, change: Splice) -> Linked:
     """
     region = module.computation_named(change.region)
     fragment = ModuleProto.decode(change.fragment)
+    entry = fragment.entry
     if (module.schedule is None) != (fragment.schedule is None):
         raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
     source = region.named(change.source)
@@ -66,10 +67,11 @@ def splice(module: ModuleProto, change: Splice) -> Linked:
     at = min(_index_of(region, _entered_at(region, use)) for use in uses)
     linked = Linked()
     made = _link(module, region, fragment, source, change.metadata, linked)
-    value = linked.instructions[fragment.entry.root_id]
+    value = linked.instructions[entry.root_id]
     region.instructions[at:at] = made
     consumers = [_replace(module, region, use, value) for use in uses]
-    _insert_in_schedule(module, fragment, region, linked, consumers)
+    if module.schedule is not None and fragment.schedule is not None:
+        _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
     remove_dead(module, region)
     return linked
 
@@ -223,18 +225,20 @@ def _replace_in(computation: ComputationProto, old: InstructionProto, value: int
 
 
 def _insert_in_schedule(
-    module: ModuleProto, fragment: ModuleProto, region: ComputationProto, linked: Linked, consumers: list[list[int]]
+    schedule: dict[int, list[int]],
+    added: Mapping[int, Sequence[int]],
+    entry: ComputationProto,
+    region: ComputationProto,
+    linked: Linked,
+    consumers: Sequence[Sequence[int]],
 ) -> None:
     """Schedules the fragment just before the first instruction that takes its result, or at the end."""
-    if module.schedule is None or fragment.schedule is None:
-        return
-    entry = fragment.entry
-    parameters = {one.id for one in entry.instructions if one.opcode == "parameter"}
-    order = [linked.instructions[one] for one in fragment.schedule[entry.id] if one not in parameters]
-    ids = module.schedule[region.id]
+    own = {linked.instructions[one.id] if one.id in linked.instructions else one.id for one in entry.parameters}
+    order = [number for one in added[entry.id] if (number := linked.instructions[one]) not in own]
+    ids = schedule[region.id]
     first = {one for several in consumers for one in several}
     at = next((at for at, one in enumerate(ids) if one in first), len(ids))
     ids[at:at] = order
-    for number, sequence in fragment.schedule.items():
+    for number, sequence in added.items():
         if number != entry.id:
-            module.schedule[linked.computations[number]] = [linked.instructions[one] for one in sequence]
+            schedule[linked.computations[number]] = [linked.instructions[one] for one in sequence]
