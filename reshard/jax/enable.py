@@ -241,7 +241,7 @@ def _improved(module: bytes, switched: Enabled) -> bytes | None:
         devices = _devices_compiled_for()
         if devices is None:
             raise ProgramError("it is not known which devices the program is compiled for")
-        improved = improve(module, _fragments_of(devices), _text_of, switched.options)
+        improved = improve(module, _fragments_of(devices), _JaxlibReader(), switched.options)
         report = ModuleReport(
             improved.name, improved.fates, time.perf_counter() - started, improved.module is not None
         )
@@ -288,11 +288,24 @@ def _identity(device: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _text_of(module: bytes) -> str:
-    """The text of a serialized module, all constants included."""
+class _JaxlibReader:
+    """Serialized modules as jaxlib reads them."""
+
+    def text(self, module: bytes) -> str:
+        """The text of a module, large constants included."""
+        hlo = _jaxlib_hlo()
+        options = hlo.HloPrintOptions()
+        options.print_large_constants = True
+        return hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options)
+
+    def shardings(self, module: bytes) -> tuple[str, ...]:
+        """The shardings of the entry's parameters, empty if the module does not say."""
+        hlo = _jaxlib_hlo()
+        shardings = hlo.HloModule.from_serialized_hlo_module_proto(module).spmd_parameters_shardings
+        return tuple(str(hlo.HloSharding.from_proto(one)) for one in shardings or ())
+
+
+def _jaxlib_hlo() -> Any:
     from jaxlib import _hlo
 
-    hlo: Any = _hlo
-    options = hlo.HloPrintOptions()
-    options.print_large_constants = True
-    return hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options)
+    return _hlo

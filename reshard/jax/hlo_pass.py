@@ -11,9 +11,9 @@ Whatever fails, that chain stays as it was, and its fate says why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from reshard import hlo
 from reshard.doctor.chains import Chain, chains
@@ -92,6 +92,18 @@ class Improved(NamedTuple):
     fates: tuple[ChainFate, ...]
 
 
+class Reader(Protocol):
+    """The compiler's own reader of serialized modules."""
+
+    def text(self, module: bytes) -> str:
+        """The text of a module, large constants included."""
+        ...
+
+    def shardings(self, module: bytes) -> tuple[str, ...]:
+        """The shardings of the entry's parameters, in HLO's notation; empty if the module does not say."""
+        ...
+
+
 class _Candidate(NamedTuple):
     chain: Chain
     fate: ChainFate
@@ -104,16 +116,15 @@ def has_collectives(module: bytes) -> bool:
     return any(name in module for name in _COLLECTIVES)
 
 
-def improve(module: bytes, fragments: Fragments, text_of: Callable[[bytes], str], options: HloPassOptions) -> Improved:
+def improve(module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
-    `text_of` prints a serialized module, large constants included. Chains that depend on each other are replaced in
-    several rounds.
+    `compiler` reads serialized modules. Chains that depend on each other are replaced in several rounds.
     """
     fates: list[ChainFate] = []
     changed, name = False, ""
     for _ in range(_ROUNDS):
-        one = _Round(module, fragments, text_of, options)
+        one = _Round(module, fragments, compiler, options)
         better, name = one.run(), one.module.name
         fates += one.fates if not changed else [fate for fate in one.fates if fate.replaced]
         if better is None:
@@ -126,14 +137,15 @@ class _Round:
     """One search through a module."""
 
     def __init__(
-        self, module: bytes, fragments: Fragments, text_of: Callable[[bytes], str], options: HloPassOptions
+        self, module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions
     ) -> None:
         self.data = module
         self.fragments = fragments
-        self.text_of = text_of
+        self.compiler = compiler
         self.options = options
         self.devices = len(fragments.devices)
-        self.module = replace(hlo.parse(text_of(module)), num_partitions=self.devices, replica_count=1)
+        self.shardings = compiler.shardings(module)
+        self.module = replace(hlo.parse(compiler.text(module)), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
         self.fates: list[ChainFate] = []
 
@@ -199,8 +211,8 @@ class _Round:
                 changes += [integrity.Change(change, splice(module, change)) for change in current.changes]
             data = module.encode()
             integrity.check(self.data, data, changes)
-            after = Traced(replace(hlo.parse(self.text_of(data)), num_partitions=self.devices), self.devices, True)
-            replicas = Replicas(self.traced.maps)
+            after = Traced(replace(hlo.parse(self.compiler.text(data)), num_partitions=self.devices), self.devices, True)
+            replicas = Replicas(self.traced.maps, self.shardings)
             for current in candidates:
                 for one in current.replacements:
                     check_equivalent(self.traced, after, current.chain.region.computation.name, one, replicas)
