@@ -61,10 +61,11 @@ def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replace
             raise SpliceError(f"{value.name}: some of its elements are padding")
         for fresh in _fresh_values(old, new, value, region):
             after = new.origins(fresh, leaf, points)
-            wrong = (after.leaf == NOWHERE) | (after.place != before.place)
+            wrong = after.place != before.place
             wrong |= replicas.of(replacement.leaf)[after.device] != replicas.of(replacement.leaf)[before.device]
             same_leaf = new.numbering.of(leaf)
-            wrong |= after.leaf != same_leaf
+            if (after.leaf != same_leaf).any():
+                raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
             if wrong.any():
                 at = int(wrong.argmax())
                 raise SpliceError(

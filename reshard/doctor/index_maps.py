@@ -90,6 +90,8 @@ class IndexMaps:
             case "dynamic-update-slice" if self.updates:
                 known = all(self.scalars.at(offset) is not None for offset in operands[2:])
                 return operands[:2] if known else None
+            case "reduce" if self.updates:
+                return operands[:1] if _elements(operands[0]) == _elements(value) else None
             case "conditional" if self.updates:
                 return self._branch_results(value)
             case "parameter" if self.updates:
@@ -266,6 +268,16 @@ def _dynamic_update_slice(maps: IndexMaps, value: HloValue, points: Points) -> I
         yield Preimage(~inside, base, points.at(~inside))
 
 
+def _reduce(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
+    """A reduction over dims of size 1, which TPU uses as a reshape."""
+    operand = maps.flow.operands(value)[0]
+    before = _array(operand)
+    index = np.zeros((len(before.dims), points.device.size), np.int64)
+    reduced = _attribute(value, "dimensions")
+    index[[dim for dim in range(len(before.dims)) if dim not in reduced]] = points.indices
+    yield Preimage(None, operand, points._replace(indices=index))
+
+
 def _conditional(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     predicate = maps.flow.operands(value)[0]
     known, results = maps.scalars.at(predicate), maps.sources(value)
@@ -426,6 +438,7 @@ _INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
         "reverse": _reverse,
         "dynamic-slice": _dynamic_slice,
         "dynamic-update-slice": _dynamic_update_slice,
+        "reduce": _reduce,
         "conditional": _conditional,
         "parameter": _argument_of,
         "pad": _pad,
