@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from reshard.doctor.flow import Flow, HloValue, Scope
+from reshard.doctor.fragment_maps import FragmentMaps
 from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, unravel
 from reshard.doctor.infer_layouts import along
 from reshard.doctor.numbering import Numbering
@@ -30,11 +31,12 @@ _RANDOM = 1 << 14  # points that are followed of larger ones
 
 
 class Traced:
-    """A module whose values can be followed; `updates` as in `IndexMaps`."""
+    """A module whose values can be followed, through spliced fragments too if it is `spliced`."""
 
-    def __init__(self, module: Module, devices: int, updates: bool = False) -> None:
+    def __init__(self, module: Module, devices: int, spliced: bool = False) -> None:
         self.flow = Flow(module)
-        self.maps = IndexMaps(self.flow, Scalars(self.flow, devices), updates)
+        scalars = Scalars(self.flow, devices)
+        self.maps = FragmentMaps(self.flow, scalars) if spliced else IndexMaps(self.flow, scalars)
         self.numbering = Numbering(self.flow)
         self.devices = devices
 

@@ -63,15 +63,10 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class IndexMaps:
-    """The index maps of a module's instructions.
-
-    With `updates`, an update of an array at known offsets counts as a move as well: fragments put received boxes into
-    place with it, whereas in a user's program it is the making of new data.
-    """
+    """The index maps of a module's instructions."""
 
     flow: Flow
     scalars: Scalars
-    updates: bool = False
 
     def sources(self, value: HloValue) -> list[HloValue] | None:
         """The operands whose elements a value has, in other places; None if it is computed or comes from outside."""
@@ -87,41 +82,10 @@ class IndexMaps:
             case "dynamic-slice":
                 known = all(self.scalars.at(offset) is not None for offset in operands[1:])
                 return operands[:1] if known else None
-            case "dynamic-update-slice" if self.updates:
-                known = all(self.scalars.at(offset) is not None for offset in operands[2:])
-                return operands[:2] if known else None
-            case "reduce" if self.updates:
-                return operands[:1] if _elements(operands[0]) == _elements(value) else None
-            case "conditional" if self.updates:
-                return self._branch_results(value)
-            case "parameter" if self.updates:
-                argument = self._argument(value)
-                return None if argument is None else [argument]
             case "select":
                 return self._choices(operands)
             case _:
                 return None
-
-    def _branch_results(self, value: HloValue) -> list[HloValue] | None:
-        """What each branch of a conditional yields, if its predicate depends on the device alone."""
-        instruction = value.instruction
-        if not isinstance(self.scalars.at(HloValue(value.scope, instruction.operands[0])), np.ndarray):
-            return None
-        results: list[HloValue] = []
-        for name in instruction.called:
-            branch = next((one for one in self.flow.regions if one.computation.name == name), None)
-            if branch is None or branch.computation.root is None or branch.caller != value.site:
-                return None
-            results.append(self.flow.origin(HloValue(branch, branch.computation.root.name, value.path)))
-        return results
-
-    def _argument(self, value: HloValue) -> HloValue | None:
-        """The operand of a conditional that a parameter of one of its branches is."""
-        caller = value.scope.caller
-        if caller is None or caller.instruction.opcode != "conditional":
-            return None
-        branch = caller.instruction.called.index(value.scope.computation.name)
-        return self.flow.origin(HloValue(caller.scope, caller.instruction.operands[branch + 1], value.path))
 
     def _choices(self, operands: list[HloValue]) -> list[HloValue] | None:
         """The operands of a select that moves data: its predicate depends on the device and the index alone."""
@@ -175,7 +139,8 @@ def _elements(value: HloValue) -> int:
     return -1 if value.array is None else value.array.elements
 
 
-def _array(value: HloValue) -> Array:
+def array_of(value: HloValue) -> Array:
+    """The array that a value is; raises `Untraceable` for a tuple."""
     array = value.array
     if array is None:
         raise Untraceable(f"{value.name} is not an array")
@@ -186,7 +151,8 @@ def _ints(text: str) -> list[int]:
     return [int(number) for number in _NUMBER.findall(text)]
 
 
-def _attribute(value: HloValue, name: str) -> list[int]:
+def attribute_ints(value: HloValue, name: str) -> list[int]:
+    """The integers of an attribute of the value's instruction, none without it."""
     return _ints(value.instruction.attributes.get(name, ""))
 
 
@@ -196,14 +162,14 @@ def _same(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage
 
 def _reshape(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
-    before, after = _array(operand), _array(value)
+    before, after = array_of(operand), array_of(value)
     yield Preimage(None, operand, points._replace(indices=unravel(ravel(points.indices, after.dims), before.dims)))
 
 
 def _bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     """The same bytes under another shape: the elements keep their order in memory (tiling aside)."""
     operand = maps.flow.operands(value)[0]
-    before, after = _array(operand), _array(value)
+    before, after = array_of(operand), array_of(value)
     if before.elements != after.elements:
         raise Untraceable(f"{value.name} changes the size of the elements")
     out, inside = _major_to_minor(after), _major_to_minor(before)
@@ -215,13 +181,13 @@ def _bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preim
 
 def _transpose(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = np.empty_like(points.indices)
-    index[_attribute(value, "dimensions")] = points.indices
+    index[attribute_ints(value, "dimensions")] = points.indices
     yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
 def _broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
-    yield Preimage(None, operand, points._replace(indices=points.indices[_attribute(value, "dimensions")]))
+    yield Preimage(None, operand, points._replace(indices=points.indices[attribute_ints(value, "dimensions")]))
 
 
 def _slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
@@ -233,14 +199,14 @@ def _slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimag
 
 def _reverse(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = points.indices.copy()
-    for dim in _attribute(value, "dimensions"):
-        index[dim] = _array(value).dims[dim] - 1 - index[dim]
+    for dim in attribute_ints(value, "dimensions"):
+        index[dim] = array_of(value).dims[dim] - 1 - index[dim]
     yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
 def _dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand, *offsets = maps.flow.operands(value)
-    before, after = _array(operand), _array(value)
+    before, after = array_of(operand), array_of(value)
     index = points.indices.copy()
     for dim, offset in enumerate(offsets):
         known = maps.scalars.at(offset)
@@ -251,68 +217,22 @@ def _dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator
     yield Preimage(None, operand, points._replace(indices=index))
 
 
-def _dynamic_update_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    base, update, *offsets = maps.flow.operands(value)
-    before, part = _array(base), _array(update)
-    index = points.indices.copy()
-    for dim, offset in enumerate(offsets):
-        known = maps.scalars.at(offset)
-        if not isinstance(known, np.ndarray):
-            raise Untraceable(f"{value.name}: the offsets are not in the text")
-        starts = np.clip(known.reshape(-1), 0, before.dims[dim] - part.dims[dim])
-        index[dim] -= starts[points.device]
-    sizes = np.array(part.dims, np.int64).reshape(-1, 1)
-    inside = ((index >= 0) & (index < sizes)).all(axis=0)
-    yield Preimage(inside, update, Points(points.device, index).at(inside))
-    if not maps.is_constant(base):
-        yield Preimage(~inside, base, points.at(~inside))
-
-
-def _reduce(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    """A reduction over dims of size 1, which TPU uses as a reshape."""
-    operand = maps.flow.operands(value)[0]
-    before = _array(operand)
-    index = np.zeros((len(before.dims), points.device.size), np.int64)
-    reduced = _attribute(value, "dimensions")
-    index[[dim for dim in range(len(before.dims)) if dim not in reduced]] = points.indices
-    yield Preimage(None, operand, points._replace(indices=index))
-
-
-def _conditional(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    predicate = maps.flow.operands(value)[0]
-    known, results = maps.scalars.at(predicate), maps.sources(value)
-    if not isinstance(known, np.ndarray) or results is None:
-        raise Untraceable(f"{value.name}: which branch runs is not in the text")
-    picked = known.reshape(-1)[points.device]
-    if predicate.array is not None and predicate.array.dtype == "pred":
-        picked = 1 - picked  # The first branch is that of true.
-    picked = np.where((picked < 0) | (picked >= len(results)), len(results) - 1, picked)
-    for number, result in enumerate(results):
-        where = picked == number
-        yield Preimage(where, result, points.at(where))
-
-
-def _argument_of(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    (argument,) = maps.sources(value) or []
-    yield Preimage(None, argument, points)
-
-
 def _pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
     edges = [_ints(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
     low = np.array([edge[0] for edge in edges], np.int64).reshape(-1, 1)
     step = np.array([1 + (edge[2] if len(edge) > 2 else 0) for edge in edges], np.int64).reshape(-1, 1)
-    sizes = np.array(_array(operand).dims, np.int64).reshape(-1, 1)
+    sizes = np.array(array_of(operand).dims, np.int64).reshape(-1, 1)
     index, rest = np.divmod(points.indices - low, step)
     inside = ((rest == 0) & (index >= 0) & (index < sizes)).all(axis=0)
     yield Preimage(inside, operand, Points(points.device, index).at(inside))
 
 
 def _concatenate(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    (dim,) = _attribute(value, "dimensions")
+    (dim,) = attribute_ints(value, "dimensions")
     start = 0
     for operand in maps.flow.operands(value):
-        stop = start + _array(operand).dims[dim]
+        stop = start + array_of(operand).dims[dim]
         inside = (points.indices[dim] >= start) & (points.indices[dim] < stop)
         index = points.indices.copy()
         index[dim] -= start
@@ -328,7 +248,7 @@ def _select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preima
         yield Preimage(None, source, points)
         return
     picked = known.reshape(maps.scalars.devices, -1)
-    at = ravel(points.indices, _array(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
+    at = ravel(points.indices, array_of(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
     first = picked[points.device, at] != 0
     for where, operand in zip((first, ~first), choices, strict=True):
         if not maps.is_constant(operand):
@@ -337,9 +257,9 @@ def _select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preima
 
 def _all_gather(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
-    (dim,) = _attribute(value, "dimensions")
+    (dim,) = attribute_ints(value, "dimensions")
     index = points.indices.copy()
-    member, index[dim] = np.divmod(points.indices[dim], _array(operand).dims[dim])
+    member, index[dim] = np.divmod(points.indices[dim], array_of(operand).dims[dim])
     yield Preimage(None, operand, Points(_members(maps, value)[points.device, member], index))
 
 
@@ -352,8 +272,8 @@ def _all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Pr
             where = mine == rank
             yield Preimage(where, operands[rank], Points(device, points.indices).at(where))
         return
-    (dim,) = _attribute(value, "dimensions")
-    block = _array(value).dims[dim] // members.shape[1]
+    (dim,) = attribute_ints(value, "dimensions")
+    block = array_of(value).dims[dim] // members.shape[1]
     index = points.indices.copy()
     member, rest = np.divmod(points.indices[dim], block)
     index[dim] = mine * block + rest
@@ -437,10 +357,6 @@ _INDEX_MAPS: Mapping[str, _IndexMap] = MappingProxyType(
         "slice": _slice,
         "reverse": _reverse,
         "dynamic-slice": _dynamic_slice,
-        "dynamic-update-slice": _dynamic_update_slice,
-        "reduce": _reduce,
-        "conditional": _conditional,
-        "parameter": _argument_of,
         "pad": _pad,
         "concatenate": _concatenate,
         "select": _select,

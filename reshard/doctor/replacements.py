@@ -94,7 +94,9 @@ class Finder:
         for value, used in chain.results.items():
             if value.array is None:
                 raise Unfit(f"{value.name} is not an array")
-            whole = not used or any(one.array is not None and one.array.elements >= value.array.elements for one in used)
+            whole = not used or any(
+                one.array is not None and one.array.elements >= value.array.elements for one in used
+            )
             yield from (value,) if whole else used
 
     def _source(self, chain: Chain) -> str:

@@ -24,13 +24,15 @@ from reshard.hlo.forms import permute_pairs
 from reshard.types.layout import Layout
 
 _GROUPED = ("all-gather", "all-reduce")
-_DETERMINISTIC = frozenset(
-    "abs add and atan2 bitcast bitcast-convert broadcast cbrt ceil clamp compare complex concatenate convert convolution "
-    "copy cosine count-leading-zeros divide dot dynamic-slice dynamic-update-slice erf exponential exponential-minus-one "
-    "floor gather imag is-finite log log-plus-one logistic maximum minimum multiply negate not or pad popcnt power real "
-    "reduce reduce-precision reduce-window remainder reshape reverse round-nearest-afz round-nearest-even rsqrt scatter "
-    "select shift-left shift-right-arithmetic shift-right-logical sign sine slice sqrt subtract tan tanh transpose xor".split()
-)
+_DETERMINISTIC = frozenset((
+    "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "broadcast", "cbrt", "ceil", "clamp", "compare",
+    "complex", "concatenate", "convert", "convolution", "copy", "cosine", "count-leading-zeros", "divide", "dot",
+    "dynamic-slice", "dynamic-update-slice", "erf", "exponential", "exponential-minus-one", "floor", "gather", "imag",
+    "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "pad",
+    "popcnt", "power", "real", "reduce", "reduce-precision", "reduce-window", "remainder", "reshape", "reverse",
+    "round-nearest-afz", "round-nearest-even", "rsqrt", "scatter", "select", "shift-left", "shift-right-arithmetic",
+    "shift-right-logical", "sign", "sine", "slice", "sqrt", "subtract", "tan", "tanh", "transpose", "xor",
+))  # fmt: skip
 _MOST = 20_000  # values that are worth following
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from reshard.errors import SpliceError
 from reshard.hlo import wire
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
-from reshard.hlo.splice import Linked, Splice
+from reshard.hlo.splice import Linked, Splice, replaced_values
 
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids
 _EDITED_OF_OLD = frozenset((9, 36, 37))  # parameter number, operands, control predecessors
@@ -42,7 +42,7 @@ def check(before: bytes, after: bytes, changes: Sequence[Change]) -> None:
     _check_order(new)
     _check_schedule(old, new)
     added = _check_added(new, changes)
-    _check_kept(old, new, added)
+    _check_kept(old, new, _what_is_fresh(old, new, added, changes))
     _check_channels(old, changes)
     for computation in new.computations:
         shapes = {one.id: one.shape for one in computation.instructions}
@@ -92,20 +92,15 @@ def _check_schedule(old: ModuleProto, new: ModuleProto) -> None:
         raise SpliceError("the module has lost or won a schedule")
     if old.schedule is None or new.schedule is None:
         return
-    fused = {
-        number for one in new.instructions() if one.opcode == "fusion" or "to_apply" in one.opcode for number in one.called
-    }
-    scheduled_before = set(old.schedule)
-    for computation in new.computations:
-        is_new = all(computation.id != one.id for one in old.computations)
-        ids = new.schedule.get(computation.id)
-        if ids is None:
-            if computation.id in scheduled_before or (is_new and computation.id not in fused and _runs(new, computation)):
-                raise SpliceError(f"{computation.name}: it has no schedule")
-            continue
-        _check_sequence(computation, ids)
-    if not set(new.schedule).issubset({computation.id for computation in new.computations}):
+    known = {one.id for one in new.computations}
+    if not known.issuperset(new.schedule):
         raise SpliceError("the schedule has a computation that is not in the module")
+    for computation in new.computations:
+        ids = new.schedule.get(computation.id)
+        if ids is not None:
+            _check_sequence(computation, ids)
+        elif computation.id in old.schedule or _runs(new, computation):
+            raise SpliceError(f"{computation.name}: it has no schedule")
 
 
 def _runs(module: ModuleProto, computation: ComputationProto) -> bool:
@@ -162,66 +157,103 @@ def _fields(instruction: InstructionProto, without: frozenset[int]) -> list[tupl
     return [(field.number, field.value) for field in instruction.message.fields if field.number not in without]
 
 
-def _check_kept(old: ModuleProto, new: ModuleProto, added: Mapping[int, InstructionProto]) -> None:
-    tiles = _entering_tiles(new, added)
+class _Fresh(NamedTuple):
+    """What is new: by id, the fragment's root that an added value or a parameter of a fusion stands for, if any.
+
+    `replaced` has, for the id of each replaced value, the root that took its place.
+    """
+
+    old: ModuleProto
+    new: ModuleProto
+    added: Mapping[int, InstructionProto]
+    roots: Mapping[int, int]
+    replaced: Mapping[int, int]
+
+    def may_follow(self, was: int, now: int) -> bool:
+        """Whether a new operand may stand where an old one stood."""
+        return was == now or (was in self.replaced and self.roots.get(now) == self.replaced[was])
+
+
+def _check_kept(old: ModuleProto, new: ModuleProto, fresh: _Fresh) -> None:
+    originals = {one.id: one for one in old.computations}
     for computation in new.computations:
-        before = next((one for one in old.computations if one.id == computation.id), None)
-        if before is None:
-            if not all(one.id in added for one in computation.instructions):
-                raise SpliceError(f"{computation.name}: it has instructions that no fragment has")
+        before = originals.get(computation.id)
+        if before is not None:
+            _check_kept_computation(before, computation, fresh)
+        elif not all(one.id in fresh.added for one in computation.instructions):
+            raise SpliceError(f"{computation.name}: it has instructions that no fragment has")
+
+
+def _check_kept_computation(before: ComputationProto, computation: ComputationProto, fresh: _Fresh) -> None:
+    if computation.name != before.name:
+        raise SpliceError(f"{computation.name}: it was {before.name}")
+    if not fresh.may_follow(before.root_id, computation.root_id):
+        raise SpliceError(f"{computation.name}: it has another root")
+    originals = {one.id: one for one in before.instructions}
+    gone = set(originals) - {one.id for one in computation.instructions}
+    for instruction in computation.instructions:
+        if instruction.id in fresh.added or instruction.id in fresh.roots:
             continue
-        if computation.name != before.name:
-            raise SpliceError(f"{computation.name}: it was {before.name}")
-        originals = {one.id: one for one in before.instructions}
-        gone = set(originals) - {one.id for one in computation.instructions}
-        for instruction in computation.instructions:
-            if instruction.id in added or instruction.id in tiles:
-                continue
-            if instruction.id not in originals:
-                raise SpliceError(f"{instruction.name}: it is in neither the old module nor a fragment")
-            original = originals[instruction.id]
-            if _fields(original, _EDITED_OF_OLD) != _fields(instruction, _EDITED_OF_OLD):
-                raise SpliceError(f"{instruction.name}: it has changed")
-            _check_operands(original, instruction, gone, tiles.keys() | added.keys())
-            if not _control_through(original, originals, gone).issubset(instruction.control):
-                raise SpliceError(f"{instruction.name}: a control predecessor is missing")
+        if instruction.id not in originals:
+            raise SpliceError(f"{instruction.name}: it is in neither the old module nor a fragment")
+        original = originals[instruction.id]
+        if _fields(original, _EDITED_OF_OLD) != _fields(instruction, _EDITED_OF_OLD):
+            raise SpliceError(f"{instruction.name}: it has changed")
+        if not _has_its_operands(original, instruction, fresh):
+            raise SpliceError(f"{instruction.name}: it has other operands than before")
+        if not _control_through(original, originals, gone).issubset(instruction.control):
+            raise SpliceError(f"{instruction.name}: a control predecessor is missing")
 
 
-def _entering_tiles(new: ModuleProto, added: Mapping[int, InstructionProto]) -> dict[int, InstructionProto]:
-    """The new parameters of fusions, through which tiles of fragments enter."""
-    tiles: dict[int, InstructionProto] = {}
+def _what_is_fresh(
+    old: ModuleProto, new: ModuleProto, added: Mapping[int, InstructionProto], changes: Sequence[Change]
+) -> _Fresh:
+    replaced: dict[int, int] = {}
+    roots: dict[int, int] = {}
+    for change in changes:
+        root = change.linked.instructions[ModuleProto.decode(change.splice.fragment).entry.root_id]
+        roots[root] = root
+        for use in change.splice.uses:
+            replaced.update({number: root for number in replaced_values(old, change.splice.region, use)})
+    return _Fresh(old, new, added, _with_parameters(new, roots), replaced)
+
+
+def _with_parameters(new: ModuleProto, roots: Mapping[int, int]) -> dict[int, int]:
+    """The roots of fragments, and the parameters through which they enter fusions."""
+    known = dict(roots)
+    callers = [one for one in new.instructions() if one.opcode in ("fusion", "call")]
+    pairs = [
+        (operand, parameter.id)
+        for caller in callers
+        for operand, parameter in zip(caller.operands, new.computation(caller.called[0]).parameters, strict=False)
+    ]
     changed = True
     while changed:  # ends: each round adds a parameter
-        changed = False
-        for instruction in new.instructions():
-            if instruction.opcode not in ("fusion", "call") or instruction.id in added:
-                continue
-            parameters = new.computation(instruction.called[0]).parameters
-            for operand, parameter in zip(instruction.operands, parameters, strict=False):
-                if (operand in added or operand in tiles) and parameter.id not in tiles:
-                    tiles[parameter.id] = parameter
-                    changed = True
-    return tiles
+        fresh = {parameter: known[operand] for operand, parameter in pairs if operand in known}
+        changed = not known.keys() >= fresh.keys()
+        known = {**fresh, **known}
+    return known
 
 
-def _check_operands(
-    original: InstructionProto, instruction: InstructionProto, gone: set[int], fresh: set[int]
-) -> None:
-    """The old operands, but that those which are replaced may be new ones; fusions may have lost or won some."""
+def _has_its_operands(original: InstructionProto, instruction: InstructionProto, fresh: _Fresh) -> bool:
+    """The old operands, replaced values replaced; fusions and calls may have lost some, or won tiles.
+
+    Those are compared by the parameters that they are for.
+    """
+    before, after = original.operands, instruction.operands
     if instruction.opcode in ("fusion", "call"):
-        kept = [one for one in instruction.operands if one not in fresh]
-        if not _is_subsequence(kept, original.operands):
-            raise SpliceError(f"{instruction.name}: it has other operands than before")
-        return
-    pairs = zip(original.operands, instruction.operands, strict=False)
-    same = len(original.operands) == len(instruction.operands)
-    if not same or any(now != was and now not in fresh for was, now in pairs):
-        raise SpliceError(f"{instruction.name}: it has other operands than before")
+        was, now = _arguments(fresh.old, original), _arguments(fresh.new, instruction)
+        return all(
+            fresh.may_follow(was[parameter], operand) if parameter in was else parameter in fresh.roots
+            for parameter, operand in now.items()
+        )
+    return len(before) == len(after) and all(map(fresh.may_follow, before, after))
 
 
-def _is_subsequence(part: Sequence[int], whole: Sequence[int]) -> bool:
-    rest = iter(whole)
-    return all(one in rest for one in part)
+def _arguments(module: ModuleProto, caller: InstructionProto) -> dict[int, int]:
+    """The operand of each parameter of the computation that an instruction calls."""
+    parameters = module.computation(caller.called[0]).parameters
+    return {parameter.id: operand for parameter, operand in zip(parameters, caller.operands, strict=False)}
 
 
 def _control_through(
@@ -248,7 +280,7 @@ def _check_channels(old: ModuleProto, changes: Sequence[Change]) -> None:
     for change in changes:
         for channel in change.linked.channels.values():
             if channel in taken:
-                raise SpliceError(f"{change.splice.region}: channel {channel} belongs to another collective, or is none")
+                raise SpliceError(f"{change.splice.region}: channel {channel} is none, or another's")
             taken.add(channel)
 
 

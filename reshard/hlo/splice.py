@@ -76,6 +76,20 @@ def splice(module: ModuleProto, change: Splice) -> Linked:
     return linked
 
 
+def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
+    """The ids of the values that a splice replaces for a use: its own, and those of fusions that only yield it."""
+    scopes = [module.computation_named(region)]
+    for name in use.path:
+        scopes.append(_entered(module, scopes[-1].named(name)))
+    names = [*use.path, use.name]
+    values = [scopes[-1].named(names[-1]).id]
+    while len(scopes) > 1 and scopes[-1].root_id == values[-1]:  # ends: the scopes get fewer
+        scopes.pop()
+        names.pop()
+        values.append(scopes[-1].named(names[-1]).id)
+    return values
+
+
 def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
     """The use, outside of every fusion that only yields it."""
     scopes = [region]
@@ -233,7 +247,7 @@ def _insert_in_schedule(
     consumers: Sequence[Sequence[int]],
 ) -> None:
     """Schedules the fragment just before the first instruction that takes its result, or at the end."""
-    own = {linked.instructions[one.id] if one.id in linked.instructions else one.id for one in entry.parameters}
+    own = {linked.instructions.get(one.id, one.id) for one in entry.parameters}
     order = [number for one in added[entry.id] if (number := linked.instructions[one]) not in own]
     ids = schedule[region.id]
     first = {one for several in consumers for one in several}

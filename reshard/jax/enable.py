@@ -7,10 +7,11 @@ caches, so a program that was compiled without it is compiled anew with it, and 
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+# pyright: reportUnknownLambdaType=false
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 import threading
@@ -27,7 +28,6 @@ from reshard.jax import fragments
 from reshard.jax.fragments import Fragments
 from reshard.jax.hlo_pass import ChainFate, HloPassOptions, has_collectives, improve
 from reshard.synth import Network
-from reshard.types import units
 
 _log = logging.getLogger("reshard")
 _NAME = "reshard"
@@ -101,11 +101,7 @@ _state = _State()
 
 def hook_exists() -> bool:
     """Whether this jax hands its compiled modules to a pass, as 0.11 and later do."""
-    try:
-        from jax.extend import xla  # noqa: F401
-    except ImportError:
-        return False
-    return hasattr(jax, "make_user_context")
+    return importlib.util.find_spec("jax.extend.xla") is not None and hasattr(jax, "make_user_context")
 
 
 def enable(*, network: Network | str | None = None, budget: int | str | None = None) -> Enabled:
@@ -156,7 +152,7 @@ def _switched_on(network: Network | str | None, budget: int | str | None) -> Ena
         )
     loaded = Network.load(network) if isinstance(network, str) else network
     _prepare()
-    return Enabled(HloPassOptions(loaded, None if budget is None else units.byte_count(budget)))
+    return Enabled(HloPassOptions(loaded, budget))
 
 
 def _prepare() -> None:
@@ -176,10 +172,7 @@ def _on_event(event: str, *_: Any, **__: Any) -> None:
 
 def _register() -> None:
     """Registers the pass with every platform that is loaded and does not have it."""
-    from jaxlib import _jax as plugins
-    from jaxlib import _xla as xla
-
-    native, calls = _any(plugins), _any(xla)
+    native, calls = _jaxlib("_jax"), _jaxlib("_xla")
     with _state.lock:
         if "cpu" not in _state.registered:
             calls.register_xla_transform(_NAME, _PRE_SCHEDULER, _on_module)
@@ -194,8 +187,9 @@ def _register() -> None:
             _state.registered.add(platform)
 
 
-def _any(value: Any) -> Any:
-    return value
+def _jaxlib(module: str) -> Any:
+    """One of jaxlib's own modules, which have no public names and no stubs."""
+    return importlib.import_module(f"jaxlib.{module}")
 
 
 def _separate_caches() -> None:
@@ -242,9 +236,7 @@ def _improved(module: bytes, switched: Enabled) -> bytes | None:
         if devices is None:
             raise ProgramError("it is not known which devices the program is compiled for")
         improved = improve(module, _fragments_of(devices), _JaxlibReader(), switched.options)
-        report = ModuleReport(
-            improved.name, improved.fates, time.perf_counter() - started, improved.module is not None
-        )
+        report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         switched.reports.append(ModuleReport(name, (), time.perf_counter() - started, False, reason))
@@ -293,19 +285,13 @@ class _JaxlibReader:
 
     def text(self, module: bytes) -> str:
         """The text of a module, large constants included."""
-        hlo = _jaxlib_hlo()
+        hlo = _jaxlib("_hlo")
         options = hlo.HloPrintOptions()
         options.print_large_constants = True
         return hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options)
 
     def shardings(self, module: bytes) -> tuple[str, ...]:
         """The shardings of the entry's parameters, empty if the module does not say."""
-        hlo = _jaxlib_hlo()
+        hlo = _jaxlib("_hlo")
         shardings = hlo.HloModule.from_serialized_hlo_module_proto(module).spmd_parameters_shardings
         return tuple(str(hlo.HloSharding.from_proto(one)) for one in shardings or ())
-
-
-def _jaxlib_hlo() -> Any:
-    from jaxlib import _hlo
-
-    return _hlo

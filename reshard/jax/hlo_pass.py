@@ -136,9 +136,7 @@ def improve(module: bytes, fragments: Fragments, compiler: Reader, options: HloP
 class _Round:
     """One search through a module."""
 
-    def __init__(
-        self, module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions
-    ) -> None:
+    def __init__(self, module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions) -> None:
         self.data = module
         self.fragments = fragments
         self.compiler = compiler
@@ -211,7 +209,8 @@ class _Round:
                 changes += [integrity.Change(change, splice(module, change)) for change in current.changes]
             data = module.encode()
             integrity.check(self.data, data, changes)
-            after = Traced(replace(hlo.parse(self.compiler.text(data)), num_partitions=self.devices), self.devices, True)
+            text = self.compiler.text(data)
+            after = Traced(replace(hlo.parse(text), num_partitions=self.devices), self.devices, spliced=True)
             replicas = Replicas(self.traced.maps, self.shardings)
             for current in candidates:
                 for one in current.replacements:
@@ -236,6 +235,3 @@ def _counted(kinds: Iterable[str]) -> Iterator[str]:
     for kind in kinds:
         counts[kind] = counts.get(kind, 0) + 1
     yield from (kind if count == 1 else f"{count} {kind}" for kind, count in counts.items())
-
-
-
