@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from reshard.hlo import wire
-from reshard.jax import enable, hlo_pass
+from reshard.jax import hlo_pass, xla_hook
 
 _STACK_FRAMES = 17
 jax.config.update("jax_traceback_in_locations_limit", 1)  # The lines of the program, without those of this script.
@@ -66,10 +66,10 @@ def record(name, source, devices):
         changes.append(change)
         return splice(module, change)
 
-    enable.improve, hlo_pass.splice = improving, splicing
-    with enable.enabled() as log:
+    xla_hook.improve, hlo_pass.splice = improving, splicing
+    with xla_hook.enabled() as log:
         lowered(source, devices).compile()
-    enable.improve, hlo_pass.splice = improve, splice
+    xla_hook.improve, hlo_pass.splice = improve, splice
     print(log)
     (module, text), *_ = modules
     (DATA / f"{name}.pb").write_bytes(module)

@@ -110,10 +110,9 @@ def enable(*, network: Network | str | None = None, budget: int | str | None = N
     `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`. Returns the reports of what
     is compiled. Raises `ProgramError` with a jax that has no hook for it.
 
-    >>> import reshard.jax
     >>> if hook_exists():
-    ...     log = reshard.jax.enable()
-    ...     reshard.jax.disable()
+    ...     log = enable()
+    ...     disable()
     """
     switched = _switched_on(network, budget)
     _state.context.set_global(switched)
