@@ -19,7 +19,7 @@ from reshard.doctor.fragment_maps import FragmentMaps
 from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, unravel
 from reshard.doctor.infer_layouts import along
 from reshard.doctor.numbering import Numbering
-from reshard.doctor.replacements import Replacement
+from reshard.doctor.replacements import Replacement, finished
 from reshard.doctor.replicas import Replicas
 from reshard.doctor.scalars import Scalars
 from reshard.doctor.trace import NOWHERE, Origins, Tracer
@@ -61,7 +61,10 @@ def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replace
         before = old.origins(value, replacement.leaf, points)
         if (before.leaf == NOWHERE).any():
             raise SpliceError(f"{value.name}: some of its elements are padding")
-        for fresh in _fresh_values(old, new, value, region):
+        taken = list(_fresh_values(old, new, value, region))
+        if not taken:
+            raise SpliceError(f"{value.name}: nothing takes what replaces it")
+        for fresh in taken:
             after = new.origins(fresh, leaf, points)
             wrong = after.place != before.place
             wrong |= replicas.of(replacement.leaf)[after.device] != replicas.of(replacement.leaf)[before.device]
@@ -79,7 +82,7 @@ def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replace
 
 def _fresh_values(old: Traced, new: Traced, value: HloValue, region: str) -> Iterator[HloValue]:
     """What the users of an old value take in the new module, and what the region yields in its place."""
-    outer = value
+    outer = HloValue(value.scope, finished(value))
     while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:
         outer = HloValue(outer.scope.caller.scope, outer.scope.caller.instruction.name)
     scope = _same_scope(old, new, outer.scope, region)

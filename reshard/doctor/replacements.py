@@ -143,4 +143,15 @@ def _use(region: Scope, value: HloValue) -> Use:
             raise Unfit(f"{value.name} is used outside of its region")
         path.append(scope.caller.instruction.name)
         scope = scope.caller.scope
-    return Use(tuple(reversed(path)), value.name)
+    return Use(tuple(reversed(path)), finished(value))
+
+
+def finished(value: HloValue) -> str:
+    """The instruction that yields the value: for the start of an asynchronous pair, its end."""
+    if not value.instruction.opcode.endswith("-start"):
+        return value.name
+    users = value.scope.computation.users.get(value.name, ())
+    ends = [user.name for user in users if user.opcode.endswith("-done")]
+    if len(ends) != 1:
+        raise Unfit(f"{value.name} has {len(ends)} ends")
+    return ends[0]

@@ -14,7 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -45,29 +45,37 @@ class FragmentKey:
     places: tuple[tuple[int, int], ...]
 
 
+class Fragment(NamedTuple):
+    """A captured fragment, and the bytes that a device holds at its peak, both tiles included."""
+
+    module: bytes
+    peak_bytes: int
+
+
 class Fragments:
     """The fragments compiled so far for one set of devices, in the order of the program's device assignment."""
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self.devices = tuple(devices)
-        self._known: dict[FragmentKey, bytes] = {}
+        self._known: dict[FragmentKey, Fragment] = {}
 
-    def get(self, key: FragmentKey) -> bytes:
-        """The fragment as a serialized module; raises `SpliceError` where the compiler makes none."""
+    def get(self, key: FragmentKey) -> Fragment:
+        """The fragment of a plan; raises `SpliceError` where the compiler makes none."""
         if key not in self._known:
             self._known[key] = self._compile(key)
         return self._known[key]
 
-    def _compile(self, key: FragmentKey) -> bytes:
+    def _compile(self, key: FragmentKey) -> Fragment:
         """Compiles in a thread of its own, where neither the caller's jax contexts nor its meshes hold."""
         captured: list[bytes] = []
+        peaks: list[int] = []
         errors: list[BaseException] = []
 
         def work() -> None:
             _capturing.into = captured
             try:
                 with jax.enable_x64(True):
-                    _lowered(key, self.devices).compile()
+                    peaks.append(_peak_bytes(_lowered(key, self.devices).compile()))
             except Exception as error:  # XLA raises what it likes; the chain stays as it is.
                 errors.append(error)
             finally:
@@ -79,7 +87,7 @@ class Fragments:
         if errors or len(captured) != 1:
             why = str(errors[0]).splitlines()[0] if errors else f"{len(captured)} modules were captured"
             raise SpliceError(f"{key.plan.source} -> {key.plan.target}: the plan does not compile here ({why})")
-        return captured[0]
+        return Fragment(captured[0], peaks[0])
 
 
 def capture(module: bytes) -> bool:
@@ -89,6 +97,13 @@ def capture(module: bytes) -> bool:
         return False
     into.append(bytes(module))
     return True
+
+
+def _peak_bytes(compiled: Any) -> int:
+    """What the compiler says that a device holds at most."""
+    memory = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return int(total - memory.alias_size_in_bytes)
 
 
 def _lowered(key: FragmentKey, devices: Sequence[Any]) -> Any:

@@ -32,6 +32,7 @@ from reshard.synth import plan as best_plan
 from reshard.types.plan import Plan
 
 _ROUNDS = 4
+_ALIGNMENT = 4096  # bytes by which buffers are rounded up, and those of tables and scalars
 _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
 
 
@@ -177,17 +178,17 @@ class _Round:
         planned = sum(plan.received_bytes for plan in plans)
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
-        peak, allowed = max(plan.peak_bytes for plan in plans), liveness.of(chain).peak_bytes
-        if peak > allowed:
-            raise Unfit(f"the plan would need {peak} B at once, and XLA needs {allowed} B")
-        keys = [
-            FragmentKey(plan, one.before, one.after, one.move.places)
+        pieces = [
+            self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places))
             for plan, one in zip(plans, replacements, strict=True)
         ]
+        peak, allowed = max(piece.peak_bytes for piece in pieces), liveness.of(chain).peak_bytes
+        if peak > allowed + _ALIGNMENT:
+            raise Unfit(f"the plan would need {peak} B at once, and XLA needs {allowed} B")
         region = chain.region.computation.name
         changes = tuple(
-            Splice(region, one.source, one.uses, self.fragments.get(key), self._metadata(chain))
-            for key, one in zip(keys, replacements, strict=True)
+            Splice(region, one.source, one.uses, piece.module, self._metadata(chain))
+            for piece, one in zip(pieces, replacements, strict=True)
         )
         return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), replacements, changes)
 

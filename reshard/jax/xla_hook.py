@@ -234,7 +234,7 @@ def _improved(module: bytes, switched: Enabled) -> bytes | None:
         devices = _devices_compiled_for()
         if devices is None:
             raise ProgramError("it is not known which devices the program is compiled for")
-        improved = improve(module, _fragments_of(devices), _JaxlibReader(), switched.options)
+        improved = improve(module, _fragments_of(devices), JaxlibReader(), switched.options)
         report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -279,7 +279,7 @@ def _identity(device: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-class _JaxlibReader:
+class JaxlibReader:
     """Serialized modules as jaxlib reads them."""
 
     def text(self, module: bytes) -> str:
