@@ -50,6 +50,10 @@ class ProgramError(ReshardError):
     """A StableHLO program that does not parse or that the compiler pass cannot transform."""
 
 
+class SpliceError(ReshardError):
+    """A compiled module into which a fragment cannot be spliced; it is left as it was."""
+
+
 class StrictError(ReshardError):
     """In strict mode: a compiled module that still rebuilds an array or exceeds its budget."""
 

@@ -13,6 +13,7 @@ from tests.test_examples import console_problems, python_problems
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+NEEDS_HOOK = "xla-pass.md"  # Its examples need jax 0.11: tests/jax/test_xla_hook.py runs them.
 WITH_README = [ROOT / "README.md", *PAGES]
 INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]
 _FENCED = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
@@ -41,7 +42,7 @@ def broken_links(path: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != NEEDS_HOOK], ids=lambda page: page.name)
 def test_python_blocks_do_what_they_say(page: Path):
     problems = python_problems(page.read_text(encoding="utf-8"))
     assert not problems, "\n\n".join(problems)

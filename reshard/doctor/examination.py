@@ -136,6 +136,11 @@ def _mesh(known: Sequence[Known], collectives: Sequence[Collective], devices: in
     return fitting[0] if len(fitting) == 1 else None
 
 
+def named_mesh(collectives: Sequence[Collective], devices: int) -> Mesh | None:
+    """The mesh of so many devices that collectives name; None if it is not unique."""
+    return _mesh((), collectives, devices)
+
+
 def _named_mesh(collective: Collective) -> Mesh | None:
     """The mesh that `replica_groups` name, unless XLA made up the names of its axes."""
     attributes = collective.instruction.attributes

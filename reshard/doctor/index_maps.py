@@ -139,7 +139,8 @@ def _elements(value: HloValue) -> int:
     return -1 if value.array is None else value.array.elements
 
 
-def _array(value: HloValue) -> Array:
+def array_of(value: HloValue) -> Array:
+    """The array that a value is; raises `Untraceable` for a tuple."""
     array = value.array
     if array is None:
         raise Untraceable(f"{value.name} is not an array")
@@ -150,7 +151,8 @@ def _ints(text: str) -> list[int]:
     return [int(number) for number in _NUMBER.findall(text)]
 
 
-def _attribute(value: HloValue, name: str) -> list[int]:
+def attribute_ints(value: HloValue, name: str) -> list[int]:
+    """The integers of an attribute of the value's instruction, none without it."""
     return _ints(value.instruction.attributes.get(name, ""))
 
 
@@ -160,14 +162,14 @@ def _same(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage
 
 def _reshape(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
-    before, after = _array(operand), _array(value)
+    before, after = array_of(operand), array_of(value)
     yield Preimage(None, operand, points._replace(indices=unravel(ravel(points.indices, after.dims), before.dims)))
 
 
 def _bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     """The same bytes under another shape: the elements keep their order in memory (tiling aside)."""
     operand = maps.flow.operands(value)[0]
-    before, after = _array(operand), _array(value)
+    before, after = array_of(operand), array_of(value)
     if before.elements != after.elements:
         raise Untraceable(f"{value.name} changes the size of the elements")
     out, inside = _major_to_minor(after), _major_to_minor(before)
@@ -179,13 +181,13 @@ def _bitcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preim
 
 def _transpose(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = np.empty_like(points.indices)
-    index[_attribute(value, "dimensions")] = points.indices
+    index[attribute_ints(value, "dimensions")] = points.indices
     yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
 def _broadcast(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[0]
-    yield Preimage(None, operand, points._replace(indices=points.indices[_attribute(value, "dimensions")]))
+    yield Preimage(None, operand, points._replace(indices=points.indices[attribute_ints(value, "dimensions")]))
 
 
 def _slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
@@ -197,14 +199,14 @@ def _slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimag
 
 def _reverse(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     index = points.indices.copy()
-    for dim in _attribute(value, "dimensions"):
-        index[dim] = _array(value).dims[dim] - 1 - index[dim]
+    for dim in attribute_ints(value, "dimensions"):
+        index[dim] = array_of(value).dims[dim] - 1 - index[dim]
     yield Preimage(None, maps.flow.operands(value)[0], points._replace(indices=index))
 
 
 def _dynamic_slice(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand, *offsets = maps.flow.operands(value)
-    before, after = _array(operand), _array(value)
+    before, after = array_of(operand), array_of(value)
     index = points.indices.copy()
     for dim, offset in enumerate(offsets):
         known = maps.scalars.at(offset)
@@ -220,17 +222,17 @@ def _pad(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]
     edges = [_ints(dim.replace("_", " ")) for dim in value.instruction.attributes["padding"].split("x")]
     low = np.array([edge[0] for edge in edges], np.int64).reshape(-1, 1)
     step = np.array([1 + (edge[2] if len(edge) > 2 else 0) for edge in edges], np.int64).reshape(-1, 1)
-    sizes = np.array(_array(operand).dims, np.int64).reshape(-1, 1)
+    sizes = np.array(array_of(operand).dims, np.int64).reshape(-1, 1)
     index, rest = np.divmod(points.indices - low, step)
     inside = ((rest == 0) & (index >= 0) & (index < sizes)).all(axis=0)
     yield Preimage(inside, operand, Points(points.device, index).at(inside))
 
 
 def _concatenate(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
-    (dim,) = _attribute(value, "dimensions")
+    (dim,) = attribute_ints(value, "dimensions")
     start = 0
     for operand in maps.flow.operands(value):
-        stop = start + _array(operand).dims[dim]
+        stop = start + array_of(operand).dims[dim]
         inside = (points.indices[dim] >= start) & (points.indices[dim] < stop)
         index = points.indices.copy()
         index[dim] -= start
@@ -246,7 +248,7 @@ def _select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preima
         yield Preimage(None, source, points)
         return
     picked = known.reshape(maps.scalars.devices, -1)
-    at = ravel(points.indices, _array(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
+    at = ravel(points.indices, array_of(value).dims) if picked.shape[1] > 1 else np.zeros_like(points.device)
     first = picked[points.device, at] != 0
     for where, operand in zip((first, ~first), choices, strict=True):
         if not maps.is_constant(operand):
@@ -255,9 +257,9 @@ def _select(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preima
 
 def _all_gather(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Preimage]:
     operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
-    (dim,) = _attribute(value, "dimensions")
+    (dim,) = attribute_ints(value, "dimensions")
     index = points.indices.copy()
-    member, index[dim] = np.divmod(points.indices[dim], _array(operand).dims[dim])
+    member, index[dim] = np.divmod(points.indices[dim], array_of(operand).dims[dim])
     yield Preimage(None, operand, Points(_members(maps, value)[points.device, member], index))
 
 
@@ -270,8 +272,8 @@ def _all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Pr
             where = mine == rank
             yield Preimage(where, operands[rank], Points(device, points.indices).at(where))
         return
-    (dim,) = _attribute(value, "dimensions")
-    block = _array(value).dims[dim] // members.shape[1]
+    (dim,) = attribute_ints(value, "dimensions")
+    block = array_of(value).dims[dim] // members.shape[1]
     index = points.indices.copy()
     member, rest = np.divmod(points.indices[dim], block)
     index[dim] = mine * block + rest
@@ -302,7 +304,7 @@ def _sent(maps: IndexMaps, value: HloValue, points: Points, sources: Numbers) ->
 
 def _members(maps: IndexMaps, value: HloValue) -> Numbers:
     """The group of each device, a row per device, in the order of the group."""
-    lists = _groups(maps, value)
+    lists = device_groups(maps, value)
     members = np.zeros((maps.scalars.devices, len(lists[0])), np.int64)
     for group in lists:
         members[list(group)] = group
@@ -312,12 +314,12 @@ def _members(maps: IndexMaps, value: HloValue) -> Numbers:
 def _ranks(maps: IndexMaps, value: HloValue) -> Numbers:
     """The position of each device in its group."""
     ranks = np.zeros(maps.scalars.devices, np.int64)
-    for group in _groups(maps, value):
+    for group in device_groups(maps, value):
         ranks[list(group)] = np.arange(len(group))
     return ranks
 
 
-def _groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
+def device_groups(maps: IndexMaps, value: HloValue) -> tuple[tuple[int, ...], ...]:
     """The replica groups; raises `Untraceable` unless they cover all devices in equal parts."""
     lists = _group_lists(maps, value)
     sizes = {len(group) for group in lists}

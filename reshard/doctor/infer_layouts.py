@@ -62,11 +62,16 @@ class GlobalDigit(NamedTuple):
 
 
 class InferredMove(NamedTuple):
-    """The layouts before and after a move; `firsts` is the first device, for each, that has a copy of its tile."""
+    """The layouts before and after a move, and how the source's tile lies in memory.
+
+    `firsts` is the first device, for each, that has a copy of its tile. `places` has, for each local digit of the
+    source in the order of its dims, the digit's radix and its stride in the row-major tile that was traced.
+    """
 
     source: Layout
     target: Layout
     firsts: Numbers
+    places: tuple[tuple[int, int], ...]
 
 
 def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> InferredMove | None:
@@ -80,12 +85,13 @@ def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: st
         if traced is None or result.array is None:
             return None
         dims, firsts = traced.dims(), traced.firsts()
+        places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return InferredMove(*_layouts(mesh, dims, dtype), firsts)
+                return InferredMove(*_layouts(mesh, dims, dtype), firsts, places)
             except MeshError:
                 pass
-        return InferredMove(*_layouts(_mesh(tracer.devices, dims), dims, dtype), firsts)
+        return InferredMove(*_layouts(_mesh(tracer.devices, dims), dims, dtype), firsts, places)
     except (Untraceable, ReshardError):
         return None
 
@@ -196,7 +202,7 @@ def _traced_digits(tracer: Tracer, result: HloValue) -> _TracedDigits | None:
     sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
     if 0 in sizes:
         return None
-    origins = tracer(result, _along(sizes))
+    origins = tracer(result, along(sizes))
     leaf, first = int(origins.leaf[0]), int(origins.place[0])
     if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
@@ -209,7 +215,7 @@ def _traced_digits(tracer: Tracer, result: HloValue) -> _TracedDigits | None:
     return _TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
 
 
-def _along(sizes: Sequence[int]) -> Points:
+def along(sizes: Sequence[int]) -> Points:
     """The points along each coordinate, all others being 0."""
     total, start = sum(sizes), 0
     coordinates = np.zeros((len(sizes), total), np.int64)

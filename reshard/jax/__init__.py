@@ -2,6 +2,8 @@
 
     redistribute(x, sharding)    moves an array, or a tree of arrays; replaces `device_put` and sharding constraints
     jit(f)                       `jax.jit` with a pass over the whole program, kept where it makes the program better
+    enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process (jax >= 0.11)
+    enabled()                    a context in which it is on
     transform(program)           the same pass on a StableHLO module
     report(f)(*args)             how XLA moves data in a function's program, and what is lost by that
     strict()                     a context that refuses programs that rebuild a whole array
@@ -16,3 +18,6 @@ from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.stages import deserialize as deserialize
 from reshard.jax.strict import strict as strict
+from reshard.jax.xla_hook import disable as disable
+from reshard.jax.xla_hook import enable as enable
+from reshard.jax.xla_hook import enabled as enabled

@@ -1,0 +1,150 @@
+"""Whether a rewritten module takes every element from where the old one took it.
+
+Each replaced value is followed back to the source, in the old module through XLA's chain and in the new one through
+the fragment. All devices are followed: along every coordinate, at random points, and at all points of small arrays.
+Both must come from the same place of the same device's tile, or of a device that surely has an equal tile.
+
+The new value is followed from its users, fusions entered, so a tile that is passed to the wrong one is seen as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from reshard.doctor.flow import Flow, HloValue, Scope
+from reshard.doctor.fragment_maps import FragmentMaps
+from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, unravel
+from reshard.doctor.infer_layouts import along
+from reshard.doctor.numbering import Numbering
+from reshard.doctor.replacements import Replacement, finished
+from reshard.doctor.replicas import Replicas
+from reshard.doctor.scalars import Scalars
+from reshard.doctor.trace import NOWHERE, Origins, Tracer
+from reshard.errors import SpliceError
+from reshard.hlo import Module
+
+_ALL = 1 << 16  # points of a value, over all devices, that are followed one by one
+_RANDOM = 1 << 14  # points that are followed of larger ones
+
+
+class Traced:
+    """A module whose values can be followed, through spliced fragments too if it is `spliced`."""
+
+    def __init__(self, module: Module, devices: int, spliced: bool = False) -> None:
+        self.flow = Flow(module)
+        scalars = Scalars(self.flow, devices)
+        self.maps = FragmentMaps(self.flow, scalars) if spliced else IndexMaps(self.flow, scalars)
+        self.numbering = Numbering(self.flow)
+        self.devices = devices
+
+    def region(self, name: str) -> Scope:
+        """The region of that name."""
+        return next(region for region in self.flow.regions if region.computation.name == name)
+
+    def origins(self, value: HloValue, leaf: HloValue, points: Points) -> Origins:
+        """Where points of a value were in the leaf; raises `SpliceError` if that cannot be told."""
+        try:
+            return Tracer(self.maps, self.numbering, frozenset({leaf}))(value, points)
+        except Untraceable as error:
+            raise SpliceError(f"{value.name}: its elements cannot be followed ({error})") from None
+
+
+def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replacement, replicas: Replicas) -> None:
+    """Raises `SpliceError` unless all users of a replaced value get the same elements as before."""
+    source = HloValue(new.region(region), replacement.source)
+    leaf = new.flow.origin(source)
+    for value in replacement.values:
+        points = _points(old.devices, replacement.after.dims)
+        before = old.origins(value, replacement.leaf, points)
+        if (before.leaf == NOWHERE).any():
+            raise SpliceError(f"{value.name}: some of its elements are padding")
+        taken = list(_fresh_values(old, new, value, region))
+        if not taken:
+            raise SpliceError(f"{value.name}: nothing takes what replaces it")
+        for fresh in taken:
+            after = new.origins(fresh, leaf, points)
+            wrong = after.place != before.place
+            wrong |= replicas.of(replacement.leaf)[after.device] != replicas.of(replacement.leaf)[before.device]
+            same_leaf = new.numbering.of(leaf)
+            if (after.leaf != same_leaf).any():
+                raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise SpliceError(
+                    f"{value.name}: device {points.device[at]}, index {tuple(map(int, points.indices[:, at]))} would "
+                    f"come from place {after.place[at]} of device {after.device[at]}, not from place "
+                    f"{before.place[at]} of device {before.device[at]}"
+                )
+
+
+def _fresh_values(old: Traced, new: Traced, value: HloValue, region: str) -> Iterator[HloValue]:
+    """What the users of an old value take in the new module, and what the region yields in its place."""
+    outer = HloValue(value.scope, finished(value))
+    while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:
+        outer = HloValue(outer.scope.caller.scope, outer.scope.caller.instruction.name)
+    scope = _same_scope(old, new, outer.scope, region)
+    users = outer.scope.computation.users.get(outer.name, ())
+    for user in users:
+        twin = scope.computation.by_name.get(user.name)
+        if twin is None:
+            continue  # It is gone with the chain.
+        yield from _taken(old, new, HloValue(outer.scope, user.name), HloValue(scope, twin.name), outer)
+    root, fresh = outer.scope.computation.root, scope.computation.root
+    if root is not None and root.name == outer.name and fresh is not None:
+        yield new.flow.origin(HloValue(scope, fresh.name))
+
+
+def _taken(old: Traced, new: Traced, user: HloValue, twin: HloValue, value: HloValue) -> Iterator[HloValue]:
+    """The operands of a user's twin that stand where the user has the value."""
+    before, after = user.instruction, twin.instruction
+    if before.opcode not in ("fusion", "call"):
+        for name, fresh in zip(before.operands, after.operands, strict=True):
+            if name == value.name:
+                yield new.flow.origin(HloValue(twin.scope, fresh))
+        return
+    inside, entered = old.flow.inner(user.scope, before), new.flow.inner(twin.scope, after)
+    if inside is None or entered is None:
+        raise SpliceError(f"{user.name}: what it calls is not known")
+    for at, name in enumerate(before.operands):
+        if name == value.name:
+            yield from _taken_inside(old, new, inside, entered, at)
+
+
+def _taken_inside(old: Traced, new: Traced, inside: Scope, entered: Scope, number: int) -> Iterator[HloValue]:
+    """The operands, inside a fusion, that stand where the old ones had one of its parameters."""
+    parameter = next(
+        one for one in inside.computation.instructions
+        if one.opcode == "parameter" and one.rest.partition(")")[0].strip() == str(number)
+    )  # fmt: skip
+    value = HloValue(inside, parameter.name)
+    for user in inside.computation.users.get(parameter.name, ()):
+        if user.name in entered.computation.by_name:
+            yield from _taken(old, new, HloValue(inside, user.name), HloValue(entered, user.name), value)
+
+
+def _same_scope(old: Traced, new: Traced, scope: Scope, region: str) -> Scope:
+    """The scope of the new module that is entered in the same way."""
+    if not scope.opened or scope.caller is None:
+        return new.region(region)
+    outer = _same_scope(old, new, scope.caller.scope, region)
+    instruction = outer.computation.by_name.get(scope.caller.instruction.name)
+    inner = None if instruction is None else new.flow.inner(outer, instruction)
+    if inner is None:
+        raise SpliceError(f"{scope.caller.instruction.name}: it is gone")
+    return inner
+
+
+def _points(devices: int, dims: Sequence[int]) -> Points:
+    """Points of an array on every device: all if they are few, else those along each coordinate and random ones."""
+    sizes = (devices, *dims)
+    total = math.prod(sizes)
+    if total <= _ALL:
+        every = unravel(np.arange(total), sizes)
+        return Points(every[0], every[1:])
+    lines = along(sizes)
+    rows = np.random.default_rng(0).integers(0, np.array(sizes).reshape(-1, 1), (len(sizes), _RANDOM))
+    coordinates = np.concatenate([np.vstack([lines.device, lines.indices]), rows], axis=1)
+    return Points(coordinates[0], coordinates[1:])

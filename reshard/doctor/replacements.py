@@ -1,0 +1,157 @@
+"""Chains that a fragment could replace: where the data enters, which values it must yield, and the move between.
+
+    %s = f32[8,64] fusion(...)                     source: the operand of the first collective
+    %g = f32[64,64] all-gather(%s)
+    %f = f32[64,8] fusion(%g, %id), calls=%body    use: %d inside of %f, the slice that each device takes
+      %d = f32[64,8] dynamic-slice(%p0, ...)
+
+The move is f32[{d0}8, 64] -> f32[64, {d0}8]; a plan for it, given %s, yields %d. What is found here is a proposal: the
+rewritten module is traced again, and must take every element from where it came before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from reshard.doctor.chains import Chain
+from reshard.doctor.flow import Flow, HloValue, Scope
+from reshard.doctor.index_maps import COLLECTIVES, IndexMaps
+from reshard.doctor.infer_layouts import InferredMove, infer_layouts
+from reshard.doctor.numbering import Numbering
+from reshard.doctor.trace import Tracer
+from reshard.hlo import Array
+from reshard.hlo.splice import Use
+from reshard.types.mesh import Mesh
+
+_WIDER = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64")}
+
+
+class Unfit(Exception):
+    """Why a chain cannot be replaced."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A value to make from `source`, an instruction of the chain's region, and the `uses` that it replaces.
+
+    `before` and `after` are the arrays of one device, with their memory layouts.
+    """
+
+    source: str
+    uses: tuple[Use, ...]
+    values: tuple[HloValue, ...]
+    leaf: HloValue
+    before: Array
+    after: Array
+    move: InferredMove
+
+
+class Finder:
+    """Finds the replacements for the chains of a module; `mesh` is the program's, if it is known."""
+
+    def __init__(self, flow: Flow, maps: IndexMaps, numbering: Numbering, mesh: Mesh | None) -> None:
+        self.flow = flow
+        self.maps = maps
+        self.numbering = numbering
+        self.mesh = mesh
+
+    def replacements(self, chain: Chain) -> tuple[Replacement, ...]:
+        """What has to be made for the chain's results; raises `Unfit` with the reason if that is not known."""
+        if not all(collective.opcode.removesuffix("-start") in COLLECTIVES for collective in chain.collectives):
+            raise Unfit("it has a collective whose index map is not known")
+        source = self._source(chain)
+        leaf = self.flow.origin(HloValue(chain.region, source))
+        before = leaf.array
+        if before is None:
+            raise Unfit(f"{source} is not an array")
+        groups: dict[int, list[HloValue]] = {}
+        for value in self._wanted(chain):
+            groups.setdefault(self.numbering.of(value), []).append(value)
+        if not groups:
+            raise Unfit("nothing uses its results")
+        return tuple(self._replacement(chain, source, leaf, before, values) for values in groups.values())
+
+    def _replacement(
+        self, chain: Chain, source: str, leaf: HloValue, before: Array, values: Sequence[HloValue]
+    ) -> Replacement:
+        value = values[0]
+        after = value.array
+        if after is None or value.path:
+            raise Unfit(f"{value.name} is part of a tuple")
+        if any(one.array != after for one in values):
+            raise Unfit(f"{value.name} is used in several memory layouts")
+        self._check_dtypes(chain, before, after)
+        tracer = Tracer(self.maps, self.numbering, frozenset({leaf}))
+        move = infer_layouts(tracer, value, self.mesh, after.dtype)
+        if move is None:
+            raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
+        uses = tuple(_use(chain.region, one) for one in values)
+        return Replacement(source, uses, tuple(values), leaf, before, after, move)
+
+    def _wanted(self, chain: Chain) -> Iterator[HloValue]:
+        """The values to replace: each result or, if only parts of it are used, these parts."""
+        for value, used in chain.results.items():
+            if value.array is None:
+                raise Unfit(f"{value.name} is not an array")
+            whole = not used or any(
+                one.array is not None and one.array.elements >= value.array.elements for one in used
+            )
+            yield from (value,) if whole else used
+
+    def _source(self, chain: Chain) -> str:
+        """The instruction of the region that has the data before the chain's first collectives."""
+        moved = set(chain.values)
+        first: dict[int, str] = {}
+        for collective in chain.collectives:
+            if collective.computation != chain.region.computation.name:
+                raise Unfit(f"{collective.name} runs inside another instruction")
+            for name in chain.region.computation.by_name[collective.name].operands:
+                origin = self.flow.origin(HloValue(chain.region, name))
+                if origin not in moved:
+                    first.setdefault(self.numbering.of(origin), name)
+        if len(first) == 1:
+            return next(iter(first.values()))
+        return self._stored_leaf(chain)
+
+    def _stored_leaf(self, chain: Chain) -> str:
+        """The instruction of the region that yields the chain's only leaf."""
+        if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
+            raise Unfit(f"it joins {len(chain.leaves)} arrays")
+        for instruction in chain.region.computation.instructions:
+            value = HloValue(chain.region, instruction.name)
+            if value.array is not None and self.flow.origin(value) in chain.leaves:
+                return instruction.name
+        raise Unfit("its source is made inside a fusion")
+
+    def _check_dtypes(self, chain: Chain, before: Array, after: Array) -> None:
+        """Raises `Unfit` unless all conversions on the way are undone without a loss."""
+        if before.dtype != after.dtype:
+            raise Unfit(f"it converts {before.dtype} to {after.dtype}")
+        passed = {value.array.dtype for value in chain.values if value.array is not None} - {before.dtype}
+        lossy = [dtype for dtype in passed if (before.dtype, dtype) not in _WIDER]
+        if lossy:
+            raise Unfit(f"it converts {before.dtype} to {lossy[0]} on the way")
+
+
+def _use(region: Scope, value: HloValue) -> Use:
+    """The value as seen from the region: the instructions to enter, then its own."""
+    path: list[str] = []
+    scope = value.scope
+    while scope is not region:  # ends: scopes are nested in their callers
+        if scope.caller is None or not scope.opened:
+            raise Unfit(f"{value.name} is used outside of its region")
+        path.append(scope.caller.instruction.name)
+        scope = scope.caller.scope
+    return Use(tuple(reversed(path)), finished(value))
+
+
+def finished(value: HloValue) -> str:
+    """The instruction that yields the value: for the start of an asynchronous pair, its end."""
+    if not value.instruction.opcode.endswith("-start"):
+        return value.name
+    users = value.scope.computation.users.get(value.name, ())
+    ends = [user.name for user in users if user.opcode.endswith("-done")]
+    if len(ends) != 1:
+        raise Unfit(f"{value.name} has {len(ends)} ends")
+    return ends[0]

@@ -1,0 +1,142 @@
+"""Which devices surely have equal values: each value gets a class per device, and devices of one class are equal.
+
+    constant            one class
+    partition-id        a class per device
+    parameter           devices along the axes that its sharding does not name are equal
+    all-gather          the classes of the group's members, in order: equal for all members
+    arithmetic          the classes of all operands together
+
+The analysis is conservative: values that it cannot follow differ on every device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from reshard.doctor.flow import HloValue, parameter_number
+from reshard.doctor.index_maps import IndexMaps, Untraceable, device_groups
+from reshard.doctor.scalars import Numbers
+from reshard.errors import NotationError, ReshardError
+from reshard.hlo.forms import permute_pairs
+from reshard.types.layout import Layout
+
+_GROUPED = ("all-gather", "all-reduce")
+_DETERMINISTIC = frozenset((
+    "abs", "add", "and", "atan2", "bitcast", "bitcast-convert", "broadcast", "cbrt", "ceil", "clamp", "compare",
+    "complex", "concatenate", "convert", "convolution", "copy", "cosine", "count-leading-zeros", "divide", "dot",
+    "dynamic-slice", "dynamic-update-slice", "erf", "exponential", "exponential-minus-one", "floor", "gather", "imag",
+    "is-finite", "log", "log-plus-one", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or", "pad",
+    "popcnt", "power", "real", "reduce", "reduce-precision", "reduce-window", "remainder", "reshape", "reverse",
+    "round-nearest-afz", "round-nearest-even", "rsqrt", "scatter", "select", "shift-left", "shift-right-arithmetic",
+    "shift-right-logical", "sign", "sine", "slice", "sqrt", "subtract", "tan", "tanh", "transpose", "xor",
+))  # fmt: skip
+_MOST = 20_000  # values that are worth following
+
+
+class Replicas:
+    """The classes of a module's values by device.
+
+    `shardings` are those of the entry's parameters in HLO's notation; without them, parameters differ everywhere.
+    """
+
+    def __init__(self, maps: IndexMaps, shardings: Sequence[str] = ()) -> None:
+        self.maps = maps
+        self.shardings = shardings
+        self.devices = maps.scalars.devices
+        self._known: dict[HloValue, Numbers] = {}
+
+    def of(self, value: HloValue) -> Numbers:
+        """The class of each device for a value."""
+        value = self.maps.flow.origin(value)
+        stack = [value]
+        waiting: set[HloValue] = set()
+        while stack:  # ends: each value is put aside once, and known afterwards
+            one = stack[-1]
+            if one in self._known:
+                stack.pop()
+                continue
+            missing = [] if one in waiting else [o for o in self._operands(one) if o not in self._known]
+            waiting.add(one)
+            if missing and len(waiting) < _MOST:
+                stack += missing
+                continue
+            self._known[one] = self._classes(one)
+            stack.pop()
+        return self._known[value]
+
+    def _operands(self, value: HloValue) -> list[HloValue]:
+        followed = value.opcode in _DETERMINISTIC or value.opcode in (*_GROUPED, "collective-permute", "all-to-all")
+        return self.maps.flow.operands(value) if followed else []
+
+    def _classes(self, value: HloValue) -> Numbers:
+        own = np.arange(self.devices)
+        numbers = self.maps.scalars.at(value)
+        if isinstance(numbers, np.ndarray):
+            return _compressed([numbers.reshape(self.devices, -1)])
+        if value.opcode in ("constant", "iota"):
+            return np.zeros(self.devices, np.int64)
+        if value.opcode == "parameter":
+            return self._parameter(value)
+        operands = [self._known.get(operand, own) for operand in self._operands(value)]
+        if not operands:
+            return own
+        try:
+            return self._combined(value, operands)
+        except (Untraceable, NotationError, KeyError, ValueError, IndexError):
+            return own
+
+    def _parameter(self, value: HloValue) -> Numbers:
+        """The classes of a parameter: by its sharding, if it is one of the entry's."""
+        number = parameter_number(value.instruction)
+        if value.scope.caller is not None or number >= len(self.shardings) or value.array is None:
+            return np.arange(self.devices)
+        return sharding_classes(self.shardings[number], len(value.array.dims), self.devices)
+
+    def _combined(self, value: HloValue, operands: Sequence[Numbers]) -> Numbers:
+        """The classes of an instruction's result, from those of its operands."""
+        own = np.arange(self.devices)
+        together = _compressed([one.reshape(-1, 1) for one in operands])
+        if value.opcode in _DETERMINISTIC:
+            return together
+        if value.opcode == "collective-permute":
+            sources = np.full(self.devices, -1, np.int64)
+            for source, target in permute_pairs(value.instruction):
+                sources[target] = source
+            return _compressed([np.where(sources < 0, -1, together[sources]).reshape(-1, 1)])
+        members = np.zeros((self.devices, 0), np.int64)
+        for group in device_groups(self.maps, value):
+            if members.shape[1] != len(group):
+                members = np.zeros((self.devices, len(group)), np.int64)
+            members[list(group)] = group
+        columns = [together[members]]
+        return _compressed(columns) if value.opcode in _GROUPED else _compressed([*columns, own.reshape(-1, 1)])
+
+
+def sharding_classes(sharding: str, rank: int, devices: int) -> Numbers:
+    """The class of each device for an array of that sharding: its coordinates along the axes that split the array.
+
+    >>> [int(one) for one in sharding_classes("{devices=[2,1,4]<=[8] last_tile_dim_replicate}", 2, 8)]
+    [0, 0, 0, 0, 1, 1, 1, 1]
+    """
+    if re.fullmatch(r"\{(mesh\[\], )?replicated\}", sharding):
+        return np.zeros(devices, np.int64)
+    try:
+        layout = Layout.from_hlo(sharding, (devices,) * rank, "float32", num_devices=devices)
+    except ReshardError:
+        return np.arange(devices)
+    mesh = layout.mesh
+    if mesh.size != devices or mesh.device_ids is not None or layout.partial:
+        return np.arange(devices)
+    rows = [[mesh.coordinate(at, axis) for axis in layout.held] for at in range(devices)]
+    return _compressed([np.array(rows, np.int64).reshape(devices, -1)])
+
+
+def _compressed(columns: Sequence[Numbers]) -> Numbers:
+    """Numbers equal rows alike."""
+    rows = np.concatenate(columns, axis=1)
+    if not rows.shape[1]:
+        return np.zeros(len(rows), np.int64)
+    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)

@@ -1,0 +1,312 @@
+"""An HloModuleProto as something that can be edited: computations, instructions, operands, and the schedule.
+
+    module = ModuleProto.decode(data)
+    gather = module.entry.named("all-gather")
+    gather.operands                           ids, `computation << 32 | n`, as in the proto
+    module.encode() == data                   byte for byte, as long as nothing is changed
+
+The numbers of the fields are those of XLA's `hlo.proto` and `xla_data.proto`. Everything that has no name here is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from reshard.errors import NotationError
+from reshard.hlo import wire
+from reshard.hlo.wire import Message
+
+
+class _Module:
+    COMPUTATIONS, ENTRY_ID, SCHEDULE = 3, 6, 7
+
+
+class _Computation:
+    NAME, INSTRUCTIONS, PROGRAM_SHAPE, ID, ROOT_ID = 1, 2, 4, 5, 6
+
+
+class _ProgramShape:
+    PARAMETERS, RESULT, NAMES = 1, 2, 3
+
+
+class _Instruction:
+    NAME, OPCODE, SHAPE, METADATA, PARAMETER, CHANNEL = 1, 2, 3, 7, 9, 26
+    ID, OPERANDS, CONTROL, CALLED = 35, 36, 37, 38
+
+
+@dataclass(eq=False)
+class InstructionProto:
+    """One instruction; what its proto says beside the fields named here is kept as it is."""
+
+    message: Message
+
+    @classmethod
+    def decode(cls, data: bytes) -> InstructionProto:
+        """Decodes an instruction."""
+        return cls(wire.decode(data))
+
+    def copy(self) -> InstructionProto:
+        """An instruction of its own with the same fields."""
+        return InstructionProto(wire.decode(wire.encode(self.message)))
+
+    @property
+    def name(self) -> str:
+        """Its name, unique in the module."""
+        return self.message.text(_Instruction.NAME)
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self.message.set_data(_Instruction.NAME, value.encode())
+
+    @property
+    def opcode(self) -> str:
+        """HLO's opcode."""
+        return self.message.text(_Instruction.OPCODE)
+
+    @cached_property
+    def id(self) -> int:
+        """Its id, unique in the module."""
+        return self.message.number(_Instruction.ID)
+
+    def renumber(self, value: int) -> None:
+        """Gives the instruction another id."""
+        self.message.set_number(_Instruction.ID, value)
+        self.__dict__["id"] = value
+
+    @property
+    def shape(self) -> bytes:
+        """The ShapeProto of its result, layout included."""
+        return self.message.data(_Instruction.SHAPE) or b""
+
+    @property
+    def operands(self) -> list[int]:
+        """The ids of its operands."""
+        return self.message.numbers(_Instruction.OPERANDS)
+
+    @operands.setter
+    def operands(self, ids: Iterable[int]) -> None:
+        self.message.set_numbers(_Instruction.OPERANDS, ids)
+
+    @property
+    def control(self) -> list[int]:
+        """The ids of its control predecessors."""
+        return self.message.numbers(_Instruction.CONTROL)
+
+    @control.setter
+    def control(self, ids: Iterable[int]) -> None:
+        self.message.set_numbers(_Instruction.CONTROL, ids)
+
+    @property
+    def called(self) -> list[int]:
+        """The ids of the computations that it calls."""
+        return self.message.numbers(_Instruction.CALLED)
+
+    @called.setter
+    def called(self, ids: Iterable[int]) -> None:
+        self.message.set_numbers(_Instruction.CALLED, ids)
+
+    @property
+    def channel(self) -> int:
+        """Its channel id, 0 without one."""
+        return self.message.number(_Instruction.CHANNEL)
+
+    @channel.setter
+    def channel(self, value: int) -> None:
+        self.message.set_number(_Instruction.CHANNEL, value)
+
+    @property
+    def parameter(self) -> int:
+        """The number of a parameter."""
+        return self.message.number(_Instruction.PARAMETER)
+
+    @parameter.setter
+    def parameter(self, value: int) -> None:
+        if value:
+            self.message.set_number(_Instruction.PARAMETER, value)
+        else:
+            self.message.remove(_Instruction.PARAMETER)
+
+    @property
+    def metadata(self) -> bytes:
+        """Its OpMetadata: the operation's name and source line."""
+        return self.message.data(_Instruction.METADATA) or b""
+
+    @metadata.setter
+    def metadata(self, value: bytes) -> None:
+        self.message.set_data(_Instruction.METADATA, value)
+
+
+def parameter_instruction(name: str, number: int, shape: bytes) -> InstructionProto:
+    """A new parameter of that name, number and shape.
+
+    >>> made = parameter_instruction("p.1", 1, b"")
+    >>> made.name, made.opcode, made.parameter
+    ('p.1', 'parameter', 1)
+    """
+    made = InstructionProto(Message([]))
+    made.name = name
+    made.message.set_data(_Instruction.OPCODE, b"parameter")
+    made.message.set_data(_Instruction.SHAPE, shape)
+    made.parameter = number
+    return made
+
+
+@dataclass(eq=False)
+class ComputationProto:
+    """A computation; its instructions stand in an order in which operands come first."""
+
+    message: Message
+    instructions: list[InstructionProto]
+
+    @classmethod
+    def decode(cls, data: bytes) -> ComputationProto:
+        """Decodes a computation and its instructions."""
+        message = wire.decode(data)
+        return cls(message, [InstructionProto.decode(one) for one in message.all_data(_Computation.INSTRUCTIONS)])
+
+    def encode(self) -> bytes:
+        """The bytes of the computation."""
+        self.message.set_all_data(
+            _Computation.INSTRUCTIONS, [wire.encode(instruction.message) for instruction in self.instructions]
+        )
+        return wire.encode(self.message)
+
+    @property
+    def name(self) -> str:
+        """Its name, unique in the module."""
+        return self.message.text(_Computation.NAME)
+
+    @name.setter
+    def name(self, value: str) -> None:
+        self.message.set_data(_Computation.NAME, value.encode())
+
+    @property
+    def id(self) -> int:
+        """Its id, unique in the module."""
+        return self.message.number(_Computation.ID)
+
+    @id.setter
+    def id(self, value: int) -> None:
+        self.message.set_number(_Computation.ID, value)
+
+    @property
+    def root_id(self) -> int:
+        """The id of the instruction that yields its result."""
+        return self.message.number(_Computation.ROOT_ID)
+
+    @root_id.setter
+    def root_id(self, value: int) -> None:
+        self.message.set_number(_Computation.ROOT_ID, value)
+
+    @property
+    def root(self) -> InstructionProto:
+        """That instruction."""
+        return self.by_id(self.root_id)
+
+    @property
+    def parameters(self) -> list[InstructionProto]:
+        """The parameters, by number."""
+        return sorted((one for one in self.instructions if one.opcode == "parameter"), key=lambda one: one.parameter)
+
+    def by_id(self, number: int) -> InstructionProto:
+        """The instruction of an id; raises `NotationError` if there is none."""
+        for instruction in self.instructions:
+            if instruction.id == number:
+                return instruction
+        raise NotationError(f"HLO computation {self.name}: it has no instruction with the id {number}")
+
+    def named(self, name: str) -> InstructionProto:
+        """The instruction of a name; raises `NotationError` if there is none."""
+        for instruction in self.instructions:
+            if instruction.name == name:
+                return instruction
+        raise NotationError(f"HLO computation {self.name}: it has no instruction named {name}")
+
+    def users(self, number: int) -> list[InstructionProto]:
+        """The instructions that have an id among their operands."""
+        return [instruction for instruction in self.instructions if number in instruction.operands]
+
+    def new_id(self) -> int:
+        """An id that no instruction of the computation has."""
+        return max((instruction.id for instruction in self.instructions), default=self.id << 32) + 1
+
+    def describe_parameters(self) -> None:
+        """Writes the shapes of its parameters and of its result into its program shape."""
+        shape = wire.decode(self.message.data(_Computation.PROGRAM_SHAPE) or b"")
+        parameters = self.parameters
+        shape.set_all_data(_ProgramShape.PARAMETERS, [one.shape for one in parameters])
+        shape.set_data(_ProgramShape.RESULT, self.root.shape)
+        shape.set_all_data(_ProgramShape.NAMES, [one.name.encode() for one in parameters])
+        self.message.set_data(_Computation.PROGRAM_SHAPE, wire.encode(shape))
+
+
+@dataclass(eq=False)
+class ModuleProto:
+    """A module; `schedule` has the ids of each computation's instructions in order, None if it is not scheduled."""
+
+    message: Message
+    computations: list[ComputationProto]
+    schedule: dict[int, list[int]] | None = field(default=None)
+
+    @classmethod
+    def decode(cls, data: bytes) -> ModuleProto:
+        """Decodes a serialized HloModuleProto; raises `NotationError` for other bytes."""
+        message = wire.decode(data)
+        computations = [ComputationProto.decode(one) for one in message.all_data(_Module.COMPUTATIONS)]
+        if not computations:
+            raise NotationError(f"serialized HLO of {len(data)} bytes: it has no computation; give an HloModuleProto")
+        schedule = message.data(_Module.SCHEDULE)
+        return cls(message, computations, None if schedule is None else _decode_schedule(schedule))
+
+    def encode(self) -> bytes:
+        """The bytes of the module."""
+        self.message.set_all_data(_Module.COMPUTATIONS, [one.encode() for one in self.computations])
+        data = self.message.data(_Module.SCHEDULE)
+        if self.schedule is not None and data is not None and _decode_schedule(data) != self.schedule:
+            self.message.set_data(_Module.SCHEDULE, _encode_schedule(self.schedule))
+        return wire.encode(self.message)
+
+    @property
+    def entry(self) -> ComputationProto:
+        """The computation that runs first."""
+        return self.computation(self.message.number(_Module.ENTRY_ID))
+
+    def computation(self, number: int) -> ComputationProto:
+        """The computation of an id; raises `NotationError` if there is none."""
+        for computation in self.computations:
+            if computation.id == number:
+                return computation
+        raise NotationError(f"HLO module: it has no computation with the id {number}")
+
+    def computation_named(self, name: str) -> ComputationProto:
+        """The computation of a name; raises `NotationError` if there is none."""
+        for computation in self.computations:
+            if computation.name == name:
+                return computation
+        raise NotationError(f"HLO module: it has no computation named {name}")
+
+    def instructions(self) -> Iterator[InstructionProto]:
+        """Every instruction of the module."""
+        for computation in self.computations:
+            yield from computation.instructions
+
+
+def _decode_schedule(data: bytes) -> dict[int, list[int]]:
+    """HloScheduleProto: a map from a computation's id to the ids of its instructions in order."""
+    entries = [wire.decode(entry) for entry in wire.decode(data).all_data(1)]
+    return {entry.number(1): wire.decode(entry.data(2) or b"").numbers(1) for entry in entries}
+
+
+def _encode_schedule(schedule: dict[int, list[int]]) -> bytes:
+    entries: list[bytes] = []
+    for computation, ids in schedule.items():
+        sequence, entry = Message([]), Message([])
+        sequence.set_numbers(1, ids)
+        entry.set_number(1, computation)
+        entry.set_data(2, wire.encode(sequence))
+        entries.append(wire.encode(entry))
+    made = Message([])
+    made.set_all_data(1, entries)
+    return wire.encode(made)

@@ -1,0 +1,258 @@
+"""Splices a fragment into a module: compiled instructions take the place of a chain of others.
+
+    %g = f32[64,64] all-gather(%s)                                    %t = f32[64,8] all-to-all(%s)
+    %f = f32[64,8] fusion(%g, %partition-id), calls=%slice_and_add    %f = f32[64,8] fusion(%t), calls=%add
+
+The fragment has one parameter, which becomes `source`, and its root takes the place of each `Use`. A use inside a
+fusion is replaced by a new parameter of the fusion, through which the tile enters. What nobody uses any more is
+removed: instructions, and parameters of fusions. All else keeps its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reshard.errors import SpliceError
+from reshard.hlo.dead_code import remove_dead
+from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, parameter_instruction
+
+_ENTERED = ("fusion", "call")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A value to be replaced: the instructions to enter, from the region inward, and the instruction that yields it."""
+
+    path: tuple[str, ...]
+    name: str
+
+
+@dataclass(frozen=True)
+class Splice:
+    """What to put where: in the computation `region`, the root of `fragment`, given `source`, replaces all `uses`.
+
+    `fragment` is a serialized module with one parameter, captured at the same stage of the same compiler.
+    `metadata` is the OpMetadata that its instructions get.
+    """
+
+    region: str
+    source: str
+    uses: tuple[Use, ...]
+    fragment: bytes
+    metadata: bytes = b""
+
+
+class Linked:
+    """The ids of what a splice added, by the ids in the fragment."""
+
+    def __init__(self) -> None:
+        self.instructions: dict[int, int] = {}
+        self.computations: dict[int, int] = {}
+        self.channels: dict[int, int] = {}
+
+
+def splice(module: ModuleProto, change: Splice) -> Linked:
+    """Splices one fragment into a module, in place; raises `SpliceError` where that cannot be done.
+
+    After an error the module may be half changed: decode it anew.
+    """
+    region = module.computation_named(change.region)
+    fragment = ModuleProto.decode(change.fragment)
+    entry = fragment.entry
+    if (module.schedule is None) != (fragment.schedule is None):
+        raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
+    source = region.named(change.source)
+    uses = [_outermost(module, region, use) for use in change.uses]
+    at = min(_index_of(region, _entered_at(region, use)) for use in uses)
+    linked = Linked()
+    made = _link(module, region, fragment, source, change.metadata, linked)
+    value = linked.instructions[entry.root_id]
+    region.instructions[at:at] = made
+    consumers = [_replace(module, region, use, value) for use in uses]
+    if module.schedule is not None and fragment.schedule is not None:
+        _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
+    remove_dead(module, region)
+    return linked
+
+
+def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
+    """The ids of the values that a splice replaces for a use: its own, and those of fusions that only yield it."""
+    scopes = [module.computation_named(region)]
+    for name in use.path:
+        scopes.append(_entered(module, scopes[-1].named(name)))
+    names = [*use.path, use.name]
+    values = [scopes[-1].named(names[-1]).id]
+    while len(scopes) > 1 and scopes[-1].root_id == values[-1]:  # ends: the scopes get fewer
+        scopes.pop()
+        names.pop()
+        values.append(scopes[-1].named(names[-1]).id)
+    return values
+
+
+def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
+    """The use, outside of every fusion that only yields it."""
+    scopes = [region]
+    for name in use.path:
+        scopes.append(_entered(module, scopes[-1].named(name)))
+    path, name = list(use.path), use.name
+    while path and scopes[-1].root.name == name:  # ends: the path gets shorter
+        scopes.pop()
+        name = path.pop()
+    return Use(tuple(path), name)
+
+
+def _entered(module: ModuleProto, caller: InstructionProto) -> ComputationProto:
+    """The computation that an instruction runs, and no other does."""
+    if caller.opcode not in _ENTERED or len(caller.called) != 1:
+        raise SpliceError(f"{caller.name}: a value inside {caller.opcode} cannot be replaced")
+    number = caller.called[0]
+    if sum(number in one.called for one in module.instructions()) != 1:
+        raise SpliceError(f"{caller.name}: other instructions call the same computation")
+    return module.computation(number)
+
+
+def _entered_at(region: ComputationProto, use: Use) -> int:
+    """The id of the first instruction of the region that needs the value of a use."""
+    if use.path:
+        return region.named(use.path[0]).id
+    replaced = region.named(use.name)
+    users = region.users(replaced.id)
+    return users[0].id if users else replaced.id
+
+
+def _index_of(computation: ComputationProto, number: int) -> int:
+    return next(at for at, one in enumerate(computation.instructions) if one.id == number)
+
+
+def _link(
+    module: ModuleProto,
+    region: ComputationProto,
+    fragment: ModuleProto,
+    source: InstructionProto,
+    metadata: bytes,
+    linked: Linked,
+) -> list[InstructionProto]:
+    """Adds the fragment's computations to the module, and returns the instructions of its entry for the region."""
+    entry = fragment.entry
+    if [one.shape for one in entry.parameters] != [source.shape]:
+        raise SpliceError(f"{source.name}: the fragment takes another shape or layout")
+    linked.instructions[entry.parameters[0].id] = source.id
+    names = _Names(module)
+    channels = max((one.channel for one in module.instructions()), default=0)
+    used = sorted({one.channel for one in fragment.instructions() if one.channel})
+    linked.channels = {channel: channels + at + 1 for at, channel in enumerate(used)}
+    added = [one for one in fragment.computations if one is not entry]
+    free = max(one.id for one in module.computations) + 1
+    linked.computations = {one.id: free + at for at, one in enumerate(added)}
+    _renumber(region, [one for one in entry.instructions if one.opcode != "parameter"], linked)
+    for computation in added:
+        fresh = ComputationProto(computation.message, [])
+        fresh.id = linked.computations[computation.id]
+        _renumber(fresh, computation.instructions, linked)
+    for computation in added:
+        _adopt(computation, linked, names, metadata)
+    inserted = [one for one in entry.instructions if one.opcode != "parameter"]
+    _rewire(inserted, linked, names, metadata)
+    place = module.computations.index(region)
+    module.computations[place:place] = added
+    return inserted
+
+
+def _renumber(computation: ComputationProto, instructions: Sequence[InstructionProto], linked: Linked) -> None:
+    """Chooses the ids of added instructions: after those that the computation has."""
+    first = computation.new_id()
+    for at, instruction in enumerate(instructions):
+        linked.instructions[instruction.id] = first + at
+
+
+def _adopt(computation: ComputationProto, linked: Linked, names: _Names, metadata: bytes) -> None:
+    """Makes a computation of the fragment one of the module."""
+    computation.root_id = linked.instructions[computation.root_id]
+    computation.name = names.fresh(computation.name)
+    _rewire(computation.instructions, linked, names, metadata)
+    computation.describe_parameters()
+
+
+def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: _Names, metadata: bytes) -> None:
+    """Gives instructions the ids, names and channels of the module that they are added to."""
+    for instruction in instructions:
+        instruction.renumber(linked.instructions[instruction.id])
+        instruction.name = names.fresh(instruction.name)
+        instruction.metadata = metadata
+        if operands := instruction.operands:
+            instruction.operands = [linked.instructions[one] for one in operands]
+        if control := instruction.control:
+            instruction.control = [linked.instructions[one] for one in control]
+        if called := instruction.called:
+            instruction.called = [linked.computations[one] for one in called]
+        if instruction.channel:
+            instruction.channel = linked.channels[instruction.channel]
+
+
+class _Names:
+    """Names that a module does not have yet."""
+
+    def __init__(self, module: ModuleProto) -> None:
+        self.taken = {one.name for one in module.instructions()} | {one.name for one in module.computations}
+
+    def fresh(self, name: str) -> str:
+        """The name, with a number after it if it is taken."""
+        candidate, number = name, 0
+        while candidate in self.taken:  # ends: the number grows
+            number += 1
+            candidate = f"{name}.s{number}"
+        self.taken.add(candidate)
+        return candidate
+
+
+def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int) -> list[int]:
+    """Replaces one use by a value of the region; returns the ids of the region's instructions that now take it."""
+    if not use.path:
+        return _replace_in(region, region.named(use.name), value)
+    names = _Names(module)
+    scope, carried = region, value
+    for name in use.path:
+        caller = scope.named(name)
+        inner = _entered(module, caller)
+        shape = scope.by_id(carried).shape
+        parameter = parameter_instruction(names.fresh(f"{name}.tile"), len(inner.parameters), shape)
+        parameter.renumber(inner.new_id())
+        inner.instructions.insert(0, parameter)
+        inner.describe_parameters()
+        caller.operands = [*caller.operands, carried]
+        scope, carried = inner, parameter.id
+    _replace_in(scope, scope.named(use.name), carried)
+    return [region.named(use.path[0]).id]
+
+
+def _replace_in(computation: ComputationProto, old: InstructionProto, value: int) -> list[int]:
+    """Lets all users of an instruction take another value, which must have the same shape and layout."""
+    if computation.by_id(value).shape != old.shape:
+        raise SpliceError(f"{old.name}: the fragment yields another shape or layout")
+    users = computation.users(old.id)
+    for user in users:
+        user.operands = [value if one == old.id else one for one in user.operands]
+    if computation.root_id == old.id:
+        computation.root_id = value
+    return [user.id for user in users]
+
+
+def _insert_in_schedule(
+    schedule: dict[int, list[int]],
+    added: Mapping[int, Sequence[int]],
+    entry: ComputationProto,
+    region: ComputationProto,
+    linked: Linked,
+    consumers: Sequence[Sequence[int]],
+) -> None:
+    """Schedules the fragment just before the first instruction that takes its result, or at the end."""
+    own = {linked.instructions.get(one.id, one.id) for one in entry.parameters}
+    order = [number for one in added[entry.id] if (number := linked.instructions[one]) not in own]
+    ids = schedule[region.id]
+    first = {one for several in consumers for one in several}
+    at = next((at for at, one in enumerate(ids) if one in first), len(ids))
+    ids[at:at] = order
+    for number, sequence in added.items():
+        if number != entry.id:
+            schedule[linked.computations[number]] = [linked.instructions[one] for one in sequence]

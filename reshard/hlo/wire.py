@@ -1,0 +1,197 @@
+"""The wire format of protocol buffers: messages as lists of fields, decoded and encoded without a schema.
+
+    message = {field}
+    field   = varint(number << 3 | type) value
+    value   = varint (type 0) | 8 bytes (type 1) | varint(length) bytes (type 2) | 4 bytes (type 5)
+
+A decoded message keeps every field in its order, those of unknown meaning too, so it encodes to the same bytes. Fields
+of type 2 stay bytes until someone decodes them: most of a module is never looked at. XLA's text cannot stand in for
+this: it leaves large constants out and prints -0 as 0.
+
+    >>> message = decode(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69]))
+    >>> message.number(1), message.text(2)
+    (150, 'hi')
+    >>> message.set_number(1, 3)
+    >>> encode(message)
+    b'\\x08\\x03\\x12\\x02hi'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from reshard.errors import NotationError
+
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_MOST_BITS = 70  # ten groups of seven bits hold every 64-bit number
+_WORD = 1 << 64
+
+Value = int | bytes
+
+
+@dataclass(slots=True)
+class Field:
+    """One field: its number, its wire type, and an int (type 0) or the bytes of its value."""
+
+    number: int
+    wire_type: int
+    value: Value
+
+
+@dataclass(slots=True)
+class Message:
+    """The fields of a message, in order.
+
+    The setters replace the first field of that number where it stands, or add one at the end.
+    """
+
+    fields: list[Field]
+
+    def number(self, number: int, default: int = 0) -> int:
+        """The last value of an integer field; negative numbers are read as such."""
+        for field in reversed(self.fields):
+            if field.number == number and isinstance(field.value, int):
+                return _signed(field.value)
+        return default
+
+    def data(self, number: int) -> bytes | None:
+        """The last value of a field of bytes, None without one."""
+        for field in reversed(self.fields):
+            if field.number == number and isinstance(field.value, bytes):
+                return field.value
+        return None
+
+    def text(self, number: int) -> str:
+        """The last value of a field of text, empty without one."""
+        return (self.data(number) or b"").decode("utf-8", "replace")
+
+    def all_data(self, number: int) -> list[bytes]:
+        """Every value of a repeated field of bytes or messages."""
+        return [field.value for field in self.fields if field.number == number and isinstance(field.value, bytes)]
+
+    def numbers(self, number: int) -> list[int]:
+        """Every value of a repeated integer field, packed or not."""
+        values: list[int] = []
+        for field in self.fields:
+            if field.number != number:
+                continue
+            values += [field.value] if isinstance(field.value, int) else _unpacked(field.value)
+        return [_signed(value) for value in values]
+
+    def set_number(self, number: int, value: int) -> None:
+        """Sets an integer field."""
+        self._put(number, [Field(number, _VARINT, value % _WORD)])
+
+    def set_data(self, number: int, value: bytes) -> None:
+        """Sets a field of bytes, text or a message."""
+        self._put(number, [Field(number, _BYTES, value)])
+
+    def set_numbers(self, number: int, values: Iterable[int]) -> None:
+        """Sets a repeated integer field, packed as proto3 does; removes it if there are no values."""
+        packed = b"".join(_varint(value % _WORD) for value in values)
+        self._put(number, [Field(number, _BYTES, packed)] if packed else [])
+
+    def set_all_data(self, number: int, values: Iterable[bytes]) -> None:
+        """Sets a repeated field of messages."""
+        self._put(number, [Field(number, _BYTES, value) for value in values])
+
+    def remove(self, number: int) -> None:
+        """Removes every field of that number."""
+        self.fields = [field for field in self.fields if field.number != number]
+
+    def _put(self, number: int, fields: list[Field]) -> None:
+        at = next((at for at, field in enumerate(self.fields) if field.number == number), len(self.fields))
+        before = self.fields[:at]
+        after = [field for field in self.fields[at:] if field.number != number]
+        self.fields = [*before, *fields, *after]
+
+
+def decode(data: bytes) -> Message:
+    """Decodes the fields of one message; those inside stay bytes. Raises `NotationError` for bytes that are no message.
+
+    >>> decode(b"\\x08\\x01").fields
+    [Field(number=1, wire_type=0, value=1)]
+    """
+    fields: list[Field] = []
+    at, end = 0, len(data)
+    try:
+        while at < end:  # ends: each field takes at least a byte
+            key, at = _read_varint(data, at)
+            number, wire_type = key >> 3, key & 7
+            value, at = _read_value(data, at, wire_type)
+            if number == 0 or at > end:
+                raise NotationError("it has a field that its length cuts off")
+            fields.append(Field(number, wire_type, value))
+    except (IndexError, NotationError) as error:
+        raise NotationError(
+            f"serialized HLO of {len(data)} bytes: byte {at} does not start a field ({error}); "
+            "give the bytes of an HloModuleProto, as `as_serialized_hlo_module_proto` returns them"
+        ) from None
+    return Message(fields)
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message."""
+    parts: list[bytes] = []
+    for field in message.fields:
+        parts.append(_varint(field.number << 3 | field.wire_type))
+        if isinstance(field.value, int):
+            parts.append(_varint(field.value))
+        elif field.wire_type == _BYTES:
+            parts += [_varint(len(field.value)), field.value]
+        else:
+            parts.append(field.value)
+    return b"".join(parts)
+
+
+def _read_value(data: bytes, at: int, wire_type: int) -> tuple[Value, int]:
+    """The value at a position, and the position after it."""
+    if wire_type == _VARINT:
+        return _read_varint(data, at)
+    if wire_type == _BYTES:
+        length, at = _read_varint(data, at)
+        return data[at : at + length], at + length
+    if wire_type in (_EIGHT, _FOUR):
+        length = 8 if wire_type == _EIGHT else 4
+        return data[at : at + length], at + length
+    raise NotationError(f"wire type {wire_type} is not in use")
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    byte = data[at]
+    if byte < 0x80:
+        return byte, at + 1
+    value, shift = byte & 0x7F, 7
+    while shift < _MOST_BITS:  # ends: the shift grows
+        at += 1
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+        shift += 7
+    raise NotationError("a number has more than 64 bits")
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    parts = bytearray()
+    while value >= 0x80:  # ends: the value shrinks
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _unpacked(data: bytes) -> list[int]:
+    values: list[int] = []
+    at = 0
+    while at < len(data):  # ends: each number takes at least a byte
+        value, at = _read_varint(data, at)
+        values.append(value)
+    return values
+
+
+def _signed(value: int) -> int:
+    return value - _WORD if value >= _WORD >> 1 else value

@@ -1,0 +1,146 @@
+"""Fragments: plans compiled for the devices and memory layouts of a program, captured before they are scheduled.
+
+A fragment is a module with one parameter, the tile before, and a root, the tile after. XLA compiles it as it compiles
+any program, and hands it to our pass at the stage at which it hands over the program itself. So a fragment is spelled
+as this compiler on this platform spells it, and is never written by hand.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental.layout import Format
+from jax.experimental.layout import Layout as JaxLayout
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.errors import SpliceError
+from reshard.hlo import Array
+from reshard.lower import lower_plan
+from reshard.lower.to_shard_map import tile_function
+from reshard.types import dtypes
+from reshard.types.plan import Plan
+
+_TILE = re.compile(r"\(([\d,]+)\)")
+_ORDER = re.compile(r"^([\d,]*)(?::T((?:\([\d,]+\))+))?$")
+_capturing = threading.local()
+
+
+@dataclass(frozen=True)
+class FragmentKey:
+    """What a fragment is compiled for: the plan, the tiles before and after, and how the source's digits lie."""
+
+    plan: Plan
+    before: Array
+    after: Array
+    places: tuple[tuple[int, int], ...]
+
+
+class Fragment(NamedTuple):
+    """A captured fragment, and the bytes that a device holds at its peak, both tiles included."""
+
+    module: bytes
+    peak_bytes: int
+
+
+class Fragments:
+    """The fragments compiled so far for one set of devices, in the order of the program's device assignment."""
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        self.devices = tuple(devices)
+        self._known: dict[FragmentKey, Fragment] = {}
+
+    def get(self, key: FragmentKey) -> Fragment:
+        """The fragment of a plan; raises `SpliceError` where the compiler makes none."""
+        if key not in self._known:
+            self._known[key] = self._compile(key)
+        return self._known[key]
+
+    def _compile(self, key: FragmentKey) -> Fragment:
+        """Compiles in a thread of its own, where neither the caller's jax contexts nor its meshes hold."""
+        captured: list[bytes] = []
+        peaks: list[int] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            _capturing.into = captured
+            try:
+                with jax.enable_x64(True):
+                    peaks.append(_peak_bytes(_lowered(key, self.devices).compile()))
+            except Exception as error:  # XLA raises what it likes; the chain stays as it is.
+                errors.append(error)
+            finally:
+                _capturing.into = None
+
+        thread = threading.Thread(target=work, name="reshard-fragment")
+        thread.start()
+        thread.join()
+        if errors or len(captured) != 1:
+            why = str(errors[0]).splitlines()[0] if errors else f"{len(captured)} modules were captured"
+            raise SpliceError(f"{key.plan.source} -> {key.plan.target}: the plan does not compile here ({why})")
+        return Fragment(captured[0], peaks[0])
+
+
+def capture(module: bytes) -> bool:
+    """Whether this thread is compiling a fragment; keeps the module if so."""
+    into = getattr(_capturing, "into", None)
+    if into is None:
+        return False
+    into.append(bytes(module))
+    return True
+
+
+def _peak_bytes(compiled: Any) -> int:
+    """What the compiler says that a device holds at most."""
+    memory = compiled.memory_analysis()
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return int(total - memory.alias_size_in_bytes)
+
+
+def _lowered(key: FragmentKey, devices: Sequence[Any]) -> Any:
+    axes = {f"axis{at}": axis for at, axis in enumerate(key.plan.source.mesh.axes.values())}
+    mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
+    spec = PartitionSpec(tuple(axes))
+    moved = jax.shard_map(_tile_move(key, axes), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    sharding = NamedSharding(mesh, spec)
+    shape = (len(devices) * key.before.dims[0], *key.before.dims[1:])
+    dtype = dtypes.canonical(key.before.dtype)
+    jitted = jax.jit(
+        moved,
+        in_shardings=Format(_layout_of(key.before), sharding),
+        out_shardings=Format(_layout_of(key.after), sharding),
+    )
+    return jitted.lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+
+
+def _tile_move(key: FragmentKey, axes: dict[str, int]) -> Callable[[jax.Array], jax.Array]:
+    """The plan on one tile, between the shapes that the program has."""
+    run = tile_function(lower_plan(key.plan), axes)
+    by_place = sorted(range(len(key.places)), key=lambda at: -key.places[at][1])
+    radices = [key.places[at][0] for at in by_place]
+    order = [by_place.index(at) for at in range(len(key.places))]
+
+    def move(tile: jax.Array) -> jax.Array:
+        tile = tile.reshape(radices).transpose(order).reshape(key.plan.source.tile_shape)
+        return run(tile).reshape(key.after.dims)
+
+    return move
+
+
+def _layout_of(array: Array) -> JaxLayout:
+    """The memory layout of an array in HLO text, as jax writes it."""
+    text = _ORDER.match(array.layout)
+    if text is None:
+        raise SpliceError(f"the memory layout {array.layout} is not known")
+    minor_to_major = [int(dim) for dim in text[1].split(",") if dim]
+    tiles = [tuple(int(size) for size in tile.split(",")) for tile in _TILE.findall(text[2] or "")]
+    return JaxLayout(tuple(reversed(minor_to_major)), tuple(tiles) or None)

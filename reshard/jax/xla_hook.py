@@ -1,0 +1,296 @@
+"""`enable`, `disable` and `enabled`: our pass in XLA, for every program that this process compiles.
+
+XLA calls the pass with each module after SPMD partitioning, and compiles what it returns (jax 0.11 and later). Nothing
+else about `jax.jit` changes: one compilation, its own dispatch. Whether the pass is on is part of the key of jax's own
+caches, so a program that was compiled without it is compiled anew with it, and the other way round.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from reshard.errors import ProgramError
+from reshard.jax import fragments
+from reshard.jax.fragments import Fragments
+from reshard.jax.hlo_pass import ChainFate, HloPassOptions, has_collectives, improve
+from reshard.synth import Network
+
+_log = logging.getLogger("reshard")
+_NAME = "reshard"
+_PRE_SCHEDULER = 0
+_PLUGINS = ("tpu", "cuda", "rocm")
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_FRAMES = 16
+_jax: Any = jax
+
+
+@dataclass(frozen=True)
+class ModuleReport:
+    """What the pass did with one module: its name, the fate of each chain of collectives, and the seconds it took."""
+
+    module: str
+    fates: tuple[ChainFate, ...]
+    seconds: float
+    changed: bool
+    why: str = ""
+
+    @property
+    def replaced(self) -> tuple[ChainFate, ...]:
+        """The chains that plans took the place of."""
+        return tuple(fate for fate in self.fates if fate.replaced)
+
+    @property
+    def saved_bytes(self) -> int:
+        """The bytes that a device receives less, in one run of each replaced chain."""
+        return sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in self.replaced)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "module": self.module,
+            "changed": self.changed,
+            "why": self.why,
+            "saved_bytes": self.saved_bytes,
+            "chains": [fate.to_dict() for fate in self.fates],
+        }
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"{self.module}: left as it was, {self.why}"
+        head = f"{self.module}: {len(self.replaced)} of {len(self.fates)} chains replaced"
+        return "\n".join([head, *(f"  {fate}" for fate in self.fates)])
+
+
+@dataclass(eq=False)
+class Enabled:
+    """The pass as it is switched on: its options, and a report of each module that had collectives since then."""
+
+    options: HloPassOptions
+    reports: list[ModuleReport] = field(default_factory=list[ModuleReport])
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.reports)) or "no module with collectives has been compiled yet"
+
+
+class _State:
+    """What is registered with XLA, and the fragments compiled so far; one for the process."""
+
+    def __init__(self) -> None:
+        self.context: Any = None
+        self.registered: set[str] = set()
+        self.fragments: dict[tuple[Any, ...], Fragments] = {}
+        self.lock = threading.Lock()
+
+
+_state = _State()
+
+
+def hook_exists() -> bool:
+    """Whether this jax hands its compiled modules to a pass, as 0.11 and later do."""
+    return importlib.util.find_spec("jax.extend.xla") is not None and hasattr(jax, "make_user_context")
+
+
+def enable(*, network: Network | str | None = None, budget: int | str | None = None) -> Enabled:
+    """Switches the pass on for the process: every program compiled from now on is improved.
+
+    `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`. Returns the reports of what
+    is compiled. Raises `ProgramError` with a jax that has no hook for it.
+
+    >>> if hook_exists():
+    ...     log = enable()
+    ...     disable()
+    """
+    switched = _switched_on(network, budget)
+    _state.context.set_global(switched)
+    return switched
+
+
+def disable() -> None:
+    """Switches the pass off again; does nothing if it is off."""
+    if _state.context is not None:
+        _state.context.set_global(None)
+
+
+@contextmanager
+def enabled(*, network: Network | str | None = None, budget: int | str | None = None) -> Generator[Enabled]:
+    """A context in which this thread compiles with the pass; see `enable`.
+
+    >>> if hook_exists():
+    ...     with enabled() as log:
+    ...         print(jax.jit(lambda x: x + 1)(2.0))
+    ...     print(log)
+    ... else:
+    ...     print("3.0\\nno module with collectives has been compiled yet")
+    3.0
+    no module with collectives has been compiled yet
+    """
+    switched = _switched_on(network, budget)
+    with _state.context(switched):
+        yield switched
+
+
+def _switched_on(network: Network | str | None, budget: int | str | None) -> Enabled:
+    if not hook_exists():
+        raise ProgramError(
+            f"jax {jax.__version__} has no hook for compiler passes; use jax 0.11 or later (Python 3.12), or "
+            f"reshard.jax.jit, which works without the hook"
+        )
+    loaded = Network.load(network) if isinstance(network, str) else network
+    _prepare()
+    return Enabled(HloPassOptions(loaded, budget))
+
+
+def _prepare() -> None:
+    """Registers the pass, once; where a platform's plugin is not loaded yet, when a program has been lowered."""
+    with _state.lock:
+        if _state.context is None:
+            _state.context = _jax.make_user_context(None)
+            _separate_caches()
+            _jax.monitoring.register_event_duration_secs_listener(_on_event)
+    _register()
+
+
+def _on_event(event: str, *_: Any, **__: Any) -> None:
+    if event == _LOWERED and _state.context.value is not None:
+        _register()
+
+
+def _register() -> None:
+    """Registers the pass with every platform that is loaded and does not have it."""
+    native, calls = _jaxlib("_jax"), _jaxlib("_xla")
+    with _state.lock:
+        if "cpu" not in _state.registered:
+            calls.register_xla_transform(_NAME, _PRE_SCHEDULER, _on_module)
+            _state.registered.add("cpu")
+        for platform in _PLUGINS:
+            if platform in _state.registered:
+                continue
+            try:
+                calls.register_xla_transform_c_api(native.get_pjrt_plugin(platform), _NAME, _PRE_SCHEDULER, _on_module)
+            except Exception:  # The plugin is not there, or not yet.
+                continue
+            _state.registered.add(platform)
+
+
+def _jaxlib(module: str) -> Any:
+    """One of jaxlib's own modules, which have no public names and no stubs."""
+    return importlib.import_module(f"jaxlib.{module}")
+
+
+def _separate_caches() -> None:
+    """Makes the pass part of the key of jax's persistent cache, which would hand out modules compiled without it."""
+    try:
+        from jax._src import cache_key  # pyright: ignore[reportPrivateImportUsage]
+    except ImportError:
+        return
+    module: Any = cache_key
+    before = getattr(module, "custom_hook", lambda: "")
+
+    def hook() -> str:
+        switched = _state.context.value
+        return before() if switched is None else f"{before()} reshard {_version()} {switched.options}"
+
+    module.custom_hook = hook
+
+
+def _version() -> str:
+    import reshard
+
+    return reshard.__version__
+
+
+def _on_module(module: bytes) -> bytes | None:
+    """XLA's call with each module that it compiles; never raises."""
+    try:
+        if fragments.capture(module):
+            return None
+        switched: Enabled | None = _state.context.value
+        if switched is None or not has_collectives(module):
+            return None
+        return _improved(module, switched)
+    except BaseException:  # XLA would fail the user's compilation.
+        _log.exception("the pass failed; the module stays as it was")
+        return None
+
+
+def _improved(module: bytes, switched: Enabled) -> bytes | None:
+    started = time.perf_counter()
+    name = "module"
+    try:
+        devices = _devices_compiled_for()
+        if devices is None:
+            raise ProgramError("it is not known which devices the program is compiled for")
+        improved = improve(module, _fragments_of(devices), JaxlibReader(), switched.options)
+        report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        switched.reports.append(ModuleReport(name, (), time.perf_counter() - started, False, reason))
+        _log.debug("the module stays as it was", exc_info=True)
+        return None
+    switched.reports.append(report)
+    _log.info("%s", report)
+    return improved.module
+
+
+def _devices_compiled_for() -> Sequence[Any] | None:
+    """The devices of the compilation that called the pass, in the order of its device assignment.
+
+    XLA does not tell its passes. jax's function that compiles has them, and is one of our callers.
+    """
+    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        devices = frame.f_locals.get("executable_devices")
+        if devices is not None:
+            return list(devices)
+        frame = frame.f_back
+    return None
+
+
+def _fragments_of(devices: Sequence[Any]) -> Fragments:
+    """The fragments for these devices; devices of equal topologies are equal."""
+    key = tuple(_identity(device) for device in devices)
+    with _state.lock:
+        if key not in _state.fragments:
+            _state.fragments[key] = Fragments(devices)
+        return _state.fragments[key]
+
+
+def _identity(device: Any) -> tuple[Any, ...]:
+    coordinates = getattr(device, "coords", None)
+    return (
+        device.platform, device.device_kind, device.id, device.process_index,
+        tuple(coordinates) if coordinates is not None else None,
+    )  # fmt: skip
+
+
+class JaxlibReader:
+    """Serialized modules as jaxlib reads them."""
+
+    def text(self, module: bytes) -> str:
+        """The text of a module, large constants included."""
+        hlo = _jaxlib("_hlo")
+        options = hlo.HloPrintOptions()
+        options.print_large_constants = True
+        return hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options)
+
+    def shardings(self, module: bytes) -> tuple[str, ...]:
+        """The shardings of the entry's parameters, empty if the module does not say."""
+        hlo = _jaxlib("_hlo")
+        shardings = hlo.HloModule.from_serialized_hlo_module_proto(module).spmd_parameters_shardings
+        return tuple(str(hlo.HloSharding.from_proto(one)) for one in shardings or ())

@@ -1,0 +1,122 @@
+"""The check must accept what moves the same elements, and see every fault that is planted."""
+
+import pytest
+
+from reshard import hlo
+from reshard.doctor.chains import chains
+from reshard.doctor.equivalence import Traced, check_equivalent
+from reshard.doctor.replacements import Finder
+from reshard.doctor.replicas import Replicas
+from reshard.errors import SpliceError
+
+HEAD = """HloModule m, num_partitions=4
+
+%body (a: f32[8,8], b: u32[], c: s32[]) -> f32[8,2] {
+  %a = f32[8,8]{1,0} parameter(0)
+  %b = u32[] parameter(1)
+  %c = s32[] parameter(2)
+  %d = f32[8,2]{1,0} dynamic-slice(%a, %c, %b), dynamic_slice_sizes={8,2}
+  ROOT %r = f32[8,2]{1,0} negate(%d)
+}
+
+%fresh (t: f32[8,2]) -> f32[8,2] {
+  %t = f32[8,2]{1,0} parameter(0)
+  ROOT %r = f32[8,2]{1,0} negate(%t)
+}
+
+ENTRY %main {
+  %p = f32[2,8]{1,0} parameter(0)
+"""
+OLD = """  %i = u32[] partition-id()
+  %two = u32[] constant(2)
+  %at = u32[] multiply(%i, %two)
+  %zero = s32[] constant(0)
+  %g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %f = f32[8,2]{1,0} fusion(%g, %at, %zero), kind=kLoop, calls=%body
+}
+"""
+NEW = """  %s = f32[2,4,2]{2,1,0} reshape(%p)
+  %x = f32[4,2,2]{2,1,0} transpose(%s), dimensions={1,0,2}
+  %y = f32[4,2,2]{2,1,0} all-to-all(%x), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}
+  %z = f32[8,2]{1,0} reshape(%y)
+  ROOT %f = f32[8,2]{1,0} fusion(%z), kind=kLoop, calls=%fresh
+}
+"""
+
+
+def check(new, old=OLD, shardings=()):
+    before = Traced(hlo.parse(HEAD + old), 4)
+    after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
+    (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module))
+    (one,) = Finder(before.flow, before.maps, before.numbering, None).replacements(chain)
+    check_equivalent(before, after, "main", one, Replicas(before.maps, shardings))
+
+
+def test_the_same_move_by_other_collectives():
+    check(NEW)
+
+
+def test_the_old_module_itself():
+    check(OLD)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        ("[1,4]<=[4], dimensions={0}\n  %z", "{{0,1,3,2}}, dimensions={0}\n  %z"),
+        ("dimensions={1,0,2}", "dimensions={1,0,2}\n  %x2 = f32[4,2,2]{2,1,0} reverse(%x), dimensions={0}"),
+        ("%z = f32[8,2]{1,0} reshape(%y)", "%w = f32[4,2,2]{2,1,0} transpose(%y), dimensions={0,2,1}\n"
+         "  %z = f32[8,2]{1,0} reshape(%w)"),
+        ("%z = f32[8,2]{1,0} reshape(%y)", "%z = f32[8,2]{1,0} reshape(%x)"),
+        ("fusion(%z)", "fusion(%other)"),
+        ("[1,4]<=[4], dimensions={0}\n  %z", "{{0,1},{2,3}}, dimensions={0}\n  %z"),
+    ],
+    ids=["order of a group", "none", "transposed", "not sent", "unknown tile", "groups"],
+)  # fmt: skip
+def test_planted_faults(was, is_now):
+    assert was in NEW
+    new = NEW.replace(was, is_now)
+    if "%x2" in new:
+        new = new.replace("all-to-all(%x)", "all-to-all(%x2)")
+    if "%other" in new:
+        new = new.replace("  ROOT", "  %q = f32[8,2]{1,0} parameter(1)\n  %other = f32[8,2]{1,0} copy(%q)\n  ROOT")
+    with pytest.raises(SpliceError):
+        check(new)
+
+
+def test_the_message_says_which_element():
+    new = NEW.replace("reshape(%y)", "reshape(%x)")
+    with pytest.raises(
+        SpliceError, match=r"d: device 0, index \(2, 0\) would come from place .* of device 0, not from"
+    ):
+        check(new)
+
+
+def test_a_user_that_gets_nothing_new_is_looked_at():
+    """The fusion of the new module still slices, but something else."""
+    new = OLD.replace("multiply(%i, %two)", "add(%i, %two)")
+    with pytest.raises(SpliceError):
+        check(new)
+
+
+PERMUTED = """  %i = u32[] partition-id()
+  %two = u32[] constant(2)
+  %row = u32[] divide(%i, %two)
+  %column = u32[] remainder(%i, %two)
+  %four = u32[] constant(4)
+  %at = u32[] multiply(%column, %four)
+  %zero = u32[] constant(0)
+  %g = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,2},{1,3}}, dimensions={0}
+  %d = f32[4,4]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={4,4}
+  ROOT %n = f32[4,4]{1,0} negate(%d)
+}
+"""
+SWAP = "  %o = f32[2,8]{1,0} collective-permute(%p), channel_id=7, source_target_pairs={{0,1},{1,0},{2,3},{3,2}}\n"
+FROM_OTHER_COLUMN = PERMUTED.replace("  %g =", SWAP + "  %g =").replace("all-gather(%p)", "all-gather(%o)")
+
+
+def test_a_copy_on_another_device_is_as_good_where_devices_are_known_to_be_equal():
+    check(PERMUTED, PERMUTED)
+    with pytest.raises(SpliceError, match="would come from"):
+        check(FROM_OTHER_COLUMN, PERMUTED)
+    check(FROM_OTHER_COLUMN, PERMUTED, ("{devices=[2,1,2]<=[4] last_tile_dim_replicate}",))

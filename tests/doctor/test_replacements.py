@@ -1,0 +1,129 @@
+import pytest
+
+from reshard import hlo
+from reshard.doctor.chains import chains
+from reshard.doctor.equivalence import Traced
+from reshard.doctor.replacements import Finder, Unfit
+from reshard.hlo.splice import Use
+from tests.hlo.splices import NAMES, recorded
+
+HEAD = """HloModule m, num_partitions=4
+
+ENTRY %main {
+  %p = f32[2,8]{1,0} parameter(0)
+  %i = u32[] partition-id()
+  %two = u32[] constant(2)
+  %at = u32[] multiply(%i, %two)
+  %zero = u32[] constant(0)
+"""
+GATHER = "  %g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}\n"
+SLICE = "  %d = f32[8,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={8,2}\n"
+
+
+def replacements(text, devices=4):
+    """The replacements of each chain that moves data, or the reason why there are none."""
+    module = hlo.parse(text)
+    traced = Traced(module, devices)
+    finder = Finder(traced.flow, traced.maps, traced.numbering, None)
+    results = []
+    for chain in chains(traced.flow, traced.maps, hlo.collectives(module, every_branch=True)):
+        try:
+            results.append(finder.replacements(chain))
+        except Unfit as why:
+            results.append(str(why))
+    return results
+
+
+def module(*lines):
+    return HEAD + "".join(lines) + "}"
+
+
+def test_a_gather_that_is_sliced():
+    (((one,),)) = replacements(module(GATHER, SLICE, "  ROOT %r = f32[8,2]{1,0} negate(%d)\n"))
+    assert one.source == "p" and one.uses == (Use((), "d"),)
+    assert one.before.dims == (2, 8) and one.after.dims == (8, 2)
+    assert str(one.move.source) == "f32[{d0}2, 8]" and str(one.move.target) == "f32[8, {d0}2]"
+    assert one.move.places == ((2, 8), (4, 2), (2, 1))
+
+
+def test_places_say_how_the_tile_lies():
+    """The tile is transposed before it is gathered: its rows are the columns of the result."""
+    (((one,),)) = replacements(
+        module(
+            "  %t = f32[8,2]{0,1} transpose(%p), dimensions={1,0}\n",
+            "  %g = f32[8,8]{0,1} all-gather(%t), channel_id=1, replica_groups=[1,4]<=[4], dimensions={1}\n",
+            "  %u = f32[8,8]{1,0} transpose(%g), dimensions={1,0}\n",
+            "  %d = f32[8,2]{1,0} dynamic-slice(%u, %zero, %at), dynamic_slice_sizes={8,2}\n",
+            "  ROOT %r = f32[8,2]{1,0} negate(%d)\n",
+        )
+    )
+    assert one.source == "t" and one.before.layout == "0,1"
+    radices = [radix for radix, _ in one.move.places]
+    strides = [stride for _, stride in one.move.places]
+    assert radices == [2, 4, 2] and strides == [1, 4, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_recorded_programs(name):
+    module = recorded(name)
+    everything = [one for each in replacements(module.text, 8) if not isinstance(each, str) for one in each]
+    for change in module.splices:
+        assert any(one.source == change.source and one.uses == change.uses for one in everything)
+
+
+def test_two_uses_of_one_slice_are_one_replacement():
+    text = module(GATHER, SLICE, "  %n = f32[8,2]{1,0} negate(%d)\n  ROOT %r = f32[8,2]{1,0} add(%d, %n)\n")
+    (((one,),)) = replacements(text)
+    assert one.uses == (Use((), "d"),)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (
+            (
+                "  %g = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum\n",
+                "  ROOT %r = f32[2,8]{1,0} negate(%g)\n",
+            ),
+            "index map is not known",
+        ),
+        (
+            (
+                "  %b = bf16[2,8]{1,0} convert(%p)\n",
+                "  %g = bf16[8,8]{1,0} all-gather(%b), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}\n",
+                "  %w = f32[8,8]{1,0} convert(%g)\n",
+                "  %d = f32[8,2]{1,0} dynamic-slice(%w, %zero, %at), dynamic_slice_sizes={8,2}\n",
+                "  ROOT %r = f32[8,2]{1,0} negate(%d)\n",
+            ),
+            "it converts bf16 to f32",
+        ),
+        (
+            (
+                "  %q = f32[2,8]{1,0} parameter(1)\n",
+                GATHER,
+                "  %h = f32[8,8]{1,0} all-gather(%q), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}\n",
+                "  %c = f32[16,8]{1,0} concatenate(%g, %h), dimensions={0}\n",
+                "  %d = f32[16,2]{1,0} dynamic-slice(%c, %zero, %at), dynamic_slice_sizes={16,2}\n",
+                "  ROOT %r = f32[16,2]{1,0} negate(%d)\n",
+            ),
+            "joins 2 arrays",
+        ),
+    ],
+    ids=["reduction", "conversion", "two arrays"],
+)
+def test_what_cannot_be_replaced_says_why(lines, why):
+    (reason,) = replacements(module(*lines))
+    assert why in reason
+
+
+def test_a_conversion_that_loses_nothing():
+    (((one,),)) = replacements(
+        module(
+            "  %b = bf16[2,8]{1,0} negate(%p)\n",
+            "  %w = f32[2,8]{1,0} convert(%b)\n",
+            "  %g = f32[8,8]{1,0} all-gather(%w), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}\n",
+            "  %s = f32[8,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={8,2}\n",
+            "  ROOT %r = f32[8,2]{1,0} negate(%s)\n",
+        )
+    )
+    assert one.source == "w" and one.before.dtype == "f32"

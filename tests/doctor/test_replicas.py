@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+
+from reshard import hlo
+from reshard.doctor.equivalence import Traced
+from reshard.doctor.flow import HloValue
+from reshard.doctor.replicas import Replicas, sharding_classes
+
+TEXT = """HloModule m, num_partitions=4
+
+%body (q: f32[2]) -> f32[2] {
+  %q = f32[2]{0} parameter(0)
+  ROOT %n = f32[2]{0} negate(%q)
+}
+
+ENTRY %main {
+  %p = f32[2]{0} parameter(0)
+  %s = f32[2]{0} parameter(1)
+  %i = u32[] partition-id()
+  %two = u32[] constant(2)
+  %parity = u32[] remainder(%i, %two)
+  %half = u32[] divide(%i, %two)
+  %c = f32[2]{0} constant({1, 2})
+  %all = f32[8]{0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+  %pairs = f32[4]{0} all-gather(%p), channel_id=2, replica_groups={{0,1},{2,3}}, dimensions={0}
+  %sum = f32[2]{0} all-reduce(%p), channel_id=3, replica_groups={{0,2},{1,3}}, to_apply=%body
+  %cut = f32[2]{0} dynamic-slice(%all, %half), dynamic_slice_sizes={2}
+  %own = f32[2]{0} dynamic-slice(%all, %i), dynamic_slice_sizes={2}
+  %f = f32[2]{0} fusion(%cut), kind=kLoop, calls=%body
+  %both = f32[2]{0} add(%f, %sum)
+  %moved = f32[2]{0} collective-permute(%cut), channel_id=4, source_target_pairs={{0,3},{1,2},{2,1}}
+  %unknown = f32[2]{0} custom-call(%c), custom_call_target="anything"
+  %swapped = f32[4]{0} all-to-all(%pairs), channel_id=5, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %r = (f32[2], f32[2], f32[2], f32[2]) tuple(%both, %moved, %unknown, %s)
+}
+"""
+
+
+def classes(name, shardings=()):
+    traced = Traced(hlo.parse(TEXT), 4)
+    value = HloValue(traced.flow.regions[0], name)
+    return [int(one) for one in Replicas(traced.maps, shardings).of(value)]
+
+
+def same(name, shardings=()):
+    """The devices in groups of equal ones."""
+    numbers = classes(name, shardings)
+    return sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)])
+
+
+APART = [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("c", [[0, 1, 2, 3]]),
+        ("i", APART),
+        ("parity", [[0, 2], [1, 3]]),
+        ("half", [[0, 1], [2, 3]]),
+        ("p", APART),
+        ("all", [[0, 1, 2, 3]]),
+        ("pairs", [[0, 1], [2, 3]]),
+        ("sum", [[0, 2], [1, 3]]),
+        ("cut", [[0, 1], [2, 3]]),
+        ("own", APART),
+        ("f", [[0, 1], [2, 3]]),
+        ("both", APART),
+        ("moved", [[0], [1], [2, 3]]),  # 3 and 2 get what 0 and 1 have; 1 what 2 has, 0 nothing
+        ("unknown", APART),
+        ("swapped", APART),
+    ],
+)
+def test_devices_that_are_equal(name, groups):
+    assert same(name) == groups
+
+
+def test_parameters_by_their_shardings():
+    shardings = ("{devices=[2,2]<=[4] last_tile_dim_replicate}", "{replicated}")
+    assert same("p", shardings) == [[0, 1], [2, 3]]
+    assert same("s", shardings) == [[0, 1, 2, 3]]
+    assert same("pairs", shardings) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "rank", "expected"),
+    [
+        ("{replicated}", 2, [0] * 8),
+        ("{mesh[], replicated}", 2, [0] * 8),
+        ("{mesh['y'=2,'x'=4], [{'y'}, {}]}", 2, [0, 0, 0, 0, 1, 1, 1, 1]),
+        ("{mesh['y'=2,'x'=4], [{}, {'x'}]}", 2, [0, 1, 2, 3, 0, 1, 2, 3]),
+        ("{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}", 2, [0, 1, 2, 3, 0, 1, 2, 3]),
+        ("{maximal device=3}", 2, list(range(8))),
+        ("nonsense", 1, list(range(8))),
+    ],
+)
+def test_classes_of_a_sharding(sharding, rank, expected):
+    assert sharding_classes(sharding, rank, 8).tolist() == expected
+
+
+def test_a_long_module_is_no_deep_recursion():
+    lines = ["  %v0 = f32[2]{0} parameter(0)"]
+    lines += [f"  %v{at} = f32[2]{{0}} negate(%v{at - 1})" for at in range(1, 3000)]
+    lines.append("  ROOT %r = f32[2]{0} negate(%v2999)")
+    text = "HloModule m, num_partitions=4\n\nENTRY %main {\n" + "\n".join(lines) + "\n}\n"
+    traced = Traced(hlo.parse(text), 4)
+    value = HloValue(traced.flow.regions[0], "r")
+    assert np.unique(Replicas(traced.maps, ("{replicated}",)).of(value)).size == 1

@@ -1,0 +1,89 @@
+import pytest
+
+from reshard import hlo
+from reshard.errors import NotationError
+from reshard.hlo.proto import ModuleProto, parameter_instruction
+from tests.hlo.splices import NAMES, recorded
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_module_comes_back_byte_for_byte(name):
+    module = recorded(name)
+    assert module.decoded().encode() == module.module
+    assert all(ModuleProto.decode(one.fragment).encode() == one.fragment for one in module.splices)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_reads_what_the_text_says(name):
+    module = recorded(name)
+    text, proto = hlo.parse(module.text), module.decoded()
+    assert {one.name for one in proto.computations} == set(text.computations)
+    assert proto.entry.name == text.entry.name
+    for computation in proto.computations:
+        twin = text.computation(computation.name)
+        names = {one.id: one.name for one in computation.instructions}
+        assert {one.name for one in computation.instructions} == set(twin.by_name)
+        assert twin.root is not None and computation.root.name == twin.root.name
+        for one in computation.instructions:
+            other = twin.by_name[one.name]
+            assert one.opcode == other.opcode
+            assert [names[number] for number in one.operands] == list(other.operands)
+            assert sorted(module.decoded().computation(number).name for number in one.called) == sorted(other.called)
+
+
+def test_the_schedule_is_the_order_of_the_text():
+    module = recorded("scan_v5p")
+    text, proto = hlo.parse(module.text), module.decoded()
+    assert proto.schedule is not None
+    for number, ids in proto.schedule.items():
+        computation = proto.computation(number)
+        order = [computation.by_id(one).name for one in ids]
+        assert order == [one.name for one in text.computation(computation.name).instructions]
+    assert recorded("scan_cpu").decoded().schedule is None
+
+
+def test_edits_are_encoded():
+    proto = recorded("train_v5p").decoded()
+    entry = proto.entry
+    first, *_ = entry.instructions
+    first.name = "renamed"
+    assert proto.schedule is not None
+    proto.schedule[entry.id] = list(reversed(proto.schedule[entry.id]))
+    again = ModuleProto.decode(proto.encode())
+    assert again.entry.instructions[0].name == "renamed"
+    assert again.schedule is not None and again.schedule[entry.id] == proto.schedule[entry.id]
+
+
+def test_program_shapes_follow_the_parameters():
+    module = recorded("train_cpu")
+    proto = module.decoded()
+    for computation in proto.computations:
+        computation.describe_parameters()
+    assert proto.encode() == module.module  # They say what XLA had written.
+
+
+def test_an_instruction_has_all_its_fields():
+    one = parameter_instruction("tile", 2, b"\x10\x0b")
+    one.renumber(7)
+    one.control, one.channel, one.metadata = [3, 4], 5, b"\x12\x01m"
+    one.called = [9]
+    copy = one.copy()
+    one.name = "other"
+    assert (copy.name, copy.opcode, copy.parameter, copy.shape) == ("tile", "parameter", 2, b"\x10\x0b")
+    assert (copy.id, copy.control, copy.channel, copy.metadata, copy.called) == (7, [3, 4], 5, b"\x12\x01m", [9])
+    copy.parameter = 0
+    assert copy.parameter == 0
+
+
+def test_what_is_missing_is_named():
+    proto = recorded("train_cpu").decoded()
+    with pytest.raises(NotationError, match="no instruction named nothing"):
+        proto.entry.named("nothing")
+    with pytest.raises(NotationError, match="no instruction with the id 5"):
+        proto.entry.by_id(5)
+    with pytest.raises(NotationError, match="no computation named nothing"):
+        proto.computation_named("nothing")
+    with pytest.raises(NotationError, match="no computation with the id 99"):
+        proto.computation(99)
+    with pytest.raises(NotationError, match="no computation"):
+        ModuleProto.decode(b"")
