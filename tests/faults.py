@@ -20,7 +20,7 @@ import reshard as rs
 from reshard.lower import Program, lower_plan
 from reshard.lower.exchange import Box, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
-from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter, Slice
+from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter, Slice, SplitSum
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from reshard.types.plan import Plan, Step
@@ -60,6 +60,11 @@ CORPUS = [
     (Mesh(x=4, y=2), "f32[{y}8] + max{x}", "f32[{y}8]", {}),
     (Mesh(x=2, y=2), "f32[{y}8] + product{x}", "f32[{y}{x}4]", {}),
     (Mesh(x=2, y=2), "f32[8] + min{x}{y}", "f32[8]", {}),
+    # Sums that are started: from held digits, replicated, passed on to another axis, sliced.
+    (Mesh(x=4), "f32[{x}4, 2]", "f32[16, 2] + sum{x}", {}),
+    (Mesh(x=2, y=2), "f32[{y}4, {x}2]", "f32[8, 4] + min{x}{y}", {}),
+    (Mesh(x=2, y=3), "f32[{x}6]", "f32[12] + sum{x}{y}", {}),
+    (Mesh(x=2, y=2, z=2), "f32[{x}4, 8]", "f32[{z}4, {y}4] + sum{x}", {}),
     # Devices in another order.
     (Mesh({"x": 4}, device_ids=[10, 3, 7, 20]), "f32[{x}4, 16]", "f32[16, {x}4]", {}),
 ]
@@ -152,6 +157,18 @@ def sliced(step: Step, right: Slice) -> Iterator[Fault]:
         if right.block[a] != right.block[b]:
             wrong = {**right.block, a: right.block[b], b: right.block[a]}
             yield Fault("two slices swapped", replace(right, block=wrong))
+
+
+def split(step: Step, right: SplitSum) -> Iterator[Fault]:
+    """Faults in what each summand has."""
+    for device, place in right.place.items():
+        for other in {None, *range(right.receive.count)} - {place}:
+            yield Fault("data in another summand", replace(right, place={**right.place, device: other}))
+        for other in range(right.send.count):
+            if other != right.keep[device] and place is not None:
+                yield Fault("another block kept", replace(right, keep={**right.keep, device: other}))
+    for other in {"sum", "max", "min", "product"} - {right.reduction}:
+        yield Fault("another reduction", replace(right, reduction=other))
 
 
 def permuted(step: Step, right: Permute) -> Iterator[Fault]:
@@ -261,6 +278,8 @@ def faults(step: Step, right: Any) -> Iterator[Fault]:
     match right:
         case Slice():
             yield from sliced(step, right)
+        case SplitSum():
+            yield from split(step, right)
         case Permute():
             yield from permuted(step, right)
         case Exchange():
@@ -283,6 +302,8 @@ KINDS = {
     "digits of a view swapped",
     "a wrong slice",
     "two slices swapped",
+    "data in another summand",
+    "another block kept",
     "two senders of a permutation swapped",
     "a permutation pair flipped",
     "a permutation pair dropped",

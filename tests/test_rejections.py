@@ -210,14 +210,13 @@ TABLE = [
     Bad("one reduction: maximum of complex", parse("c64[8] + max{x}"), "complex64 has no max", "sum, mean or product"),
     Bad("one reduction: mean of integers", parse("s32[8] + mean{x}"), "int32 has no mean", "inexact types"),
     Bad("one reduction: an unknown one", spec((8,), [[]], unreduced=["x"], reduction="xor"), "'xor'", "use one of sum"),
+    Bad("a mean that is started", plan(layout("f32[8]"), layout("f32[8] + mean{x}")), "+ mean{x}", "that is a sum"),
+    Bad("another mean", plan(layout("f32[8] + sum{x}"), layout("f32[8] + mean{x}")), "leaves a mean as it is", "a sum"),
     Bad(
-        "a target that starts a reduction",
-        plan(layout("f32[8]"), layout("f32[8] + sum{x}")),
-        "+ sum{x}",
-        "fewer of the same sub-axes",
-    ),
-    Bad(
-        "another reduction", plan(layout("f32[8] + sum{x}"), layout("f32[8] + max{x}")), "+ max{x}", "fewer of the same"
+        "a sum of a type without zero",
+        plan(layout("f8e8m0fnu[8]"), layout("f8e8m0fnu[8] + sum{x}")),
+        "no value of float8_e8m0fnu",
+        "not partial",
     ),
     # ---- requests
     Bad("another shape", plan(target=layout("f32[16, 16]")), "(16, 16)", "the same global shape"),

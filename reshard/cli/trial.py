@@ -89,19 +89,21 @@ class Trial:
 
     def faults(self, tiles: Mapping[int, Array]) -> list[Fault]:
         """The devices whose tiles differ from what the target demands."""
-        wanted = oracle.combined(self.source, self.target, self._in_double_precision())
-        faults = [self._fault(device, tiles.get(device), wanted) for device in self.target.mesh.devices]
+        target = self.target
+        if all(device in tiles and tiles[device].shape == target.tile_shape for device in target.mesh.devices):
+            target, tiles = oracle.finished(self.source, target, tiles)
+        wanted = oracle.combined(self.source, target, self._in_double_precision(target))
+        faults = [self._fault(target, device, tiles.get(device), wanted) for device in target.mesh.devices]
         return [fault for fault in faults if fault is not None]
 
-    def _in_double_precision(self) -> oracle.Arrays:
+    def _in_double_precision(self, target: Layout) -> oracle.Arrays:
         """The summands, as doubles if they are floats and will be combined."""
-        combines = len(self.summands) > len(oracle.summands(self.target))
+        combines = len(self.summands) > len(oracle.summands(target))
         if not combines or self.dtype.kind in "biu" or _is_small_int(self.dtype):
             return self.summands
         return {at: array.astype(_wide(array)) for at, array in self.summands.items()}
 
-    def _fault(self, device: int, tile: Array | None, wanted: oracle.Arrays) -> Fault | None:
-        target = self.target
+    def _fault(self, target: Layout, device: int, tile: Array | None, wanted: oracle.Arrays) -> Fault | None:
         if tile is None or tile.shape != target.tile_shape:
             return Fault(device, 1, (), "no tile" if tile is None else f"shape {tile.shape}", str(target.tile_shape))
         wrong = oracle.first_mismatch(target, device, tile, wanted, self._close)

@@ -90,7 +90,7 @@ def show_verdict(out: Console, plan: Plan, faults: Sequence[Fault], kept: bool) 
     """Prints that all devices hold what the target says, or which do not."""
     devices = counted(plan.target.mesh.size, "device")
     if not faults:
-        exact = "" if plan.source.partial == plan.target.partial else ", within rounding"
+        exact = "" if plan.source.partial_as(plan.target) else ", within rounding"
         line = f"right: each of the {devices} holds what the target says{exact}"
         terminal.paragraph(out, line, style=terminal.GOOD if kept else terminal.BAD)
         return

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh as JaxMesh
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import MeshError, PlanError, ReshardError
 from reshard.jax import placement
@@ -27,6 +27,9 @@ def put(x: Any, target: NamedSharding, donate: bool) -> jax.Array:
             f"the target's mesh {dict(target.mesh.shape)} has no devices, and the array of shape {x.shape}, which is "
             f"not sharded yet, has none either; give a NamedSharding on a jax.sharding.Mesh"
         )
+    if target.spec.unreduced:  # device_put splits no sum of an array that is not sharded.
+        whole = NamedSharding(target.mesh, PartitionSpec(*target.spec.partitions))
+        return move_now(jax.device_put(x, whole, donate=donate), ReshardRequest(target))
     placed = jax.device_put(x, target, donate=donate)
     if donate and isinstance(x, jax.Array) and not x.is_deleted() and target.shard_shape(x.shape) != x.shape:
         x.delete()  # No shard is as large as x, so none shares its memory.

@@ -35,7 +35,9 @@ PROPAGATE = "canonicalize,sdy-propagation-pipeline"
 INSERT = "func.func(sdy-insert-explicit-reshards{enable-full-version=true})"
 _FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
 _ONE_DEVICE = Mesh(x=1)
-_UNSUPPORTED = ("sdy.sharded_to_unreduced", "sdy.replicated_to_unreduced")
+_STARTS = ("sdy.replicated_to_unreduced", "sdy.sharded_to_unreduced")
+# An all-gather stands for an all-reduce of what a sharded_to_unreduced made.
+_MOVES = (*_STARTS, "sdy.all_gather")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,25 +78,21 @@ class ReshardOp:
 
 
 def make_explicit(module: Module) -> None:
-    """Propagates shardings through a module and makes every reshard an operation, in place.
-
-    Raises `ProgramError` if the result has operations that XLA does not accept.
-    """
+    """Propagates shardings through a module and makes every reshard an operation, in place."""
     spell_out(module)
     handover.mark_given(module)
     run_passes(module, PROPAGATE)
     unit = ir.UnitAttr.get(module.context)
     for op in walk(module.operation):
         if op.name == RESHARD:
-            op.attributes[BY_USER] = unit
+            if not _before_start(op):
+                op.attributes[BY_USER] = unit
         elif len(op.results):
             op.attributes[BEFORE] = op.attributes.get(SHARDING, unit)
     run_passes(module, INSERT)
     for op in walk(module.operation):
-        if op.name in _UNSUPPORTED:
-            raise ProgramError(
-                f"the program has an operation {op.name} at {op.location}, which cannot be handed to XLA"
-            )
+        if op.name in _MOVES:
+            op = _as_reshard(op)
         if op.name == "sdy.all_reduce":  # XLA derives its own from the operation before it.
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
@@ -129,6 +127,23 @@ def users(value: Value) -> list[Operation]:
 
 def _sharding(op: Operation) -> Attribute:
     return op.attributes.get(SHARDING, ir.UnitAttr.get(op.context))
+
+
+def _before_start(op: Operation) -> bool:
+    """Whether a reshard is the first part of one that the user wrote, which then starts a sum."""
+    return {user.name for user in users(op.results[0])} <= set(_STARTS)
+
+
+def _as_reshard(op: Operation) -> Operation:
+    """Replaces a collective of Shardy by a reshard to its sharding; one that starts a sum is always of the user's."""
+    attributes = {"sharding": op.attributes["out_sharding"]}
+    if op.name in _STARTS:
+        attributes[BY_USER] = ir.UnitAttr.get(op.context)
+    with op.location, ir.InsertionPoint(op):
+        made = ir.Operation.create(RESHARD, [op.results[0].type], [op.operands[0]], attributes)
+    op.results[0].replace_all_uses_with(made.results[0])
+    op.erase()
+    return made
 
 
 def _join_chain(op: Operation) -> None:

@@ -151,7 +151,8 @@ def _planned(op: ReshardOp, line: str, options: PassOptions) -> tuple[Plan | Non
         raise
     except ReshardError as error:
         return None, str(error)
-    if {step.kind for step in plan.steps} in ({"slice"}, {"all_gather"}):
+    kinds = {step.kind for step in plan.steps}
+    if kinds == {"all_gather"} or kinds <= {"slice", "split_sum"}:
         return plan, "XLA does it as well"
     if line in options.leave:
         return plan, "this line would gain nothing from it"
@@ -162,7 +163,7 @@ def _obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:
     """Why a reshard between two layouts is not even planned; empty if it is."""
     if source == target:
         return "nothing moves"
-    if source.partial or target.partial:
+    if source.partial:
         return "it is still to be summed"
     if rewrite.inside_manual(op.op):
         return "it is inside a shard_map"

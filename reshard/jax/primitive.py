@@ -55,10 +55,7 @@ def _moved(request: ReshardRequest, x: jax.Array) -> jax.Array:
         if request.source is None:
             return pinned(moved_by_partitioner(x, request), request.target)
         plan = plan_of(request, x.shape, x.dtype.name)
-        mesh, spec = placement.manual_mesh() or request.source.mesh, request.source.spec
-        if spec.reduced:
-            x = jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec.partitions)))
-        return pinned(on_jax.apply(plan, mesh, x), request.target)
+        return pinned(on_jax.apply(plan, placement.manual_mesh() or request.source.mesh, x), request.target)
 
 
 @redistribute_p.def_impl

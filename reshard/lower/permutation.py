@@ -20,7 +20,7 @@ def permutation(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
     ((0, 0), (2, 1), (1, 2), (3, 3))
     """
     r = refine(operand, result)
-    if r is not None and operand.partial == result.partial:
+    if r is not None and operand.partial_as(result):
         rounds = EvenRounds(r)
         ids = operand.mesh.devices
         return tuple((ids[rounds.sender(at, ())], ids[at]) for at in range(operand.mesh.size))

@@ -5,6 +5,7 @@
     all_to_all       groups; block j of member i's tile is block i of member j's result
     reduce_scatter   groups; block j of everyone's tile, combined, is member j's result
     all_reduce       groups; everyone's tile, combined
+    split_sum        the block of its tile that each device keeps, and where it goes in a tile of zeros; or zeros alone
     permute          (sender, receiver) pairs of whole tiles
     exchange         local copies, then rounds of transfers; in a round each device sends at most
                      one list of boxes and receives at most one; or in place, slot by slot
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from reshard.errors import PlanError
 from reshard.lower.exchange import Transfer, rounds
 from reshard.lower.exchange_in_place import ExchangeInPlace, in_place
-from reshard.lower.groups import Groups, block_numbers, groups_along
+from reshard.lower.groups import Groups, block_numbers, coordinate, groups_along
 from reshard.lower.permutation import permutation
 from reshard.types.layout import Layout
 from reshard.types.pair.refine import Refinement, refine
@@ -77,6 +78,20 @@ class AllReduce:
 
 
 @dataclass(frozen=True)
+class SplitSum:
+    """Device d puts block `keep[d]` of its tile at block `place[d]` of a tile filled with the identity of `reduction`.
+
+    Where `place[d]` is None, the tile has nothing but the identity.
+    """
+
+    send: TileView
+    receive: TileView
+    keep: dict[int, int]
+    place: dict[int, int | None]
+    reduction: str
+
+
+@dataclass(frozen=True)
 class Permute:
     """Whole tiles go from sender to receiver; every device receives exactly one, perhaps its own."""
 
@@ -94,7 +109,7 @@ class Exchange:
     staged: bool
 
 
-Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | Permute | Exchange | ExchangeInPlace
+Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | SplitSum | Permute | Exchange | ExchangeInPlace
 
 
 @dataclass(frozen=True)
@@ -201,12 +216,33 @@ def _all_reduce(operand: Layout, result: Layout, r: Refinement) -> AllReduce:
     return AllReduce(groups_along(operand.mesh, r.reduced), str(operand.reduction))
 
 
+def _split_sum(operand: Layout, result: Layout, r: Refinement) -> SplitSum:
+    kept, released = scatter_order(r), gather_order(r)
+    keep = block_numbers(operand.mesh, _factors(r, kept))
+    numbers = block_numbers(operand.mesh, _factors(r, released))
+    place = {device: number if _has_data(operand, r, device) else None for device, number in numbers.items()}
+    send, receive = tile_view.before(operand, r, kept), tile_view.after(result, r, released)
+    return SplitSum(send, receive, keep, place, str(result.reduction))
+
+
+def _has_data(operand: Layout, r: Refinement, device: int) -> bool:
+    """Whether a device's summand has data: it is the first along sub-axes that held nothing, and its coordinate along
+    each sub-axis that passes its digit on to another is that along the other."""
+    position = operand.mesh.position(device)
+    copies = (f for f in r.started if f.stride not in r.used_before)
+    passed = ((d.src or 0, d.dst or 0, d.radix) for d in r.swapped)
+    return all(coordinate(position, *factor) == 0 for factor in copies) and all(
+        coordinate(position, src, radix) == coordinate(position, dst, radix) for src, dst, radix in passed
+    )
+
+
 _COLLECTIVES: dict[str, Callable[[Layout, Layout, Refinement], Plain]] = {
     "slice": _slice,
     "all_gather": _all_gather,
     "all_to_all": _all_to_all,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
+    "split_sum": _split_sum,
 }
 
 

@@ -10,7 +10,7 @@ the result becomes the body of a Shardy manual computation in the program's modu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ from reshard.lower.program import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.types import dtypes
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.plan import Plan
 
 # The stubs of jaxlib leave most types of MLIR unknown: they are Any here.
@@ -106,12 +106,20 @@ def framed(layout: Layout, mesh: str) -> str:
 
     >>> framed(Layout.parse("f32[{y}8, {x:(1)2}8]", Mesh(x=4, y=2)), "mesh")
     '<@mesh, [{"y"}, {"x":(1)2}]>'
+    >>> framed(Layout.parse("f32[{y}8] + sum{x}", Mesh(x=4, y=2)), "mesh")
+    '<@mesh, [{"y"}], unreduced={"x"}>'
     """
-    dims: list[str] = []
-    for dim in layout.dims:
-        names = (layout.mesh.spell(d.axis) for d in dim.digits if d.axis is not None)
-        dims.append("{" + ", ".join(re.sub(r"^[^:]+", r'"\g<0>"', name) for name in names) + "}")
-    return f"<@{mesh}, [{', '.join(dims)}]>"
+    dims = [_axes(layout.mesh, [d.axis for d in dim.digits if d.axis is not None]) for dim in layout.dims]
+    partial = ""
+    if layout.partial:
+        kind = "" if layout.reduction == "sum" else layout.reduction
+        partial = f", unreduced={kind}{_axes(layout.mesh, layout.partial)}"
+    return f"<@{mesh}, [{', '.join(dims)}]{partial}>"
+
+
+def _axes(mesh: Mesh, axes: Sequence[SubAxis]) -> str:
+    names = map(mesh.spell, axes)
+    return "{" + ", ".join(re.sub(r"^[^:]+", r'"\g<0>"', name) for name in names) + "}"
 
 
 def walk(op: Operation) -> list[Operation]:

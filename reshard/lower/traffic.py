@@ -33,6 +33,7 @@ from reshard.lower.program import (
     Program,
     ReduceScatter,
     Slice,
+    SplitSum,
 )
 from reshard.types import dtypes
 from reshard.types.reductions import all_reduce_elements
@@ -141,7 +142,7 @@ def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraff
     return _TRAFFIC[type(instruction)](instruction, tile)
 
 
-def _slice(step: Slice, tile: int) -> InstructionTraffic:
+def _local(step: Slice | SplitSum, tile: int) -> InstructionTraffic:
     return InstructionTraffic(launches=0)
 
 
@@ -184,7 +185,8 @@ def _in_parts(step: InParts, tile: int) -> InstructionTraffic:
 
 
 _TRAFFIC: dict[type[Instruction], Callable[[Any, int], InstructionTraffic]] = {
-    Slice: _slice,
+    Slice: _local,
+    SplitSum: _local,
     AllGather: _all_gather,
     AllToAll: _blocks,
     ReduceScatter: _blocks,

@@ -15,6 +15,7 @@ indices device by device. The tests compare the two.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -23,7 +24,7 @@ import numpy as np
 
 from reshard.proofs.symbolic import Form
 from reshard.proofs.symbolic.form import FormDigit, step_digits
-from reshard.proofs.symbolic.lists import Ints, coordinate, held_offset, positions
+from reshard.proofs.symbolic.lists import Factors, Ints, coordinate, held_offset, positions
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
 
@@ -56,8 +57,11 @@ def floor(source: Layout, target: Layout, form: Form) -> Floor:
     >>> floor(*pair, form_of(pair, (), ())).elements
     5
     """
-    if source.partial != target.partial:
-        return _reduction(source, target)
+    if not source.partial_as(target):
+        kept, started = _target_factors(source, target)
+        if math.prod(size for _, size in kept) == math.prod(axis.size for axis in source.partial):
+            return _started(source, target, started)
+        return _reduction(source, target, kept, started)
     digits = step_digits(source, target, form)
     if digits is not None and source.even and target.even:
         return _even(digits)
@@ -135,29 +139,90 @@ def _local(dim: Dim) -> _IndexRuns:
     return _IndexRuns(starts, length)
 
 
-def _reduction(source: Layout, target: Layout) -> Floor:
+def _target_factors(source: Layout, target: Layout) -> tuple[Factors, Factors]:
+    """The factors of the positions along which the target is partial as the source is, and those that are new."""
+    before, after = _spans(source), _spans(target)
+    if source.mesh != target.mesh or source.reduction != target.reduction:
+        before = []
+    ends = sorted({end for span in (*before, *after) for end in span})
+    if any(high % low for low, high in itertools.pairwise(ends)):
+        return (), [(low, high // low) for low, high in after]
+    pieces = [(low, high // low) for low, high in itertools.pairwise(ends) if _within(low, after)]
+    kept = [piece for piece in pieces if _within(piece[0], before)]
+    return kept, [piece for piece in pieces if piece not in kept]
+
+
+def _spans(layout: Layout) -> list[tuple[int, int]]:
+    return [layout.mesh.span(axis) for axis in layout.partial]
+
+
+def _within(place: int, spans: Sequence[tuple[int, int]]) -> bool:
+    return any(low <= place < high for low, high in spans)
+
+
+def _started(source: Layout, target: Layout, started: Factors) -> Floor:
+    """Group by group: the devices along the factors that become partial need their tile once among all of them.
+
+    What a group has of a tile is a product over the dims, of pieces that do not overlap.
+    """
+    devices = np.array(target.mesh.devices, np.int64)
+    after = positions(target.mesh, devices)
+    first = after - sum((coordinate(after, *f) * f[0] for f in started), np.zeros_like(after))
+    order = np.argsort(first, kind="stable").reshape(-1, math.prod(size for _, size in started))
+    before = positions(source.mesh, devices)[order]
+    need, have = (np.ones(len(order), np.int64) for _ in range(2))
+    for a, b in zip(source.dims, target.dims, strict=True):
+        rows = np.sort(held_offset(a, source, before), axis=1)
+        rows = np.concatenate([held_offset(b, target, after[order[:, :1]]), rows], axis=1)
+        kinds, which = np.unique(rows, axis=0, return_inverse=True)
+        counts = [_shared_by_any(_local(a), np.unique(row[1:]), _local(b), int(row[0]), b.size) for row in kinds]
+        need *= np.array([n for n, _ in counts], np.int64)[which.ravel()]
+        have *= np.array([n for _, n in counts], np.int64)[which.ravel()]
+    lacks = need - have
+    worst, group = int(np.argmax(lacks)), order.shape[1]
+    elements = -(-int(lacks[worst]) // group)
+    return Floor(
+        elements,
+        f"{group} devices have the summands of a tile of {need[worst]} elements, of which they hold {have[worst]} "
+        f"before: they receive the others, and one of them at least {elements}",
+    )
+
+
+def _shared_by_any(before: _IndexRuns, pieces: Ints, after: _IndexRuns, q: int, size: int) -> tuple[int, int]:
+    """The number of elements in a piece of the target, and how many of them are in some of the pieces of the source."""
+    counts = [_shared(before, int(p), after, q, size) for p in pieces]
+    return counts[0][0], sum(have for _, have in counts)
+
+
+def _reduction(source: Layout, target: Layout, kept: Factors, started: Factors) -> Floor:
     """The bound of a reduction: the mean over a team of devices, or one target tile, whichever is larger.
 
     A team makes one of the target's sums. Its devices differ along sub-axes that some layout uses, but not along those
-    that stay partial. The argument is about one team, and assumes that no team helps another.
+    that stay partial; between meshes without common sub-axes, all devices are one team. The argument is about one
+    team, and assumes that no team helps another. Along factors that become partial, a group of devices has the tile.
     """
-    mesh, at = source.mesh, np.arange(source.mesh.size)
-    used = (*source.held, *source.partial, *target.held, *target.partial)
-    outside = at - _along(mesh, used, at)
-    first = (outside == 0) & (_along(mesh, target.partial, at) == 0)
+    every = np.array(source.mesh.devices, np.int64)
+    before, after = positions(source.mesh, every), positions(target.mesh, every)
+    first = np.ones(len(every), bool)
+    for factor in kept:
+        first &= coordinate(after, *factor) == 0
+    if source.mesh == target.mesh:
+        used = (*source.held, *source.partial, *target.held, *target.partial)
+        first &= _along(source.mesh, used, before) == before
     devices = int(first.sum())
-    summands = len(np.unique(_along(mesh, source.partial, at[first])))
-    holders = devices // len(np.unique(_along(mesh, target.held, at[first])))
+    summands = len(np.unique(_along(source.mesh, source.partial, before[first])))
+    group = math.prod(size for _, size in started)
+    holders = devices // len(np.unique(_along(target.mesh, target.held, after[first]))) // group
     receipts = (summands - 1) + (holders - 1)
     mean = -(-math.prod(source.shape) * receipts // devices)
-    tile = math.prod(_real(_local(dim), dim.size) for dim in target.dims)
+    tile = -(-math.prod(_real(_local(dim), dim.size) for dim in target.dims) // group)
     return Floor(
         max(mean, tile),
         f"when some device has an element's sum of {summands} summands, {summands - 1} were received for it, and each "
         f"of its other {holders - 1} holders receives once more: {receipts} receipts for each of "
         f"{math.prod(source.shape)} elements, of which one of {devices} devices has {mean} or more; and no device has "
-        f"a finished element before it receives something for it, so that it receives its target tile at least, "
-        f"{tile} elements; devices along sub-axes that neither layout uses are taken to work by themselves",
+        f"a finished element before it receives something for it, so that it receives its share of the target tile at "
+        f"least, {tile} elements; devices along sub-axes that neither layout uses are taken to work by themselves",
     )
 
 

@@ -157,7 +157,7 @@ def _minimal(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
         )
     bound = floor(plan.source, plan.target, form)
     least = nbytes(bound.elements)
-    if received < least and plan.source.partial == plan.target.partial:
+    if received < least and plan.source.partial_as(plan.target):
         raise UndecidedError(f"{received} bytes are received, but no program can receive fewer than {least}")
     steps = (f"step {n}: {_times(nbytes(w.elements), unit)} bytes" for n, w in enumerate(wires, 1))
     argument = (*steps, bound.argument)

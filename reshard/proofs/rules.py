@@ -200,6 +200,23 @@ def _all_reduce() -> ProofPart:
     return _part("all_reduce", "each member gets the sum of all members' tiles", [*laws, *_summands()])
 
 
+def _split_sum() -> ProofPart:
+    """Digits change independently, as in an exchange: x becomes partial, and z held nothing before."""
+    e_p, e_q = Term("e_p"), Term("e_q")
+    z = Term("z")
+    laws = [
+        commutes("a digit that becomes local", one(X, None), Taken({X: e_p}, {})),
+        *(commutes(how, typed, from_member(number(e_p, e_q))) for how, typed in two((X, Y), (None, None)).items()),
+        commutes("a digit that passes to a coordinate not in use", one(X, z), Taken({X: z}, {})),
+        commutes("a digit of which each device keeps one value", one(None, z), Taken({}, {"p": z})),
+        commutes("the place in a summand of any number", Typed(((PRE,),), ((PRE,),)), Taken({}, {})),
+        _unique("no element has data in two summands"),
+        _complete("each element has data in some summand"),
+    ]
+    what = "each element stays on the one device of a group whose coordinates number it, and the others have none"
+    return _part("split_sum", what, laws)
+
+
 def _permute() -> ProofPart:
     """Held digits keep their places and change their holders: the sender's coordinates spell the same number."""
     turned = Typed(
@@ -352,4 +369,5 @@ RULES: Mapping[str, Callable[[], ProofPart]] = {
     "exchange": _exchange,
     "reduce_scatter": _reduce_scatter,
     "all_reduce": _all_reduce,
+    "split_sum": _split_sum,
 }

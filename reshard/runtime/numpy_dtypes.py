@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import ReshardError, TileError, quoted
-from reshard.types.reductions import UFUNCS
+from reshard.types.reductions import UFUNCS, identity
 from reshard.types.whole import counted
 
 
@@ -53,3 +53,12 @@ def ufunc(reduction: str) -> np.ufunc:
     (<ufunc 'maximum'>, <ufunc 'add'>)
     """
     return getattr(np, UFUNCS[reduction])
+
+
+def identities(reduction: str, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A tile of the value that a reduction leaves every other with, such as a zero for a sum.
+
+    >>> identities("max", (2,), np.dtype("int8"))
+    array([-128, -128], dtype=int8)
+    """
+    return np.full(tuple(shape), np.asarray(identity(dtype.name, reduction)).astype(dtype), dtype)

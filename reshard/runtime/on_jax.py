@@ -55,7 +55,8 @@ def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
     mesh = cut(mesh, (plan.source, plan.target))
     axes = free_axes(mesh)
     before, after = spec(plan.source, axes), spec(plan.target, axes)
-    moved = _on_tiles(plan, mesh, axes, before, after)(_padded(array, plan.source, NamedSharding(mesh, before)))
+    array = _padded(_not_reduced(array), plan.source, NamedSharding(mesh, before))
+    moved = _on_tiles(plan, mesh, axes, before, after)(array)
     return _trimmed(moved, plan.target, NamedSharding(mesh, after))
 
 
@@ -150,6 +151,15 @@ def peak_bytes(plan: Plan) -> int:
 def overwrites(plan: Plan) -> bool:
     """Whether XLA can run the plan's exchanges in place; it would copy a tile whose shares must be rearranged first."""
     return not any(step.mode.in_place for step in plan.steps) or shares_lie_in_order(lower_plan(plan))
+
+
+def _not_reduced(array: jax.Array) -> jax.Array:
+    """The array without "reduced" axes in its type, which only say that its cotangent is unreduced."""
+    sharding = jax.typeof(array).sharding
+    if not sharding.spec.reduced:
+        return array
+    bare = PartitionSpec(*sharding.spec.partitions, unreduced=sharding.spec.unreduced)
+    return jax.sharding.reshard(array, NamedSharding(sharding.mesh, bare))
 
 
 def _padded(array: jax.Array, layout: Layout, sharding: NamedSharding) -> jax.Array:

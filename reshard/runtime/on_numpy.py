@@ -30,9 +30,11 @@ from reshard.lower.program import (
     Program,
     ReduceScatter,
     Slice,
+    SplitSum,
 )
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.numpy_dtypes import as_array, ufunc
+from reshard.runtime.numpy_dtypes import as_array, identities, ufunc
+from reshard.runtime.numpy_tiles import closed, numbered, opened
 from reshard.types.plan import Plan
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.rules.parts import Cut
@@ -109,33 +111,11 @@ def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
     return checked
 
 
-def _open(view: TileView, tile: Array) -> Array:
-    """A tile, padded and reshaped to its digits; a view of it if nothing is padded."""
-    if view.tile != view.padded:
-        tile = np.pad(tile, [(0, p - t) for t, p in zip(view.tile, view.padded, strict=True)])
-    return tile.reshape(view.digits)
-
-
-def _blocks(view: TileView, digits: Array) -> Array:
-    """The blocks of a tile that is reshaped to its digits, numbered along a new first axis."""
-    rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
-    return digits.transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
-
-
-def _close(view: TileView, blocks: Array) -> Array:
-    """The tile that numbered blocks make up, cut to its true shape."""
-    rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
-    order = [*view.blocks, *rest]
-    spread = blocks.reshape([view.digits[axis] for axis in order])
-    whole = spread.transpose(np.argsort(order)).reshape(view.padded)
-    return whole[tuple(slice(extent) for extent in view.tile)]
-
-
 def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     result: Tiles = {}
     for device, tile in tiles.items():
-        block = _blocks(step.send, _open(step.send, tile))[step.block[device]]
-        result[device] = _new(memory, device, _close(step.receive, block), shape)
+        block = numbered(step.send, opened(step.send, tile))[step.block[device]]
+        result[device] = _new(memory, device, closed(step.receive, block), shape)
     return result
 
 
@@ -174,7 +154,7 @@ def _reduce_scatter(step: ReduceScatter, tiles: Tiles, shape: Sequence[int], mem
         packed = {device: _pack(memory, device, step.send, tiles[device]) for device in group}
         for to, device in enumerate(group):
             total = _combined(step.reduction, [packed[peer][to] for peer in group])
-            result[device] = _new(memory, device, _close(step.receive, total), shape)
+            result[device] = _new(memory, device, closed(step.receive, total), shape)
             memory.receive(device, (len(group) - 1) * packed[device][to].size)
         for device in group:
             _unpacked(memory, device, step.send)
@@ -189,6 +169,18 @@ def _all_reduce(step: AllReduce, tiles: Tiles, shape: Sequence[int], memory: Acc
         for device in group:
             result[device] = _new(memory, device, total, shape)
             memory.receive(device, all_reduce_elements(total.size, len(group)))
+    return result
+
+
+def _split_sum(step: SplitSum, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+    result: Tiles = {}
+    for device, tile in tiles.items():
+        blocks = identities(step.reduction, (step.receive.count, *step.receive.block_shape), tile.dtype)
+        place = step.place[device]
+        if place is not None:
+            kept = numbered(step.send, opened(step.send, tile))[step.keep[device]]
+            blocks[place] = kept.reshape(step.receive.block_shape)
+        result[device] = _new(memory, device, closed(step.receive, blocks), shape)
     return result
 
 
@@ -354,7 +346,7 @@ def _pack(memory: Account, device: int, view: TileView, tile: Array) -> Array:
     """The blocks one after another; the tile itself, which costs no memory, if they lie so already."""
     if not view.in_place:
         memory.take(device, view.elements)
-    return np.ascontiguousarray(_blocks(view, _open(view, tile)))
+    return np.ascontiguousarray(numbered(view, opened(view, tile)))
 
 
 def _unpacked(memory: Account, device: int, view: TileView) -> None:
@@ -377,7 +369,7 @@ def _receive(memory: Account, device: int, peer: int, buffer: Array, at: int, bl
 def _unpack(memory: Account, device: int, view: TileView, buffer: Array, shape: Sequence[int]) -> Array:
     if view.in_place:
         return buffer.reshape(tuple(shape))
-    result = _new(memory, device, _close(view, buffer), shape)
+    result = _new(memory, device, closed(view, buffer), shape)
     memory.free(device, view.elements)
     return result
 
@@ -393,6 +385,7 @@ _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account], Til
     AllToAll: _all_to_all,
     ReduceScatter: _reduce_scatter,
     AllReduce: _all_reduce,
+    SplitSum: _split_sum,
     Permute: _permute,
     Exchange: _exchange,
     ExchangeInPlace: _exchange_in_place,

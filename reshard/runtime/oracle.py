@@ -7,7 +7,8 @@ and compares what comes out with the same array, cut by the target. `reshard sim
 of the layout's dtype, and the prover's search for a counterexample with 63-bit marks.
 
 A partial array is a sum (or another reduction) of *summands*, one global array for each coordinate along its
-partial axes; the target's arrays are then the source's, combined.
+partial axes; the target's arrays are then the source's, combined. A target that starts a sum may split the array into
+summands in any way, so its tiles are combined before they are compared.
 
 Indices come from `types.meaning` alone: nothing of the planner, of the lowering or of a runtime is used. The tests
 have an oracle of their own (`tests/oracle.py`), and the two share no code on purpose: this one is shipped, so it is
@@ -17,6 +18,7 @@ itself tested against that one, and a mistake in either cannot hide the same mis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -90,6 +92,28 @@ def combined(source: Layout, target: Layout, arrays: Arrays) -> dict[Summand, Ar
         own = summand(source, device)
         groups.setdefault(summand(target, device), {})[own] = arrays[own]
     return {to: combine(source.reduction, list(group.values())) for to, group in groups.items()}
+
+
+def finished(source: Layout, target: Layout, tiles: Mapping[int, Array]) -> tuple[Layout, Mapping[int, Array]]:
+    """The target and its tiles, with its sum finished if the source is not such a sum.
+
+    >>> from reshard.types import Mesh
+    >>> source, target = (Layout.parse(text, Mesh(x=2)) for text in ("int64[{x}1]", "int64[2] + sum{x}"))
+    >>> layout, tiles = finished(source, target, {0: np.array([5, 0]), 1: np.array([0, 6])})
+    >>> str(layout), tiles[1]
+    ('s64[2]', array([5, 6]))
+    """
+    pairs = {(summand(source, device), summand(target, device)) for device in source.mesh.devices}
+    if len(pairs) == len(summands(source)) and (not target.partial or source.reduction == target.reduction):
+        return target, tiles
+    groups: dict[int, list[int]] = {}
+    for device in target.mesh.devices:
+        first = at = target.mesh.position(device)
+        for axis in target.partial:
+            first -= target.mesh.coordinate(at, axis) * target.mesh.stride(axis)
+        groups.setdefault(first, []).append(device)
+    totals = [(group, combine(target.reduction, [tiles[device] for device in group])) for group in groups.values()]
+    return replace(target, partial=()), {device: total for group, total in totals for device in group}
 
 
 def combine(reduction: str | None, parts: list[Array]) -> Array:

@@ -68,6 +68,8 @@ def why(step: Step, last: bool = True) -> str:
             return _gather(r, mesh, last)
         case "all_to_all":
             return _all_to_all(r, mesh)
+        case "split_sum":
+            return _split_sum(step, r, mesh)
         case "permute":
             return f"{_PERMUTE} Here, {_changing_hands(step, r)}." if r.swapped else _PERMUTE
         case _:
@@ -99,6 +101,17 @@ def _all_to_all(r: Refinement, mesh: Mesh) -> str:
         f"{_whole(r, mesh)}; in its place, {_split(r, mesh)}. The pieces stay among the same devices, so one "
         f"collective in groups of {group} does it all: each device keeps 1/{group} of its tile and sends each of "
         f"the others 1/{group}."
+    )
+
+
+def _split_sum(step: Step, r: Refinement, mesh: Mesh) -> str:
+    axes = _axes(mesh, sorted(((f.stride, f.size) for f in r.started), reverse=True))
+    released = f" and {_whole(r, mesh)}" if r.gathered else ""
+    fill = {"sum": "zeros", "product": "ones", "max": "the least value", "min": "the greatest value"}
+    return (
+        f"the array becomes a {step.result.reduction} along {axes}{released}: each element stays on one device along "
+        f"{axes}, and the others have {fill[str(step.result.reduction)]} in its place. Nothing is sent: what a device "
+        f"keeps, it holds already."
     )
 
 

@@ -75,7 +75,7 @@ def _in_parts(step: Step, spare: int) -> StepSpec | None:
 
 def _in_chunks(step: Step, spare: int) -> StepSpec | None:
     """An exchange in the largest chunks whose two buffers fit in `spare` bytes; None for a reduction."""
-    if spare < 0 or step.operand.partial != step.result.partial:
+    if spare < 0 or not step.operand.partial_as(step.result):
         return None
     size = exchange_size(step.operand, step.result)
     element = max(1, step.operand.nbytes(1))
@@ -86,7 +86,7 @@ def _overwrites(plan: Plan) -> bool:
     """Whether an exchange can put the target where the source was."""
     source, target = plan.source, plan.target
     refinement = refine(source, target)
-    return source != target and source.partial == target.partial and refinement is not None and refinement.exact
+    return source != target and source.partial_as(target) and refinement is not None and refinement.exact
 
 
 def _in_place(plan: Plan, budget: int, links: Links | None) -> Plan:
@@ -122,7 +122,7 @@ def _smallest(plan: Plan) -> int:
 
 def _least(step: Step) -> int:
     """The least scratch of a step: none for an exchange in chunks, that of the smallest parts for a reduction."""
-    if step.operand.partial == step.result.partial:
+    if step.operand.partial_as(step.result):
         return 0
     modes = (StepMode(parts=count) for count in counts(step.operand, step.result))
     return min([step.cost.scratch, *(check_step(step.kind, step.operand, step.result, mode).scratch for mode in modes)])

@@ -29,10 +29,9 @@ from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
 from reshard.synth.routes import ROUTES, Pair, Route
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
-from reshard.types.pair.refine import partial_change
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
+from reshard.types.reductions import identity
 from reshard.types.units import parse_bytes
 from reshard.types.whole import whole
 
@@ -56,7 +55,7 @@ def plan(
     share of at most `slack` count as equal in bytes; 0 is exact. Plans are cached, and equal arguments give equal plans
     in every process.
 
-    Raises `PlanError` for layouts of different arrays or devices, for a target that is partial where the source is
+    Raises `PlanError` for layouts of different arrays or devices, for a target that is a mean where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
 
     >>> from reshard.types import Mesh
@@ -79,6 +78,7 @@ def _plan(
     source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool, slack: float
 ) -> Plan:
     pair = Pair(*_on_one_mesh(source, target))
+    _check_start(pair)
     links = None if network is None else network.links(pair.source.mesh)
     routes: Sequence[Sequence[StepSpec]] = list(dict.fromkeys(_routes(pair, links)))
     if links is None:
@@ -242,28 +242,15 @@ def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
             ),
             (source, target),
         )
-    _check_partial(*pair)
     return pair
 
 
-def _check_partial(source: Layout, target: Layout) -> None:
-    """Refuses targets with partial sub-axes that the source has not: a plan can only keep or finish them."""
-    if not target.partial or (source == target):
-        return
-    if source.mesh != target.mesh:
+def _check_start(pair: Pair) -> None:
+    """Refuses targets that no values can fill: all summands but one are zeros, or what stands for them."""
+    source, target = pair.source, pair.target
+    if pair.starts and identity(target.dtype, str(target.reduction)) is None:
         raise PlanError(
-            f"source {source} is on mesh {_with_devices(source.mesh)} and target {target}, which is partial too, on "
-            f"{_with_devices(target.mesh)}, and neither mesh can spell both; a summand stays where it is, so give "
-            f"the source's mesh to the target, or finish the reduction"
+            f"target {target} is partial where source {source} is not (mesh {target.mesh}), but no value of "
+            f"{target.dtype} leaves a {target.reduction} as it is, so nothing can fill the other summands; give a "
+            f"target that is a sum, or one that is not partial"
         )
-    if source.reduction != target.reduction or partial_change(source, target) is None:
-        raise PlanError(
-            f"target {target} is partial where source {source} is not (mesh {target.mesh}); a redistribution can "
-            f"only finish a reduction, so give a target that is partial over fewer of the same sub-axes"
-        )
-
-
-def _with_devices(mesh: Mesh) -> str:
-    """A mesh with the first of its devices."""
-    first = ", ".join(map(str, mesh.devices[:8]))
-    return f"{mesh} of devices {first}{', ...' if mesh.size > 8 else ''}"

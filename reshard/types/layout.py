@@ -325,6 +325,10 @@ class Layout:
         """The sub-axes that hold digits, dim by dim, major to minor."""
         return tuple(d.axis for dim in self.dims for d in dim.digits if d.axis is not None)
 
+    def partial_as(self, other: Layout) -> bool:
+        """Whether both are partial along the same sub-axes by the same operation, or neither is."""
+        return (self.reduction, self.partial) == (other.reduction, other.partial)
+
     def nbytes(self, elements: int) -> int:
         """Bytes of a number of elements of this layout's dtype."""
         return dtypes.nbytes(elements, self.dtype)

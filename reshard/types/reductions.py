@@ -5,6 +5,10 @@ A mean is a sum that is divided by the number of summands at the end.
 
 from __future__ import annotations
 
+import math
+
+from reshard.types import dtypes
+
 REDUCTIONS = ("sum", "max", "min", "product", "mean")
 
 UFUNCS = {"sum": "add", "mean": "add", "max": "maximum", "min": "minimum", "product": "multiply"}
@@ -22,6 +26,53 @@ def supports(dtype: str, reduction: str) -> bool:
     if dtype.startswith("complex"):
         return reduction in ("sum", "mean", "product")
     return reduction != "mean" or not dtype.startswith(("int", "uint"))
+
+
+_LARGEST = {
+    "float4_e2m1fn": 6.0,
+    "float8_e4m3b11fnuz": 30.0,
+    "float8_e4m3fn": 448.0,
+    "float8_e4m3fnuz": 240.0,
+    "float8_e5m2fnuz": 57344.0,
+    "float8_e8m0fnu": 2.0**127,
+}
+"""The largest value of the floating-point types that have no infinity."""
+
+
+def identity(dtype: str, reduction: str) -> float | None:
+    """The value that leaves every other as it is, for a dtype that has the reduction.
+
+    None for a mean, and for a sum of a type without a zero: no array can be written as one of these.
+
+    >>> identity("float32", "sum"), identity("int8", "max"), identity("bfloat16", "min"), identity("float32", "mean")
+    (0, -128, inf, None)
+    """
+    match reduction:
+        case "sum":
+            return None if dtype == "float8_e8m0fnu" else 0
+        case "product":
+            return 1
+        case "max":
+            return _extremes(dtype)[0]
+        case "min":
+            return _extremes(dtype)[1]
+        case _:
+            return None
+
+
+def _extremes(dtype: str) -> tuple[float, float]:
+    """The least and the greatest value of a real dtype."""
+    bits = dtypes.bits(dtype)
+    if dtype == "bool":
+        return False, True
+    if dtype.startswith("uint"):
+        return 0, (1 << bits) - 1
+    if dtype.startswith("int"):
+        return -(1 << bits - 1), (1 << bits - 1) - 1
+    if dtype == "float8_e8m0fnu":
+        return 2.0**-127, _LARGEST[dtype]
+    largest = _LARGEST.get(dtype, math.inf)
+    return -largest, largest
 
 
 def all_reduce_elements(elements: int, members: int) -> int:

@@ -110,3 +110,33 @@ def test_a_mesh_that_is_written_inline() -> None:
     text = module(constraint(COLUMNS)).replace("%a <@mesh,", '%a <mesh<["x"=4, "y"=2]>,')
     _, (op,) = explicit(text)
     assert (str(op.source), str(op.target)) == ("f32[{x}4, {y}8]", "f32[16, {y}{x}2]")
+
+
+STARTS = {
+    # Shardy makes a replicated_to_unreduced, a sharded_to_unreduced, and a reshard before the former.
+    "replicated": ("<@mesh, [{}, {}]>", '<@mesh, [{}, {}], unreduced={"x"}>', "f32[16, 16]", "f32[16, 16] + sum{x}"),
+    "sharded": ('<@mesh, [{"x"}, {}]>', '<@mesh, [{}, {}], unreduced={"x"}>', "f32[{x}4, 16]", "f32[16, 16] + sum{x}"),
+    "moved": ('<@mesh, [{"x"}, {}]>', '<@mesh, [{}, {}], unreduced={"y"}>', "f32[{x}4, 16]", "f32[16, 16] + sum{y}"),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "source", "target"), STARTS.values(), ids=STARTS)
+def test_a_sum_that_starts_is_one_reshard_of_the_users(before: str, after: str, source: str, target: str) -> None:
+    body = f"%b = sdy.sharding_constraint %a {before} : {TYPE}\n%r = sdy.sharding_constraint %b {after} : {TYPE}"
+    result = f"({TYPE} {{sdy.sharding = #sdy.sharding{after}}})"
+    transformed, ops = explicit(module(body).replace(f"-> {TYPE} {{", f"-> {result} {{"))
+    assert not [op.name for op in walk(transformed.operation) if "unreduced" in op.name]
+    (start,) = (op for op in ops if op.target is not None and op.target.partial)
+    assert (str(start.source), str(start.target), start.by_user) == (source, target, True)
+
+
+def test_a_sum_that_is_started_and_finished_at_once_is_a_gather() -> None:
+    """Shardy turns the all-reduce of a sharded_to_unreduced into an all-gather of its own."""
+    constraints = ('[{"x"}, {}]>', '[{}, {}], unreduced={"x"}>', "[{}, {}]>")
+    body = "\n".join(
+        f"%{to} = sdy.sharding_constraint %{at} <@mesh, {sharding} : {TYPE}"
+        for at, to, sharding in zip("abc", "bcr", constraints, strict=True)
+    )
+    transformed, ops = explicit(module(body))
+    assert not [op.name for op in walk(transformed.operation) if op.name == "sdy.all_gather"]
+    assert ("f32[{x}4, 16]", "f32[16, 16]") in {(str(op.source), str(op.target)) for op in ops}

@@ -295,6 +295,31 @@ def test_batches_of_an_unreduced_source(derive: Callable[[Made], Made]):
     same(result, jax.vmap(derive(plain_product), in_axes=(0, None))(jnp.asarray(batch), jnp.asarray(RIGHT)))
 
 
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "jit"])
+@pytest.mark.parametrize("target", [P("x"), P(None, "x"), P(None, "y")], ids=str)
+def test_the_gradient_of_a_reduced_source_is_unreduced(target: P, eager: bool):
+    """The cotangent of `reduced` axes is a sum that is started: each device has its own part of it."""
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        x = jax.sharding.reshard(jax.device_put(LEFT, P()), P(reduced={"x"}))
+        weights = jax.device_put(RIGHT.T, target)
+        derive = jax.grad(lambda v: (redistribute(v, target) * weights).sum())
+        gradient = derive(x) if eager else jax.jit(derive)(x)
+        assert gradient.sharding.spec.unreduced == {"x"}
+        same(redistribute(gradient, P()), RIGHT.T)
+
+
+@pytest.mark.parametrize("source", [P(), P("x"), P("y")], ids=str)
+def test_the_gradient_through_an_unreduced_target(source: P):
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        x, weights = jax.device_put(LEFT, source), jax.device_put(RIGHT.T, P("x"))
+
+        def loss(v: jax.Array) -> jax.Array:
+            return (redistribute(redistribute(v, P(unreduced={"x"})), P("x")) * weights).sum()
+
+        for derive in (jax.grad(loss), jax.jit(jax.grad(loss))):
+            same(derive(x), RIGHT.T)
+
+
 # ---- vmap ------------------------------------------------------------------------------------------
 
 BATCH = filled((3, *SHAPE))

@@ -285,6 +285,37 @@ def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
         assert executed(f.lower(summands).compile()) == {("reduce_scatter", 3 * 2 * 8 * 4): 1}
 
 
+STARTS = [(P(), P(unreduced={"x"})), (P("x"), P(unreduced={"x", "y"})), (P("x"), P(None, "x", unreduced={"y"}))]
+STARTS += [(P("y", "x"), P("x", unreduced={"y"})), (P(None, "y"), P("y", unreduced={"x"}))]
+
+
+@pytest.mark.parametrize(("source", "target"), sampled(STARTS, STARTS[-1]), ids=str)
+def test_unreduced_targets(source: P, target: P):
+    """Eagerly, under jit, and from an array that is not sharded: the shards of a group add up to the array."""
+    whole = filled((8, 12))
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        x = jax.device_put(whole, source)
+        for moved in (
+            redistribute(x, target),
+            jax.jit(lambda v: redistribute(v, target))(x),
+            redistribute(whole, target),
+        ):
+            assert moved.sharding.spec.unreduced == target.unreduced
+            assert np.array_equal(summed(moved), whole)
+            assert_exact(redistribute(moved, P()), NamedSharding(moved.sharding.mesh, P()), whole)
+
+
+def summed(x: jax.Array) -> np.ndarray:
+    """The sum of an array's summands, from its shards; replicas of a summand count once."""
+    spec = x.sharding.spec
+    places = NamedSharding(x.sharding.mesh, P(*spec.partitions)).devices_indices_map(x.shape)
+    total, count = np.zeros(x.shape, x.dtype), np.zeros(x.shape, int)
+    for shard in x.addressable_shards:
+        total[places[shard.device]] += np.asarray(shard.data)
+        count[places[shard.device]] += 1
+    return total / (count // np.prod([SIZES[name] for name in spec.unreduced]))
+
+
 @pytest.mark.parametrize("dtype", ["int32", "bfloat16", "complex64"])
 def test_unreduced_sources_of_other_dtypes(dtype: str):
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):

@@ -209,8 +209,9 @@ def test_explicit_and_auto_axes_of_one_mesh():
 
 def test_a_target_that_is_partial():
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
-        words = ("f32[{x}2, 8] + sum{y}", "partial", "<x=4, y=2>", "finish a reduction")
-        refused(eager(P("x", unreduced={"y"})), put(on(P("x"), EXPLICIT)), PlanError, *words)
+        x = jax.device_put(np.zeros((8, 8), bool), P("x"))
+        with pytest.raises(LayoutError, match=r"\(8, 8\): bool has no sum reduction; for bool use max"):
+            redistribute(x, P("x", unreduced={"y"}))
 
 
 # ---- the source ------------------------------------------------------------------------------------

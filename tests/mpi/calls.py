@@ -36,6 +36,12 @@ def plans(comm: MPI.Intracomm) -> Iterator[Case]:
         ("[{x}8, 8, 4] + sum{y}", "[16, {x}4, {y}2]"),
         ("[{x}8, 16]", "[{x}8, 16]"),
         ("[{x}5/9, {y}4/7]", "[{y}5/9, {x}4/7]"),
+        # Sums that are started, alone and after other steps.
+        ("[{x}8, 4]", "[16, 4] + sum{x}"),
+        ("[{x}5/9, {y}4/7]", "[9, 7] + max{x}{y}"),
+        ("[{x}8, 4]", "[{y}8, 4] + product{x}"),
+        ("[{x}8, 4]", "[16, 4] + min{y}"),
+        ("[16, 4] + sum{x}", "[16, 4] + sum{y}"),
     ):
         source, target = (Layout.parse(f"s64{text}", mesh) for text in (before, after))
         yield f"{source} -> {target}", partial(_ran, comm, rs.plan(source, target))

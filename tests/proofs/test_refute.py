@@ -44,7 +44,7 @@ def test_counterexamples_are_what_the_numpy_runtime_does():
         with pytest.raises(ProofError) as error:
             prove(plan, program)
         wrong = error.value.counterexample
-        if plan.source.partial or wrong.index is None:
+        if plan.source.partial or plan.target.partial or wrong.index is None:
             continue
         given = {d: (tile + 1).astype(plan.source.dtype) for d, tile in tiles_of(plan.source).items()}
         tile = run(program, given)[wrong.device]

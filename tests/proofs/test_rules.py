@@ -22,7 +22,7 @@ from tests.proofs.terms import value
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
 
-KINDS = ["slice", "all_gather", "all_to_all", "permute", "exchange", "reduce_scatter", "all_reduce"]
+KINDS = ["slice", "all_gather", "all_to_all", "permute", "exchange", "reduce_scatter", "all_reduce", "split_sum"]
 
 
 LAWS = {
@@ -34,6 +34,7 @@ LAWS = {
     "exchange": 6,
     "reduce_scatter": 6,
     "all_reduce": 3,
+    "split_sum": 8,
 }
 """How many laws each rule rests on: a rule that loses one must not pass unnoticed."""
 
@@ -145,6 +146,11 @@ FAULTS: dict[str, list[Law]] = {
     ],
     "all_reduce": [
         commutes("another place", Typed(((PRE,),), ((PRE,),)), Taken({}, {"pre": Term("e_pre") + 1})),
+    ],
+    "split_sum": [
+        commutes("an element that another device has", rules.one(X, None), Taken({}, {})),
+        *(commutes(how, GATHERED[how], rules.from_member(number(E_Q, E_P, R))) for how in TWO),
+        commutes("data where the coordinates differ", rules.one(X, Y), Taken({}, {})),
     ],
 }  # fmt: skip
 

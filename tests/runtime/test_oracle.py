@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from reshard.runtime import oracle
 from reshard.runtime.oracle import combine, combined, cut_tiles, first_mismatch, summand, summands
 from reshard.types import Layout, Mesh
 from tests.layouts import layouts
@@ -104,3 +105,19 @@ def test_a_mismatch_in_a_scalar():
 def test_padding_is_not_compared():
     layout = Layout.parse("int64[{x}3/5]", Mesh(x=2))
     assert first_mismatch(layout, 1, np.array([3, 4, 1000]), {(): np.arange(5)}, np.equal) is None
+
+
+def test_a_sum_that_is_started_is_finished_before_it_is_compared():
+    """However it is split into summands: those of the reference runtime, or others."""
+    mesh = Mesh(x=2)
+    source, target = Layout.parse("int64[{x}2]", mesh), Layout.parse("int64[4] + sum{x}", mesh)
+    layout, tiles = oracle.finished(source, target, {0: np.array([1, 2, 7, 0]), 1: np.array([0, 0, -4, 4])})
+    assert str(layout) == "s64[4]"
+    assert all(tiles[device].tolist() == [1, 2, 3, 4] for device in (0, 1))
+
+
+def test_a_sum_that_stays_is_compared_summand_by_summand():
+    mesh = Mesh(x=2, y=2)
+    source, target = Layout.parse("int64[{y}2] + sum{x}", mesh), Layout.parse("int64[4] + sum{x}", mesh)
+    tiles = {device: np.arange(4) for device in range(4)}
+    assert oracle.finished(source, target, tiles) == (target, tiles)

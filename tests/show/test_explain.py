@@ -38,6 +38,8 @@ WHY = [
     ("permute", "f32[{x}5]", "f32[{x}5]", "only change devices", "different orders"),
     ("reduce_scatter", "f32[15] + sum{y}", "f32[{y}3]", "the sum of what the devices along y hold", "split over y"),
     ("all_reduce", "f32[15] + max{x}", "f32[15]", "the max of what the devices along x hold", "each keeps the whole"),
+    ("split_sum", "f32[15]", "f32[15] + sum{y}", "becomes a sum along y: each element stays", "the others have zeros"),
+    ("split_sum", "f32[{x}{y}1]", "f32[15] + max{x}{y}", "no longer split over x and y", "have the least value"),
     ("exchange", "f32[{x}5]", "f32[{y}3]", "do not nest", "sends every other one just the boxes that it needs"),
     (
         "exchange",

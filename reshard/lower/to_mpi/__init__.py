@@ -5,6 +5,7 @@
         SendReceive                one turn: at most one message sent and one received
         PeerBlocks                 one message: its peer and its blocks
         Reduce                     a reduce-scatter or an all-reduce of packed blocks
+        NewSummand                 a tile of zeros with blocks of the operand in it; starts a sum
         Overwrite, SlotMessage     an exchange that overwrites a donated source, and its messages
     fetches(source, target, ...) all that a rank copies from the tiles of others to go straight to the target
     served(source, target, ...)  all that others copy from its tile
@@ -22,6 +23,7 @@ from reshard.lower.to_mpi.direct import fetches as fetches
 from reshard.lower.to_mpi.direct import ranks as ranks
 from reshard.lower.to_mpi.direct import served as served
 from reshard.lower.to_mpi.direct import unreplicated as unreplicated
+from reshard.lower.to_mpi.schedule import NewSummand as NewSummand
 from reshard.lower.to_mpi.schedule import Overwrite as Overwrite
 from reshard.lower.to_mpi.schedule import PeerBlocks as PeerBlocks
 from reshard.lower.to_mpi.schedule import Reduce as Reduce

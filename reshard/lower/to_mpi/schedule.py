@@ -35,6 +35,7 @@ from reshard.lower.program import (
     Plain,
     ReduceScatter,
     Slice,
+    SplitSum,
     lower_plan,
 )
 from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole_tile
@@ -87,6 +88,14 @@ class Reduce:
     placed: bool
 
 
+@dataclass(frozen=True)
+class NewSummand:
+    """A tile filled with the identity of `reduction`, into which blocks of the operand's tile are copied."""
+
+    local: tuple[Block, ...]
+    reduction: str
+
+
 class SlotMessage(NamedTuple):
     """Elements `start` to `start + length` of a slot, sent to or received from the same offsets of a peer's slot."""
 
@@ -113,7 +122,7 @@ class Overwrite:
     scratch: int
 
 
-RankStep = StepMessages | Reduce | Overwrite
+RankStep = StepMessages | Reduce | NewSummand | Overwrite
 
 
 @dataclass(frozen=True)
@@ -151,6 +160,8 @@ def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: 
             return _in_parts(instruction, device, shape, scratch)
         case ReduceScatter() | AllReduce():
             return _reduce(instruction, device, shape)
+        case SplitSum():
+            return _new_summand(instruction, device)
         case ExchangeInPlace():
             return _overwrite(instruction, device, scratch)
         case _:
@@ -174,6 +185,8 @@ def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -
         case Reduce():
             each = tuple(in_tile(blocks, number) for number in numbers for blocks in one.each)
             return replace(one, each=each, packed=True, placed=True)
+        case NewSummand():
+            return replace(one, local=tuple(block for number in numbers for block in in_tile(one.local, number)))
         case StepMessages():
             local = tuple(block for number in numbers for block in in_tile(one.local, number))
             turns = [SendReceive(side(t.send, n), side(t.receive, n)) for n in numbers for t in one.turns]
@@ -253,6 +266,12 @@ def _reduce(step: ReduceScatter | AllReduce, device: int, shape: Sequence[int]) 
     blocks = tuple(itertools.chain(*(_full(_between(step.send, n, step.receive, 0)) for n in range(len(group)))))
     placed = step.receive.tile != step.receive.padded
     return Reduce(group, step.reduction, True, (blocks,), not step.send.in_place, placed)
+
+
+def _new_summand(step: SplitSum, device: int) -> NewSummand:
+    place = step.place[device]
+    kept = () if place is None else _full(_between(step.send, step.keep[device], step.receive, place))
+    return NewSummand(kept, step.reduction)
 
 
 def _overwrite(step: ExchangeInPlace, device: int, scratch: int) -> Overwrite:

@@ -1,4 +1,4 @@
-"""One function a collective: slices, gathers, all-to-alls, reductions and permutes of a device's tile."""
+"""One function a collective: slices, gathers, all-to-alls, reductions, split sums and permutes of a device's tile."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice
+from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized
+from reshard.types.reductions import identity
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
@@ -22,17 +24,28 @@ Array = jax.Array
 
 def slice_(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The block of the tile that this device keeps."""
-    number = place.by_device(step.block)
-    values: dict[int, Array] = {}
-    for axis in reversed(step.send.blocks):
-        values[axis] = number % step.send.digits[axis]
-        number = number // step.send.digits[axis]
-    runs = step.send.runs
-    starts = [sum(values[a] * _extent(step.send, run, after=a) for a in run if a in values) for run in runs]
-    sizes = [_extent(step.send, [a for a in run if a not in values]) for run in runs]
-    padded = resized(tile, step.send.padded).reshape([_extent(step.send, run) for run in runs])
-    block = lax.dynamic_slice(padded, [jnp.asarray(start, jnp.int32) for start in starts], sizes)
+    block = _block(step.send, place.by_device(step.block), tile)
     return resized(block.reshape(step.receive.padded), shape)
+
+
+def _block(view: TileView, number: Array, tile: Array) -> Array:
+    """The block of a number, in the runs of the view."""
+    padded = resized(tile, view.padded).reshape([_extent(view, run) for run in view.runs])
+    return lax.dynamic_slice(padded, _starts(view, number), _block_sizes(view))
+
+
+def _starts(view: TileView, number: Array) -> list[Array]:
+    """Where the block of a number begins, in the runs of the view."""
+    values: dict[int, Array] = {}
+    for axis in reversed(view.blocks):
+        values[axis] = number % view.digits[axis]
+        number = number // view.digits[axis]
+    starts = [sum(values[a] * _extent(view, run, after=a) for a in run if a in values) for run in view.runs]
+    return [jnp.asarray(start, jnp.int32) for start in starts]
+
+
+def _block_sizes(view: TileView) -> list[int]:
+    return [_extent(view, [a for a in run if a not in view.blocks]) for run in view.runs]
 
 
 def _extent(view: TileView, run: Sequence[int], after: int = -1) -> int:
@@ -100,6 +113,20 @@ def all_reduce(step: AllReduce, place: MeshPlace, tile: Array, shape: Sequence[i
         case _:
             total = _combined(step.reduction, lax.all_gather(tile, **group))
     return _averaged(step.reduction, total, len(step.groups[0]))
+
+
+def split_sum(step: SplitSum, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """What the device keeps of its tile, in a tile of zeros, or of the identity of another operation."""
+    nothing = np.asarray(identity(tile.dtype.name, step.reduction)).astype(tile.dtype)
+    block = _block(step.send, place.by_device(step.keep), tile).reshape(_block_sizes(step.receive))
+    if None in step.place.values():
+        has_data = place.flag(device for device, number in step.place.items() if number is not None)
+        block = lax.select(jnp.broadcast_to(has_data, block.shape), block, jnp.full(block.shape, nothing))
+    if step.receive.blocks:
+        number = place.by_device({device: number or 0 for device, number in step.place.items()})
+        filled = jnp.full([_extent(step.receive, run) for run in step.receive.runs], nothing)
+        block = lax.dynamic_update_slice(filled, block, _starts(step.receive, number))
+    return resized(block.reshape(step.receive.padded), shape)
 
 
 def _combined(reduction: str, parts: Array) -> Array:

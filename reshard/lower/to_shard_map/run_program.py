@@ -25,6 +25,7 @@ from reshard.lower.program import (
     Program,
     ReduceScatter,
     Slice,
+    SplitSum,
 )
 from reshard.lower.to_shard_map import collectives
 from reshard.lower.to_shard_map.exchange import exchange
@@ -81,6 +82,7 @@ _RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]]
     AllToAll: collectives.all_to_all,
     ReduceScatter: collectives.reduce_scatter,
     AllReduce: collectives.all_reduce,
+    SplitSum: collectives.split_sum,
     Permute: collectives.permute,
     Exchange: exchange,
     ExchangeInPlace: exchange_in_place,

@@ -142,6 +142,8 @@ def space_of(plan: Plan) -> Space:
         raise UndecidedError("only layouts that are even, and not empty, are searched")
     if dtypes.bits(source.dtype) < 8:
         raise UndecidedError("elements below a byte are not searched")
+    if any(step.kind == "split_sum" for step in plan.steps):
+        raise UndecidedError("plans that start a sum are not searched")
     factors = _factors(source.mesh, layouts[:2])
     strides = [(source.mesh.stride(axis), axis.size) for axis in source.partial]
     summed = frozenset(f for low, size in strides for f in factors if low <= f.stride < low * size)

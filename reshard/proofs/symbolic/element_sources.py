@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reshard.lower.program import AllGather, AllReduce, AllToAll, ReduceScatter, Slice
+from reshard.lower.program import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, SplitSum
 from reshard.proofs.symbolic.claims import Claim, Sum
 from reshard.proofs.symbolic.contract import StepContract, opened, same_string, size_of
 from reshard.proofs.symbolic.form import FormDigit, Place
-from reshard.proofs.symbolic.lists import Factors, check_blocks, check_groups, factors, require
+from reshard.proofs.symbolic.lists import Factors, check_blocks, check_groups, check_places, factors, require
 from reshard.types.layout import Layout
 from reshard.types.rules.tile_view import TileView
 
@@ -35,12 +35,14 @@ class ElementSource:
     """Where the element at a receiver's coordinates and local digits comes from.
 
     `coordinates` replaces some of the receiver's by variables, `digits` names the operand's local digits; the senders
-    along the `summed` factors are all combined.
+    along the `summed` factors are all combined. Along the `started` factors, the sender is the one device whose summand
+    has the element, and the receiver any of them.
     """
 
     coordinates: dict[int, str]
     digits: dict[Place, str]
     summed: Factors = ()
+    started: Factors = ()
 
 
 def digit_variable(digit: FormDigit) -> str:
@@ -103,12 +105,36 @@ def _all_reduce(step: AllReduce, contract: StepContract) -> ElementSource:
     return ElementSource({}, _kept(contract.before, contract.after), along)
 
 
+def _split_sum(step: SplitSum, contract: StepContract) -> ElementSource:
+    """The device that has an element has, along each factor that releases a digit, that digit's value as coordinate."""
+    mesh, rank = contract.operand.mesh, len(contract.operand.dims)
+    kept, left = opened(step.send, contract.before, contract.tiles[0], rank)
+    placed, rest = opened(step.receive, contract.after, contract.tiles[1], rank)
+    check_blocks(mesh, step.keep, factors(kept, "dst"))
+    before = _partial_factors(contract, contract.operand)
+    started = [f for f in _partial_factors(contract, contract.result) if f not in before]
+    passed, along = _passed(contract), factors(placed, "src")
+    moved = {a.src for a in contract.nested if a.src is not None and a.src != a.dst}
+    require(moved <= {stride for stride, _ in started}, f"{contract.about}: a digit that no new summand releases")
+    require({stride for stride, _ in along} == moved - {src for src, _, _ in passed}, "blocks of other digits")
+    check_places(mesh, step.place, along, [f for f in started if f[0] not in moved], passed)
+    senders = _senders(placed, along) | {src: coordinate_variable(dst) for src, dst, _ in passed}
+    return ElementSource(senders, _sent(kept, left) | _kept(left, rest), started=started)
+
+
+def _passed(contract: StepContract) -> list[tuple[int, int, int]]:
+    """The digits that pass from one holder to another: the strides of both, and the radix."""
+    held = [(a.src, a.dst, a.radix) for a in contract.nested if a.src is not None and a.dst is not None]
+    return [(src, dst, radix) for src, dst, radix in held if src != dst]
+
+
 SOURCES: dict[type[Any], Callable[[Any, StepContract], ElementSource]] = {
     Slice: _slice,
     AllGather: _all_gather,
     AllToAll: _all_to_all,
     ReduceScatter: _reduce_scatter,
     AllReduce: _all_reduce,
+    SplitSum: _split_sum,
 }
 """Where each instruction takes its elements from."""
 
@@ -139,7 +165,7 @@ def _senders(blocks: Sequence[FormDigit], along: Factors) -> dict[int, str]:
 def _partial_factors(contract: StepContract, layout: Layout) -> list[tuple[int, int]]:
     """A layout's partial factors, cut where factors of the other layout end."""
     both = [*contract.partial(contract.operand), *contract.partial(contract.result)]
-    both += [(a.dst, a.radix) for a in contract.nested if a.dst is not None]
+    both += [(stride, a.radix) for a in contract.nested for stride in (a.src, a.dst) if stride is not None]
     ends = {end for stride, size in both for end in (stride, stride * size)}
     pieces: list[tuple[int, int]] = []
     for stride, size in contract.partial(layout):
@@ -149,17 +175,21 @@ def _partial_factors(contract: StepContract, layout: Layout) -> list[tuple[int, 
 
 
 def _check_partial(contract: StepContract, source: ElementSource, instruction: object) -> None:
-    """Checks that exactly the factors that stop being partial are summed, and that the others keep their summand."""
+    """Checks that exactly the factors that stop being partial are summed, that exactly those that start are filled, and
+    that the others keep their summand.
+    """
     about = contract.about
     before = set(_partial_factors(contract, contract.operand))
     after = set(_partial_factors(contract, contract.result))
-    require(after <= before, f"{about}: the result is partial where the operand is not")
+    require(set(source.started) == after - before, f"{about}: the result is partial where the operand is not")
     require(set(source.summed) == before - after, f"{about}: other summands are combined than those of the layouts")
-    require(not {s for s, _ in after} & set(source.coordinates), f"{about}: summands change places")
+    require(not {s for s, _ in after & before} & set(source.coordinates), f"{about}: summands change places")
+    reduction = getattr(instruction, "reduction", None)
     if source.summed:
-        reduction = getattr(instruction, "reduction", None)
         require(reduction == contract.operand.reduction, f"{about}: combined by {reduction}")
-    same = not after or contract.operand.reduction == contract.result.reduction
+    if source.started:
+        require(reduction == contract.result.reduction, f"{about}: filled for {reduction}")
+    same = not after & before or contract.operand.reduction == contract.result.reduction
     require(same, f"{about}: another reduction is left")
 
 

@@ -134,7 +134,7 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     """The claims that make an even exchange or a permute right, from the formulas that `lower` writes it by."""
     about = contract.about
     r = refine(step.operand, step.result)
-    require(r is not None and contract.operand.partial == contract.result.partial, f"{about}: not an even exchange")
+    require(r is not None and contract.operand.partial_as(contract.result), f"{about}: not an even exchange")
     if r is None:
         return []
     run = _run_formulas(r)

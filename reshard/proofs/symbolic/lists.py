@@ -10,7 +10,7 @@ takes the members' coordinates apart instead of building the groups again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,29 @@ def check_groups(mesh: Mesh, groups: object, along: Factors, ordered: bool) -> N
     require(np.all(rest == rest[:, :1]), "the members of a group differ in other coordinates too")
     number = number if ordered else np.sort(number, axis=1)
     require(np.all(number == np.arange(count)), "the members of a group are in another order, or not the right ones")
+
+
+def check_places(
+    mesh: Mesh,
+    place: Mapping[int, int | None],
+    along: Factors,
+    first: Factors,
+    equal: Sequence[tuple[int, int, int]],
+) -> None:
+    """Checks that the devices with data are those at coordinate 0 along the factors `first` and at equal coordinates
+    along the pairs of strides `equal`, and that each has it at the block that its coordinates number.
+    """
+    require(set(place) == set(mesh.devices), "not every device has a summand")
+    at = positions(mesh, np.array(list(place), np.int64))
+    number, has_data = np.zeros_like(at), np.ones(len(at), bool)
+    for stride, radix in along:
+        number = number * radix + coordinate(at, stride, radix)
+    for stride, radix in first:
+        has_data &= coordinate(at, stride, radix) == 0
+    for one, other, radix in equal:
+        has_data &= coordinate(at, one, radix) == coordinate(at, other, radix)
+    given = np.array([-1 if block is None else block for block in place.values()], np.int64)
+    require(np.all(given == np.where(has_data, number, -1)), "a device has data in another summand or block")
 
 
 def check_blocks(mesh: Mesh, block: dict[int, int], along: Factors) -> None:

@@ -46,7 +46,7 @@ def _check_shares(step: ExchangeInPlace, contract: StepContract) -> None:
     about = contract.about
     even = contract.operand.even and contract.result.even
     require(even and not contract.part, f"{about}: in place, but not even or in parts")
-    require(contract.operand.partial == contract.result.partial, f"{about}: summands change")
+    require(contract.operand.partial_as(contract.result), f"{about}: summands change")
     staying = [[a for a in local if a.src is None and a.dst is None] for local in (contract.before, contract.after)]
     same_string(*staying)
     require(step.slot == size_of(staying[0]), f"{about}: a slot of another size than a share")

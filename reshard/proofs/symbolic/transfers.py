@@ -55,7 +55,7 @@ class Boxes(NamedTuple):
 
 def check_exchange(step: Exchange, contract: StepContract) -> None:
     """Compares an exchange's lists with both layouts."""
-    require(contract.operand.partial == contract.result.partial, f"{contract.about}: summands change")
+    require(contract.operand.partial_as(contract.result), f"{contract.about}: summands change")
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
         require(view.tile == tile == view.padded, f"{contract.about}: a view of another tile")
         require(math.prod(view.digits) == math.prod(tile), f"{contract.about}: a view of other sizes")

@@ -116,7 +116,7 @@ def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> P
     if chosen.donate:
         return Prepared("overwrite", "overwrite", None, steps, device, 0)
     across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # Messages between nodes need at least this much staging.
-    if source.partial != target.partial or spare < across:
+    if not source.partial_as(target) or spare < across:
         return Prepared("plan", "plan", None, steps, device, chosen.peak_bytes - source.tile_bytes)
     # All ranks must choose alike, so each looks at what rank 0 would read if all ranks were on one node.
     sample = direct(source, target, 0, (0,) * len(nodes), itemsize, 0)

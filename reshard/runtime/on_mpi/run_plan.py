@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from reshard.errors import PlanError
-from reshard.lower.to_mpi import Overwrite, Reduce, StepMessages, ranks, schedule
+from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, StepMessages, ranks, schedule
+from reshard.runtime.numpy_dtypes import identities
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.window_tiles import WindowTile
+from reshard.runtime.on_mpi.wire.chunks import copies
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import Messages, messages
 from reshard.runtime.on_mpi.wire.reduction import reduce
 from reshard.types.plan import Plan
 
-RunnableStep = Messages | Reduce | Overwrite
+RunnableStep = Messages | Reduce | NewSummand | Overwrite
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +81,22 @@ def _run_step(
     match step:
         case Reduce():
             reduce(call, step, plan.ranks, before, after, ready)
+        case NewSummand():
+            _fill(step, before, after, ready)
         case Messages():
             MessageExchange(call, step, raw(before), raw(after)).run(ready)
         case Overwrite():
             raise PlanError("an exchange in place writes its result over its operand; plan without donate=True")
+
+
+def _fill(step: NewSummand, before: Array, after: Array, ready: Ready | None) -> None:
+    """Writes the result's summand: the identity of the operation, and over it what this rank has."""
+    if ready is not None:
+        ready()
+    after[...] = identities(step.reduction, (), after.dtype)
+    for block in step.local:
+        for source, target in copies(block, before.shape, after.shape):
+            copy(target.of(raw(after)), source.of(raw(before)))
 
 
 def _give_back(call: Call, buffer: Array, tile: Array) -> None:

@@ -7,6 +7,7 @@
     boxes           pairs that do not refine: an exchange of boxes, with slices before and gathers after
     permute_first   contiguous pairs that refine once a permute has reordered their holders
     reduction       partial sources: finish the reduction, then any of the above
+    start           targets that are partial where the source is not: any of the above, then split the sum
 
     route           `Pair`, `Route` and the signature
     chains          the layouts on the way, as states of who holds each digit
@@ -22,9 +23,9 @@ To add a module of routes, say `crossing`, for layouts on different devices:
 3. test in tests/synth/routes/test_crossing.py that the routes lead to the target and reach the bound.
 """
 
-from reshard.synth.routes import boxes, normal, permute_first, reduction
+from reshard.synth.routes import boxes, normal, permute_first, reduction, start
 from reshard.synth.routes.route import Pair as Pair
 from reshard.synth.routes.route import Route as Route
 
-ROUTES = (normal.routes, boxes.routes, permute_first.routes, reduction.routes)
+ROUTES = (normal.routes, boxes.routes, permute_first.routes, reduction.routes, start.routes)
 """Every module of routes; the earlier ones win ties."""

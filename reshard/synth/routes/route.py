@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.types.layout import Layout
-from reshard.types.pair.refine import Refinement, refine
+from reshard.types.pair.refine import Refinement, partial_change, refine
 from reshard.types.plan import StepSpec
 
 Route = tuple[StepSpec, ...]
@@ -36,8 +36,21 @@ class Pair:
 
     @property
     def reduces(self) -> bool:
-        """Whether some partial sub-axes of the source are finished in the target."""
-        return self.source.partial != self.target.partial
+        """Whether the target is not partial as the source is, so that a sum must be finished or started."""
+        source, target = self.source, self.target
+        return not source.partial_as(target) or (bool(target.partial) and source.mesh != target.mesh)
+
+    @cached_property
+    def starts(self) -> bool:
+        """Whether the target is partial along sub-axes along which the source is not, or by another operation.
+
+        A sum can be kept only on one mesh; on another one, or if the two cut an axis in ways that do not nest, it is
+        finished and started again.
+        """
+        if not self.reduces or not self.target.partial:
+            return False
+        change = partial_change(self.source, self.target) if self.source.mesh == self.target.mesh else None
+        return change is None or bool(change.started)
 
     @cached_property
     def refinement(self) -> Refinement | None:

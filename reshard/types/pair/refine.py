@@ -45,10 +45,11 @@ class Factor(NamedTuple):
 
 
 class PartialChange(NamedTuple):
-    """The factors of the partial sub-axes that stay partial, and those that are reduced."""
+    """The factors of the partial sub-axes that stay partial, those that are reduced, and those that become partial."""
 
     kept: tuple[Factor, ...]
     reduced: tuple[Factor, ...]
+    started: tuple[Factor, ...]
 
 
 class _Segment(NamedTuple):
@@ -72,8 +73,8 @@ class _HeldSegment(NamedTuple):
 class Refinement:
     """The refined digits dim by dim, major to minor, over the padded shape that both layouts fit.
 
-    `exact` says that nothing is padded. `kept` and `reduced` are the factors of the partial sub-axes that stay
-    partial and that are reduced.
+    `exact` says that nothing is padded. `kept`, `reduced` and `started` are the factors of the partial sub-axes that
+    stay partial, that are reduced, and that become partial.
     """
 
     digits: tuple[RefinedDigit, ...]
@@ -81,6 +82,7 @@ class Refinement:
     exact: bool
     kept: tuple[Factor, ...]
     reduced: tuple[Factor, ...]
+    started: tuple[Factor, ...] = ()
 
     @cached_property
     def sliced(self) -> tuple[RefinedDigit, ...]:
@@ -174,38 +176,37 @@ def refine(operand: Layout, result: Layout) -> Refinement | None:
     if padded is None:
         return None
     before, after = _segments(operand, padded), _segments(result, padded)
-    were, are = _partial_factors(operand), _partial_factors(result)
-    cuts = _cuts(before, after, were + are)
+    cuts = _cuts(before, after, [*_partial_factors(operand), *_partial_factors(result)])
     if cuts is None:
         return None
     dims, positions = cuts
     digits: list[RefinedDigit] = []
     for dim, size in enumerate(padded):
         digits += _digits(dim, dims[dim], before[dim], after[dim]) if size else [RefinedDigit(dim, 0, None, None)]
-    change = _partial_change(were, are, positions) or PartialChange((), ())
-    return Refinement(tuple(digits), padded, padded == operand.shape, change.kept, change.reduced)
+    if operand.partial == result.partial == ():
+        return Refinement(tuple(digits), padded, padded == operand.shape, (), ())
+    change = _partial_change(operand, result, positions)
+    return Refinement(tuple(digits), padded, padded == operand.shape, *change)
 
 
 def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
-    """What becomes of the operand's partial sub-axes.
-
-    None if the result is partial where the operand is not. Both layouts are on one mesh.
+    """What becomes of the partial sub-axes of two layouts on one mesh; None if the two cut an axis in ways that do
+    not nest.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=6)
     >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
-    PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),))
+    PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
     """
-    were, are = _partial_factors(operand), _partial_factors(result)
-    cuts = sorted(_ends(were + are))
-    return _partial_change(were, are, cuts) if is_chain(cuts) else None
+    cuts = sorted(_ends([*_partial_factors(operand), *_partial_factors(result)]))
+    return _partial_change(operand, result, cuts) if is_chain(cuts) else None
 
 
-def _partial_change(were: list[Factor], are: list[Factor], cuts: list[int]) -> PartialChange | None:
-    were, are = _cut_factors(were, cuts), _cut_factors(are, cuts)
-    if not set(are) <= set(were):
-        return None
-    return PartialChange(tuple(f for f in were if f in are), tuple(f for f in were if f not in are))
+def _partial_change(operand: Layout, result: Layout, cuts: list[int]) -> PartialChange:
+    """The change of factors that are cut at these positions; nothing is kept where another operation follows."""
+    were, are = (_cut_factors(_partial_factors(layout), cuts) for layout in (operand, result))
+    kept = [f for f in were if f in are] if operand.reduction == result.reduction else []
+    return PartialChange(tuple(kept), tuple(f for f in were if f not in kept), tuple(f for f in are if f not in kept))
 
 
 def _partial_factors(layout: Layout) -> list[Factor]:

@@ -9,6 +9,7 @@ A rule takes a step's operand, result and mode. It returns the step's `Cost`, or
     exchange         any layout to any layout, as messages in rounds             exchange.py
     reduce_scatter   partial sub-axes come to hold local digits                  reduce.py
     all_reduce       partial sub-axes become replicated                          reduce.py
+    split_sum        sub-axes in use or not become partial                       split_sum.py
 
     checker.py       check_step, and RULES, the table of the above
     cost.py          Cost, StepMode, and what all rules share

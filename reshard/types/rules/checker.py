@@ -21,6 +21,7 @@ from reshard.types.rules.parts import split_step
 from reshard.types.rules.permute import check_permute
 from reshard.types.rules.reduce import check_all_reduce, check_reduce_scatter
 from reshard.types.rules.slice import check_slice
+from reshard.types.rules.split_sum import check_split_sum
 
 Rule = Callable[[Layout, Layout, StepMode], Cost]
 
@@ -32,6 +33,7 @@ RULES: dict[str, Rule] = {
     "exchange": check_exchange,
     "reduce_scatter": check_reduce_scatter,
     "all_reduce": check_all_reduce,
+    "split_sum": check_split_sum,
 }
 
 

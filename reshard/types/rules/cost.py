@@ -52,5 +52,5 @@ def require_refinement(kind: str, operand: Layout, result: Layout) -> Refinement
 
 def require_same_partial(kind: str, operand: Layout, result: Layout) -> None:
     """Refuses a step that would finish or start a reduction but is not a reduction."""
-    if operand.partial != result.partial:
+    if not operand.partial_as(result):
         raise refusal(kind, operand, result, "this step reduces nothing; partial sub-axes must stay")

@@ -27,7 +27,7 @@ from reshard.types.rules.cost import Cost, StepMode, refusal
 
 def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Any layout to any other; each device receives exactly the elements that it needs and does not hold."""
-    if operand.partial != result.partial:
+    if not operand.partial_as(result):
         raise refusal("exchange", operand, result, "an exchange moves data and reduces nothing")
     if mode.in_place:
         return _in_place(operand, result, mode.chunk)

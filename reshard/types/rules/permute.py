@@ -20,7 +20,7 @@ from reshard.types.rules.cost import Cost, StepMode, refusal
 
 def check_permute(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """The tiles stay the same; the busiest device receives one."""
-    if _local_places(operand) != _local_places(result) or operand.partial != result.partial:
+    if _local_places(operand) != _local_places(result) or not operand.partial_as(result):
         raise refusal("permute", operand, result, "the tiles must be the same ones, only on other devices")
     return Cost(operand.tile_bytes, 1, 0)
 

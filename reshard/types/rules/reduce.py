@@ -26,7 +26,8 @@ def check_reduce_scatter(operand: Layout, result: Layout, mode: StepMode) -> Cos
     """Partial sub-axes come to hold local digits: with f devices in a group, each receives (f - 1) / f of a tile."""
     r = require_refinement("reduce_scatter", operand, result)
     order = tile_view.scatter_order(r)
-    if r.gathered or r.swapped or not order or set(order) != {factor.stride for factor in r.reduced}:
+    scattered = set(order) == {factor.stride for factor in r.reduced}
+    if r.gathered or r.swapped or r.started or not order or not scattered:
         raise refusal(
             "reduce_scatter", operand, result, "partial sub-axes must come to hold local digits, and nothing else"
         )
@@ -38,7 +39,7 @@ def check_reduce_scatter(operand: Layout, result: Layout, mode: StepMode) -> Cos
 def check_all_reduce(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Partial sub-axes become replicated."""
     r = require_refinement("all_reduce", operand, result)
-    if r.sliced or r.gathered or r.swapped or not r.reduced:
+    if r.sliced or r.gathered or r.swapped or r.started or not r.reduced:
         raise refusal("all_reduce", operand, result, "partial sub-axes must become replicated, and nothing else")
     members = math.prod(factor.size for factor in r.reduced)
     elements = math.prod(operand.tile_shape)

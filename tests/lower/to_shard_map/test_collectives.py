@@ -42,6 +42,15 @@ STEPS = [
     ("all_reduce", "f32[16, 8] + max{x:(1)2}", "f32[16, 8]"),
     ("all_reduce", "s32[16, 8] + min{y}", "s32[16, 8]"),
     ("all_reduce", "f32[16, 8] + product{x}", "f32[16, 8]"),
+    # Replicated, held, passed on and sliced; strided, padded, over parts of axes.
+    ("split_sum", "f32[16, 8]", "f32[16, 8] + sum{x}"),
+    ("split_sum", "f32[{x}4, 8]", "f32[16, 8] + sum{x}{y}"),
+    ("split_sum", "f32[{y}8, {x}2]", "f32[16, 8] + max{x}{y}"),
+    ("split_sum", "f32[16, {x}2]", "f32[{y}8, 8] + min{x}"),
+    ("split_sum", "f32[{x:(1)2}8, 8]", "f32[{y}8, 8] + sum{x:(1)2}"),
+    ("split_sum", "f32[2{x}2, 8]", "f32[16, 8] + sum{x}{y}"),
+    ("split_sum", "f32[{x}3/10, 8]", "f32[10, 8] + sum{x}"),
+    ("split_sum", "s32[16, 8] + product{y}", "s32[16, 8] + product{x}{y}"),
 ]
 
 
@@ -62,7 +71,7 @@ def collectives(plan: Plan) -> list[tuple[str, int]]:
     return [(c.kind, c.received_bytes) for c in hlo.collectives(hlo.parse(compiled.as_text()))]
 
 
-@pytest.mark.parametrize(("kind", "source", "target"), [s for s in STEPS if s[0] != "slice"])
+@pytest.mark.parametrize(("kind", "source", "target"), [s for s in STEPS if s[0] not in ("slice", "split_sum")])
 def test_a_step_is_one_collective(kind: str, source: str, target: str):
     """Also over parts of axes, in any order of the axes, and of several dims.
 

@@ -11,7 +11,7 @@ from tests.mpi import running
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 import reshard as rs
-from reshard.lower.to_mpi import Overwrite, Reduce
+from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce
 from reshard.runtime.on_mpi.run_plan import rank_plan
 from reshard.runtime.on_mpi.wire.messages import Messages
 from reshard.types import Layout, Mesh
@@ -37,6 +37,8 @@ def test_each_kind_of_step():
     mesh = Mesh(x=2)
     source, target = Layout.parse("f32[4, 6] + sum{x}", mesh), Layout.parse("f32[{x}2, 6]", mesh)
     assert [type(step) for step in rank_plan(rs.plan(source, target), 1, 4).steps] == [Reduce]
+    start = rs.plan(target, source)
+    assert [type(step) for step in rank_plan(start, 1, 4).steps] == [NewSummand]
     rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
     tight = rs.plan(rows, columns, budget=rows.tile_bytes, donate=True)
     assert [type(step) for step in rank_plan(tight, 1, 4).steps] == [Overwrite]

@@ -199,7 +199,20 @@ def test_the_common_padding_is_the_least_that_fits_both():
     assert refinement.padded == (16,)
 
 
-def test_nothing_is_reduced_if_the_result_has_other_partial_axes():
-    refinement = refined("f32[8] + sum{x}", "f32[8] + sum{y}", X4Y2)
+@pytest.mark.parametrize(
+    ("operand", "result", "kept", "reduced", "started"),
+    [
+        ("f32[8] + sum{x}", "f32[8] + sum{y}", [], [(2, 4)], [(1, 2)]),
+        ("f32[8]", "f32[8] + sum{x}{y}", [], [], [(2, 4), (1, 2)]),
+        ("f32[8] + sum{x:(1)2}", "f32[8] + sum{x}", [(4, 2)], [], [(2, 2)]),
+        # Another operation: nothing is kept.
+        ("f32[8] + sum{x}", "f32[8] + max{x}{y}", [], [(2, 4)], [(2, 4), (1, 2)]),
+        # A factor is cut where a digit is.
+        ("f32[{x:(1)2}4]", "f32[8] + sum{x}", [], [], [(4, 2), (2, 2)]),
+    ],
+)
+def test_what_becomes_of_partial_axes(operand: str, result: str, kept: list, reduced: list, started: list):
+    refinement = refined(operand, result, X4Y2)
     assert refinement is not None
-    assert (refinement.kept, refinement.reduced) == ((), ())
+    for factors, wanted in ((refinement.kept, kept), (refinement.reduced, reduced), (refinement.started, started)):
+        assert sorted(factors) == sorted(wanted)

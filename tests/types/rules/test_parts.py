@@ -56,6 +56,8 @@ STEPS = [
     ("reduce_scatter", "f32[8, 16] + max{x}", "f32[8, {x}4]"),
     ("all_reduce", "f32[16, 8] + sum{x}", "f32[16, 8]"),
     ("all_reduce", "f32[{y}8, 8] + mean{x}", "f32[{y}8, 8]"),
+    ("split_sum", "f32[{x}4, 8]", "f32[16, 8] + sum{x}{y}"),
+    ("split_sum", "f32[16, 8]", "f32[{y}8, 8] + max{x}"),
 ]
 
 

@@ -48,11 +48,11 @@ def _is_cuda_aware() -> bool:
 
 
 def between_gpus(request: MoveRequest, rank: int, itemsize: int) -> Direct | None:
-    """A rank's messages between GPUs; None if a reduction is pending or the budget leaves no room to pack."""
+    """A rank's messages between GPUs; None if a sum is finished or started, or the budget leaves no room to pack."""
     source, target = request.source, request.target
     spare = plan(source, target, request.budget, request.network).peak_bytes - source.tile_bytes - target.tile_bytes
     staging = min(STAGING, spare // 2)
-    if source.partial != target.partial or staging < itemsize:
+    if not source.partial_as(target) or staging < itemsize:
         return None
     return direct(source, target, rank, tuple(range(source.mesh.size)), itemsize, staging)
 
