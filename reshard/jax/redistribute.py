@@ -41,14 +41,16 @@ def redistribute(
     `x` is an array or a tree of arrays. `sharding` is a `NamedSharding`, a `PartitionSpec` on the mesh that is set
     (or on the array's own), or a `reshard.Layout`: one for all leaves, or a tree of them whose structure is that of
     `x`, or of its top. `source`, in the same forms, is the sharding of `x` if tracing cannot know it.
-    `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move, source and result
-    included; without one, large moves are split into parts, which need little more than source and result. `network`
-    is that of `reshard.plan`.
+    `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move of a leaf, its source
+    and result included; without one, large moves are split into parts, which need little more than source and result.
+    `network` is that of `reshard.plan`.
     With `donate`, `x` is deleted once the move is under way.
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`, and
-    inside a `shard_map` that is manual over other axes. Arrays that are not sharded yet (numpy arrays, arrays on one
-    device) are placed by `jax.device_put`.
+    inside a `shard_map` that is manual over other axes. Concrete leaves of a tree share programs, and an array that is
+    where it should go is returned as it is. What needs no plan is left to JAX: arrays that are not sharded yet, moves
+    to other devices, and the other targets of `jax.device_put` and `with_sharding_constraint` (a device, None, a
+    memory, `P.UNCONSTRAINED` dims).
 
     Raises `LayoutError`, `MeshError` or `PlanError` for an invalid source or target, and `BudgetError`, with the
     smallest budget that works, if no plan fits the budget.
@@ -70,12 +72,25 @@ def redistribute(
     """
     loaded = Network.load(network) if isinstance(network, str) else network
     check_network(loaded)
+    memory = bytes_of(budget)
+    if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
+        return put(x, sharding, donate=False)
     leaves, tree = jax.tree.flatten(x)
     targets = _broadcast(sharding, x, len(leaves), "target")
     sources = [None] * len(leaves) if source is None else _broadcast(source, x, len(leaves), "source")
-    options = {"budget": bytes_of(budget), "network": loaded, "donate": donate}
+    options = {"budget": memory, "network": loaded, "donate": donate}
     moves = [_prepared(leaf, t, s, options) for leaf, t, s in zip(leaves, targets, sources, strict=True)]
     return jax.tree.unflatten(tree, run_all(moves))
+
+
+def _is_there(x: Any, sharding: Any) -> bool:
+    """Whether it is one concrete array that has the very sharding that is wanted."""
+    return (
+        isinstance(sharding, NamedSharding)
+        and isinstance(x, jax.Array)
+        and not isinstance(x, Tracer)
+        and (x.sharding == sharding)
+    )
 
 
 def _broadcast(given: Any, x: Any, leaves: int, what: str) -> list[Any]:
