@@ -1,67 +1,189 @@
-"""Moves concrete arrays: the plan runs now, in one compiled program, or across two meshes of the same devices."""
+"""Moves concrete arrays: each plan runs now, small ones many to a program; or JAX places what needs no plan.
+
+EagerMove       one array and the compiled program that moves it
+prepared        a move, checked and planned, but not started
+run             starts moves; `move_now` is both, for one array
+put             what JAX places itself: arrays that are not sharded yet, and targets without a layout
+"""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.errors import MeshError, PlanError, ReshardError
-from reshard.jax import placement
+from reshard.errors import LayoutError, MeshError, PlanError
+from reshard.jax import in_flight, placement
 from reshard.jax.request import ReshardRequest, orders_differ, plan_of
+from reshard.jax.weak_types import weakened
 from reshard.runtime import on_jax
 from reshard.types.plan import Plan
 
+SMALL = 256 << 10
+"""An array whose tiles of source and target have at most as many bytes together moves with others in one program: its
+cost is that of starting the program, not of copying it."""
 
-def put(x: Any, target: NamedSharding, donate: bool) -> jax.Array:
-    """Places an array that is not sharded yet on the devices of the target."""
-    if not isinstance(target.mesh, JaxMesh) and not placement.is_tracing():
-        raise MeshError(
-            f"the target's mesh {dict(target.mesh.shape)} has no devices, and the array of shape {x.shape}, which is "
-            f"not sharded yet, has none either; give a NamedSharding on a jax.sharding.Mesh"
-        )
-    if target.spec.unreduced:  # device_put splits no sum of an array that is not sharded.
-        whole = NamedSharding(target.mesh, PartitionSpec(*target.spec.partitions))
-        return move_now(jax.device_put(x, whole, donate=donate), ReshardRequest(target))
-    placed = jax.device_put(x, target, donate=donate)
-    if donate and isinstance(x, jax.Array) and not x.is_deleted() and target.shard_shape(x.shape) != x.shape:
-        x.delete()  # No shard is as large as x, so none shares its memory.
-    return placed
+
+@dataclass(frozen=True, eq=False)
+class EagerProgram:
+    """A planned move of concrete arrays of one shape, dtype and sharding; there is one object for equal moves."""
+
+    request: ReshardRequest
+    source: NamedSharding
+    plan: Plan
+    weak: bool
+    run: Callable[[jax.Array], jax.Array]
+    together: bool
+    """Whether it may share a program with other moves."""
+
+
+class EagerMove(NamedTuple):
+    """A concrete array, what moves it, and what is then made of it: keys are moved as integers."""
+
+    x: jax.Array
+    program: EagerProgram
+    wrapped: Callable[[jax.Array], jax.Array] | None = None
+
+
+Pending = EagerMove | Callable[[], jax.Array]
+"""A move that is not started: one that is planned, or one that JAX makes."""
 
 
 def move_now(x: jax.Array, request: ReshardRequest) -> jax.Array:
     """Moves a concrete array: its actual sharding is the source, and a `source=` that contradicts it is an error."""
+    pending = prepared(x, request)
+    return run(pending) if isinstance(pending, EagerMove) else pending()
+
+
+def prepared(x: jax.Array, request: ReshardRequest) -> Pending:
+    """The move of a concrete array, checked and planned."""
     known = placement.sharding_of(x)
     if known is None:
-        raise ReshardError(
-            f"the array of shape {x.shape} has a {type(x.sharding).__name__}; only NamedSharding is read: move it to "
-            f"one with jax.device_put first"
-        )
-    if request.source is not None and not request.source.is_equivalent_to(known, x.ndim):
+        return _left_to_jax(x, request, f"it has a {type(x.sharding).__name__}, whose layout is not known")
+    if request.source is not None:
+        _check_source(x, request.source, known)
+    if not request.donate and _is_there(known, request.target, x.ndim):
+        return partial(put, x, request.target, donate=False)
+    target = _on_devices(request.target, known)
+    if known.device_set != target.device_set:
+        return _left_to_jax(x, request, "source and target are not on the same devices")
+    near = _device_memory(known)
+    if near != known.memory_kind:  # Collectives work in the devices' own memory.
+        there = NamedSharding(known.mesh, known.spec, memory_kind=near)
+        return lambda: move_now(put(x, there, donate=request.donate), replace(request, source=None))
+    return EagerMove(x, program_of(replace(request, source=known, target=target), x.shape, x.dtype, x.weak_type))
+
+
+def _left_to_jax(x: jax.Array, request: ReshardRequest, why: str) -> Pending:
+    """The move by `jax.device_put`, which keeps to no budget."""
+    if request.budget is None:
+        return partial(put, x, request.target, donate=request.donate)
+    mesh = dict(request.target.mesh.shape)
+    raise MeshError(
+        f"the array of shape {x.shape} on {len(x.sharding.device_set)} devices, the target {request.target.spec} on "
+        f"{request.target.mesh.size} (mesh {mesh}): {why}, so jax.device_put moves it, which keeps to no budget; leave "
+        f"budget out"
+    )
+
+
+@lru_cache(maxsize=256)
+def _device_memory(sharding: NamedSharding) -> str:
+    return str(next(iter(sharding.device_set)).default_memory().kind)
+
+
+def _check_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> None:
+    if not given.is_equivalent_to(known, x.ndim):
         raise PlanError(
             f"the array of shape {x.shape} is sharded as {known.spec} on mesh {dict(known.mesh.shape)}, not as the "
-            f"source that is given, {request.source.spec} on {dict(request.source.mesh.shape)}; leave source out for a "
-            f"concrete array"
+            f"source that is given, {given.spec} on {dict(given.mesh.shape)}; leave source out for a concrete array"
         )
-    target = _on_devices(request.target, known)
-    _check_devices(x, known, target)
-    request = replace(request, source=known, target=target)
-    plan = plan_of(request, x.shape, x.dtype.name)
-    with placement.without_context_mesh():
-        if isinstance(known.mesh, JaxMesh) and _needs_two_meshes(known, target):
-            moved = on_jax.apply_across(plan, known.mesh, x, target)
-        else:
-            moved = _compiled(plan, known, target, request.donate and _aliases(plan))(x)
-    if request.donate and not x.is_deleted() and moved is not x:
-        x.delete()  # XLA keeps the buffer until the move has read it.
+
+
+@lru_cache(maxsize=4096)
+def _is_there(source: NamedSharding, target: NamedSharding, rank: int) -> bool:
+    """Whether an array is where it shall go, in the same memory."""
+    if source == target:
+        return True
+    sums = any(s.spec.unreduced or s.spec.reduced for s in (source, target))  # JAX's comparison ignores them.
+    return isinstance(target.mesh, JaxMesh) and not sums and source.is_equivalent_to(target, rank)
+
+
+def run(move: EagerMove) -> jax.Array:
+    """Starts one move."""
+    moved = started(move.program.run, move.x)
+    if move.program.request.donate and not move.x.is_deleted() and moved is not move.x:
+        move.x.delete()  # XLA keeps the buffer until the move has read it.
+    return moved if move.wrapped is None else move.wrapped(moved)
+
+
+def started(function: Callable[..., Any], *arrays: jax.Array) -> Any:
+    """Calls a compiled move, while not too many others are running, on its own meshes."""
+    if jax.sharding.get_abstract_mesh().empty:
+        moved = function(*arrays)
+    else:
+        with placement.without_context_mesh():
+            moved = function(*arrays)
+    in_flight.add(moved[0] if isinstance(moved, tuple) else moved)
     return moved
+
+
+@lru_cache(maxsize=4096)
+def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak: bool) -> EagerProgram:
+    """The program for arrays with this source, shape, dtype and weakness of type."""
+    source, target = request.source, request.target
+    if source is None:
+        raise PlanError(f"the source of the move to {target} is not known")
+    plan = plan_of(request, shape, dtype.name)
+    _check_even(plan, shape, target)
+    if isinstance(source.mesh, JaxMesh) and _needs_two_meshes(source, target):
+        return EagerProgram(request, source, plan, weak, _across(plan, source.mesh, target, weak), together=False)
+    return EagerProgram(request, source, plan, weak, _compiled(plan, source, request, weak), _together(plan, request))
+
+
+def _together(plan: Plan, request: ReshardRequest) -> bool:
+    """Whether a move gains by sharing a program: others' tiles count against no budget, and stacks do not overwrite."""
+    small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
+    sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
+    return small and not sums and not request.donate and request.budget is None
+
+
+def _across(plan: Plan, mesh: JaxMesh, target: NamedSharding, weak: bool) -> Callable[[jax.Array], jax.Array]:
+    weaken = jax.jit(weakened, out_shardings=target) if weak else None
+
+    def moved(x: jax.Array) -> jax.Array:
+        there = on_jax.apply_across(plan, mesh, x, target)
+        return there if weaken is None else weaken(there)
+
+    return moved
+
+
+def _compiled(plan: Plan, source: NamedSharding, request: ReshardRequest, weak: bool) -> Any:
+    donated = (0,) if request.donate and _aliases(plan) else ()
+    moved = partial(traced_move, plan, source.mesh, weak)
+    return jax.jit(moved, in_shardings=source, out_shardings=request.target, donate_argnums=donated)
+
+
+def traced_move(plan: Plan, mesh: placement.AnyMesh, weak: bool, x: jax.Array) -> jax.Array:
+    """The move in a program of concrete arrays."""
+    moved = on_jax.apply(plan, mesh, x)
+    return weakened(moved) if weak else moved
+
+
+def _check_even(plan: Plan, shape: tuple[int, ...], target: NamedSharding) -> None:
+    if not plan.target.even:
+        raise LayoutError(
+            f"the target {target.spec} on mesh {dict(target.mesh.shape)} does not divide the shape {shape}; outside of "
+            f"jit JAX shards only what divides evenly: pad the array, or move it under jit"
+        )
 
 
 def _needs_two_meshes(source: NamedSharding, target: NamedSharding) -> bool:
@@ -83,21 +205,35 @@ def _on_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding:
     return NamedSharding(JaxMesh(devices, target.mesh.axis_names, axis_types=target.mesh.axis_types), target.spec)
 
 
-def _check_devices(x: jax.Array, source: NamedSharding, target: NamedSharding) -> None:
-    if source.device_set != target.device_set:
-        raise MeshError(
-            f"the array of shape {x.shape} is on {len(source.device_set)} devices (mesh {dict(source.mesh.shape)}), "
-            f"the target on {len(target.device_set)} (mesh {dict(target.mesh.shape)}), and they are not the same "
-            f"ones; a redistribution keeps the devices: use jax.device_put to move to others"
-        )
-
-
 def _aliases(plan: Plan) -> bool:
     """Whether XLA can reuse a donated source's buffer for the result, which requires equal sizes."""
     return plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even and plan.target.even
 
 
-@lru_cache(maxsize=4096)
-def _compiled(plan: Plan, source: NamedSharding, target: NamedSharding, donate: bool) -> Any:
-    run = partial(on_jax.apply, plan, source.mesh)
-    return jax.jit(run, in_shardings=source, out_shardings=target, donate_argnums=(0,) if donate else ())
+def put(x: Any, target: Any, *, donate: bool) -> jax.Array:
+    """Places an array by `jax.device_put`: one that is not sharded yet, or for a target that has no layout.
+
+    Raises `LayoutError` for what JAX refuses.
+    """
+    if isinstance(target, NamedSharding) and not isinstance(target.mesh, JaxMesh) and not placement.is_tracing():
+        raise MeshError(
+            f"the target's mesh {dict(target.mesh.shape)} has no devices, and the array of shape {x.shape}, which is "
+            f"not sharded yet, has none either; give a NamedSharding on a jax.sharding.Mesh"
+        )
+    if isinstance(target, NamedSharding) and target.spec.unreduced:  # device_put starts no sum.
+        whole = NamedSharding(target.mesh, PartitionSpec(*target.spec.partitions))
+        return move_now(put(x, whole, donate=donate), ReshardRequest(target))
+    try:
+        placed = jax.device_put(x, target, donate=donate)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LayoutError(f"jax.device_put refuses the move to {target}: {error}") from None
+    if donate and placed is not x and isinstance(x, jax.Array) and not isinstance(x, Tracer):
+        _discard_placed(x, placed)
+    return placed
+
+
+def _discard_placed(x: jax.Array, placed: jax.Array) -> None:
+    """Deletes a donated array that `jax.device_put` left, unless the result shares its memory."""
+    buffers = {shard.data.unsafe_buffer_pointer() for shard in placed.addressable_shards}
+    if not x.is_deleted() and not any(s.data.unsafe_buffer_pointer() in buffers for s in x.addressable_shards):
+        x.delete()

@@ -54,6 +54,14 @@ def check_platforms(platforms: Sequence[str], request: ReshardRequest, shape: tu
         )
 
 
+def has_hook(axis_context: Any) -> bool:
+    """Whether the hook is told the mesh of the program that is lowered, without which it cannot name a sharding.
+
+    It is not if nothing in the program is on a mesh yet: its arrays are made where the constraints want them.
+    """
+    return getattr(axis_context, "abstract_mesh", None) is not None or not hasattr(axis_context, "abstract_mesh")
+
+
 def moved_by_partitioner(x: jax.Array, request: ReshardRequest) -> jax.Array:
     """The move, to be traced; it is planned when the partitioner knows the array's sharding."""
     return _hook(request, x.ndim)(x)

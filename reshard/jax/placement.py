@@ -12,39 +12,64 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.experimental.layout import Format
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import LayoutError, MeshError, about_sharding
+from reshard.errors import LayoutError, MeshError, about_sharding, quoted
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.notation import jax_sharding
 from reshard.types.notation.sharding import place
 
 AnyMesh = JaxMesh | AbstractMesh
-Target = NamedSharding | PartitionSpec | Layout
 NO_MESH = AbstractMesh((), ())
+_LAYOUTS = NamedSharding | PartitionSpec | Layout
+_FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Space
 
 
 def resolve(given: object, x: Any, what: str) -> NamedSharding:
-    """The `NamedSharding` for an array that the caller gave as `what`, "target" or "source".
+    """The `NamedSharding` for an array, or for its type, that the caller gave as `what`, "target" or "source".
 
     Raises `LayoutError` if it is not a sharding or does not fit the array, and `MeshError` for a spec without a mesh
     or with axes that the mesh does not have.
     """
-    sharding = _named_sharding(given, mesh_of(x), what)
+    sharding = named_sharding(given, x, what)
     if isinstance(given, Layout):
         _check_array(given, x, what)
-    layout_of(sharding, x.shape, "uint32" if is_key_array(x) else x.dtype.name)
+    _check_fit(sharding, x.shape, x.dtype)
     return sharding
 
 
-def _named_sharding(given: object, mesh: AnyMesh | None, what: str) -> NamedSharding:
+@lru_cache(maxsize=4096)
+def _check_fit(sharding: NamedSharding, shape: tuple[int, ...], dtype: Any) -> None:
+    layout_of(sharding, shape, "uint32" if is_key_dtype(dtype) else dtype.name)
+
+
+def is_target(given: object) -> bool:
+    """Whether it is a target for one array, rather than a tree of targets."""
+    return given is None or isinstance(given, _FORMS)
+
+
+def leaves_open(given: object) -> bool:
+    """Whether a target leaves dims to the compiler."""
+    spec = given.spec if isinstance(given, NamedSharding) else given
+    return isinstance(spec, PartitionSpec) and PartitionSpec.UNCONSTRAINED in spec.partitions
+
+
+def has_layout(given: object) -> bool:
+    """Whether a target has a layout that a plan can lead to; the others (a device, a memory) are left to JAX."""
+    return isinstance(given, _LAYOUTS) or not is_target(given)
+
+
+def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
+    """The `NamedSharding` that the caller gave, not compared with the array."""
     if isinstance(given, NamedSharding):
         return given
+    mesh = mesh_of(x)
     if not isinstance(given, PartitionSpec | Layout):
         raise LayoutError(
-            f"the {what} {given!r} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec or a "
+            f"the {what} {quoted(given)} is a {type(given).__name__}; give a NamedSharding, a PartitionSpec or a "
             f"reshard.Layout"
         )
     if mesh is None or mesh.empty:
@@ -121,6 +146,24 @@ def has_explicit(mesh: AnyMesh) -> bool:
     return any(kind == AxisType.Explicit for kind in mesh.axis_types)
 
 
+def is_explicit(mesh: AnyMesh) -> bool:
+    """Whether a mesh has axes, and all of them are explicit."""
+    return not mesh.empty and set(mesh.axis_types) == {AxisType.Explicit}
+
+
+def is_of_one_type(mesh: AnyMesh) -> bool:
+    """Whether all axes of a mesh are auto, or all of them explicit."""
+    return set(mesh.axis_types) in ({AxisType.Auto}, {AxisType.Explicit})
+
+
+def of_auto_axes(mesh: AnyMesh) -> AnyMesh:
+    """The mesh with auto axes."""
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, JaxMesh):
+        return JaxMesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+    return AbstractMesh(tuple(mesh.shape.values()), mesh.axis_names, axis_types=kinds)
+
+
 def restrict(sharding: NamedSharding, kind: AxisType, rank: int) -> NamedSharding:
     """A sharding restricted to axes of one kind, with an entry per dim.
 
@@ -135,9 +178,22 @@ def restrict(sharding: NamedSharding, kind: AxisType, rank: int) -> NamedShardin
     return NamedSharding(sharding.mesh, PartitionSpec(*entries, **sums), memory_kind=sharding.memory_kind)
 
 
+def lifted(sharding: NamedSharding, held: Any) -> NamedSharding:
+    """The sharding of an array with one more dim in front, split over the axes `held`."""
+    spec = sharding.spec
+    sums = {name: axes for name in ("unreduced", "reduced") if (axes := getattr(spec, name))}
+    return NamedSharding(sharding.mesh, PartitionSpec(held, *spec.partitions, **sums), memory_kind=sharding.memory_kind)
+
+
 def is_key_array(x: Any) -> bool:
     """Whether an array's elements are random keys."""
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return isinstance(x, jax.Array) and is_key_dtype(x.dtype)
+
+
+@lru_cache(maxsize=256)
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether a dtype is that of random keys."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def is_unsharded(x: Any) -> bool:

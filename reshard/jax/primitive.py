@@ -26,7 +26,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from reshard.errors import ReshardError
 from reshard.jax import placement
 from reshard.jax.eager import move_now, put
-from reshard.jax.partitioner_hook import check_platforms, lowers_as_constraints, moved_by_partitioner
+from reshard.jax.partitioner_hook import check_platforms, has_hook, lowers_as_constraints, moved_by_partitioner
 from reshard.jax.request import ReshardRequest, plan_of
 from reshard.runtime import on_jax
 
@@ -110,25 +110,25 @@ def _batched(
     if dims[0] is None:
         return bind(args[0], request), None
     x = jax.numpy.moveaxis(args[0], dims[0], 0)
-    held = axis.spmd_name or axis.explicit_mesh_axis
-    source = None if request.source is None else _lifted(request.source, held)
-    return bind(x, replace(request, target=_lifted(request.target, held), source=source)), 0
-
-
-def _lifted(sharding: NamedSharding, held: Any) -> NamedSharding:
-    """The sharding of an array with a batch dim in front, split over the axes `held`."""
-    spec = sharding.spec
-    sums = {name: axes for name in ("unreduced", "reduced") if (axes := getattr(spec, name))}
-    return NamedSharding(sharding.mesh, PartitionSpec(held, *spec.partitions, **sums))
+    held = axis.explicit_mesh_axis or _auto_axes(axis.spmd_name, request.target.mesh)
+    source = None if request.source is None else placement.lifted(request.source, held)
+    return bind(x, replace(request, target=placement.lifted(request.target, held), source=source)), 0
 
 
 batching.fancy_primitive_batchers[redistribute_p] = _batched
 
 
+def _auto_axes(names: Any, mesh: placement.AnyMesh) -> tuple[Any, ...] | None:
+    """The axes of `spmd_axis_name` that types do not have; whether a batch is on an explicit axis, its type says."""
+    listed = () if names is None else names if isinstance(names, tuple) else (names,)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    return tuple(name for name in listed if kinds.get(name) != AxisType.Explicit) or None
+
+
 def _lowered(ctx: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> Any:
     run = jaxpr_as_fun(body) if body is not None else partial(_moved_alone, request)
     if request.source is None:
-        if lowers_as_constraints():
+        if lowers_as_constraints() or not has_hook(ctx.module_context.axis_context):
             run = partial(_constrained, request.target)
         else:
             check_platforms(ctx.module_context.platforms, request, ctx.avals_in[0].shape)

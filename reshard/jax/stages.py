@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import serialize_executable as _serialize_executable
+from jax.sharding import NamedSharding
 
-from reshard.errors import StrictError
+from reshard.errors import ProgramError, StrictError, quoted
 from reshard.jax.compare import Decision, ProgramFigures, figures, savings, unprofitable_lines, why_worse
 from reshard.jax.doctor import optimized_text
 from reshard.jax.pass_report import PassReport
 from reshard.jax.strict import Limits, check, effective_limits
 
+_jax: Any = jax  # Its own stubs leave too much unknown.
 _serialize: Any = _serialize_executable
 
 
@@ -71,24 +73,44 @@ class Compiled:
 
     def serialize(self) -> bytes:
         """The compiled program as bytes, for `deserialize` under the same jax on devices of the same kind."""
-        return pickle.dumps((*_serialize.serialize(self.executable), self.decision, self.report))
+        devices = [device.id for device in _devices(self.executable)]
+        return pickle.dumps((devices, *_serialize.serialize(self.executable), self.decision, self.report))
 
 
 def deserialize(data: bytes) -> Compiled:
     """The compiled program from the bytes of `Compiled.serialize`; they are a pickle, so load only what you trust.
 
-    JAX loads it for all devices of the process, so lower it for arrays on all of them:
+    It runs on the devices that it was compiled for. Raises `ProgramError` if the process does not have them, or if the
+    bytes are not those of `serialize` under this version.
 
-    >>> from jax.sharding import Mesh, NamedSharding, PartitionSpec
     >>> from reshard.jax import jit
-    >>> everywhere = NamedSharding(Mesh(jax.devices(), "x"), PartitionSpec())
-    >>> x = jax.device_put(4.0, everywhere)
-    >>> data = jit(lambda x: 2 * x).lower(x).compile().serialize()
-    >>> float(deserialize(data)(x))
+    >>> data = jit(lambda x: 2 * x).lower(4.0).compile().serialize()
+    >>> float(deserialize(data)(4.0))
     8.0
     """
-    *parts, decision, report = pickle.loads(data)
-    return Compiled(_serialize.deserialize_and_load(*parts), decision, report)
+    try:
+        ids, *parts, decision, report = pickle.loads(data)
+        known = {device.id: device for device in _jax.devices()}
+        missing = [each for each in ids if each not in known]
+    except Exception as error:  # Unpickling fails in any way.
+        raise ProgramError(f"the bytes are not those of a compiled program's serialize(): {error}") from None
+    if missing:
+        raise ProgramError(
+            f"the program was compiled for devices {quoted(ids)}, and this process has no {quoted(missing)} among its "
+            f"{len(known)}; load it where the devices have the same ids, or compile it again"
+        )
+    # JAX itself would load it for all devices of the process, and abort the process where these are more.
+    loaded = _serialize.deserialize_and_load(*parts, execution_devices=[known[each] for each in ids])
+    return Compiled(loaded, decision, report)
+
+
+def _devices(executable: Any) -> list[Any]:
+    """The devices that a program was compiled for, those of other processes included, in their order."""
+    shardings: Any = jax.tree.leaves((executable.input_shardings, executable.output_shardings))
+    meshes: Any = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    if meshes:
+        return list(meshes[0].devices.flat)
+    return list(executable.runtime_executable().local_devices())
 
 
 class Attempt(NamedTuple):

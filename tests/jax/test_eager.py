@@ -32,15 +32,28 @@ def put(sharding: NamedSharding, values: np.ndarray = VALUES) -> jax.Array:
 
 
 def test_to_the_sharding_that_it_has():
-    """No collective runs, and the result is an array of its own: deleting it leaves the source intact."""
+    """As `jax.device_put`, it returns the array itself; under jit no collective runs."""
     source = NamedSharding(mesh_of(SIZES), BACK)
     x = put(source)
-    y = redistribute(x, source)
-    assert_exact(y, source, VALUES)
-    y.delete()
-    assert_exact(x, source, VALUES)
+    assert redistribute(x, source) is x and redistribute([x, x], source) == [x, x]
     compiled = jax.jit(lambda x: redistribute(x, source, source=source), in_shardings=source).lower(x).compile()
     assert not executed(compiled)
+
+
+def test_to_where_it_is_under_another_name():
+    source, target = NamedSharding(mesh_of(SIZES), P("x")), NamedSharding(mesh_of({"a": 4, "b": 2}), P("a"))
+    moved = redistribute(put(source), target)
+    assert_exact(moved, target, VALUES)
+    assert moved.sharding == target
+
+
+def test_nothing_is_there_before_a_pending_sum_is_finished():
+    """JAX's own comparison of shardings takes no notice of pending sums."""
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        left, right = (jax.device_put(VALUES % 5, P(*spec)) for spec in ([None, "x"], ["x"]))
+        summands = jax.numpy.einsum("ij,jk->ik", left, right, out_sharding=P(unreduced={"x"}))
+        target = NamedSharding(mesh_of(SIZES, EXPLICIT), P())
+        assert_exact(redistribute(summands, target), target, (VALUES % 5) @ (VALUES % 5))
 
 
 @pytest.mark.slow

@@ -153,6 +153,39 @@ def test_kinds_of_axes() -> None:
     assert placement.has_explicit(mesh_of(SIZES, EXPLICIT)) and not placement.has_explicit(mesh_of(SIZES))
 
 
+def test_targets_with_and_without_a_layout() -> None:
+    layout = rs.Layout.parse("f32[{x}2, 8]", rs.Mesh(x=4, y=2))
+    named: list[Any] = [on(P("x")), P("x"), layout]
+    others: list[Any] = [jax.devices()[0], None, jax.memory.Space.Host, jnp.zeros(3).sharding]
+    assert all(placement.is_target(given) for given in named + others)
+    assert all(placement.has_layout(given) for given in named)
+    assert not any(placement.has_layout(given) for given in others)
+    for given in ("x", [P("x")], {"a": P("x")}, 3):
+        assert not placement.is_target(given) and placement.has_layout(given)
+
+
+def test_targets_that_leave_dims_open() -> None:
+    assert placement.leaves_open(P(P.UNCONSTRAINED)) and placement.leaves_open(on(P("x", P.UNCONSTRAINED)))
+    assert not any(placement.leaves_open(given) for given in (P("x"), on(P()), None, jax.devices()[0]))
+
+
+def test_meshes_of_one_type() -> None:
+    mixed = JaxMesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"), axis_types=(EXPLICIT, AUTO))
+    auto, explicit = mesh_of(SIZES), mesh_of(SIZES, EXPLICIT)
+    assert [placement.is_explicit(mesh) for mesh in (auto, explicit, mixed, placement.NO_MESH)] == [False, True] + [
+        False
+    ] * 2
+    assert [placement.is_of_one_type(mesh) for mesh in (auto, explicit, mixed)] == [True, True, False]
+    for mesh in (explicit, mixed):
+        assert placement.of_auto_axes(mesh) == auto
+        assert placement.of_auto_axes(mesh.abstract_mesh) == AbstractMesh((4, 2), ("x", "y"), axis_types=(AUTO,) * 2)
+
+
+def test_one_more_dim_in_front() -> None:
+    assert placement.lifted(on(P("x")), None) == on(P(None, "x"))
+    assert placement.lifted(on(P("x"), EXPLICIT), ("y",)) == on(P(("y",), "x"), EXPLICIT)
+
+
 def test_the_mesh_that_is_set() -> None:
     abstract = NamedSharding(AbstractMesh((4, 2), ("x", "y"), axis_types=(AUTO,) * 2), P("x"))
     assert placement.on_context_mesh(abstract) and not placement.on_context_mesh(on(P("x")))

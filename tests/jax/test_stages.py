@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
+from reshard.errors import ProgramError
 from reshard.jax import stages
 from reshard.jax.jit import jit
 from reshard.jax.stages import Compiled, deserialize
@@ -99,6 +101,34 @@ def test_a_compiled_program_is_read_back(tmp_path: Path) -> None:
     path.write_bytes(data)
     run = subprocess.run([sys.executable, "-c", READER, path], capture_output=True, text=True, check=False)
     assert run.stdout.split() == ["reshard", "1", "True"], run.stderr
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [7, 6, 5, 4], [3]], ids=str)
+def test_a_program_on_some_of_the_devices_is_read_back(ids: list[int]) -> None:
+    """JAX by itself loads it for all devices of the process, and aborts the process."""
+    mesh = jax.sharding.Mesh([jax.devices()[number] for number in ids], ("x",))
+    before, after = (
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) for spec in (["x"], [None, "x"])
+    )
+    x = jax.device_put(np.arange(64.0, dtype=np.float32).reshape(8, 8), before)
+    compiled = jit(lambda x: jax.lax.with_sharding_constraint(x * 2, after) + 1).lower(x).compile()
+    y = deserialize(compiled.serialize())(x)
+    np.testing.assert_array_equal(y, 2 * np.asarray(x) + 1)
+    assert y.sharding.is_equivalent_to(after, 2)
+
+
+def test_a_program_for_devices_that_are_not_there() -> None:
+    data = jit(program).lower(numbered()).compile().serialize()
+    ids, *rest = pickle.loads(data)
+    assert ids == list(range(8))
+    with pytest.raises(ProgramError, match=r"compiled for devices \[0, 64\].* no \[64\] among its 8.*same ids"):
+        deserialize(pickle.dumps(([0, 64], *rest)))
+
+
+@pytest.mark.parametrize("data", [b"", b"not a pickle", pickle.dumps(3), None], ids=str)
+def test_bytes_that_are_no_program(data: Any) -> None:
+    with pytest.raises(ProgramError, match="are not those of a compiled program"):
+        deserialize(data)
 
 
 def test_the_candidates_are_the_program_before_and_after_the_pass() -> None:

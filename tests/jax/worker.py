@@ -1,6 +1,7 @@
 """Checks that need processes of their own: for many devices, or for several processes.
 
     python -m tests.jax.worker many
+    python -m tests.jax.worker crowd
     python -m tests.jax.worker one-of-several <number> <count> <port>
 
 A check that fails raises, and the process ends with its traceback.
@@ -84,6 +85,21 @@ def many() -> None:
         assert_exact(y, target, values)
 
 
+def crowd() -> None:
+    """Hundreds of moves that nobody waits for."""
+    mesh = mesh_of({"x": 4, "y": 2})
+    source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P("y", "x"))
+    arrays = [jax.device_put(filled((64, 64)) + number, source) for number in range(500)]
+    for x in arrays:
+        redistribute(x, target)
+    moved = [redistribute(x, target) for x in arrays]
+    moved += redistribute(arrays, target)
+    sizes = [jax.device_put(filled((8, 8 * (1 + number % 40))), source) for number in range(400)]
+    moved += redistribute(sizes, target)
+    for y, x in zip(moved, [*arrays, *arrays, *sizes], strict=True):
+        assert y.sharding == target and np.array_equal(np.asarray(y), np.asarray(x))
+
+
 def one_of_several(number: int, count: int, port: str) -> None:
     """Each process checks its own shards."""
     jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
@@ -146,7 +162,7 @@ def donated(order: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "many":
-        many()
+    if sys.argv[1] in ("many", "crowd"):
+        {"many": many, "crowd": crowd}[sys.argv[1]]()
     else:
         one_of_several(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

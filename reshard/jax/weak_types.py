@@ -1,0 +1,35 @@
+"""Weak types, which collectives do not keep: `jnp.full((8, 8), 2.0)` has one, and keeps it when it moves."""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+_weaken_p = Primitive("weaken")
+
+
+def weakened(x: jax.Array) -> jax.Array:
+    """The array, traced, with a weak type.
+
+    >>> jax.jit(weakened)(jax.numpy.ones(3)).weak_type
+    True
+    """
+    return _weaken_p.bind(x)
+
+
+def _abstract(x: Any) -> Any:
+    return x.update(weak_type=True)
+
+
+def _lowered(ctx: Any, x: Any) -> list[Any]:
+    return [x]
+
+
+_weaken_p.def_abstract_eval(_abstract)
+mlir.register_lowering(_weaken_p, _lowered)

@@ -1,0 +1,160 @@
+"""Trees of arrays: each lands exactly where it should, in few programs, of which few are compiled."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.errors import BudgetError, LayoutError
+from reshard.jax import batches, eager, redistribute
+from reshard.jax.batches import MOST, STACK, buckets
+from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of, specs
+
+SIZES = {"x": 4, "y": 2}
+SPECS = specs(SIZES, 2)
+BEFORE, AFTER = P("x", "y"), P(None, ("y", "x"))
+
+
+def on(spec: P, kind: Any = AUTO) -> NamedSharding:
+    return NamedSharding(mesh_of(SIZES, kind), spec)
+
+
+def values_of(number: int, shape: tuple[int, ...] = (8, 8), dtype: Any = np.float32) -> np.ndarray:
+    return (filled(shape) + 1000 * number).astype(dtype)
+
+
+# ---- which programs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [[500], [9] * 56, [1] * 70, [2, 2, 17, 40, 16, 15, 1], [3]], ids=str)
+def test_buckets_cover_every_place_once(counts: list[int]) -> None:
+    kinds: list[Any] = [f"kind {number}" for number in range(len(counts))]
+    places = iter(range(sum(counts)))
+    listed = {kind: [next(places) for _ in range(count)] for kind, count in zip(kinds, counts, strict=True)}
+    made = list(buckets(listed))
+    assert sorted(at for bucket in made for at in bucket.places) == list(range(sum(counts)))
+    for bucket in made:
+        assert 1 <= len(bucket.places) == bucket.stack * len(bucket.kinds) <= MOST
+        wanted = [kind for kind in bucket.kinds for _ in range(bucket.stack)]
+        assert all(at in listed[kind] for at, kind in zip(bucket.places, wanted, strict=True))
+    compiled = Counter(kind for kinds, stack in {(b.kinds, b.stack) for b in made} for kind in kinds)
+    assert max(compiled.values()) <= 2, "a kind is compiled alone and stacked at most"
+
+
+def test_kinds_of_equal_counts_share_programs() -> None:
+    kinds: list[Any] = list(range(56))
+    made = list(buckets({kind: list(range(9 * kind, 9 * kind + 9)) for kind in kinds}))
+    assert len(made) == 18 and len({(bucket.kinds, bucket.stack) for bucket in made}) == 2
+
+
+def test_many_arrays_of_one_kind_are_stacked() -> None:
+    one: Any = "kind"
+    stacks = [(bucket.stack, len(bucket.places)) for bucket in buckets({one: range(500)})]
+    assert stacks == [(STACK, STACK)] * 62 + [(1, 1)] * 4
+
+
+def test_programs_are_compiled_once() -> None:
+    batches._bucket_program.cache_clear()
+    xs = [jax.device_put(values_of(number), on(BEFORE)) for number in range(50)]
+    for _ in range(3):
+        redistribute(xs, on(AFTER))
+    assert batches._bucket_program.cache_info().misses == 1
+
+
+# ---- exactness -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+def test_a_tree_of_many_kinds(kind: Any) -> None:
+    """Sources, targets, shapes, dtypes and weak types that differ; stacks and single arrays."""
+    choose = random.Random(3)
+    moves = [(choose.choice(SPECS), choose.choice(SPECS)) for _ in range(6)]
+    drawn: list[tuple[np.ndarray, P, P]] = []
+    for number in range(80):
+        before, after = moves[0] if number % 2 else choose.choice(moves)
+        shape = (8, 8) if number % 3 else choose.choice([(8, 16), (24, 8), (8, 8, 3)])
+        drawn.append((values_of(number, shape, choose.choice(["float32", "int16"])), before, after))
+    tree = {number: jax.device_put(v, on(before, kind)) for number, (v, before, _) in enumerate(drawn)}
+    targets = {number: on(after, kind) for number, (_, _, after) in enumerate(drawn)}
+    moved = redistribute(tree, targets)
+    for number, (v, _, _) in enumerate(drawn):
+        assert_exact(moved[number], targets[number], v)
+        assert_exact(tree[number], tree[number].sharding, v)
+
+
+def test_weak_types_stay() -> None:
+    weak = [jax.device_put(jax.lax.broadcast(jax.numpy.asarray(float(n)), (8, 8)), on(BEFORE)) for n in range(20)]
+    strong = [jax.device_put(np.full((8, 8), n, np.float32), on(BEFORE)) for n in range(20)]
+    assert all(x.weak_type for x in weak)
+    for n, (x, y) in enumerate(zip(redistribute(weak, on(AFTER)), redistribute(strong, on(AFTER)), strict=True)):
+        assert x.weak_type and not y.weak_type
+        assert_exact(x, on(AFTER), np.full((8, 8), n, np.float32))
+
+
+def test_leaves_of_all_sorts_in_one_tree() -> None:
+    """Some that move, some that are there, keys, numbers, arrays of the host and of one device."""
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), on(P("x")))
+    tree = {
+        "moves": [jax.device_put(values_of(n), on(BEFORE)) for n in range(3)],
+        "there": jax.device_put(values_of(4), on(P("y"))),
+        "keys": [keys, keys],
+        "number": 2.5,
+        "host": values_of(5),
+        "one device": jax.device_put(values_of(6), jax.devices()[3]),
+        "other devices": jax.device_put(values_of(7), NamedSharding(mesh_of({"k": 4}), P("k"))),
+        "nothing": None,
+    }
+    moved = redistribute(tree, {**dict.fromkeys(tree, on(P("y"))), "number": on(P())})
+    for n in range(3):
+        assert_exact(moved["moves"][n], on(P("y")), values_of(n))
+    assert moved["there"] is tree["there"] and moved["nothing"] is None
+    for key in moved["keys"]:
+        assert key.sharding.is_equivalent_to(on(P("y")), 1)
+        assert np.array_equal(jax.random.key_data(key), jax.random.key_data(keys))
+    assert moved["number"].weak_type and float(moved["number"]) == 2.5
+    for name, number in (("host", 5), ("one device", 6), ("other devices", 7)):
+        assert_exact(moved[name], on(P("y")), values_of(number))
+
+
+def test_large_arrays_have_programs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "SMALL", 63)
+    eager.program_of.cache_clear()
+    batches._bucket_program.cache_clear()
+    xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(20)]
+    for n, y in enumerate(redistribute(xs, on(AFTER))):
+        assert_exact(y, on(AFTER), values_of(n))
+    assert batches._bucket_program.cache_info().misses == 0
+    assert eager.program_of.cache_info().misses == 1
+    eager.program_of.cache_clear()
+
+
+def test_donation_and_budgets_hold_for_each_leaf() -> None:
+    xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(20)]
+    with pytest.raises(BudgetError):
+        redistribute(xs, on(AFTER), budget=63, donate=True)
+    for n, y in enumerate(redistribute(xs, on(AFTER), budget=64 + 64, donate=True)):
+        assert_exact(y, on(AFTER), values_of(n))
+        assert xs[n].is_deleted()
+
+
+def test_nothing_moves_if_one_leaf_is_refused() -> None:
+    xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(3)]
+    with pytest.raises(LayoutError):
+        redistribute([*xs, "text"], on(AFTER), donate=True)
+    for n, x in enumerate(xs):
+        assert_exact(x, on(BEFORE), values_of(n))
+
+
+def test_stacks_of_unreduced_arrays_are_not_made() -> None:
+    with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
+        left, right = (jax.device_put(values_of(0) % 5, P(*spec)) for spec in ([None, "x"], ["x"]))
+        product = jax.numpy.einsum("ij,jk->ik", left, right, out_sharding=P(unreduced={"x"}))
+        for y in redistribute([product] * 20, P("x")):
+            assert_exact(y, on(P("x"), EXPLICIT), (values_of(0) % 5) @ (values_of(0) % 5))
