@@ -129,15 +129,18 @@ def _reduction(source: Layout, target: Layout) -> Floor:
     """The bound of a reduction: the mean over a team of devices, or one target tile, whichever is larger.
 
     A team makes one of the target's sums. Its devices differ along sub-axes that some layout uses, but not along those
-    that stay partial. The argument is about one team, and assumes that no team helps another.
+    that stay partial; between meshes without common sub-axes, all devices are one team. The argument is about one
+    team, and assumes that no team helps another.
     """
-    mesh, at = source.mesh, np.arange(source.mesh.size)
-    used = (*source.held, *source.partial, *target.held, *target.partial)
-    outside = at - _along(mesh, used, at)
-    first = (outside == 0) & (_along(mesh, target.partial, at) == 0)
+    every = np.array(source.mesh.devices, np.int64)
+    before, after = positions(source.mesh, every), positions(target.mesh, every)
+    first = _along(target.mesh, target.partial, after) == 0
+    if source.mesh == target.mesh:
+        used = (*source.held, *source.partial, *target.held, *target.partial)
+        first &= _along(source.mesh, used, before) == before
     devices = int(first.sum())
-    summands = len(np.unique(_along(mesh, source.partial, at[first])))
-    holders = devices // len(np.unique(_along(mesh, target.held, at[first])))
+    summands = len(np.unique(_along(source.mesh, source.partial, before[first])))
+    holders = devices // len(np.unique(_along(target.mesh, target.held, after[first])))
     receipts = (summands - 1) + (holders - 1)
     mean = -(-math.prod(source.shape) * receipts // devices)
     tile = math.prod(_real(_local(dim), dim.size) for dim in target.dims)

@@ -72,7 +72,7 @@ def routes(pair: Pair, links: Links | None) -> Iterator[Route]:
 
 
 def _on_other_devices(pair: Pair, links: Links | None) -> Iterator[Route]:
-    """Routes for meshes that order their devices differently: reduce on the source's, then move the finished tiles.
+    """Routes for two meshes without a common one: reduce on the source's, then move the finished tiles.
 
     f32[16] + sum{x} on <x=4>, devices 0 1 2 3, to f32[{x}4] on devices 0 3 1 2: reduce-scatter to f32[{x}4] on the
     source's mesh, and permute.
@@ -80,7 +80,7 @@ def _on_other_devices(pair: Pair, links: Links | None) -> Iterator[Route]:
     source, target = pair.source, pair.target
     for near in dict.fromkeys((_spelled_on(source.mesh, target), _partial(source, target, ()))):
         if near is not None:
-            crossing = [*boxes.routes(Pair(near, target), links)]
+            crossing = [route for each in AFTERWARDS for route in each(Pair(near, target), links)]
             yield from ((*route, *last) for route in routes(Pair(source, near), links) for last in crossing)
 
 

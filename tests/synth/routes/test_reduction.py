@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 import reshard as rs
-from reshard.errors import PlanError
+from reshard.errors import BudgetError, PlanError
 from reshard.synth.routes import Pair, reduction
 from reshard.synth.routes.reduction import _SourceDigits
 from reshard.types import Layout, Mesh
@@ -304,6 +304,20 @@ def test_a_reduction_ends_on_another_mesh_of_the_same_devices(target: str):
         plan = rs.plan(source, Layout.parse(target, mesh))
         check(plan)
         assert plan.received_bytes >= plan.lower_bound_bytes
+
+
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("target", ["f32[3, {a}4]", "f32[{a}2/3, 8]", "f32[{b}, {a}4]", "f32[3, 2{b}2/8]"])
+@pytest.mark.parametrize("source", ["f32[3, 8] + sum{x}", "f32[3, 8] + product{x}{y}", "f32[3, {y}3/8] + max{x}"])
+def test_a_reduction_ends_on_axes_that_do_not_nest_in_the_sources(source: str, target: str, donate: bool):
+    """<x=2, y=3> and <b=3, a=2> number the devices alike, and no mesh has the axes of both."""
+    pair = Layout.parse(source, Mesh(x=2, y=3)), Layout.parse(target, Mesh(b=3, a=2))
+    plan = rs.plan(*pair, donate=donate)
+    check(plan)
+    check(rs.plan(*pair, network="h100"))
+    with pytest.raises(BudgetError) as refused:
+        rs.plan(*pair, budget=1)
+    check(rs.plan(*pair, budget=refused.value.smallest))
 
 
 def test_a_partial_target_on_other_devices_names_both_ends():
