@@ -11,7 +11,7 @@ from reshard.lower import Program
 from reshard.lower import program as instructions
 
 BIG = "99999999999999999999"
-JUNK = tuple("{}[](),:/+-=07'\"x \n.\u00e9") + ("sum", "<=", "T(", "d0", "None", "1e9", BIG)
+JUNK = (*tuple("{}[](),:/+-=07'\"x \n.é"), "sum", "<=", "T(", "d0", "None", "1e9", BIG)
 
 
 def mutated_text(choose: random.Random, text: str) -> str:
