@@ -60,8 +60,8 @@ from reshard.types.meaning import meaning
 
 DTYPES = ("int32", "int32", "int64", "int64", "float32", "bfloat16", "uint8", "int4")
 NETWORKS = ("tpu-v5p", "h100", "ethernet-100g")
-PROOFS, TRACES, TEXTS = 0.02, 0.02, 0.3
-"""How often a move is proved, its memory traced, and its text and JSON changed."""
+PROOFS, TRACES, TEXTS, UNPADDED = 0.02, 0.02, 0.3, 0.2
+"""How often a move is proved, its memory traced, its text and JSON changed, and its tiles given without padding."""
 
 MOST_ELEMENTS = 20_000
 ALLOWANCE = 200_000
@@ -207,11 +207,29 @@ def check_run(choose: random.Random, made: Case, plan: rs.Plan) -> None:
     must(received <= plan.received_bytes, f"{received} B are received, {plan.received_bytes} promised")
     must(account.peak_bytes <= plan.peak_bytes, f"{account.peak_bytes} B are live, {plan.peak_bytes} promised")
     must(account.launches == plan.launches, f"{account.launches} launches, {plan.launches} promised")
-    if choose.random() < TRACES:
+    if choose.random() < UNPADDED:
+        check_unpadded(made, plan, whole, tiles)
+    in_place = any(step.mode.in_place for step in plan.steps)  # On numpy, slots are listed element by element.
+    if choose.random() < TRACES and not in_place:
         # The result and the operand of every device, and two more of one device in hand; int4 takes a byte in numpy.
         promised = plan.peak_bytes * (2 if made.dtype == "int4" else 1) * (len(tiles) + 2)
         most = traced(lambda: run(program, tiles))
         must(most <= promised + ALLOWANCE, f"{most} B were allocated, {promised} promised")
+
+
+def check_unpadded(made: Case, plan: rs.Plan, whole: np.ndarray, tiles: dict[int, np.ndarray]) -> None:
+    """Gives tiles without padding, in the other byte order, and compares what comes out with the padded result."""
+    order = "S" if whole.dtype.kind in "iuf" and whole.dtype.isbuiltin == 1 else "="
+    own = {d: _cut(tile, made.source.indices[d]).astype(whole.dtype.newbyteorder(order)) for d, tile in tiles.items()}
+    moved, padded = rs.simulate(plan, own, padded=False), rs.simulate(plan, tiles)
+    for device, tile in moved.items():
+        wanted = _cut(padded[device], made.target.indices[device])
+        must(tile.shape == wanted.shape and np.array_equal(tile, wanted), f"device {device} has {tile}, not {wanted}")
+
+
+def _cut(tile: np.ndarray, indices: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The elements of a tile."""
+    return tile[tuple(slice(int((index >= 0).sum())) for index in indices)]
 
 
 def check_bad_text(choose: random.Random, layout: rs.Layout) -> None:

@@ -17,16 +17,18 @@ from reshard.mpi.numpy_protocol.methods import NumpyMethods
 from reshard.mpi.redistribution import move_together
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import (
+    check_given_tile,
     check_global,
     check_not_partial,
     check_out,
     check_root,
-    check_tile,
     element_dtype,
     replicated,
+    true_part,
     with_local_dim,
 )
 from reshard.runtime.account import Account
+from reshard.runtime.given_tiles import in_native_order
 from reshard.runtime.on_mpi.agreement import begin
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
@@ -45,8 +47,9 @@ class DistArray(NumpyMethods):
 
     `empty`, `zeros`, `full`, `from_global`, `from_function`, `load` and `redistribute` put tiles into memory that the
     ranks of a node share, so that a move inside a node is one copy. They, `to_global` and `save` are collective: all
-    ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile, and numpy's elementwise functions work tile
-    by tile; neither communicates. Reductions, products and slices of split dims are collective, see docs/mpi.md.
+    ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile (a copy, if it has no padding or another
+    byte order), and numpy's elementwise functions work tile by tile; neither communicates. Reductions, products and
+    slices of split dims are collective, see docs/mpi.md.
 
     `dtype` is for elements whose dtype has no name in layouts (structured, dates, text): the layout then names the
     plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a rank waits for the others.
@@ -64,7 +67,7 @@ class DistArray(NumpyMethods):
     """
 
     def __init__(self, layout: Layout, tile: Array, comm: Comm) -> None:
-        self._keep(layout, WindowTile(check_tile(tile, layout, "tile")), comm)
+        self._keep(layout, WindowTile(check_given_tile(tile, layout, comm.rank)), comm)
 
     def _keep(self, layout: Layout, held: WindowTile, comm: Comm) -> None:
         self._layout, self._held, self._comm = layout, held, comm
@@ -179,7 +182,8 @@ class DistArray(NumpyMethods):
             return element
 
         def fill(call: Call, tile: Array) -> None:
-            whole = np.asarray(array) if root in (comm.rank, None) else np.empty((0,) * tile.ndim, tile.dtype)
+            mine = root in (comm.rank, None)
+            whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
             scatter(call, layout, whole, root, tile)
             clear_padding(layout, comm.rank, tile)
 
@@ -207,6 +211,11 @@ class DistArray(NumpyMethods):
     def tile(self) -> Array:
         """This rank's tile, padding included; writing to it changes the array."""
         return self._held.tile
+
+    @property
+    def unpadded(self) -> Array:
+        """This rank's tile without padding, a view; writing to it changes the array."""
+        return true_part(self.tile, self._layout, self._comm.rank)
 
     @property
     def comm(self) -> Comm:
