@@ -193,14 +193,15 @@ class DistArray(NumpyMethods):
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
         """The array that `save` wrote to a folder, in any layout of its shape and dtype, on any number of ranks.
 
-        Every rank reads only the elements that it needs. Raises `LayoutError` if the saved array does not fit.
+        Every rank reads only the elements that it needs. Raises `LayoutError` if the saved array does not fit, or a
+        file of it is missing, cut short or not the one that was saved.
         """
 
         def fill(call: Call, tile: Array) -> None:
             files.read(path, layout, comm.rank, tile)
             clear_padding(layout, comm.rank, tile)
 
-        return cls._made(f"load {path}", layout, comm, limit, lambda: files.check_saved(path, layout), fill)
+        return cls._made(f"load {path}", layout, comm, limit, lambda: files.check_saved(path, layout, comm.rank), fill)
 
     @property
     def layout(self) -> Layout:
@@ -280,12 +281,16 @@ class DistArray(NumpyMethods):
         return array if mine else None
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:
-        """Writes a folder with the layout and each rank's tile as `.npy`, and overwrites such files in it."""
+        """Writes a folder with the layout and each rank's tile as `.npy`.
+
+        An array that is saved there already is replaced once the new one is on disk, and survives a save that fails.
+        """
         team = team_of(self._comm, limit)
         request = f"save {self._layout} on {self._layout.mesh!r} to {path}"
         watch, _ = begin(team, limit, request, lambda: files.make_folder(path))
         with moving(team):
-            files.write(path, self._layout, self._comm.rank, self.tile)
+            call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
+            files.save(call, path, self._layout, self.tile)
             team.settle(watch)
 
     def with_tile(self, layout: Layout, tile: Array) -> DistArray:

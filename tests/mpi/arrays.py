@@ -222,6 +222,31 @@ def saving(comm: MPI.Intracomm) -> Iterator[Case]:
 
     yield "saved by one rank", by_one_rank
 
+    def damaged() -> None:
+        """One file is missing, cut short, or another tile: the same error on all ranks, of which few read that file."""
+        layout = layouts[0]
+        array = DistArray.from_global(_whole(layout), layout, comm, root=None)
+        array.save(folder / "damaged")
+        tiles = sorted((folder / "damaged").glob("tile-*.npy"))
+        first, last = tiles[0], tiles[-1]
+        content = last.read_bytes()
+        for data in (None, content[:-40], first.read_bytes() if comm.size > 1 else b"", content[:10]):
+            comm.Barrier()
+            if comm.rank == 0:
+                last.unlink() if data is None else last.write_bytes(data)
+            comm.Barrier()
+            try:
+                DistArray.load(folder / "damaged", layout, comm)
+                raise AssertionError("a damaged array was loaded")
+            except LayoutError as error:
+                texts = comm.allgather(str(error))
+                assert len(set(texts)) == 1, texts
+                assert last.name in texts[0]
+        array.save(folder / "damaged")
+        check_tile(layout, comm.rank, DistArray.load(folder / "damaged", layout, comm).tile, comm)
+
+    yield "damaged", damaged
+
     def dtypes() -> None:
         for name, kind in (("bfloat16", None), ("uint32", np.dtype([("a", "<i2"), ("b", "<i2")]))):
             layout = Layout(layouts[0].mesh, layouts[0].dims, name)
