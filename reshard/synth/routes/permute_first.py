@@ -95,8 +95,13 @@ def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tupl
     holders = _both(source, target)
     if holders is None:
         return None
-    every = _sliced(source, *holders)
-    part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in every]
+
+    def comes_later(prime: tuple[int, int]) -> bool:
+        return any(low <= prime[0] < high for low, high in later)
+
+    # What is sliced later comes last in its dim: before another holder, it would move that one's place.
+    every = [sorted(dim, key=comes_later) for dim in _sliced(source, *holders)]
+    part = [[prime for prime in dim if not comes_later(prime)] for dim in every]
     return _tiled(source, part), _tiled(source, every)
 
 
