@@ -96,12 +96,10 @@ def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tupl
     if holders is None:
         return None
 
-    def comes_later(prime: tuple[int, int]) -> bool:
-        return any(low <= prime[0] < high for low, high in later)
-
+    full = _sliced(source, *holders)
+    part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in full]
     # What is sliced later comes last in its dim: before another holder, it would move that one's place.
-    every = [sorted(dim, key=comes_later) for dim in _sliced(source, *holders)]
-    part = [[prime for prime in dim if not comes_later(prime)] for dim in every]
+    every = [[*first, *(p for p in dim if p not in first)] for first, dim in zip(part, full, strict=True)]
     return _tiled(source, part), _tiled(source, every)
 
 
