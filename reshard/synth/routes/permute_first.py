@@ -88,14 +88,10 @@ def permutes(operand: Layout, result: Layout) -> bool:
 
 
 def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tuple[Layout, Layout] | None:
-    """The source sliced by what only the target uses: first without the strides in the spans `later`, then by all.
-
-    None if a layout is not contiguous.
-    """
+    """The source sliced by what only the target uses, without the spans `later` and by all; None if not contiguous."""
     holders = _both(source, target)
     if holders is None:
         return None
-
     full = _sliced(source, *holders)
     part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in full]
     # What is sliced later comes last in its dim: before another holder, it would move that one's place.
