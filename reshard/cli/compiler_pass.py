@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from reshard.jax.pass_report import PassReport, Reshard
 
 _TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text rather than an artifact.
+
+_MOST_LEFT = 8  # Reshards that are listed where no report is wanted.
 
 _EXAMPLES = """\
 examples:
@@ -59,7 +62,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: CompilerPassOptions) -> int:
-    """Writes or prints the transformed program, and prints the report if one is asked for."""
+    """Writes or prints the transformed program, and prints the report, or on stderr what was left if none is wanted."""
     transformed = _transformed(options)
     if options.output is not None:
         _write(options.output, transformed)
@@ -69,6 +72,8 @@ def run(options: CompilerPassOptions) -> int:
         print(json.dumps(transformed.report.to_dict(), indent=2))
     elif options.report:
         _show(transformed.report)
+    else:
+        _warn(transformed.report)
     return 0
 
 
@@ -93,6 +98,15 @@ def _write(path: str, transformed: Transformed) -> None:
 
     as_text = path == "-" or path.endswith(_TEXT)
     write(path, transformed.text if as_text else transformed.to_bytes())
+
+
+def _warn(report: PassReport) -> None:
+    """Says on stderr which reshards are left to XLA, and why: the program alone does not show it."""
+    for reshard in report.left[:_MOST_LEFT]:
+        print(f"reshard: left to XLA: {reshard}", file=sys.stderr)
+    if len(report.left) > _MOST_LEFT:
+        more = len(report.left) - _MOST_LEFT
+        print(f"reshard: left to XLA: {more} more; --report lists them all", file=sys.stderr)
 
 
 def _show(report: PassReport) -> None:

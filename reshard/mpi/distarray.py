@@ -17,16 +17,18 @@ from reshard.mpi.numpy_protocol.methods import NumpyMethods
 from reshard.mpi.redistribution import move_together
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import (
+    check_given_tile,
     check_global,
     check_not_partial,
     check_out,
     check_root,
-    check_tile,
     element_dtype,
     replicated,
+    true_part,
     with_local_dim,
 )
 from reshard.runtime.account import Account
+from reshard.runtime.given_tiles import in_native_order
 from reshard.runtime.on_mpi.agreement import begin
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
@@ -45,8 +47,9 @@ class DistArray(NumpyMethods):
 
     `empty`, `zeros`, `full`, `from_global`, `from_function`, `load` and `redistribute` put tiles into memory that the
     ranks of a node share, so that a move inside a node is one copy. They, `to_global` and `save` are collective: all
-    ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile, and numpy's elementwise functions work tile
-    by tile; neither communicates. Reductions, products and slices of split dims are collective, see docs/mpi.md.
+    ranks call them. `DistArray(layout, tile, comm)` wraps an existing tile (a copy, if it has no padding or another
+    byte order), and numpy's elementwise functions work tile by tile; neither communicates. Reductions, products and
+    slices of split dims are collective, see docs/mpi.md.
 
     `dtype` is for elements whose dtype has no name in layouts (structured, dates, text): the layout then names the
     plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a rank waits for the others.
@@ -64,7 +67,7 @@ class DistArray(NumpyMethods):
     """
 
     def __init__(self, layout: Layout, tile: Array, comm: Comm) -> None:
-        self._keep(layout, WindowTile(check_tile(tile, layout, "tile")), comm)
+        self._keep(layout, WindowTile(check_given_tile(tile, layout, comm.rank)), comm)
 
     def _keep(self, layout: Layout, held: WindowTile, comm: Comm) -> None:
         self._layout, self._held, self._comm = layout, held, comm
@@ -179,7 +182,8 @@ class DistArray(NumpyMethods):
             return element
 
         def fill(call: Call, tile: Array) -> None:
-            whole = np.asarray(array) if root in (comm.rank, None) else np.empty((0,) * tile.ndim, tile.dtype)
+            mine = root in (comm.rank, None)
+            whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
             scatter(call, layout, whole, root, tile)
             clear_padding(layout, comm.rank, tile)
 
@@ -189,14 +193,15 @@ class DistArray(NumpyMethods):
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
         """The array that `save` wrote to a folder, in any layout of its shape and dtype, on any number of ranks.
 
-        Every rank reads only the elements that it needs. Raises `LayoutError` if the saved array does not fit.
+        Every rank reads only the elements that it needs. Raises `LayoutError` if the saved array does not fit, or a
+        file of it is missing, cut short or not the one that was saved.
         """
 
         def fill(call: Call, tile: Array) -> None:
             files.read(path, layout, comm.rank, tile)
             clear_padding(layout, comm.rank, tile)
 
-        return cls._made(f"load {path}", layout, comm, limit, lambda: files.check_saved(path, layout), fill)
+        return cls._made(f"load {path}", layout, comm, limit, lambda: files.check_saved(path, layout, comm.rank), fill)
 
     @property
     def layout(self) -> Layout:
@@ -207,6 +212,11 @@ class DistArray(NumpyMethods):
     def tile(self) -> Array:
         """This rank's tile, padding included; writing to it changes the array."""
         return self._held.tile
+
+    @property
+    def unpadded(self) -> Array:
+        """This rank's tile without padding, a view; writing to it changes the array."""
+        return true_part(self.tile, self._layout, self._comm.rank)
 
     @property
     def comm(self) -> Comm:
@@ -271,12 +281,16 @@ class DistArray(NumpyMethods):
         return array if mine else None
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:
-        """Writes a folder with the layout and each rank's tile as `.npy`, and overwrites such files in it."""
+        """Writes a folder with the layout and each rank's tile as `.npy`.
+
+        An array that is saved there already is replaced once the new one is on disk, and survives a save that fails.
+        """
         team = team_of(self._comm, limit)
         request = f"save {self._layout} on {self._layout.mesh!r} to {path}"
         watch, _ = begin(team, limit, request, lambda: files.make_folder(path))
         with moving(team):
-            files.write(path, self._layout, self._comm.rank, self.tile)
+            call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
+            files.save(call, path, self._layout, self.tile)
             team.settle(watch)
 
     def with_tile(self, layout: Layout, tile: Array) -> DistArray:

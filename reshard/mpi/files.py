@@ -1,85 +1,220 @@
 """Arrays in files: one folder per array.
 
-layout.json       the layout in our notation, the axes and device ids of its mesh
-tile-<rank>.npy   each rank's tile, padding included
+layout.json              the layout in our notation, the axes and device ids of its mesh, and the name of the save
+tile-<rank>-<save>.npy   each rank's tile, padding included, and a line behind it that says which tile it is
+
+A save never touches the files of an earlier one. Every rank writes its tile under the name of the new save and syncs
+it to disk; then rank 0 replaces layout.json, in one step, and only then removes the tiles of the earlier save. So a
+folder holds one whole array at any time: the earlier one if a save fails or is killed, else the new one.
+
+Tiles that do not fit layout.json are refused before any is read: missing, truncated, swapped, of another save, shape
+or dtype.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import os
+import secrets
+from collections.abc import Generator
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import LayoutError
-from reshard.lower.to_mpi import fetches
+from reshard.errors import LayoutError, quoted, shortened
+from reshard.lower.to_mpi import Fetch, fetches
 from reshard.mpi.tiles import RAW, element_dtype
+from reshard.runtime.on_mpi.global_array import scatter
 from reshard.runtime.on_mpi.strided_copy import copy, raw
 from reshard.runtime.on_mpi.wire.chunks import copies
+from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types import Layout, Mesh
 
-_FORMAT = 1
+_FORMAT = 2
+_LONGEST_MARK = 200
+
+Folder = str | PathLike[str]
 
 
-def make_folder(path: str | PathLike[str]) -> None:
+class SavedArray(NamedTuple):
+    """What layout.json says: the layout of the array, and the name of its save, which is part of the tiles' names."""
+
+    layout: Layout
+    save: str
+
+
+class _TileHeader(NamedTuple):
+    """The header of a .npy file, the size that the file has without its mark, and the mark."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    size: int
+    mark: bytes
+
+
+def make_folder(path: Folder) -> None:
     """Creates the folder, unless it exists. Raises `LayoutError` if that is not possible."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LayoutError(f"cannot make the folder {str(path)!r}: {error}") from None
+    except (OSError, TypeError, ValueError) as error:
+        raise LayoutError(f"cannot make the folder {quoted(path)}: {shortened(str(error))}") from None
 
 
-def write(path: str | PathLike[str], layout: Layout, rank: int, tile: NDArray[Any]) -> None:
-    """Writes this rank's tile; rank 0 writes the layout, too."""
-    np.save(_tile(path, rank), tile, allow_pickle=False)
-    if rank == 0:
-        ids = None if layout.mesh.device_ids is None else list(layout.mesh.device_ids)
-        head = {"format": _FORMAT, "layout": str(layout), "mesh": dict(layout.mesh.axes), "device_ids": ids}
-        _head(path).write_text(json.dumps(head, indent=2))
+def save(call: Call, path: Folder, layout: Layout, tile: NDArray[Any]) -> None:
+    """Saves an array; all ranks call it with their tiles, and the folder is there."""
+    name = _common_name(call, layout)
+    write(path, call.team.rank, tile, name)
+    call.team.settle(call.watch)
+    if call.team.rank == 0:
+        publish(path, layout, name)
 
 
-def check_saved(path: str | PathLike[str], layout: Layout) -> np.dtype[Any]:
-    """The dtype of the saved elements. Raises `LayoutError` unless an array of this shape and dtype is saved."""
-    saved = _saved(path)
+def write(path: Folder, rank: int, tile: NDArray[Any], name: str) -> None:
+    """Writes a rank's tile of the save called `name`, which is not to be seen before `publish`."""
+    with _synced(_tile(path, rank, name)) as file:
+        np.save(file, tile, allow_pickle=False)
+        file.write(_mark(rank, name))
+
+
+def publish(path: Folder, layout: Layout, name: str) -> None:
+    """Makes a save of which all tiles are written the folder's array, and removes the files of others."""
+    ids = None if layout.mesh.device_ids is None else list(layout.mesh.device_ids)
+    mesh = {"mesh": dict(layout.mesh.axes), "device_ids": ids}
+    text = json.dumps({"format": _FORMAT, "layout": str(layout), **mesh, "save": name}, indent=2)
+    beside = Path(path) / f"layout-{name}.json"
+    with _synced(beside) as file:
+        file.write(text.encode())
+    beside.replace(_head(path))
+    _sync(Path(path))
+    for old in (*Path(path).glob("tile-*.npy"), *Path(path).glob("layout-*.json")):
+        if not old.name.endswith(f"-{name}.npy"):
+            with contextlib.suppress(OSError):  # What is left over of an earlier save does no harm.
+                old.unlink()
+
+
+def check_saved(path: Folder, layout: Layout, rank: int) -> np.dtype[Any]:
+    """The dtype of the saved elements. Raises `LayoutError` unless an array of this shape and dtype is saved, with
+    every tile that the rank reads.
+    """
+    saved, name = _saved(path)
     if saved.shape != layout.shape or saved.dtype != layout.dtype:
-        raise LayoutError(f"{str(path)!r} holds {saved}, of another shape or dtype than {layout}")
+        raise LayoutError(f"{quoted(path)} holds {saved}, of another shape or dtype than {layout}")
     if saved != layout and (saved.partial or layout.partial):
-        raise LayoutError(f"{str(path)!r} holds {saved}, which cannot be read as {layout}: reading finishes no sums")
+        raise LayoutError(f"{quoted(path)} holds {saved}, which cannot be read as {layout}: reading finishes no sums")
     # Only nameless dtypes are read from the file: there numpy has bfloat16 as plain 2-byte elements, for example.
-    return element_dtype(layout, _dtype(path) if layout.dtype in RAW else None)
+    first = _header(_tile(path, 0, name)).dtype if layout.dtype in RAW else None
+    dtype = element_dtype(layout, first)
+    if rank < layout.mesh.size:
+        for fetch in _fetches(saved, layout, rank):
+            _check_tile(_tile(path, fetch.rank, name), saved, _mark(fetch.rank, name), dtype)
+    return dtype
 
 
-def read(path: str | PathLike[str], layout: Layout, rank: int, tile: NDArray[Any]) -> None:
+def read(path: Folder, layout: Layout, rank: int, tile: NDArray[Any]) -> None:
     """Fills this rank's tile; only the parts of the files that have its elements are read."""
-    saved = _saved(path)
-    for fetch in fetches(saved, layout, rank, lambda one, other: False):
-        blocks = [block for block in fetch.blocks if block.elements]
-        stored = np.load(_tile(path, fetch.rank), mmap_mode="r", allow_pickle=False) if blocks else tile
-        for block in blocks:
+    saved, name = _saved(path)
+    for fetch in _fetches(saved, layout, rank):
+        stored = np.load(_tile(path, fetch.rank, name), mmap_mode="r", allow_pickle=False)
+        for block in fetch.blocks:
             for source, where in copies(block, saved.tile_shape, layout.tile_shape):
                 copy(where.of(raw(tile)), source.of(raw(stored)))
 
 
-def _saved(path: str | PathLike[str]) -> Layout:
+@lru_cache(maxsize=16)
+def _fetches(saved: Layout, layout: Layout, rank: int) -> list[Fetch]:
+    """What a rank reads from each tile that has elements for it."""
+    given = fetches(saved, layout, rank, lambda one, other: False)
+    return [fetch for fetch in given if any(block.elements for block in fetch.blocks)]
+
+
+def _common_name(call: Call, layout: Layout) -> str:
+    """A new name that rank 0 chooses for all ranks."""
+    number = Layout.tiled(layout.mesh, (1,), "uint64", [[]])
+    chosen, name = np.array([secrets.randbits(64)], np.uint64), np.zeros(1, np.uint64)
+    scatter(call, number, chosen, 0, name)
+    return f"{int(name[0]):016x}"
+
+
+def _saved(path: Folder) -> SavedArray:
     try:
         head = json.loads(_head(path).read_text())
-        return Layout.parse(head["layout"], Mesh(head["mesh"], device_ids=head["device_ids"]))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise LayoutError(f"{str(path)!r} is not a saved array ({type(error).__name__}: {error})") from None
+        if head["format"] != _FORMAT:
+            raise LayoutError(f"format {quoted(head['format'])}, and this version reads format {_FORMAT}")
+        layout = Layout.parse(head["layout"], Mesh(head["mesh"], device_ids=head["device_ids"]))
+        return SavedArray(layout, str(head["save"]))
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        text = shortened(f"{type(error).__name__}: {error}")
+        raise LayoutError(f"{quoted(path)} is not a saved array ({text})") from None
 
 
-def _dtype(path: str | PathLike[str]) -> np.dtype[Any]:
-    with _tile(path, 0).open("rb") as file:
-        np.lib.format.read_magic(file)
-        return np.lib.format.read_array_header_1_0(file)[2]
+def _check_tile(file: Path, saved: Layout, mark: bytes, dtype: np.dtype[Any]) -> None:
+    """Raises `LayoutError` unless a file holds this tile, all of it, with elements of this dtype."""
+    header, size = _header(file), file.stat().st_size
+    fits = header.dtype == dtype or (header.dtype.kind == "V" and header.dtype.itemsize == dtype.itemsize)
+    if header.shape != saved.tile_shape:
+        fault = f"has shape {header.shape}, but tiles of {saved} have {saved.tile_shape}"
+    elif not fits:
+        fault = f"has elements of {header.dtype}, not of {dtype}"
+    elif size < header.size + len(mark):
+        fault = f"is cut short at {size} of {header.size + len(mark)} B"
+    elif header.mark != mark:
+        fault = f"is not {mark.decode().strip()}, but {quoted(header.mark.decode(errors='replace').strip())}"
+    else:
+        return
+    raise LayoutError(f"the file {quoted(str(file))} {fault}; restore it, or save the array again")
 
 
-def _head(path: str | PathLike[str]) -> Path:
+def _header(file: Path) -> _TileHeader:
+    try:
+        with file.open("rb") as opened:
+            version = np.lib.format.read_magic(opened)
+            of_version = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            shape, _, dtype = of_version[version](opened)
+            end = opened.tell() + math.prod(shape) * dtype.itemsize
+            opened.seek(end)
+            return _TileHeader(shape, dtype, end, opened.read(_LONGEST_MARK))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, SyntaxError) as error:
+        text = shortened(f"{type(error).__name__}: {error}")
+        raise LayoutError(f"the file {quoted(str(file))} is not a tile ({text}); restore it, or save again") from None
+
+
+@contextlib.contextmanager
+def _synced(file: Path) -> Generator[IO[bytes]]:
+    """A new file, on disk once the `with` block has ended, and gone if that fails."""
+    try:
+        with file.open("wb") as opened:
+            yield opened
+            opened.flush()
+            os.fsync(opened.fileno())
+        _sync(file.parent)
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _sync(folder: Path) -> None:
+    """Brings a folder's list of files to disk, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+
+def _mark(rank: int, name: str) -> bytes:
+    return f"\ntile {rank} of save {name}\n".encode()
+
+
+def _head(path: Folder) -> Path:
     return Path(path) / "layout.json"
 
 
-def _tile(path: str | PathLike[str], rank: int) -> Path:
-    return Path(path) / f"tile-{rank}.npy"
+def _tile(path: Folder, rank: int, name: str) -> Path:
+    return Path(path) / f"tile-{rank}-{name}.npy"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import check_out, check_tile
+from reshard.mpi.tiles import check_given_tile, check_out, check_true_out, true_part
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.agreement import begin
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
@@ -33,6 +33,7 @@ class RedistributeOptions(TypedDict, total=False):
     limit: float
     memory: Account | None
     cuda_aware: bool | None
+    padded: bool
 
 
 @overload
@@ -73,11 +74,13 @@ def redistribute(
     limit: float = TIME_LIMIT,
     memory: Account | None = None,
     cuda_aware: bool | None = None,
+    padded: bool = True,
 ) -> Array | tuple[Array, Layout]:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
-    The tile has the shape `source.tile_shape`, in any strides. The result is `out`, which must not overlap the tile, or
-    a new C-ordered array. If the layouts are equal, a C-ordered tile is returned unchanged.
+    The tile has the shape `source.tile_shape` or, without padding, `source.tile_shape_of(rank)`, in any strides. The
+    result is `out`, which must not overlap the tile, or a new C-ordered array. If the layouts are equal, a C-ordered
+    tile is returned unchanged.
 
     - `budget` (bytes, or text such as "64MiB") bounds what lives on each rank, tile and result included; `network` as
       in `reshard.plan`.
@@ -86,6 +89,7 @@ def redistribute(
       then a pair, with the layout that says which rank has which tile.
     - `limit` is how many seconds a rank waits for another before it raises `RankError`.
     - `memory` is filled with the bytes that this call received and held live.
+    - `padded=False` returns the tile without padding, a view of the one with it; `out` then has no padding either.
     - `cuda_aware` says whether MPI accepts pointers to GPU memory; if it is None, the environment or MPI itself does.
 
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
@@ -108,18 +112,25 @@ def redistribute(
     team = team_of(comm, limit)
     if relabel:
         target = relabelled(source, target)
-    request = MoveRequest(source, target, budget, network, donate, out is not None)
+    copied = out is not None and not padded and not target.even  # `out` has another shape than the tile that moves.
+    request = MoveRequest(source, target, budget, network, donate, out is not None and not copied)
     if on_gpu(tile):
         result = redistribute_on_gpu(team, request, tile, out, limit, memory, cuda_aware)
         return (result, target) if relabel else result
 
     def prepare() -> tuple[Prepared, WindowTile, WindowTile | None]:
-        array = check_tile(tile, source, "tile")
-        into = None if out is None else check_out(out, target, array)
+        array = check_given_tile(tile, source, team.rank, budget)
         ready = prepared(team, request, array)
+        into = None if out is None or copied else check_out(out, target, array)
+        if copied:
+            check_true_out(out, target, team.rank, array, budget)
         return ready, located(team, array), None if into is None else located(team, into)
 
     result = move_together(team, request, str(request), prepare, limit, memory).tile
+    if not padded:
+        result = true_part(result, target, team.rank)
+    if out is not None and copied:
+        out[...], result = result, out
     return (result, target) if relabel else result
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, PlanError, TileError
+from reshard.lower.to_mpi import ranks
+from reshard.runtime.given_tiles import in_native_order, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
 
@@ -46,18 +48,69 @@ def check_tile(tile: Any, layout: Layout, what: str) -> NDArray[Any]:
     if array.shape != layout.tile_shape:
         raise TileError(
             f"the {what} has shape {array.shape}, but tiles of {layout} (global {layout.shape}, mesh {layout.mesh}) "
-            f"have {layout.tile_shape}; give this rank's tile, padding included"
+            f"have {layout.tile_shape}; give this rank's tile{', padding included' if not layout.even else ''}"
         )
     if not represents(layout, array.dtype):
         raise TileError(f"the {what} is {array.dtype}, but {layout} is {layout.dtype}; cast it first")
     return array
 
 
+def check_given_tile(tile: Any, layout: Layout, rank: int, budget: object = None) -> NDArray[Any]:
+    """The rank's tile with padding and in the machine's byte order: the array itself, or a copy that has both.
+
+    Raises `TileError` for a tile that does not fit, or that a budget leaves no room to copy.
+
+    >>> from reshard.types import Mesh
+    >>> check_given_tile([[3.0], [4.0]], Layout.parse("f64[{x}3/5, 1]", Mesh(x=2)), 1).tolist()
+    [[3.0], [4.0], [0.0]]
+    """
+    given = np.asarray(tile)
+    array = in_native_order(given)
+    if rank < layout.mesh.size:  # If not, the mesh is not the communicator's, which has an error of its own.
+        array = with_padding(layout, ranks(layout.mesh)[rank], array)
+    if array is not given and budget is not None:
+        raise TileError(
+            f"the tile, of shape {given.shape} and dtype {given.dtype}, would be copied beside the budget; give one of "
+            f"shape {layout.tile_shape}, padding included, in the byte order of this machine"
+        )
+    return check_tile(array, layout, "tile")
+
+
+def true_part(tile: NDArray[Any], layout: Layout, rank: int) -> NDArray[Any]:
+    """A rank's tile without padding; a view.
+
+    >>> from reshard.types import Mesh
+    >>> true_part(np.arange(3), Layout.parse("s64[{x}3/5]", Mesh(x=2)), 1)
+    array([0, 1])
+    """
+    return without_padding(layout, ranks(layout.mesh)[rank], tile)
+
+
 def check_out(out: object, layout: Layout, tile: NDArray[Any]) -> NDArray[Any]:
     """The array `out` if the result for this tile can be written to it; else raises `TileError`."""
+    array = check_tile(_numpy_array(out), layout, "out")
+    return _check_result(array, tile)
+
+
+def check_true_out(out: object, layout: Layout, rank: int, tile: NDArray[Any], budget: object) -> NDArray[Any]:
+    """The array `out` if the result without padding can be copied to it; else raises `TileError`."""
+    array, shape = _numpy_array(out), layout.tile_shape_of(ranks(layout.mesh)[rank])
+    if array.shape != shape:
+        raise TileError(
+            f"the out has shape {array.shape}, but without padding this rank's tile of {layout} has {shape}"
+        )
+    if budget is not None:
+        raise TileError("out is without padding, so the result would be copied beside the budget; give no out")
+    return _check_result(array, tile)
+
+
+def _numpy_array(out: object) -> NDArray[Any]:
     if not isinstance(out, np.ndarray):
         raise TileError(f"out is a {type(out).__name__}; give a numpy array")
-    array = check_tile(cast("NDArray[Any]", out), layout, "out")
+    return cast("NDArray[Any]", out)
+
+
+def _check_result(array: NDArray[Any], tile: NDArray[Any]) -> NDArray[Any]:
     if array.dtype != tile.dtype:
         raise TileError(f"out is {array.dtype}, the tile {tile.dtype}; give one dtype")
     if not array.flags.writeable:
@@ -76,7 +129,8 @@ def element_dtype(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
     """
     element = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
     if not represents(layout, element):
-        raise TileError(f"dtype {element} does not fit {layout}, which is {layout.dtype}")
+        advice = "" if element.isnative else "; give it in the byte order of this machine"
+        raise TileError(f"dtype {element} does not fit {layout}, which is {layout.dtype}{advice}")
     return element
 
 
@@ -87,8 +141,8 @@ def check_root(root: int | None, size: int) -> None:
 
 
 def check_global(array: Any, layout: Layout, dtype: np.dtype[Any]) -> None:
-    """Raises `TileError` unless `array` has the layout's global shape and this dtype."""
-    whole = np.asarray(array)
+    """Raises `TileError` unless `array` has the layout's global shape and this dtype, in any byte order."""
+    whole = in_native_order(np.asarray(array))
     if array is None or whole.shape != layout.shape or whole.dtype != dtype:
         actual = "None" if array is None else f"of shape {whole.shape} and dtype {whole.dtype}"
         raise TileError(f"the array is {actual}, but {layout} is one of shape {layout.shape} and dtype {dtype}")

@@ -31,18 +31,20 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         raise ReshardError(f"numpy alone has no {name}; install ml_dtypes, or take another dtype") from None
 
 
-def as_array(device: int, tile: Any, shape: tuple[int, ...]) -> NDArray[Any]:
+def as_array(device: int, tile: Any, *shapes: tuple[int, ...]) -> NDArray[Any]:
     """A device's tile as an array; `TileError` for what is not one, found before any memory is taken for it.
+
+    `shapes` are those that it may have.
 
     >>> as_array(0, [1, 2], (2,)).shape
     (2,)
     """
     listed = isinstance(tile, Sized) and not hasattr(tile, "shape")
-    if not listed or (shape and counted(tile) == shape[0]):
+    if not listed or any(shape and counted(tile) == shape[0] for shape in shapes):
         with suppress(Exception):  # What converts itself to an array is the caller's code.
             return np.asarray(tile)
     raise TileError(
-        f"device {device}'s tile {quoted(tile)} is not an array of shape {shape}, as the source's tiles are"
+        f"device {device}'s tile {quoted(tile)} is not an array of shape {shapes[0]}, as the source's tiles are"
     )
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.errors import TileError, quoted
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Box, Span, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets
@@ -33,7 +32,8 @@ from reshard.lower.program import (
     SplitSum,
 )
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.numpy_dtypes import as_array, identities, ufunc
+from reshard.runtime.given_tiles import checked_tiles, tile_per_device, with_padding, without_padding
+from reshard.runtime.numpy_dtypes import identities, ufunc
 from reshard.runtime.numpy_tiles import closed, numbered, opened
 from reshard.types.plan import Plan
 from reshard.types.reductions import all_reduce_elements
@@ -44,11 +44,12 @@ Array = NDArray[Any]
 Tiles = dict[int, Array]
 
 
-def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
+def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = None, *, padded: bool = True) -> Tiles:
     """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
 
-    Tiles have their layout's tile shape, padding included, and its dtype. The given tiles are not written to.
-    `memory` is updated with the bytes live and received. Raises `TileError` for tiles that do not fit the source.
+    Tiles have their layout's tile shape, padding included, or `tile_shape_of(device)` without it, and its dtype. With
+    `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
+    bytes live and received. Raises `TileError` for tiles that do not fit the source.
 
     >>> import numpy as np, reshard as rs
     >>> mesh = rs.Mesh(x=2)
@@ -56,7 +57,12 @@ def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = No
     >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
     array([0, 1, 2, 3])
     """
-    return run(lower_plan(plan), tiles, memory)
+    program = lower_plan(plan)
+    source = plan.source
+    shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in program.devices}
+    given = {d: with_padding(source, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
+    moved = run(program, given, memory)
+    return moved if padded else {d: without_padding(plan.target, d, tile) for d, tile in moved.items()}
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
@@ -71,7 +77,7 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     >>> run(program, {0: np.array([5]), 1: np.array([6])})
     {0: array([5, 6]), 1: array([5, 6])}
     """
-    checked = _checked(program, tiles)
+    checked = checked_tiles(program.devices, program.tile_shape, program.dtype, tiles)
     memory = begin_account(program.dtype, memory)
     for device, tile in checked.items():
         memory.take(device, tile.size)
@@ -87,28 +93,6 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     return {device: tile.copy() if after is checked else tile for device, tile in after.items()}
 
 
-def _checked(program: Program, tiles: Mapping[int, Array]) -> Tiles:
-    if not isinstance(tiles, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict of one tile per device id")
-    # The keys are counted before any is read: there may be any number of them.
-    if len(tiles) != len(program.devices) or any(device not in tiles for device in program.devices):
-        missing = [device for device in program.devices if device not in tiles][:8]
-        extra = [d for _, d in zip(range(len(program.devices) + 1), tiles, strict=False) if d not in program.devices]
-        raise TileError(
-            f"tiles are given for {len(tiles)} devices, the plan has {len(program.devices)} (missing {missing}, "
-            f"unknown {quoted(extra[:8])}); give one tile per device id of the mesh"
-        )
-    checked = {device: as_array(device, tiles[device], program.tile_shape) for device in program.devices}
-    for device, tile in checked.items():
-        if tile.shape != program.tile_shape:
-            raise TileError(
-                f"device {device}'s tile has shape {tile.shape}, the source's tiles have {program.tile_shape}"
-            )
-        if tile.dtype.name != program.dtype:
-            raise TileError(
-                f"device {device}'s tile is {tile.dtype.name}, the source is {program.dtype}; cast it first"
-            )
-    return checked
 
 
 def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
@@ -228,7 +212,8 @@ def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int]
     size = step.slot * step.slots
     buffers: Tiles = {}
     for device, tile in tiles.items():
-        memory.take(device, max(size, tile.size) - tile.size)
+        memory.free(device, tile.size)
+        memory.take(device, max(size, tile.size))
         buffers[device] = np.resize(tile.reshape(-1), max(size, tile.size))
         _rearrange(buffers[device], _slots(step, step.pack[device], step.send))
     for turn in step.rounds:
@@ -240,7 +225,8 @@ def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int]
         order = {to: at for at, to in _slots(step, step.unpack[device], step.receive).items()}
         _rearrange(buffer, order)
         result[device] = buffer[:count].reshape(tuple(shape))
-        memory.free(device, buffer.size - count)
+        memory.free(device, buffer.size)
+        memory.take(device, count)
     return result
 
 

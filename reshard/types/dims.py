@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, cast
 
 from reshard.errors import LayoutError, quoted
@@ -39,6 +39,30 @@ class Dim(NamedTuple):
     def tile(self) -> int:
         """Elements of this dim in one tile, padding included."""
         return math.prod(d.radix for d in self.digits if d.axis is None)
+
+
+def true_extent(dim: Dim, coordinate: Callable[[SubAxis], int]) -> int:
+    """How many local indices of a dim are elements, on a device with these coordinates; the rest is padding.
+
+    Global indices grow with local ones, so the elements come first: this is ScaLAPACK's NUMROC.
+
+    >>> dim = Dim((Digit(2, None), Digit(3, SubAxis("x", 1, 3)), Digit(2, None)), 9)    # 2{x}2/9
+    >>> [true_extent(dim, lambda axis: x) for x in range(3)]
+    [4, 3, 2]
+    """
+    if not dim.size:
+        return 0
+    count, left, place, tile = 0, dim.size, dim.padded, dim.tile
+    for radix, axis in dim.digits:
+        place //= radix
+        if axis is None:  # Whole values of the digit, and at most one that is cut short.
+            tile //= radix
+            values = min(left // place, radix)
+            count, left = count + values * tile, left - values * place
+            left = left if values < radix else 0
+        else:
+            left = min(max(left - coordinate(axis) * place, 0), place)
+    return count + left
 
 
 def fitted(digits: Iterable[Digit], size: int) -> Dim:

@@ -51,22 +51,37 @@ _ALIASES = {
 }
 
 
+_KINDS = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
+_NUMPY = {
+    f"{kind}{size}": f"{name}{8 * size}"
+    for kind, name in _KINDS.items()
+    for size in (1, 2, 4, 8, 16)
+    if f"{name}{8 * size}" in _ALIASES
+}
+"""What numpy's codes mean, which count bytes where HLO's names count bits."""
+
+
 def canonical(dtype: object) -> str:
     """The canonical name of a dtype given as a name, a numpy dtype or a scalar class.
 
-    >>> canonical("f32"), canonical("bf16"), canonical("i4")
-    ('float32', 'bfloat16', 'int4')
+    Names are numpy's and HLO's, whose numbers are bits. numpy's codes, whose numbers are bytes, are read after a byte
+    order, which says that they are codes; the order itself does not matter, since a layout has none.
+
+    >>> canonical("f32"), canonical("bf16"), canonical("i4"), canonical("<i4")
+    ('float32', 'bfloat16', 'int4', 'int32')
     """
     if isinstance(dtype, str):
         name = dtype
     else:
         given = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
         name = given if isinstance(given, str) else quoted(dtype)
+    code = _NUMPY.get(name[1:]) if name[:1] in ("<", ">", "=") else None
     try:
-        return _ALIASES[name]
+        return _ALIASES[name if code is None else code]
     except KeyError:
+        meant = f"as numpy's code it is {_NUMPY[name]}, as HLO's name it would count bits; " if name in _NUMPY else ""
         raise LayoutError(
-            f"unknown dtype {quoted(name)}: use a numpy name (float32), an HLO name (f32) or an "
+            f"unknown dtype {quoted(name)}: {meant}use a numpy name (float32), an HLO name (f32) or an "
             f"ml_dtypes name (bfloat16, float8_e4m3fn, int4)"
         ) from None
 

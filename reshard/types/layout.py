@@ -17,7 +17,7 @@ from reshard.types import dtypes
 from reshard.types.canonical import canonical_dim, canonical_partial, check_one_reduction, check_single_use
 from reshard.types.dims import Digit as Digit
 from reshard.types.dims import Dim as Dim
-from reshard.types.dims import checked_shape
+from reshard.types.dims import checked_shape, true_extent
 from reshard.types.dims import fitted as fitted
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import text
@@ -309,6 +309,16 @@ class Layout:
     def tile_shape(self) -> tuple[int, ...]:
         """The shape of a device's tile, padding included; it is the same on all devices."""
         return tuple(dim.tile for dim in self.dims)
+
+    def tile_shape_of(self, device: int) -> tuple[int, ...]:
+        """The shape of a device's tile without padding, which lies at the end of each dim.
+
+        >>> layout = Layout.parse("f32[2{x}2/9, 3]", Mesh(x=3))
+        >>> layout.tile_shape, [layout.tile_shape_of(device) for device in layout.mesh.devices]
+        ((4, 3), [(4, 3), (3, 3), (2, 3)])
+        """
+        position = self.mesh.position(device)
+        return tuple(true_extent(dim, lambda axis: self.mesh.coordinate(position, axis)) for dim in self.dims)
 
     @cached_property
     def tile_bytes(self) -> int:

@@ -27,6 +27,30 @@ def test_it_prints_a_report(call, tmp_path):
     assert (tmp_path / "ours.mlirbc").read_bytes().startswith(b"ML\xefR")
 
 
+def test_it_says_what_it_left_where_no_report_is_wanted(call, tmp_path):
+    """A budget that nothing meets leaves the program as it was, which its text does not show."""
+    output = tmp_path / "ours.mlir"
+    code, out, err = call("pass", MODULE, "--budget", "1", "-o", output)
+    assert (code, out) == (0, "")
+    assert err.count("left to XLA") == err.count("budget 1 B is too small") == 2
+    assert "train.py:18" in err and "f32[{y}256, 512, {x}64] -> f32[512, {x}{y}64, 256]" in err
+    for option in ("--report", "--json"):
+        assert call("pass", MODULE, "--budget", "1", option)[2] == ""
+
+
+def test_long_lists_of_what_is_left_are_cut(capsys):
+    from reshard.cli.compiler_pass import _warn
+    from reshard.jax.pass_report import PassReport, Reshard
+
+    left = Reshard("a.py:1", "op", True, None, None, None, False, "no plan")
+    _warn(PassReport((left,) * 11))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "reshard: left to XLA: a.py:1: cannot be planned: left, no plan" and len(lines) == 9
+    assert lines[-1] == "reshard: left to XLA: 3 more; --report lists them all"
+    _warn(PassReport((Reshard("a.py:1", "op", True, None, None, None, True),)))
+    assert capsys.readouterr().err == ""
+
+
 def test_it_prints_the_report_as_json(call):
     code, out, _ = call("pass", MODULE, "--json", "--network", "tpu-v5p", "--budget", "1GiB")
     reshards = json.loads(out)["reshards"]

@@ -80,6 +80,77 @@ def _made(comm: MPI.Intracomm, layout: Layout) -> None:
     assert (sevens.tile == 7).all()
 
 
+def unpadded(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Tiles of NUMROC's sizes and of true extents, in any memory and byte order, in and out."""
+    down = next(k for k in range(int(comm.size**0.5), 0, -1) if comm.size % k == 0)
+    grid, line = Mesh(a=down, b=comm.size // down), Mesh(c=comm.size)
+    scalapack = Layout.from_scalapack([1, 0, 23, 13, 3, 2, 0, 0, 9], (down, comm.size // down), "int32")
+    across, along = comm.size // down, comm.size
+    layouts = [
+        scalapack,
+        Layout.from_scalapack([1, 0, 23, 13, 4, 5, down - 1, 0, 9], (down, across), "int32", order="C"),
+        Layout.from_spec(line, (23, 13), "int32", [["c"]]),
+        Layout.from_spec(line, (23, 13), "int32", [[], ["c"]]),
+        Layout.parse(f"s32[{-(-23 // (2 * along))}{{c}}2/23, 13]", line),
+        Layout.from_spec(grid, (23, 13), "int32", [["b", "a"]]),
+    ]
+    for nodes in sorted({1, comm.size}):
+        team_of(comm, nodes=nodes)
+        for number, source in enumerate(layouts):
+            target = layouts[(number + 1) % len(layouts)]
+            yield f"{source} -> {target}, {nodes} nodes", partial(_unpadded, comm, source, target)
+
+
+def _unpadded(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    whole = np.arange(23 * 13).reshape(23, 13)
+
+    def own(layout: Layout) -> np.ndarray:
+        index = meaning(layout, ranks(layout.mesh)[comm.rank])
+        return whole[np.ix_(*([i for i in dim if i < n] for dim, n in zip(index, whole.shape, strict=True)))]
+
+    given, wanted = own(source), own(target)
+    strided = np.full((given.shape[0] + 2, 2 * given.shape[1]), -1, "i4")
+    strided[1:-1, ::2] = given
+    for tile in (given.astype("i4"), given.astype("i4", order="F"), given.astype(">i4"), strided[1:-1, ::2]):
+        before = tile.copy()
+        result = redistribute(tile, source, target, comm, padded=False)
+        assert np.array_equal(result, wanted)
+        assert result.dtype == np.int32 and result.dtype.isnative
+        check_tile(target, comm.rank, redistribute(tile, source, target, comm), comm)
+        out = np.full((wanted.shape[0] + 1, wanted.shape[1]), -5, "i4", order="F")[1:]  # LLD is above the rows.
+        assert redistribute(tile, source, target, comm, out=out, padded=False) is out
+        assert np.array_equal(out, wanted)
+        assert np.array_equal(tile, before)
+        array = DistArray(source, tile, comm)
+        assert np.array_equal(array.unpadded, given)
+        moved = array.redistribute(target)
+        assert np.array_equal(moved.unpadded, wanted)
+        assert np.shares_memory(moved.unpadded, moved.tile) or not wanted.size
+    assert np.array_equal(redistribute(given.astype("i4"), source, source, comm, padded=False), given)
+    big = DistArray.from_global(whole.astype(">i4"), source, comm, root=None)
+    one = DistArray.from_global(whole.astype(">i4") if comm.rank == 0 else None, source, comm)
+    assert np.array_equal(big.unpadded, given)
+    assert np.array_equal(one.unpadded, given)
+    assert big.dtype.isnative
+    _unpadded_refused(comm, source, target, given.astype("i4"))
+
+
+def _unpadded_refused(comm: MPI.Intracomm, source: Layout, target: Layout, tile: np.ndarray) -> None:
+    """On all ranks, also those whose own tile is all right; and the next call works."""
+    first = tile if comm.rank else np.zeros((tile.shape[0] + 1, tile.shape[1] + 3), "i4")
+    whole_on_all = all(comm.allgather(tile.shape == source.tile_shape))
+    for call, kind in (
+        (lambda: redistribute(first, source, target, comm), TileError),
+        (lambda: redistribute(tile, source, target, comm, out=np.zeros((1, 99), "i4"), padded=False), TileError),
+        (lambda: redistribute(tile, source, target, comm, budget="1 GiB"), None if whole_on_all else TileError),
+    ):
+        try:
+            call()
+            assert kind is None
+        except TileError as error:
+            assert kind is not None, error
+
+
 def functions(comm: MPI.Intracomm) -> Iterator[Case]:
     """Numpy's functions on arrays of one layout, refused operands, and moves to a local dim."""
     mesh = MESHES[comm.size][0]
@@ -150,6 +221,31 @@ def saving(comm: MPI.Intracomm) -> Iterator[Case]:
             check_tile(other, comm.rank, DistArray.load(folder / "alone", other, comm).tile, comm)
 
     yield "saved by one rank", by_one_rank
+
+    def damaged() -> None:
+        """One file is missing, cut short, or another tile: the same error on all ranks, of which few read that file."""
+        layout = layouts[0]
+        array = DistArray.from_global(_whole(layout), layout, comm, root=None)
+        array.save(folder / "damaged")
+        tiles = sorted((folder / "damaged").glob("tile-*.npy"))
+        first, last = tiles[0], tiles[-1]
+        content = last.read_bytes()
+        for data in (None, content[:-40], first.read_bytes() if comm.size > 1 else b"", content[:10]):
+            comm.Barrier()
+            if comm.rank == 0:
+                last.unlink() if data is None else last.write_bytes(data)
+            comm.Barrier()
+            try:
+                DistArray.load(folder / "damaged", layout, comm)
+                raise AssertionError("a damaged array was loaded")
+            except LayoutError as error:
+                texts = comm.allgather(str(error))
+                assert len(set(texts)) == 1, texts
+                assert last.name in texts[0]
+        array.save(folder / "damaged")
+        check_tile(layout, comm.rank, DistArray.load(folder / "damaged", layout, comm).tile, comm)
+
+    yield "damaged", damaged
 
     def dtypes() -> None:
         for name, kind in (("bfloat16", None), ("uint32", np.dtype([("a", "<i2"), ("b", "<i2")]))):

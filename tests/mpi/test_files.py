@@ -37,8 +37,14 @@ def folder(tmp_path: Path) -> Path:
     files.make_folder(path)
     tiles = tiles_of(SAVED)
     for rank, device in enumerate(sorted(SAVED.mesh.devices)):
-        files.write(path, SAVED, rank, tiles[device].astype("int32"))
+        files.write(path, rank, tiles[device].astype("int32"), "a1")
+    files.publish(path, SAVED, "a1")
     return path
+
+
+def one_tile(path: Path, layout: Layout, tile: np.ndarray) -> None:
+    files.write(path, 0, tile, "b2")
+    files.publish(path, layout, "b2")
 
 
 @pytest.mark.parametrize("layout", OTHERS, ids=str)
@@ -57,7 +63,7 @@ def test_only_the_files_that_have_elements_are_read(folder: Path) -> None:
     for device in SAVED.mesh.devices:
         rank = sorted(SAVED.mesh.devices).index(device)
         if not (tiles_of(SAVED)[device] < 3).any():
-            (folder / f"tile-{rank}.npy").unlink()
+            (folder / f"tile-{rank}-a1.npy").unlink()
     tile = np.full(layout.tile_shape, PADDING, np.int32)
     files.read(folder, layout, 0, tile)
     assert tile.tolist() == [[0, 1, 2]]
@@ -65,16 +71,17 @@ def test_only_the_files_that_have_elements_are_read(folder: Path) -> None:
 
 def test_the_layout_is_plain_json(folder: Path) -> None:
     head = json.loads((folder / "layout.json").read_text())
-    assert head == {"format": 1, "layout": str(SAVED), "mesh": {"x": 2, "y": 2}, "device_ids": [3, 1, 0, 2]}
-    assert np.load(folder / "tile-3.npy").shape == SAVED.tile_shape
+    mesh = {"mesh": {"x": 2, "y": 2}, "device_ids": [3, 1, 0, 2]}
+    assert head == {"format": 2, "layout": str(SAVED), **mesh, "save": "a1"}
+    assert np.load(folder / "tile-3-a1.npy").shape == SAVED.tile_shape
 
 
 def test_the_dtype_is_that_of_the_layout_or_of_the_files(tmp_path: Path, folder: Path) -> None:
-    assert files.check_saved(folder, SAVED) == np.int32
+    assert files.check_saved(folder, SAVED, 0) == np.int32
     raw = Layout.parse("u32[3]", Mesh())
     kind = np.dtype([("a", "<i2"), ("b", "<i2")])
-    files.write(tmp_path, raw, 0, np.zeros(3, kind))
-    assert files.check_saved(tmp_path, raw) == kind
+    one_tile(tmp_path, raw, np.zeros(3, kind))
+    assert files.check_saved(tmp_path, raw, 0) == kind
 
 
 @pytest.mark.parametrize(
@@ -83,22 +90,175 @@ def test_the_dtype_is_that_of_the_layout_or_of_the_files(tmp_path: Path, folder:
 )
 def test_another_array_is_refused(folder: Path, text: str, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
-        files.check_saved(folder, Layout.parse(text, Mesh()))
+        files.check_saved(folder, Layout.parse(text, Mesh()), 0)
 
 
 def test_sums_are_not_finished_by_reading(tmp_path: Path) -> None:
     partial = Layout.from_spec(Mesh(x=2), (4,), "int32", [[]], unreduced=["x"])
-    files.write(tmp_path, partial, 0, np.zeros(4, np.int32))
-    assert files.check_saved(tmp_path, partial) == np.int32
+    for rank in range(2):
+        files.write(tmp_path, rank, np.zeros(4, np.int32), "b2")
+    files.publish(tmp_path, partial, "b2")
+    assert files.check_saved(tmp_path, partial, 1) == np.int32
     with pytest.raises(LayoutError, match="reading finishes no sums"):
-        files.check_saved(tmp_path, Layout.parse("s32[4]", Mesh(x=2)))
+        files.check_saved(tmp_path, Layout.parse("s32[4]", Mesh(x=2)), 0)
+
+
+def test_a_tile_is_told_from_every_other_one(folder: Path) -> None:
+    """What is wrong with one file is an error of the ranks that read it, and of no other."""
+    whole, (tile, other) = Layout.parse("s32[7, 3]", Mesh(k=1)), (folder / f"tile-{r}-a1.npy" for r in (1, 2))
+    content = tile.read_bytes()
+    short = Layout.parse("s32[{k}1/7, 3]", Mesh(k=7))  # Rank 0 reads the row that devices 3 and 1 hold.
+    used = [fetch.rank for fetch in files._fetches(SAVED, short, 0)]
+    damage: dict[str, bytes | None] = {
+        "is not a tile (FileNotFoundError": None,
+        "is not a tile (ValueError": b"",
+        "is not a tile (KeyError": content[:6] + b"\7" + content[7:],
+        "is cut short at": content[:-1],
+        "is cut short at ": content[: content.index(b"\n") + 5],
+        "is not tile 1 of save a1, but 'tile 2 of save a1'": other.read_bytes(),
+        "is not tile 1 of save a1, but 'tile 1 of save a2'": content.replace(b"save a1", b"save a2"),
+        "is not tile 1 of save a1, but ": content + b"more",
+    }
+    for text, data in damage.items():
+        tile.unlink(missing_ok=True)
+        if data is not None:
+            tile.write_bytes(data)
+        with pytest.raises(LayoutError) as caught:
+            files.check_saved(folder, whole, 0)
+        assert text in str(caught.value) and "tile-1-a1.npy" in str(caught.value)
+        if 1 not in used:
+            files.check_saved(folder, short, 0)
+    tile.write_bytes(content)
+    files.check_saved(folder, whole, 0)
+
+
+@pytest.mark.parametrize(
+    ("tile", "text"),
+    [
+        (np.zeros((2, 2), np.int32), r"has shape \(2, 2\), but tiles of .* have \(4, 2\)"),
+        (np.zeros((4, 2), np.float32), "has elements of float32, not of int32"),
+        (np.zeros((4, 2), ">i4"), "has elements of >i4, not of int32"),
+        (np.zeros((4, 2), "V8"), r"has elements of \|V8, not of int32"),
+    ],
+)
+def test_a_tile_of_another_shape_or_dtype_is_refused(folder: Path, tile: np.ndarray, text: str) -> None:
+    files.write(folder, 2, tile, "a1")
+    with pytest.raises(LayoutError, match=text):
+        files.check_saved(folder, Layout.parse("s32[7, 3]", Mesh()), 0)
+
+
+def test_tiles_of_every_memory_order_and_dtype_are_read_back(tmp_path: Path) -> None:
+    for number, kind in enumerate(("f4", "bfloat16", "i4,f4", "M8[s]")):
+        import ml_dtypes
+
+        dtype = np.dtype(getattr(ml_dtypes, kind, kind))
+        name = {"f4": "float32", "bfloat16": "bfloat16"}.get(kind, "uint64")
+        layout = Layout.tiled(Mesh(), (3, 5), name, [[], []])
+        tile = np.arange(15).reshape(3, 5).astype(dtype if number != 2 else "i4")
+        tile = tile.astype(dtype) if number != 2 else np.array(tile.astype("i4"), dtype)
+        for order in "CF":
+            one_tile(tmp_path, layout, np.array(tile, order=order))
+            assert files.check_saved(tmp_path, layout, 0) == dtype
+            result = np.zeros((3, 5), dtype)
+            files.read(tmp_path, layout, 0, result)
+            assert np.array_equal(result, tile)
+
+
+def test_a_new_save_removes_what_earlier_ones_left(folder: Path) -> None:
+    files.write(folder, 5, np.zeros(1), "unpublished")
+    (folder / "notes.txt").write_text("mine")
+    one_tile(folder, Layout.parse("s32[3]", Mesh()), np.arange(3, dtype=np.int32))
+    assert sorted(file.name for file in folder.iterdir()) == ["layout.json", "notes.txt", "tile-0-b2.npy"]
+
+
+SAVE = """
+import os, sys, signal
+import numpy as np
+from mpi4py import MPI
+from reshard.mpi import DistArray, files
+from reshard.types import Layout, Mesh
+
+comm, (path, value, point) = MPI.COMM_WORLD, sys.argv[1:]
+count = 0
+
+def killed(real):
+    def call(*given, **options):
+        global count
+        count += 1
+        if comm.rank == comm.size - 1 and str(count) == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **options)
+    return call
+
+np.save, os.fsync, os.replace = killed(np.save), killed(os.fsync), killed(os.replace)
+layout = Layout.from_spec(Mesh(x=comm.size), (7, 5), "int32", [["x"]])
+DistArray.full(layout, int(value), comm).save(path)
+"""
+
+
+KILLED = [(1, 6, 1), (1, 7, 2), (2, 1, 1), *((1, point, 1) for point in range(1, 6)), (2, 2, 1), (2, 3, 1)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "point", "survivor"),
+    [pytest.param(*each, marks=() if number < 3 else pytest.mark.slow) for number, each in enumerate(KILLED)],
+)
+def test_an_older_save_survives_one_that_is_killed(ranks: int, point: int, survivor: int, tmp_path: Path) -> None:
+    """At every call that touches the disk; the sixth replaces layout.json. With two ranks the second one dies."""
+    path, script, layout = tmp_path / "array", tmp_path / "save.py", Layout.parse("s32[7, 5]", Mesh())
+    script.write_text(SAVE)
+
+    def saved() -> set[int]:
+        tile = np.zeros((7, 5), np.int32)
+        files.check_saved(path, layout, 0)
+        files.read(path, layout, 0, tile)
+        return set(tile.ravel().tolist())
+
+    files.make_folder(path)
+    one = np.ones((7, 5), np.int32)
+    for value in (1, 3):
+        files.write(path, 0, value * one, f"by{value}")
+        files.publish(path, layout, f"by{value}")
+        assert saved() == {value} and len(list(path.iterdir())) == 2
+        if value == 1:
+            started = running.start([str(script), str(path), "2", str(point)], ranks)
+            text = running.output(started)
+            assert started.returncode != 0, text
+            assert saved() == {survivor}
+
+
+def test_a_save_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        files.write(tmp_path, 0, np.zeros(3), "b2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"format": 1, "layout": "s32[3]", "mesh": {}, "device_ids": null}', "format 1, and this version reads"),
+        ("[" * 100000, "RecursionError"),
+        ("[]", "TypeError"),
+        ('{"format": 2, "layout": 3, "mesh": {}, "device_ids": null, "save": "a"}', "NotationError"),
+        ('{"format": 2, "layout": "s32[3]", "mesh": 5, "device_ids": null, "save": "a"}', "MeshError"),
+        ('{"format": 2, "layout": "s32[3]", "mesh": {}, "device_ids": null}', "KeyError"),
+    ],
+)
+def test_heads_that_say_no_layout(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "layout.json").write_text(text)
+    with pytest.raises(LayoutError, match=rf"is not a saved array \(.*{why}"):
+        files.check_saved(tmp_path, SAVED, 0)
 
 
 def test_folders_that_hold_no_array(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match=r"is not a saved array \(FileNotFoundError"):
-        files.check_saved(tmp_path, SAVED)
+        files.check_saved(tmp_path, SAVED, 0)
     (tmp_path / "layout.json").write_text("{}")
     with pytest.raises(LayoutError, match=r"is not a saved array \(KeyError"):
-        files.check_saved(tmp_path, SAVED)
+        files.check_saved(tmp_path, SAVED, 0)
     with pytest.raises(LayoutError, match="cannot make the folder"):
         files.make_folder(tmp_path / "layout.json" / "below")

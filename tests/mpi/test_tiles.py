@@ -61,6 +61,43 @@ def test_results_that_cannot_be_written_to(out: Any, text: str) -> None:
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_tiles_without_padding_are_copied_to_padded_ones(rank: int) -> None:
+    own = np.arange(21, dtype=np.float32).reshape(3, 7)[: 3 - rank]
+    given = tiles.check_given_tile(own, ROWS, rank)
+    assert given.shape == (3, 7) and np.array_equal(given[: 3 - rank], own) and not given[3 - rank :].any()
+    assert (given is own) == (rank == 0)
+    assert np.array_equal(tiles.true_part(given, ROWS, rank), own)
+    with pytest.raises(TileError, match=r"the tile has shape \(2, 7\), but tiles of"):
+        tiles.check_given_tile(np.zeros((2, 7), np.float32), ROWS, 0)
+
+
+def test_no_copy_beside_a_budget() -> None:
+    assert tiles.check_given_tile(TILE, ROWS, 1, budget=100) is TILE
+    for tile in (TILE[:2], TILE.astype(">f4")):
+        assert tiles.check_given_tile(tile, ROWS, 1).dtype == np.float32
+        with pytest.raises(TileError, match=r"copied beside the budget; give one of shape \(3, 7\)"):
+            tiles.check_given_tile(tile, ROWS, 1, budget=100)
+
+
+def test_results_without_padding() -> None:
+    own = np.zeros((2, 7), np.float32)
+    assert tiles.check_true_out(own, ROWS, 1, TILE, None) is own
+    wrong: list[tuple[Any, str]] = [
+        (np.zeros((3, 7), np.float32), "the out has shape (3, 7), but without padding this rank's tile of"),
+        (own.astype(">f4"), "out is >f4, the tile float32; give one dtype"),
+        (own.tolist(), "out is a list; give a numpy array"),
+        (read_only()[:2], "out is read-only"),
+        (TILE[:2], "out overlaps the tile"),
+    ]
+    for out, text in wrong:
+        with pytest.raises(TileError) as caught:
+            tiles.check_true_out(out, ROWS, 1, TILE, None)
+        assert text in str(caught.value)
+    with pytest.raises(TileError, match="copied beside the budget; give no out"):
+        tiles.check_true_out(own, ROWS, 1, TILE, 100)
+
+
 def test_a_result_has_the_dtype_of_the_tile() -> None:
     """Both stand for words of 8 bytes, but are not the same."""
     dates = np.zeros(4, "M8[s]")
@@ -92,6 +129,12 @@ def test_dtypes_without_a_name_are_words_of_their_size(dtype: str, fits: bool) -
             tiles.element_dtype(WORDS, dtype)
 
 
+def test_dtypes_of_the_other_byte_order_say_so() -> None:
+    with pytest.raises(TileError, match=r"dtype >f4 does not fit .* byte order of this machine"):
+        tiles.element_dtype(ROWS, ">f4")
+    assert tiles.element_dtype(ROWS, "f4") == tiles.element_dtype(ROWS, "<f4") == np.float32
+
+
 def test_the_dtype_of_a_layout_without_one_given() -> None:
     assert tiles.element_dtype(ROWS, None) == np.float32
     assert tiles.element_dtype(Layout.parse("bf16[4]", Mesh()), None).name == "bfloat16"
@@ -110,7 +153,8 @@ def test_roots_that_are_not_ranks(root: int) -> None:
     [(None, "the array is None"), (np.zeros((5, 7)), "dtype float64"), (np.zeros((3, 7), np.float32), "shape (3, 7)")],
 )
 def test_whole_arrays_that_do_not_fit(array: Any, text: str) -> None:
-    tiles.check_global(np.zeros((5, 7), np.float32), ROWS, np.dtype("float32"))
+    for code in ("<f4", ">f4"):
+        tiles.check_global(np.zeros((5, 7), code), ROWS, np.dtype("float32"))
     with pytest.raises(TileError) as caught:
         tiles.check_global(array, ROWS, np.dtype("float32"))
     assert text in str(caught.value)

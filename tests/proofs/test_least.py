@@ -42,6 +42,22 @@ def test_the_bound_is_the_planners():
             assert source.nbytes(bound(source, target).elements) == rs.plan(source, target).lower_bound_bytes
 
 
+@pytest.mark.parametrize(
+    ("source", "before", "target", "after"),
+    [
+        ("f32[12] + sum{x}", Mesh(x=6), "f32[{d}4/12]", Mesh({"d": 3, "e": 2}, device_ids=[2, 0, 5, 1, 4, 3])),
+        ("f32[{y}7/13] + max{x}", Mesh(x=4, y=2), "f32[{x}2/13]", Mesh({"x": 8}, device_ids=[2, 1, 0, 7, 6, 5, 4, 3])),
+        ("f32[6] + sum{x}", Mesh(x=2, y=3), "f32[{x}2]", Mesh(x=3, y=2)),
+    ],
+)
+def test_between_meshes_without_common_sub_axes_all_devices_are_one_team(
+    source: str, before: Mesh, target: str, after: Mesh
+):
+    pair = Layout.parse(source, before), Layout.parse(target, after)
+    assert pair[0].nbytes(bound(*pair).elements) == lower_bound(*pair)
+    assert rs.prove(rs.plan(*pair)).right.holds
+
+
 def test_the_bound_of_a_reduction_is_worked_out_anew():
     """By counting devices: it is that of `types.bounds` if the sub-axes nest, and no plan receives less."""
     choose, compared = random.Random(7), 0

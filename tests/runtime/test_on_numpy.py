@@ -12,7 +12,9 @@ import reshard as rs
 from reshard.errors import TileError
 from reshard.lower import lower_plan
 from reshard.runtime import Account, run
+from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, Mesh
+from reshard.types.meaning import meaning
 from reshard.types.plan import Plan, StepSpec, chain
 from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs
@@ -94,6 +96,16 @@ def test_memory_in_place():
     assert check(plan).peak_bytes == 256 + 2 * 16
     plan = one_step("exchange", "f32[{x}4]", "f32[16]", mode=StepMode(1, in_place=True), donate=True)
     assert check(plan).peak_bytes == 64
+
+
+def test_memory_in_place_of_elements_below_a_byte():
+    """A buffer of two int4 is one byte, also while it grows from a tile of one."""
+    plan = one_step("exchange", "s4[{x}]", "s4[2]", Mesh(x=2), mode=StepMode(1, in_place=True), donate=True)
+    tiles = {device: np.array([device], numpy_dtype("int4")) for device in (0, 1)}
+    memory = Account("int4")
+    moved = run(lower_plan(plan), tiles, memory)
+    assert moved[0].tolist() == [0, 1]
+    assert (memory.peak_bytes, memory.live[0]) == (1, 1)
 
 
 def test_received_bytes_of_each_device():
@@ -278,6 +290,44 @@ def test_lists_are_tiles_of_their_dtype():
     mesh = Mesh(x=2)
     plan = rs.plan(Layout.parse("f64[{x}2]", mesh), Layout.parse("f64[4]", mesh))
     assert rs.simulate(plan, {0: [0.0, 1.0], 1: [2.0, 3.0]})[0].tolist() == [0.0, 1.0, 2.0, 3.0]  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("order", ["C", "F", ">"])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("s32[{x}3/10, 2{y}2/7]", "s32[{y}{x}2/10, 7]"),
+        ("s32[2{x}2/13, 5]", "s32[{y}7/13, {x}2/5]"),
+        ("s32[{x}1/3, 5]", "s32[3, {x}{y}1/5]"),
+        ("s32[11, 3]", "s32[{x}{y}2/11, 3]"),
+    ],
+)
+def test_tiles_without_padding(source: str, target: str, order: str):
+    """Devices without any element have tiles of none."""
+    plan = rs.plan(Layout.parse(source, MESH), Layout.parse(target, MESH))
+    before, after = ([own(end, d) for d in MESH.devices] for end in (plan.source, plan.target))
+    tiles = {d: tile.astype(">i4") if order == ">" else tile.astype("i4", order) for d, tile in enumerate(before)}
+    moved = rs.simulate(plan, tiles, padded=False)
+    for device in MESH.devices:
+        assert moved[device].dtype == np.dtype("int32") and moved[device].dtype.isnative
+        assert np.array_equal(moved[device], after[device])
+        assert plan.target.tile_shape_of(device) == after[device].shape
+    full = rs.simulate(plan, tiles)
+    assert all(full[d].shape == plan.target.tile_shape for d in MESH.devices)
+
+
+def own(layout: Layout, device: int) -> np.ndarray:
+    """The global indices of a tile without padding."""
+    dims = zip(meaning(layout, device), layout.shape, strict=True)
+    whole = np.arange(np.prod(layout.shape)).reshape(layout.shape)
+    return whole[np.ix_(*([index for index in along if index < size] for along, size in dims))]
+
+
+def test_another_devices_tile_without_padding_is_refused():
+    plan = rs.plan(Layout.parse("f32[{x}3/10]", Mesh(x=4)), Layout.parse("f32[10]", Mesh(x=4)))
+    tiles = {0: np.zeros(1, "f4"), 1: np.zeros(3, "f4"), 2: np.zeros(3, "f4"), 3: np.zeros(3, "f4")}
+    with pytest.raises(TileError, match=r"device 0's tile has shape \(1,\), the source's tiles have \(3,\)"):
+        rs.simulate(plan, tiles)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from reshard.errors import LayoutError
-from reshard.types.dims import Digit, Dim, checked_size, fitted
+from reshard.types.dims import Digit, Dim, checked_size, fitted, true_extent
 from reshard.types.mesh import SubAxis
 
 X3 = Digit(3, SubAxis("x", 1, 3))
@@ -35,6 +35,31 @@ def test_fitted_gives_a_round_to_digits_that_start_with_a_held_one():
 
 def test_fitted_without_held_digits_is_the_size():
     assert fitted((Digit(2, None), Digit(3, None)), 7) == Dim((Digit(7, None),), 7)
+
+
+@pytest.mark.parametrize("order", ["2x3y2", "xy4", "4xy", "1x5y2", "x2y", "3x", "x", "6", ""])
+def test_elements_come_before_padding(order: str):
+    """By counting: every local index in order, and whether its global index is below the size."""
+    axes = {"x": SubAxis("x", 1, 3), "y": SubAxis("y", 1, 2)}
+    digits = tuple(Digit(axes[d].size, axes[d]) if d in axes else Digit(int(d), None) for d in order)
+    for size in range(Dim(digits, 0).padded + 1):
+        dim = Dim(digits, size)
+        for x, y in product(range(3), range(2)):
+            values = [range(d.radix) if d.axis is None else [x if d.axis == axes["x"] else y] for d in digits]
+            real = []
+            for local in product(*values):
+                index = 0
+                for digit, value in zip(digits, local, strict=True):
+                    index = index * digit.radix + value
+                real.append(index < size)
+            assert real == sorted(real, reverse=True)
+            assert true_extent(dim, lambda axis, at=(x, y): at["xy".index(axis.axis)]) == sum(real)
+
+
+def test_the_extent_of_a_huge_dim_is_counted_at_once():
+    dim = Dim((Digit(1 << 40, None), X3, Digit(1 << 20, None)), (3 << 60) - 5)
+    assert true_extent(dim, lambda axis: 2) == dim.tile - 5
+    assert true_extent(Dim((Digit(0, None),), 0), lambda axis: 0) == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, (1 << 63) - 1])

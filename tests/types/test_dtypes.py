@@ -55,6 +55,28 @@ def test_dtype_names_are_numpy_s(name: str):
     assert dtype.itemsize == max(1, dtypes.bits(name) // 8)
 
 
+@pytest.mark.parametrize("code", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"])
+def test_numpys_codes_with_a_byte_order(code: str):
+    np = pytest.importorskip("numpy")
+    for order in "<>=":
+        assert dtypes.canonical(order + code) == np.dtype(code).name == dtypes.canonical(np.dtype(order + code))
+
+
+@pytest.mark.parametrize("code", ["f2", "f4", "f8", "c8", "c16"])
+def test_numpys_codes_alone_are_refused_by_name(code: str):
+    """HLO's f8e4m3 has 8 bits, numpy's f8 has 8 bytes."""
+    np = pytest.importorskip("numpy")
+    for read in (lambda: dtypes.canonical(code), lambda: Layout.parse(f"{code}[16]", MESH)):
+        with pytest.raises(LayoutError, match=f"as numpy's code it is {np.dtype(code).name}, as HLO's name it would"):
+            read()
+
+
+@pytest.mark.parametrize("code", ["<f16", ">c32", "=f1", "<bf16", "<float32", ">", "<M8[s]", "|i4"])
+def test_other_codes_are_unknown(code: str):
+    with pytest.raises(LayoutError, match="unknown dtype"):
+        dtypes.canonical(code)
+
+
 def test_dtype_spellings():
     same = {Layout.parse(f"{name}[{{x}}4]", MESH) for name in ("f32", "float32")}
     assert len(same) == 1

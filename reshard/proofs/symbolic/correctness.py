@@ -65,7 +65,7 @@ def _step_claims(
     plan: Plan, program: Program | Outline, number: int, form: Form, parts: Sequence[Place]
 ) -> list[Query]:
     step, instruction = plan.steps[number], program.instructions[number]
-    digits = step_digits(step.operand, step.result, form)
+    digits = step_digits(step.operand, step.result, form, parts)
     tiles = step.operand.tile_shape, step.result.tile_shape
     about = f"step {number + 1}, {step.kind}"
     contract = StepContract(about, step.operand, step.result, digits, tiles, frozenset(form.names))

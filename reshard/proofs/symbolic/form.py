@@ -129,8 +129,13 @@ def form_of(layouts: Sequence[Layout], extra: Iterable[Place], tied: Collection[
         fixed |= dict.fromkeys(crossing, "its numerals do not nest")
 
 
-def step_digits(operand: Layout, result: Layout, form: Form) -> tuple[FormDigit, ...] | None:
-    """The digits of one step, dim by dim and major first; None if the two numerals do not nest."""
+def step_digits(
+    operand: Layout, result: Layout, form: Form, extra: Sequence[Place] = ()
+) -> tuple[FormDigit, ...] | None:
+    """The digits of one step, dim by dim and major first; None if the two numerals do not nest.
+
+    They are also cut at the `extra` places, which the form knows only in dims whose size may vary.
+    """
     if operand.mesh.size != result.mesh.size or operand.mesh.device_ids != result.mesh.device_ids:
         return None
     sizes = {at: _common(a, b) for at, (a, b) in enumerate(zip(operand.dims, result.dims, strict=True))}
@@ -139,7 +144,7 @@ def step_digits(operand: Layout, result: Layout, form: Form) -> tuple[FormDigit,
     before, after = _placed(operand, sizes), _placed(result, sizes)
     cuts = _ends_by_dim([*before, *after], sizes)
     for at in sizes:
-        cuts[at] |= set(form.cuts.get(at, ()))
+        cuts[at] |= set(form.cuts.get(at, ())) | {low for dim, low in extra if dim == at}
     if close(cuts, [*before, *after], _partial_ends([operand, result])):
         return None
     return tuple(_form_digits(cuts, before, after, form))

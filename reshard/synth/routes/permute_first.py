@@ -89,15 +89,14 @@ def permutes(operand: Layout, result: Layout) -> bool:
 
 
 def sliced(source: Layout, target: Layout, later: list[tuple[int, int]]) -> tuple[Layout, Layout] | None:
-    """The source sliced by what only the target uses: first without the strides in the spans `later`, then by all.
-
-    None if a layout is not contiguous.
-    """
+    """The source sliced by what only the target uses, without the spans `later` and by all; None if not contiguous."""
     holders = _both(source, target)
     if holders is None:
         return None
-    every = _sliced(source, *holders)
-    part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in every]
+    full = _sliced(source, *holders)
+    part = [[p for p in dim if not any(low <= p[0] < high for low, high in later)] for dim in full]
+    # What is sliced later comes last in its dim: before another holder, it would move that one's place.
+    every = [[*first, *(p for p in dim if p not in first)] for first, dim in zip(part, full, strict=True)]
     return _tiled(source, part), _tiled(source, every)
 
 

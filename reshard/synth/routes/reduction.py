@@ -30,7 +30,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, MeshError
 from reshard.synth.network import Links
 from reshard.synth.routes import boxes, normal, permute_first
 from reshard.synth.routes.chains import Chains, State
@@ -80,8 +80,18 @@ def _on_other_devices(pair: Pair, links: Links | None) -> Iterator[Route]:
     source, target = pair.source, pair.target
     for near in dict.fromkeys((_spelled_on(source.mesh, target), _partial(source, target, ()))):
         if near is not None:
-            crossing = [route for each in AFTERWARDS for route in each(Pair(near, target), links)]
-            yield from ((*route, *last) for route in routes(Pair(source, near), links) for last in crossing)
+            crossings = [*_crossings(Pair(near, target), links)]
+            yield from ((*route, *last) for route in routes(Pair(source, near), links) for last in crossings)
+
+
+def _crossings(pair: Pair, links: Links | None) -> Iterator[Route]:
+    """Routes from one mesh to another: the structured ones that pass no layout which neither mesh can spell, and one
+    exchange, which is always there.
+    """
+    for each in AFTERWARDS:
+        with contextlib.suppress(MeshError):
+            yield from each(pair, links)
+    yield (StepSpec("exchange", pair.target),)
 
 
 def _spelled_on(mesh: Mesh, layout: Layout) -> Layout | None:

@@ -87,6 +87,35 @@ def test_parts_tie_the_digit_that_numbers_them():
     assert form.unit * 2 == derive(whole, lower_plan(whole))[0].unit == 5 * 2 * 4
 
 
+@pytest.mark.parametrize(
+    ("source", "between", "target", "devices"),
+    [
+        ("f32[5, 24, 24] + sum{x}", "f32[5, 24, {x}5/24]", "f32[5, 24, {z}5/24]", [3, 1, 4, 0, 2]),
+        ("f32[24, 24] + max{x}", "f32[{x}5/24, 24]", "f32[{z}5/24, 24]", [1, 2, 3, 4, 0]),
+    ],
+)
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_parts_of_a_dim_of_fixed_size(source: str, between: str, target: str, devices: list[int], parts: int):
+    """Where devices are counted in two orders no size varies, and the form has no cuts at all."""
+    before, after = Mesh(x=5), Mesh({"z": 5}, device_ids=devices)
+    start, end = Layout.parse(source, before), Layout.parse(target, after)
+    specs = [
+        StepSpec("reduce_scatter", Layout.parse(between, before), StepMode(parts=parts)),
+        StepSpec("permute", end),
+    ]
+    plan = chain(start, end, specs)
+    program = lower_plan(plan)
+    form, claims = derive(plan, program)
+    assert not form.names
+    for step in claims:
+        decide(step)
+    step = program.instructions[0]
+    assert isinstance(step, InParts)
+    elsewhere = replace(step, take=step.take._replace(axis=step.take.axis - 1))
+    with pytest.raises(UndecidedError):
+        derive(plan, replace(program, instructions=(elsewhere, *program.instructions[1:])))
+
+
 def test_parts_that_cut_elsewhere_are_refused():
     """A cut into 3 parts of 4 columns is no digit."""
     plan, program = in_parts(2)

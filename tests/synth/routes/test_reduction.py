@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given, settings
 
 import reshard as rs
+from reshard.errors import BudgetError
 from reshard.synth.routes import Pair, reduction
 from reshard.synth.routes.reduction import _SourceDigits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from reshard.types.pair.refine import Factor
 from reshard.types.plan import chain
-from tests.layouts import pairs, random_pair
+from tests.layouts import pairs, random_layout, random_pair
 from tests.oracle import check
 
 MESH = Mesh(x=4, y=2)
@@ -282,3 +283,48 @@ def test_a_reduction_ends_on_another_mesh_of_the_same_devices(target: str):
         plan = rs.plan(source, Layout.parse(target, mesh))
         check(plan)
         assert plan.received_bytes >= plan.lower_bound_bytes
+
+
+@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("target", ["f32[3, {a}4]", "f32[{a}2/3, 8]", "f32[{b}, {a}4]", "f32[3, 2{b}2/8]"])
+@pytest.mark.parametrize("source", ["f32[3, 8] + sum{x}", "f32[3, 8] + product{x}{y}", "f32[3, {y}3/8] + max{x}"])
+def test_a_reduction_ends_on_axes_that_do_not_nest_in_the_sources(source: str, target: str, donate: bool):
+    """<x=2, y=3> and <b=3, a=2> number the devices alike, and no mesh has the axes of both."""
+    pair = Layout.parse(source, Mesh(x=2, y=3)), Layout.parse(target, Mesh(b=3, a=2))
+    plan = rs.plan(*pair, donate=donate)
+    check(plan)
+    check(rs.plan(*pair, network="h100"))
+    with pytest.raises(BudgetError) as refused:
+        rs.plan(*pair, budget=1)
+    check(rs.plan(*pair, budget=refused.value.smallest))
+
+
+@pytest.mark.parametrize(
+    "target", ["[{z}7/13, 12]", "[{z}7/13, {x}2]", "[13, {z}6]", "[13, {x}{z}1/12]", "[{x}3/13, 12]"]
+)
+def test_no_layout_on_the_way_need_be_spelled_on_either_mesh(target: str):
+    """The source's dim is held along stride 6 of the positions, z of the target is stride 1."""
+    source = Layout.parse("s32[13, {w}6/12] + max{z}", Mesh(w=2, y=2, z=3))
+    check(rs.plan(source, Layout.parse(f"s32{target}", Mesh(x=6, z=2))))
+
+
+@pytest.mark.parametrize("target", ["f32[{b}6/16, {a}6]", "f32[{a}4, {b}8]", "f32[16, {a:(1)2}{b}4]"])
+@pytest.mark.parametrize("partial", ["a:(1)2", "a:(2)2"])
+def test_a_scatter_between_holders_of_a_dim_moves_none_of_them(target: str, partial: str):
+    """f32[16, {b}{a:(2)2}4] scattered to f32[16, {b}{a}2] would move a:(2)2 from place 4 to place 2."""
+    plan = planned(f"f32[16, {{b}}8] + sum{{{partial}}}", target, Mesh(a=4, b=3))
+    check(plan)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_reductions_between_meshes_of_equal_devices(seed: int):
+    choose = random.Random(seed)
+    for _ in range(150):
+        sizes = choose.choice([(2, 2, 3), (4, 3), (2, 2, 2), (6, 2), (12,)])
+        meshes = [
+            Mesh({f"{name}{at}": size for at, size in enumerate(choose.sample(sizes, len(sizes)))}) for name in "ab"
+        ]
+        shape = [choose.choice([1, 3, 4, 7, 12]) for _ in range(choose.randint(1, 2))]
+        source, target = (random_layout(choose, mesh, shape, "int32", mesh is meshes[0]) for mesh in meshes)
+        check(rs.plan(source, target))
+

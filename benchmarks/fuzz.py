@@ -1,0 +1,353 @@
+"""Random moves, each checked against an oracle of its own: what is wrong is printed with the line that repeats it.
+
+    python benchmarks/fuzz.py --seed 1 --moves 10000
+    python benchmarks/fuzz.py --seed 1 --start 10000 --seconds 3600
+
+A move is two random layouts of one array, taken in by any entry, and random options. Checked are
+
+    layouts     shape, tiles and meaning, by the definition of each notation (`fuzz_layouts`)
+    elements    the plan runs on numpy, and every device has the elements that the target means (`fuzz_oracle`)
+    bytes       the lower bound, worked out anew; at the bound without a budget; the program's lists, counted
+    memory      within the plan's promise, by the runtime's account and, now and then, by Python's allocator
+    budgets     kept; a refused one is refused for a reason: the smallest works
+    proofs      now and then: the plan is proved, and a program with a planted fault that shows is not
+    bad input   text and JSON with small changes: a `ReshardError`, or something that is right by itself
+
+Move number n of a seed is the same in every run, whatever comes before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+import reshard as rs
+from benchmarks.fuzz_faults import mutated_json, mutated_program, mutated_text
+from benchmarks.fuzz_layouts import COUNTS as DEVICES
+from benchmarks.fuzz_layouts import SIZES, Given, any_given, finished
+from benchmarks.fuzz_oracle import (
+    WrongError,
+    check_figures,
+    check_tiles,
+    fitted,
+    marks,
+    must,
+    needed,
+    own,
+    source_tiles,
+    traced,
+    wire,
+)
+from reshard.errors import BudgetError, PlanError, ProofError, ReshardError, UndecidedError
+from reshard.lower import lower_plan
+from reshard.runtime import Account, run
+from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.types import dtypes
+from reshard.types.meaning import meaning
+
+DTYPES = ("int32", "int32", "int64", "int64", "float32", "bfloat16", "uint8", "int4")
+NETWORKS = ("tpu-v5p", "h100", "ethernet-100g")
+PROOFS, TRACES, TEXTS, UNPADDED = 0.02, 0.02, 0.3, 0.2
+"""How often a move is proved, its memory traced, its text and JSON changed, and its tiles given without padding."""
+
+MOST_ELEMENTS = 20_000
+ALLOWANCE = 200_000
+"""Bytes that Python itself may take beside the tiles while memory is traced."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One move: its number, both layouts as given, and the options of the plan."""
+
+    source: Given
+    target: Given
+    dtype: str
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.source.text}\n  -> {self.target.text}\n  {self.dtype} {options}"
+
+
+def case(choose: random.Random) -> Case:
+    """A random move."""
+    count = choose.choice(DEVICES)
+    devices = list(range(count)) if choose.random() < 0.75 else sorted(choose.sample(range(50), count))
+    partial, started = (0.9 if choose.random() < 0.2 else 0.0), choose.random() < 0.05
+    dtype = choose.choice(DTYPES[:5]) if partial or started else choose.choice(DTYPES)
+    shape: list[int] = []
+    for _ in range(choose.choice((0, 1, 1, 2, 2, 2, 3, 3, 4))):
+        size = choose.choice(SIZES)
+        shape.append(size if np.prod([*shape, size]) <= MOST_ELEMENTS else 2)
+    source = any_given(choose, devices, shape, dtype, partial)
+    if started:
+        target = any_given(choose, devices, shape, dtype, 0.9)
+    else:
+        target = finished(choose, source, dtype) if partial else any_given(choose, devices, shape, dtype)
+    return Case(source, target, dtype, _options(choose))
+
+
+def _options(choose: random.Random) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if choose.random() < 0.3:
+        options["network"] = choose.choice(NETWORKS)
+    if choose.random() < 0.3:
+        options["donate"] = True
+    if choose.random() < 0.4:
+        options["slack"] = choose.choice((0, 0.0, 0.01, 0.5))
+    if choose.random() < 0.4:
+        options["budget"] = choose.choice((0.3, 0.7, 1.0, 1.1, 1.3, 1.7, 3.0))  # of source and target, see `planned`
+    return options
+
+
+def check(choose: random.Random) -> str:
+    """Makes a move and checks it; returns what kind it was. Raises `WrongError`, or whatever the package raised."""
+    try:
+        made = case(choose)
+    except Exception as error:
+        raise WrongError(f"the fuzzer itself failed: {traceback.format_exc()}") from error
+    try:
+        return _checked(choose, made)
+    except Exception as error:
+        if isinstance(error, WrongError):
+            raise WrongError(f"{error}\n  {made}") from None
+        raise WrongError(f"{traceback.format_exc(limit=-5)}\n  {made}") from None
+
+
+def _checked(choose: random.Random, made: Case) -> str:
+    layouts = [given.make() for given in (made.source, made.target)]
+    for given, layout in zip((made.source, made.target), layouts, strict=True):
+        check_layout(given, layout, made.dtype)
+    source, target = layouts
+    try:
+        plan = planned(source, target, dict(made.options))
+    except PlanError as error:
+        if target.partial and "partial" in str(error):
+            return "refused partial target"
+        raise
+    if choose.random() < TEXTS:
+        check_bad_text(choose, source)
+    if plan is None:
+        return "refused budget"
+    check_bytes(made, plan)
+    check_figures(plan)
+    check_run(choose, made, plan)
+    must(rs.Plan.from_json(plan.to_json()) == plan, "the plan is another one after JSON")
+    if choose.random() < TEXTS:
+        check_bad_json(choose, made, plan)
+    if choose.random() < PROOFS:
+        check_proof(choose, made, plan)
+    return ", ".join(sorted({step.kind for step in plan.steps})) or "nothing to do"
+
+
+def check_layout(given: Given, layout: rs.Layout, dtype: str) -> None:
+    """Compares a layout with what it was made from."""
+    must(layout.shape == given.shape and layout.dtype == dtype, f"{layout} has shape {layout.shape}")
+    must(set(layout.mesh.devices) == set(given.indices), f"{layout} is on devices {layout.mesh.devices}")
+    for device, indices in given.indices.items():
+        wanted = fitted(indices, layout.tile_shape)
+        for index, along, size in zip(wanted, meaning(layout, device), layout.shape, strict=True):
+            real = [at if at < size else -1 for at in along]
+            must(index.tolist() == real, f"{layout}: device {device} means {real}, not {index.tolist()}")
+    must(rs.Layout.parse(str(layout), layout.mesh) == layout, f"{layout} is another layout once it is read back")
+
+
+def planned(source: rs.Layout, target: rs.Layout, options: dict[str, Any]) -> rs.Plan | None:
+    """The plan, or None if its budget is refused as it must be."""
+    share = options.pop("budget", None)
+    if share is None:
+        return rs.plan(source, target, **options)
+    budget = int(share * (source.tile_bytes + target.tile_bytes))
+    try:
+        plan = rs.plan(source, target, budget=budget, **options)
+    except BudgetError as error:
+        must(error.smallest > budget, f"budget {budget} is refused, but {error.smallest} would do")
+        least = rs.plan(source, target, budget=error.smallest, **options)
+        must(least.peak_bytes <= error.smallest, f"a budget of {error.smallest}, a peak of {least.peak_bytes}")
+        even = source.even and target.even
+        floor = source.tile_bytes + target.tile_bytes
+        must(budget < floor or (source.partial != target.partial), f"{budget} is the floor of {floor}: {even=}")
+        return None
+    must(plan.peak_bytes <= budget, f"a budget of {budget}, a peak of {plan.peak_bytes}")
+    return plan
+
+
+def check_bytes(made: Case, plan: rs.Plan) -> None:
+    """Compares the bytes with the bound, which is worked out anew."""
+    must(plan.received_bytes >= plan.lower_bound_bytes, f"{plan.received_bytes} B are below the bound: {plan}")
+    ends = [(end.partial, end.reduction, end.partial and end.mesh) for end in (plan.source, plan.target)]
+    if ends[0] != ends[1]:  # Summands are made or combined, or counted in two orders: each device has its own.
+        return
+    bound = dtypes.nbytes(needed(made.source, made.target), made.dtype)
+    must(plan.lower_bound_bytes == bound, f"the bound is {bound} B, not {plan.lower_bound_bytes}")
+    if "network" in made.options or "budget" in made.options:
+        return
+    even = plan.source.even and plan.target.even
+    most = bound if even else bound * (1 + made.options.get("slack", 0.05))
+    must(plan.received_bytes <= most, f"{plan.received_bytes} B received, {bound} would do: {plan}")
+    largest = max(plan.source.tile_bytes, plan.target.tile_bytes)
+    must(all(step.result.tile_bytes <= largest for step in plan.steps), f"a tile of more than {largest} B: {plan}")
+
+
+def check_run(choose: random.Random, made: Case, plan: rs.Plan) -> None:
+    """Runs the plan, and compares elements, bytes and memory."""
+    whole = marks(made.source.shape, numpy_dtype(made.dtype))
+    tiles = source_tiles(choose, made.source, plan.source.tile_shape, whole)
+    kept = {device: tile.copy() for device, tile in tiles.items()}
+    account, program = Account(made.dtype), lower_plan(plan)
+    check_tiles(made.target, plan.target.tile_shape, whole, run(program, tiles, account))
+    must(all(np.array_equal(tiles[d], kept[d]) for d in kept), "a source's tile was written to")
+    counted = {device: elements for device, elements in wire(program).items() if elements}
+    must(counted == {d: n for d, n in account.elements.items() if n}, f"received {account.elements}, listed {counted}")
+    received = max((dtypes.nbytes(n, made.dtype) for n in counted.values()), default=0)
+    must(received <= plan.received_bytes, f"{received} B are received, {plan.received_bytes} promised")
+    must(account.peak_bytes <= plan.peak_bytes, f"{account.peak_bytes} B are live, {plan.peak_bytes} promised")
+    must(account.launches == plan.launches, f"{account.launches} launches, {plan.launches} promised")
+    if choose.random() < UNPADDED:
+        check_unpadded(made, plan, whole, tiles)
+    in_place = any(step.mode.in_place for step in plan.steps)  # On numpy, slots are listed element by element.
+    if choose.random() < TRACES and not in_place:
+        # The result and the operand of every device, and two more of one device in hand; int4 takes a byte in numpy.
+        promised = plan.peak_bytes * (2 if made.dtype == "int4" else 1) * (len(tiles) + 2)
+        most = traced(lambda: run(program, tiles))
+        must(most <= promised + ALLOWANCE, f"{most} B were allocated, {promised} promised")
+
+
+def check_unpadded(made: Case, plan: rs.Plan, whole: np.ndarray, tiles: dict[int, np.ndarray]) -> None:
+    """Gives tiles without padding, in the other byte order, and compares what comes out with the padded result."""
+    order = "S" if whole.dtype.kind in "iuf" and whole.dtype.isbuiltin == 1 else "="
+    own = {d: _cut(tile, made.source.indices[d]).astype(whole.dtype.newbyteorder(order)) for d, tile in tiles.items()}
+    moved, padded = rs.simulate(plan, own, padded=False), rs.simulate(plan, tiles)
+    for device, tile in moved.items():
+        wanted = _cut(padded[device], made.target.indices[device])
+        must(tile.shape == wanted.shape and np.array_equal(tile, wanted), f"device {device} has {tile}, not {wanted}")
+
+
+def _cut(tile: np.ndarray, indices: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The elements of a tile."""
+    return tile[tuple(slice(int((index >= 0).sum())) for index in indices)]
+
+
+def check_bad_text(choose: random.Random, layout: rs.Layout) -> None:
+    """Text with small changes is refused, or is a layout that survives being written and read."""
+    text = mutated_text(choose, str(layout))
+    spec = mutated_text(choose, "[{'x', 'y':(1)2}, {}], unreduced={'z'}".replace("'", '"'))
+    hlo = mutated_text(choose, "{devices=[2,2,2]<=[4,2]T(1,0) last_tile_dim_replicate}")
+    jax = mutated_text(choose, "P(('x', 'y'), None, unreduced={'z'})")
+    axes = mutated_text(choose, str(layout.mesh))
+    shape, dtype, mesh = layout.shape, layout.dtype, layout.mesh
+    entries: list[Callable[[], Any]] = [
+        lambda: rs.Layout.parse(text, mesh),
+        lambda: rs.Layout.from_shardy(spec, mesh, shape, dtype),
+        lambda: rs.Layout.from_hlo(hlo, shape, dtype),
+        lambda: rs.Layout.from_jax_text(jax, mesh, shape, dtype),
+        lambda: rs.Mesh.parse(axes),
+        lambda: rs.Layout.from_dtensor([mutated_text(choose, "_S(0, 2)"), "S(0)"], (2, 2), shape, dtype),
+    ]
+    for entry in entries:
+        try:
+            read = entry()
+        except ReshardError:
+            continue
+        if isinstance(read, rs.Layout):
+            must(rs.Layout.parse(str(read), read.mesh) == read, f"{read}, read from {text!r}, is not written as itself")
+
+
+def check_bad_json(choose: random.Random, made: Case, plan: rs.Plan) -> None:
+    """JSON with small changes is refused, or is a plan that runs right."""
+    text = mutated_json(choose, plan.to_json())
+    try:
+        other = rs.Plan.from_json(text)
+    except ReshardError:
+        return
+    must(rs.Plan.from_json(other.to_json()) == other, f"a plan read from {text} is not written as itself")
+    if other == plan:
+        return
+    whole = marks(other.source.shape, numpy_dtype(other.source.dtype))
+    if not (whole.size <= MOST_ELEMENTS and other.source.mesh.size <= 64) or other.source.reduction == "mean":
+        return
+    source, target = own(other.source), own(other.target)
+    tiles = source_tiles(choose, source, other.source.tile_shape, whole)
+    check_tiles(target, other.target.tile_shape, whole, rs.simulate(other, tiles))
+
+
+def check_proof(choose: random.Random, made: Case, plan: rs.Plan) -> None:
+    """The plan is proved; a program with a fault that shows is refused."""
+    program = lower_plan(plan)
+    rs.prove(plan)
+    faulty = mutated_program(choose, program)
+    if faulty is None or _right(choose, made, plan, faulty):
+        return
+    try:
+        rs.prove(plan, faulty)
+    except (ProofError, UndecidedError):
+        return
+    raise WrongError(f"a wrong program is proved: {faulty.instructions}")
+
+
+def _right(choose: random.Random, made: Case, plan: rs.Plan, program: Any) -> bool:
+    whole = marks(made.source.shape, numpy_dtype("int64"))
+    wide = type(program)(**{**vars(program), "dtype": "int64"})
+    try:
+        tiles = source_tiles(choose, made.source, plan.source.tile_shape, whole)
+        check_tiles(made.target, plan.target.tile_shape, whole, run(wide, tiles))
+    except Exception:  # A program that does not even run is wrong.
+        return False
+    return True
+
+
+def fuzz(
+    seed: int, start: int = 0, moves: int | None = None, seconds: float | None = None
+) -> Iterator[tuple[int, str]]:
+    """The number of each move and the kind that it was; text that starts with "wrong" says what is wrong."""
+    begun, number = time.monotonic(), start
+    while (moves is None or number < start + moves) and (seconds is None or time.monotonic() - begun < seconds):
+        try:
+            yield number, check(random.Random(f"{seed}/{number}"))
+        except WrongError as error:
+            yield number, f"wrong: {error}"
+        number += 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="the first move, to go on where an earlier run ended")
+    parser.add_argument("--moves", type=int, default=None)
+    parser.add_argument("--seconds", type=float, default=None)
+    options = parser.parse_args()
+    moves = 10_000 if options.moves is None and options.seconds is None else options.moves
+    kinds: Counter[str] = Counter()
+    begun, number, wrong = time.monotonic(), options.start - 1, 0
+    for number, kind in fuzz(options.seed, options.start, moves, options.seconds):
+        if kind.startswith("wrong"):
+            wrong += 1
+            again = f"python benchmarks/fuzz.py --seed {options.seed} --start {number} --moves 1"
+            print(f"{kind}\n  again: {again}\n", flush=True)
+        else:
+            kinds[kind] += 1
+        if (number + 1) % 10_000 == 0:
+            print(f"{number + 1} moves, {wrong} wrong, {time.monotonic() - begun:.0f} s", flush=True)
+    for kind, count in kinds.most_common():
+        print(f"{count:>8}  {kind}")
+    done = number + 1 - options.start
+    print(f"{done} moves in {time.monotonic() - begun:.0f} s, {wrong} wrong; go on with --start {number + 1}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

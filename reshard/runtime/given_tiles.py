@@ -1,0 +1,95 @@
+"""Tiles as users have them: without padding, or in another byte order.
+
+    f32[{x}3/5] on <x=2>       device 1 has elements 3 and 4: a tile of 2, or of 3 with padding at the end
+
+A runtime works on tiles of one shape, padding included, in the machine's byte order. What is given otherwise is copied
+to such a tile. A tile without padding is a view of one with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reshard.errors import TileError, quoted
+from reshard.runtime.numpy_dtypes import as_array
+from reshard.types.layout import Layout
+
+Array = NDArray[Any]
+
+
+def with_padding(layout: Layout, device: int, tile: Array) -> Array:
+    """A device's tile without padding, copied to one with zeros for padding; a tile of any other shape unchanged.
+
+    >>> from reshard.types import Mesh
+    >>> with_padding(Layout.parse("f32[{x}3/5]", Mesh(x=2)), 1, np.array([3.0, 4.0]))
+    array([3., 4., 0.])
+    """
+    if tile.shape == layout.tile_shape or tile.shape != layout.tile_shape_of(device):
+        return tile
+    padded = np.zeros(layout.tile_shape, tile.dtype)
+    without_padding(layout, device, padded)[...] = tile
+    return padded
+
+
+def without_padding(layout: Layout, device: int, tile: Array) -> Array:
+    """The elements of a device's tile; a view, or the tile itself if nothing of it is padding.
+
+    >>> from reshard.types import Mesh
+    >>> without_padding(Layout.parse("f32[{x}3/5]", Mesh(x=2)), 1, np.array([3.0, 4.0, 0.0]))
+    array([3., 4.])
+    """
+    shape = layout.tile_shape_of(device)
+    return tile if tile.shape == shape else tile[tuple(map(slice, shape))]
+
+
+def in_native_order(array: Array) -> Array:
+    """The array in the machine's byte order: itself, or a copy if it is one of numbers in the other order.
+
+    >>> in_native_order(np.array([1, 2], ">i4")).dtype == np.dtype("i4")
+    True
+    """
+    if array.dtype.isnative or array.dtype.kind not in "iufc":
+        return array
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def tile_per_device(shapes: Mapping[int, Sequence[tuple[int, ...]]], tiles: object) -> dict[int, Array]:
+    """The tiles, one for each device id, in the machine's byte order.
+
+    `shapes` has those that each device's tile may have. Raises `TileError` if tiles lack, are unknown or no arrays.
+
+    >>> tile_per_device({7: [(2,)], 3: [(2,)]}, {3: [1, 2], 7: [3, 4]})
+    {7: array([3, 4]), 3: array([1, 2])}
+    """
+    if not isinstance(tiles, Mapping):
+        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict of one tile per device id")
+    given = cast("Mapping[Any, Any]", tiles)
+    # The keys are counted before any is read: there may be any number of them.
+    if len(given) != len(shapes) or any(device not in given for device in shapes):
+        missing = [device for device in shapes if device not in given]
+        unknown = itertools.islice((device for device in given if device not in shapes), 8)
+        raise TileError(
+            f"tiles are given for {len(given)} devices, the plan has {len(shapes)} (missing {missing[:8]}, unknown "
+            f"{quoted(list(unknown))}); give one tile per device id of the mesh"
+        )
+    return {device: in_native_order(as_array(device, given[device], *shapes[device])) for device in shapes}
+
+
+def checked_tiles(devices: Sequence[int], shape: tuple[int, ...], dtype: str, tiles: object) -> dict[int, Array]:
+    """The tiles of a program's source; raises `TileError` unless there is one of this shape and dtype per device.
+
+    >>> checked_tiles((0,), (2,), "int64", {0: np.array([1, 2], ">i8")})
+    {0: array([1, 2])}
+    """
+    checked = tile_per_device(dict.fromkeys(devices, (shape,)), tiles)
+    for device, tile in checked.items():
+        if tile.shape != shape:
+            raise TileError(f"device {device}'s tile has shape {tile.shape}, the source's tiles have {shape}")
+        if tile.dtype.name != dtype:
+            raise TileError(f"device {device}'s tile is {tile.dtype.name}, the source is {dtype}; cast it first")
+    return checked
