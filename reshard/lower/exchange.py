@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from reshard.lower.even_rounds import EvenRounds
 from reshard.lower.groups import coordinate
+from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
 from reshard.types.pair import messages
 from reshard.types.pair.pieces import cut
@@ -163,6 +164,7 @@ def _coloured(operand: Layout, result: Layout, chunk: int | None) -> list[list[T
     local: list[Transfer] = []
     edges: list[Transfer] = []
     for message in messages.all_messages(operand, result):
+        check_deadline()
         if message.sender == message.receiver:
             local.append(Transfer(message.sender, message.receiver, tuple(_boxes(message, None))))
         elif cap is None:

@@ -28,7 +28,7 @@ def make_folder(path: str | PathLike[str]) -> None:
     """Creates the folder, unless it exists. Raises `LayoutError` if that is not possible."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, TypeError, ValueError) as error:
         raise LayoutError(f"cannot make the folder {str(path)!r}: {error}") from None
 
 

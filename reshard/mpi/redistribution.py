@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from numpy.typing import NDArray
 
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import check_out, check_tile
+from reshard.mpi.tiles import check_layout, check_options, check_out, check_tile
 from reshard.runtime.account import Account
-from reshard.runtime.on_mpi.agreement import begin
+from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, team_of
-from reshard.runtime.on_mpi.window_tiles import WindowTile, where
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team
+from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, where
 from reshard.synth import Network
 from reshard.types import Layout
 
@@ -105,38 +105,55 @@ def redistribute(
     >>> redistribute(np.zeros(rows.tile_shape), rows, columns, comm).shape == columns.tile_shape
     True
     """
-    team = team_of(comm, limit)
-    if relabel:
-        target = relabelled(source, target)
-    request = MoveRequest(source, target, budget, network, donate, out is not None)
-    if on_gpu(tile):
-        result = redistribute_on_gpu(team, request, tile, out, limit, memory, cuda_aware)
-        return (result, target) if relabel else result
 
-    def prepare() -> tuple[Prepared, WindowTile, WindowTile | None]:
+    def request() -> MoveRequest:
+        check_options(donate, relabel, memory, cuda_aware)
+        check_layout(source, "source")
+        check_layout(target, "target")
+        end = relabelled(source, target) if relabel else target
+        return MoveRequest(source, end, budget, network, bool(donate), out is not None)
+
+    def prepare(team: Team) -> PreparedMove:
+        wanted = request()
         array = check_tile(tile, source, "tile")
-        into = None if out is None else check_out(out, target, array)
-        ready = prepared(team, request, array)
-        return ready, _in_window(team, array), None if into is None else _in_window(team, into)
+        into = None if out is None else check_out(out, wanted.target, array)
+        ready = prepared(team, wanted, array)
+        return PreparedMove(wanted, ready, _in_window(team, array), None if into is None else _in_window(team, into))
 
-    result = move_together(team, request, str(request), prepare, limit, memory).tile
-    return (result, target) if relabel else result
+    if on_gpu(tile):
+        result, end = redistribute_on_gpu(comm, request, tile, out, limit, memory, cuda_aware)
+    else:
+        held, end = move_together(comm, limit, prepare, "", memory)
+        result = held.tile
+    return (result, end) if relabel else result
+
+
+class PreparedMove(NamedTuple):
+    """One rank's part of a move: the request, what it works out from it, its tile, and `out`."""
+
+    request: MoveRequest
+    ready: Prepared
+    held: WindowTile
+    into: WindowTile | None
 
 
 def move_together(
-    team: Team,
-    request: MoveRequest,
-    text: str,
-    prepare: Callable[[], tuple[Prepared, WindowTile, WindowTile | None]],
-    limit: float,
-    memory: Account | None,
-) -> WindowTile:
-    """Prepares a move on each rank, agrees on `text` with the others, and moves the tile.
+    comm: Comm, limit: float, prepare: Callable[[Team], PreparedMove], name: str, memory: Account | None
+) -> tuple[WindowTile, Layout]:
+    """Prepares a move on each rank, agrees on it with the others under a `name`, and moves the tile.
 
-    `prepare` returns this rank's part of the request, its tile, and `out`.
+    Returns the result and its layout.
     """
-    watch, (ready, held, into) = begin(team, limit, text, prepare, lambda given: where(given[1], given[2]))
-    return move(team, watch, ready, request, held, into, memory)
+
+    def request(given: PreparedMove) -> str:
+        return f"{name}{given.request}"
+
+    def posting(given: PreparedMove) -> Posted:
+        return where(given.held, given.into)
+
+    with collective(comm, limit, prepare, request, posting) as (team, watch, given):
+        result = move(team, watch, given.ready, given.request, given.held, given.into, memory)
+    return result, given.request.target
 
 
 def _in_window(team: Team, array: Array) -> WindowTile:

@@ -1,0 +1,93 @@
+"""The threads of a rank take turns on a communicator, and overlapping calls of two threads are noticed.
+
+MPI pairs the calls of a communicator by their order on each rank. Threads that call at the same time have no order, so
+the ranks may pair the call of one thread with that of another, whose data are others. A lock keeps such calls apart;
+both know that they overlapped, and end with one error on all ranks (`collective`).
+
+    thread 1    |--- call 1 ---|                      overlapped: another thread came
+    thread 2           |- waits -|--- call 2 ---|     overlapped: it had to wait
+
+If MPI was started for one thread at a time, all communicators share one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import cast
+
+from mpi4py import MPI
+
+from reshard.errors import AgreementError, RankError
+
+OVERLAP = (
+    "two threads of a rank made calls on one communicator at the same time, so the order of these calls is undefined; "
+    "let one thread make them, or give each thread a communicator of its own (comm.Dup())"
+)
+
+
+class Turns:
+    """The turns of the threads on one communicator; a thread that has the turn may take it again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._counting = threading.Lock()
+        self._came = 0
+
+    @contextmanager
+    def turn(self, deadline: float) -> Generator[Turn]:
+        """Waits for this thread's turn. Raises `RankError` if it does not come before the deadline."""
+        before = self._came
+        waited = not self._lock.acquire(blocking=False)
+        if waited:
+            with self._counting:
+                self._came += 1
+            if not self._lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
+                raise RankError("another thread of this rank is in a call on this communicator, and did not return")
+        try:
+            yield Turn(self, waited, before)
+        finally:
+            self._lock.release()
+
+    @property
+    def came(self) -> int:
+        """How many threads have come while another one had the turn."""
+        return self._came
+
+
+class Turn:
+    """One thread's turn."""
+
+    def __init__(self, turns: Turns, waited: bool, came: int) -> None:
+        self._turns, self._waited, self._came = turns, waited, came
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether this thread had to wait, or another one has come in the meantime."""
+        return self._waited or self._turns.came != self._came
+
+
+_KEY = MPI.Comm.Create_keyval()
+_making = threading.Lock()
+_process = Turns()
+
+
+def turns_of(comm: MPI.Intracomm) -> Turns:
+    """The turns on a communicator. Raises `AgreementError` in a thread in which MPI must not be called at all."""
+    level = MPI.Query_thread()
+    if level == MPI.THREAD_MULTIPLE:
+        return _of(comm)
+    if level < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+        raise AgreementError("MPI was started for the main thread only; make the call there")
+    return _process
+
+
+def _of(comm: MPI.Intracomm) -> Turns:
+    with _making:
+        turns = cast("Turns | None", comm.Get_attr(_KEY))
+        if turns is None:
+            turns = Turns()
+            comm.Set_attr(_KEY, turns)
+    return turns
