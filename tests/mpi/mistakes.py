@@ -19,6 +19,7 @@ from reshard.mpi import DistArray, calibrate, redistribute
 from reshard.runtime.on_mpi import prepare, run_plan
 from reshard.runtime.on_mpi.meeting import meet
 from reshard.runtime.on_mpi.team import team_of
+from reshard.runtime.on_mpi.turns import turns_of
 from reshard.types import Layout, Mesh
 from reshard.types.deadline import check_deadline
 from tests.mpi.moving import given_tile
@@ -327,30 +328,48 @@ def _two_threads(comm: MPI.Intracomm, nodes: int, number: int) -> None:
     own = comm.Dup()
     team_of(own, nodes=nodes)
     rows, columns = _ends(comm)
-    outcomes: dict[int, Any] = {}
-    gate = threading.Barrier(2)
+    outcomes: list[tuple[int, Any, float]] = []
+
+    def call(thread: int) -> None:
+        results: list[Any] = []
+        tile = given_tile(rows, comm.rank, "int32") + 1000 * thread
+        caught, seconds = _caught(lambda: results.append(redistribute(tile, rows, columns, own, limit=4.0)))
+        outcomes.append((thread, results[0] if caught is None else caught, seconds))
 
     def work(thread: int) -> None:
-        tile = given_tile(rows, comm.rank, "int32") + 1000 * thread
-        gate.wait()
+        call(thread)
         time.sleep(0.003 * ((comm.rank + thread + number) % 3))
         for _ in range(3):
-            caught, seconds = _caught(
-                lambda: outcomes.update({thread: redistribute(tile, rows, columns, own, limit=2.0)})
-            )
-            if caught is not None:
-                assert isinstance(caught, ReshardError), caught
-                outcomes[thread] = caught
-            assert seconds < 3, seconds
+            call(thread)
 
-    made = [threading.Thread(target=work, args=(thread,)) for thread in (0, 1)]
-    for each in made:
-        each.start()
-    for each in made:
-        each.join(30)
-        assert not each.is_alive()
+    turns = turns_of(own)
+    with turns.turn(time.monotonic() + LIMIT):  # Until both have come, so that they overlap for certain.
+        made = _started(work)
+        while turns.came < 2:
+            time.sleep(0.001)
+    _joined(made)
     comm.Barrier()
     _moves(own)
+    wanted = given_tile(columns, comm.rank, "int32")
+    assert len(outcomes) == 8, outcomes
+    assert sum(isinstance(outcome, AgreementError) for _, outcome, _ in outcomes) >= 2, outcomes
+    for thread, outcome, seconds in outcomes:
+        assert seconds < 4.5, outcomes
+        right = isinstance(outcome, np.ndarray) and np.array_equal(outcome, wanted + 1000 * thread)
+        assert right or isinstance(outcome, ReshardError), (thread, outcome)
+
+
+def _started(work: Callable[[int], None]) -> list[threading.Thread]:
+    made = [threading.Thread(target=work, args=(thread,), name=f"worker {thread}") for thread in (0, 1)]
+    for each in made:
+        each.start()
+    return made
+
+
+def _joined(made: list[threading.Thread]) -> None:
+    for each in made:
+        each.join(60)
+        assert not each.is_alive()
 
 
 def _two_communicators(comm: MPI.Intracomm, nodes: int) -> None:
@@ -365,11 +384,7 @@ def _two_communicators(comm: MPI.Intracomm, nodes: int) -> None:
         for _ in range(20):
             errors.append(_caught(lambda: _moves(own[thread]))[0])
 
-    made = [threading.Thread(target=work, args=(thread,)) for thread in (0, 1)]
-    for each in made:
-        each.start()
-    for each in made:
-        each.join(60)
+    _joined(_started(work))
     assert errors == [None] * 40, errors
 
 

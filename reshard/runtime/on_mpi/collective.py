@@ -12,6 +12,7 @@ rank, ends the call on all ranks at once. `limit` counts from the beginning of t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from mpi4py import MPI
 from reshard.errors import AgreementError, PlanError, quoted
 from reshard.runtime.on_mpi.agreement import prepare_together
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, moving, team_of
-from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
+from reshard.runtime.on_mpi.turns import OVERLAP, Turns, turns_of
 from reshard.runtime.on_mpi.window_tiles import Posted
 
 T = TypeVar("T")
@@ -53,7 +54,8 @@ def collective(
     start = time.monotonic()
     seconds = _seconds(limit)
     allowed = TIME_LIMIT if seconds is None else seconds
-    with turns_of(_checked(comm)).turn(start + allowed) as turn:
+    turns = turns_of(_checked(comm))
+    with turns.turn(start + allowed) as turn, _noting_overlap(turns):
         team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
         watch = Watch(team, allowed, start)
 
@@ -64,12 +66,29 @@ def collective(
                 raise AgreementError(OVERLAP)
             return prepare(team)
 
-        value = prepare_together(team, watch, checked, request, posting)
+        def described(value: T) -> str:
+            return f"{request(value)}{_thread() if turns.mixed else ''}"
+
+        value = prepare_together(team, watch, checked, described, posting)
         with moving(team):
             yield Agreed(team, watch, value)
             alone = team.sync(watch, -1 if turn.overlapped else 0)
         if not alone:
             raise AgreementError(OVERLAP)
+
+
+@contextmanager
+def _noting_overlap(turns: Turns) -> Generator[None]:
+    """Notes that threads have overlapped, which all ranks learn in the same call."""
+    try:
+        yield
+    except AgreementError as error:
+        turns.mixed |= OVERLAP in str(error)
+        raise
+
+
+def _thread() -> str:
+    return f", in thread {threading.current_thread().name}"
 
 
 def _seconds(limit: object) -> float | None:

@@ -29,31 +29,48 @@ OVERLAP = (
 
 
 class Turns:
-    """The turns of the threads on one communicator; a thread that has the turn may take it again."""
+    """The turns of the threads on one communicator; a thread that has the turn may take it again.
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
+    `mixed` is set once threads have overlapped, on all ranks in the same call: from then on, requests name the thread,
+    so that the ranks no longer pair calls of different ones.
+    """
+
+    def __init__(self, lock: threading.RLock | None = None) -> None:
+        self.mixed = False
+        self._lock = lock or threading.RLock()
         self._counting = threading.Lock()
+        self._owner = 0
+        self._inside = 0
         self._came = 0
 
     @contextmanager
     def turn(self, deadline: float) -> Generator[Turn]:
         """Waits for this thread's turn. Raises `RankError` if it does not come before the deadline."""
-        before = self._came
-        waited = not self._lock.acquire(blocking=False)
-        if waited:
-            with self._counting:
-                self._came += 1
+        me = threading.get_ident()
+        if self._owner == me:
+            yield Turn(self, False, self._came)
+            return
+        with self._counting:
+            waits = self._inside > 0
+            self._inside += 1
+            self._came += waits
+            came = self._came
+        try:
             if not self._lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
                 raise RankError("another thread of this rank is in a call on this communicator, and did not return")
-        try:
-            yield Turn(self, waited, before)
+            try:
+                self._owner = me
+                yield Turn(self, waits, came)
+            finally:
+                self._owner = 0
+                self._lock.release()
         finally:
-            self._lock.release()
+            with self._counting:
+                self._inside -= 1
 
     @property
     def came(self) -> int:
-        """How many threads have come while another one had the turn."""
+        """How many threads have come while another one was here."""
         return self._came
 
 
@@ -71,23 +88,17 @@ class Turn:
 
 _KEY = MPI.Comm.Create_keyval()
 _making = threading.Lock()
-_process = Turns()
+_process = threading.RLock()
 
 
 def turns_of(comm: MPI.Intracomm) -> Turns:
     """The turns on a communicator. Raises `AgreementError` in a thread in which MPI must not be called at all."""
     level = MPI.Query_thread()
-    if level == MPI.THREAD_MULTIPLE:
-        return _of(comm)
     if level < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
         raise AgreementError("MPI was started for the main thread only; make the call there")
-    return _process
-
-
-def _of(comm: MPI.Intracomm) -> Turns:
     with _making:
         turns = cast("Turns | None", comm.Get_attr(_KEY))
         if turns is None:
-            turns = Turns()
+            turns = Turns(None if level == MPI.THREAD_MULTIPLE else _process)
             comm.Set_attr(_KEY, turns)
     return turns

@@ -61,13 +61,16 @@ def test_a_thread_waits_until_its_deadline():
     assert "another thread of this rank is in a call" in str(errors[0])
 
 
-def test_communicators_have_their_own_turns_unless_mpi_takes_one_thread_only(monkeypatch: pytest.MonkeyPatch):
+def test_communicators_have_their_own_turns_and_one_lock_if_mpi_takes_one_thread(monkeypatch: pytest.MonkeyPatch):
     one, other = MPI.COMM_SELF.Dup(), MPI.COMM_SELF.Dup()
     assert turns_of(one) is turns_of(one) is not turns_of(other)
+    assert turns_of(one)._lock is not turns_of(other)._lock
     monkeypatch.setattr(module.MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
-    assert turns_of(one) is turns_of(other)
+    one, other = MPI.COMM_SELF.Dup(), MPI.COMM_SELF.Dup()
+    assert turns_of(one) is not turns_of(other)
+    assert turns_of(one)._lock is turns_of(other)._lock
     monkeypatch.setattr(module.MPI, "Query_thread", lambda: MPI.THREAD_FUNNELED)
-    assert turns_of(one) is turns_of(other)
+    turns_of(one)
     monkeypatch.setattr(module.MPI, "Is_thread_main", lambda: False)
     with pytest.raises(AgreementError, match="main thread"):
         turns_of(one)
