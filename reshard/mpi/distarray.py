@@ -52,7 +52,8 @@ class DistArray(NumpyMethods):
     by tile; neither communicates. Reductions, products and slices of split dims are collective, see docs/mpi.md.
 
     `dtype` is for elements whose dtype has no name in layouts (structured, dates, text): the layout then names the
-    plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a rank waits for the others.
+    plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a call may take to plan and to wait
+    for the others.
 
     >>> from mpi4py import MPI
     >>> from reshard.types import Mesh

@@ -84,7 +84,8 @@ def redistribute(
     - `donate` allows overwriting the tile if the budget requires it; the result then lies in the tile's memory.
     - `relabel` assigns the target's tiles to the ranks so that the most elements stay where they are; the result is
       then a pair, with the layout that says which rank has which tile.
-    - `limit` is how many seconds a rank waits for another before it raises `RankError`.
+    - `limit` is how many seconds the call may take to plan (`PlanError` on all ranks) and to wait for other ranks
+      (`RankError`).
     - `memory` is filled with the bytes that this call received and held live.
     - `cuda_aware` says whether MPI accepts pointers to GPU memory; if it is None, the environment or MPI itself does.
 
@@ -92,8 +93,8 @@ def redistribute(
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves
     through host memory, where the budget counts its copies, or directly between GPUs, see docs/mpi.md.
 
-    Before any data move, the ranks compare their requests. If these differ, or if one rank's tile does not fit, all
-    ranks raise the same error: `AgreementError`, `TileError`, `PlanError` or `BudgetError`.
+    Before any data move, the ranks compare their requests. If these differ, or if an argument of one rank is wrong, all
+    ranks raise the same error: `AgreementError`, `TileError`, `LayoutError`, `PlanError` or `BudgetError`.
 
     >>> import numpy as np
     >>> from mpi4py import MPI

@@ -126,6 +126,8 @@ def check_layout(layout: object, what: str) -> Layout:
 
 def check_options(donate: object, relabel: object, memory: object, cuda_aware: object = None) -> None:
     """Raises `PlanError` for options of a move that are not of their type."""
+    if type(donate) is bool and type(relabel) is bool and memory is None and cuda_aware is None:
+        return
     for name, value in (("donate", donate), ("relabel", relabel), ("cuda_aware", cuda_aware)):
         if not isinstance(value, bool | np.bool_ | int) and (value is not None or name != "cuda_aware"):
             raise PlanError(f"{name}={quoted(value)} is a {type(value).__name__}; give True or False")

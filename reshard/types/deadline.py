@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 from reshard.errors import PlanError
@@ -16,18 +14,21 @@ from reshard.errors import PlanError
 _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
-@contextmanager
-def planning_until(moment: float) -> Generator[None]:
+class planning_until:
     """Ends planning inside this context by a `PlanError` once `time.monotonic()` has passed `moment`.
 
     >>> with planning_until(time.monotonic() + 60):
     ...     check_deadline()
     """
-    token = _deadline.set(min(moment, _deadline.get()))
-    try:
-        yield
-    finally:
-        _deadline.reset(token)
+
+    def __init__(self, moment: float) -> None:
+        self._moment = moment
+
+    def __enter__(self) -> None:
+        self._token = _deadline.set(min(self._moment, _deadline.get()))
+
+    def __exit__(self, *_: object) -> None:
+        _deadline.reset(self._token)
 
 
 def check_deadline() -> None:

@@ -343,10 +343,11 @@ def _two_threads(comm: MPI.Intracomm, nodes: int, number: int) -> None:
             call(thread)
 
     turns = turns_of(own)
-    with turns.turn(time.monotonic() + LIMIT):  # Until both have come, so that they overlap for certain.
-        made = _started(work)
-        while turns.came < 2:
-            time.sleep(0.001)
+    turn = turns.take(time.monotonic() + LIMIT)  # Until both have come, so that they overlap for certain.
+    made = _started(work)
+    while turns.came < 2:
+        time.sleep(0.001)
+    turn.release()
     _joined(made)
     comm.Barrier()
     _moves(own)

@@ -24,7 +24,7 @@ from mpi4py import MPI
 from reshard.errors import AgreementError, PlanError, quoted
 from reshard.runtime.on_mpi.agreement import prepare_together
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, moving, team_of
-from reshard.runtime.on_mpi.turns import OVERLAP, Turns, turns_of
+from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
 from reshard.runtime.on_mpi.window_tiles import Posted
 
 T = TypeVar("T")
@@ -55,7 +55,8 @@ def collective(
     seconds = _seconds(limit)
     allowed = TIME_LIMIT if seconds is None else seconds
     turns = turns_of(_checked(comm))
-    with turns.turn(start + allowed) as turn, _noting_overlap(turns):
+    turn = turns.take(start + allowed)
+    try:
         team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
         watch = Watch(team, allowed, start)
 
@@ -75,16 +76,11 @@ def collective(
             alone = team.sync(watch, -1 if turn.overlapped else 0)
         if not alone:
             raise AgreementError(OVERLAP)
-
-
-@contextmanager
-def _noting_overlap(turns: Turns) -> Generator[None]:
-    """Notes that threads have overlapped, which all ranks learn in the same call."""
-    try:
-        yield
     except AgreementError as error:
-        turns.mixed |= OVERLAP in str(error)
+        turns.mixed |= OVERLAP in str(error)  # All ranks learn it in the same call.
         raise
+    finally:
+        turn.release()
 
 
 def _thread() -> str:
@@ -93,6 +89,8 @@ def _thread() -> str:
 
 def _seconds(limit: object) -> float | None:
     """A time limit in seconds; None if it is not one."""
+    if type(limit) is float and limit >= 0:
+        return limit
     if isinstance(limit, bool) or not isinstance(limit, Real):
         return None
     try:
@@ -103,7 +101,7 @@ def _seconds(limit: object) -> float | None:
 
 
 def _checked(comm: object) -> MPI.Intracomm:
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+    if not isinstance(comm, MPI.Intracomm) or not comm:
         raise AgreementError(
             f"comm {quoted(comm)} is not a communicator of these ranks; give one such as MPI.COMM_WORLD"
         )

@@ -146,8 +146,10 @@ class Team:
     def failures(self) -> dict[int, str]:
         """The failures reported so far, by rank."""
         texts = {self.members[member]: text for member, text in self.node_sync.failed().items()}
+        if self.one_node:
+            return texts
         status = MPI.Status()
-        while not self.one_node and self.comm.Iprobe(MPI.ANY_SOURCE, FAILED, status):
+        while self.comm.Iprobe(MPI.ANY_SOURCE, FAILED, status):
             message = bytearray(status.Get_count(MPI.BYTE))
             self.comm.Recv([message, MPI.BYTE], status.source, FAILED)
             texts[status.source] = message.decode(errors="replace")

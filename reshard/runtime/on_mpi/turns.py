@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import cast
 
 from mpi4py import MPI
@@ -43,30 +41,33 @@ class Turns:
         self._inside = 0
         self._came = 0
 
-    @contextmanager
-    def turn(self, deadline: float) -> Generator[Turn]:
-        """Waits for this thread's turn. Raises `RankError` if it does not come before the deadline."""
+    def take(self, deadline: float) -> Turn:
+        """Waits for this thread's turn, which it gives back by `release`; `RankError` if the deadline comes first."""
         me = threading.get_ident()
         if self._owner == me:
-            yield Turn(self, False, self._came)
-            return
+            return Turn(self, False, self._came, True)
         with self._counting:
             waits = self._inside > 0
             self._inside += 1
             self._came += waits
             came = self._came
-        try:
-            if not self._lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
+        if not self._lock.acquire(blocking=False):
+            left = max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
+            if not self._lock.acquire(timeout=left):
+                self._leave()
                 raise RankError("another thread of this rank is in a call on this communicator, and did not return")
-            try:
-                self._owner = me
-                yield Turn(self, waits, came)
-            finally:
-                self._owner = 0
-                self._lock.release()
-        finally:
-            with self._counting:
-                self._inside -= 1
+        self._owner = me
+        return Turn(self, waits, came, False)
+
+    def give_back(self) -> None:
+        """Ends the turn of the thread that has it."""
+        self._owner = 0
+        self._lock.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        with self._counting:
+            self._inside -= 1
 
     @property
     def came(self) -> int:
@@ -77,8 +78,13 @@ class Turns:
 class Turn:
     """One thread's turn."""
 
-    def __init__(self, turns: Turns, waited: bool, came: int) -> None:
-        self._turns, self._waited, self._came = turns, waited, came
+    def __init__(self, turns: Turns, waited: bool, came: int, again: bool) -> None:
+        self._turns, self._waited, self._came, self._again = turns, waited, came, again
+
+    def release(self) -> None:
+        """Ends the turn, unless it is one within another."""
+        if not self._again:
+            self._turns.give_back()
 
     @property
     def overlapped(self) -> bool:
@@ -86,6 +92,7 @@ class Turn:
         return self._waited or self._turns.came != self._came
 
 
+_LEVEL = MPI.Query_thread()
 _KEY = MPI.Comm.Create_keyval()
 _making = threading.Lock()
 _process = threading.RLock()
@@ -93,12 +100,16 @@ _process = threading.RLock()
 
 def turns_of(comm: MPI.Intracomm) -> Turns:
     """The turns on a communicator. Raises `AgreementError` in a thread in which MPI must not be called at all."""
-    level = MPI.Query_thread()
-    if level < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+    if _LEVEL < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
         raise AgreementError("MPI was started for the main thread only; make the call there")
+    turns = cast("Turns | None", comm.Get_attr(_KEY))
+    return turns or _made(comm)
+
+
+def _made(comm: MPI.Intracomm) -> Turns:
     with _making:
         turns = cast("Turns | None", comm.Get_attr(_KEY))
         if turns is None:
-            turns = Turns(None if level == MPI.THREAD_MULTIPLE else _process)
+            turns = Turns(None if _LEVEL == MPI.THREAD_MULTIPLE else _process)
             comm.Set_attr(_KEY, turns)
     return turns
