@@ -15,6 +15,7 @@ from typing import NamedTuple
 from reshard.lower.colouring import colouring
 from reshard.lower.even_rounds import EvenRounds
 from reshard.lower.groups import coordinate
+from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
 from reshard.types.pair import messages
 from reshard.types.pair.pieces import count, cut
@@ -169,6 +170,7 @@ def _coloured(operand: Layout, result: Layout, chunk: int | None, device: int | 
     local: list[Transfer] = []
     edges: list[Transfer] = []
     for message in messages.all_messages(operand, result):
+        check_deadline()
         listed = device is None or device in (message.sender, message.receiver)
         if message.sender == message.receiver:
             local += _transfers(message, None, listed)

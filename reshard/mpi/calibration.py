@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.measure import LinkMeasurement, measure
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, team_of
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team
 from reshard.synth import Link, Network
 
 
@@ -18,8 +19,12 @@ def calibrate(comm: Comm, name: str = "calibrated", limit: float = TIME_LIMIT) -
     >>> network.name, network.domain == MPI.COMM_WORLD.size
     ('here', True)
     """
-    team = team_of(comm, limit)
-    inner, outer = (_link(measure(team, near)) for near in (True, False))
+
+    def prepare(_: Team) -> None:
+        Network(name, Link(0.0, 1.0))  # Checks the name.
+
+    with collective(comm, limit, prepare, lambda _: "calibrate") as (team, watch, _):
+        inner, outer = (_link(measure(team, watch, near)) for near in (True, False))
     domain = min(team.nodes.count(node) for node in set(team.nodes))
     nodes = len(set(team.nodes))
     source = f"measured on {team.size} ranks on {nodes} node{'s' if nodes > 1 else ''}, all ranks exchanging at once"

@@ -6,20 +6,23 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from typing import Any
+from typing import Any, NoReturn, SupportsIndex, TypeGuard
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import TileError
+from reshard.errors import TileError, quoted
 from reshard.mpi import files
 from reshard.mpi.numpy_protocol.methods import NumpyMethods
-from reshard.mpi.redistribution import move_together
+from reshard.mpi.redistribution import PreparedMove, move_together
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import (
+    check_fill,
     check_given_tile,
     check_global,
+    check_layout,
     check_not_partial,
+    check_options,
     check_out,
     check_root,
     element_dtype,
@@ -29,11 +32,11 @@ from reshard.mpi.tiles import (
 )
 from reshard.runtime.account import Account
 from reshard.runtime.given_tiles import in_native_order
-from reshard.runtime.on_mpi.agreement import begin
+from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_mesh, prepared
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, check_alive, moving, team_of
+from reshard.runtime.on_mpi.prepare import MoveRequest, check_mesh, prepared
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, check_alive
 from reshard.runtime.on_mpi.window_tiles import WindowTile, located, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
@@ -52,7 +55,8 @@ class DistArray(NumpyMethods):
     slices of split dims are collective, see docs/mpi.md.
 
     `dtype` is for elements whose dtype has no name in layouts (structured, dates, text): the layout then names the
-    plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a rank waits for the others.
+    plain dtype of their size, see `reshard.mpi.RAW`. `limit` is how many seconds a call may take to plan and to wait
+    for the others.
 
     >>> from mpi4py import MPI
     >>> from reshard.types import Mesh
@@ -81,7 +85,7 @@ class DistArray(NumpyMethods):
     @classmethod
     def _made(
         cls,
-        what: str,
+        what: Callable[[], str],
         layout: Layout,
         comm: Comm,
         limit: float,
@@ -89,17 +93,18 @@ class DistArray(NumpyMethods):
         fill: Callable[[Call, Array], None],
     ) -> DistArray:
         """A new array, once all ranks agree on `what`; `dtype_of` checks the arguments and `fill` writes the tile."""
-        team = team_of(comm, limit)
 
-        def prepare() -> np.dtype[Any]:
-            check_mesh(layout, comm.size)
+        def prepare(team: Team) -> np.dtype[Any]:
+            check_mesh(check_layout(layout, "layout"), team.size)
             return dtype_of()
 
-        watch, dtype = begin(team, limit, f"{what} {layout} on {layout.mesh!r}", prepare)
-        with moving(team):
+        with collective(comm, limit, prepare, lambda _: f"{what()} {layout} on {layout.mesh!r}") as (
+            team,
+            watch,
+            dtype,
+        ):
             held = new_tile(team, watch, layout, dtype)
             fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
-            team.settle(watch)
         return cls._of(layout, held, comm)
 
     @classmethod
@@ -107,7 +112,9 @@ class DistArray(NumpyMethods):
         cls, layout: Layout, comm: Comm, *, dtype: DTypeLike | None = None, limit: float = TIME_LIMIT
     ) -> DistArray:
         """An uninitialized array."""
-        return cls._made("empty", layout, comm, limit, lambda: element_dtype(layout, dtype), lambda call, tile: None)
+        return cls._made(
+            lambda: "empty", layout, comm, limit, lambda: element_dtype(layout, dtype), lambda call, tile: None
+        )
 
     @classmethod
     def full(
@@ -118,7 +125,12 @@ class DistArray(NumpyMethods):
         def fill(call: Call, tile: Array) -> None:
             tile[...] = value
 
-        return cls._made("full", layout, comm, limit, lambda: element_dtype(layout, dtype), fill)
+        def dtype_of() -> np.dtype[Any]:
+            element = element_dtype(layout, dtype)
+            check_fill(value, layout, element)
+            return element
+
+        return cls._made(lambda: "full", layout, comm, limit, dtype_of, fill)
 
     @classmethod
     def zeros(
@@ -129,7 +141,7 @@ class DistArray(NumpyMethods):
         def fill(call: Call, tile: Array) -> None:
             tile[...] = np.zeros((), tile.dtype)
 
-        return cls._made("zeros", layout, comm, limit, lambda: element_dtype(layout, dtype), fill)
+        return cls._made(lambda: "zeros", layout, comm, limit, lambda: element_dtype(layout, dtype), fill)
 
     @classmethod
     def from_function(
@@ -153,9 +165,11 @@ class DistArray(NumpyMethods):
             clear_padding(layout, comm.rank, tile)
 
         def dtype_of() -> np.dtype[Any]:
+            if not callable(function):
+                raise TileError(f"{quoted(function)} is not a function of global indices")
             return element_dtype(check_not_partial(layout), dtype)
 
-        return cls._made("from_function", layout, comm, limit, dtype_of, fill)
+        return cls._made(lambda: "from_function", layout, comm, limit, dtype_of, fill)
 
     @classmethod
     def from_global(
@@ -187,7 +201,7 @@ class DistArray(NumpyMethods):
             scatter(call, layout, whole, root, tile)
             clear_padding(layout, comm.rank, tile)
 
-        return cls._made(f"from_global (root={root})", layout, comm, limit, dtype_of, fill)
+        return cls._made(lambda: f"from_global (root={root})", layout, comm, limit, dtype_of, fill)
 
     @classmethod
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
@@ -201,7 +215,10 @@ class DistArray(NumpyMethods):
             files.read(path, layout, comm.rank, tile)
             clear_padding(layout, comm.rank, tile)
 
-        return cls._made(f"load {path}", layout, comm, limit, lambda: files.check_saved(path, layout, comm.rank), fill)
+        def dtype_of() -> np.dtype[Any]:
+            return files.check_saved(path, layout, comm.rank)
+
+        return cls._made(lambda: f"load {path}", layout, comm, limit, dtype_of, fill)
 
     @property
     def layout(self) -> Layout:
@@ -229,7 +246,7 @@ class DistArray(NumpyMethods):
 
     def redistribute(
         self,
-        target: Layout | int,
+        target: Layout | SupportsIndex,
         *,
         out: DistArray | None = None,
         budget: int | str | None = None,
@@ -245,23 +262,23 @@ class DistArray(NumpyMethods):
         and pencils of an FFT, or to the last other dim if none is. `out` is an array of the target layout to write to;
         it may be the array itself if that has the layout already.
         """
-        layout = with_local_dim(self._layout, target) if isinstance(target, int) else target
-        if relabel:
-            layout = relabelled(self._layout, layout)
+        layout = _destination(self._layout, target, relabel)
         if layout == self._layout and (out is None or out is self):
             return self
-        team = team_of(self._comm, limit)
-        held = located(team, self.tile)
-        into = located(team, out.tile) if isinstance(out, DistArray) else None
-        request = MoveRequest(self._layout, layout, budget, network, donate, out is not None, held.place > 0)
 
-        def prepare() -> tuple[Prepared, WindowTile, WindowTile | None]:
+        def prepare(team: Team) -> PreparedMove:
+            if not isinstance(layout, Layout):
+                raise layout
+            check_options(donate, relabel, memory)
+            held = located(team, self.tile)
+            request = MoveRequest(self._layout, layout, budget, network, bool(donate), out is not None, held.place > 0)
             if out is not None:
                 _check_out(out, layout, self)
-            return prepared(team, request, held.tile), held, into
+            into = None if out is None else located(team, out.tile)
+            return PreparedMove(request, prepared(team, request, held.tile), held, into)
 
-        result = move_together(team, request, f"DistArray: {request}", prepare, limit, memory)
-        return DistArray._of(layout, result, self._comm) if out is None else out
+        result, end = move_together(self._comm, limit, prepare, "DistArray: ", memory)
+        return DistArray._of(end, result, self._comm) if out is None else out
 
     def to_global(self, root: int | None = 0, *, limit: float = TIME_LIMIT) -> Array | None:
         """The whole array on the rank `root`, and None on the others; with root None, the array on all ranks."""
@@ -269,29 +286,39 @@ class DistArray(NumpyMethods):
             return self.redistribute(replace(self._layout, partial=()), limit=limit).to_global(root, limit=limit)
         if root is None:
             return self.redistribute(replicated(self._layout), limit=limit).tile
-        team = team_of(self._comm, limit)
-        request = f"to_global {self._layout} on {self._layout.mesh!r}, root={root}"
-        watch, _ = begin(team, limit, request, lambda: check_root(root, self._comm.size))
-        mine = root == self._comm.rank
-        with moving(team):
-            array = np.empty(self.shape if mine else (0,) * len(self.shape), self.dtype)
-            call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
-            gather(call, self._layout, self.tile, root, array)
-            team.settle(watch)
-        return array if mine else None
+
+        def prepare(team: Team) -> None:
+            check_root(root, team.size)
+
+        def request(_: None) -> str:
+            return f"to_global {self._layout} on {self._layout.mesh!r}, root={root}"
+
+        with collective(self._comm, limit, prepare, request) as (team, watch, _):
+            array = np.empty(self.shape if root == team.rank else (0,) * len(self.shape), self.dtype)
+            gather(Call(team, watch, team.pool, Account(self._layout.dtype), 0), self._layout, self.tile, root, array)
+        return array if root == self._comm.rank else None
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:
         """Writes a folder with the layout and each rank's tile as `.npy`.
 
         An array that is saved there already is replaced once the new one is on disk, and survives a save that fails.
         """
-        team = team_of(self._comm, limit)
-        request = f"save {self._layout} on {self._layout.mesh!r} to {path}"
-        watch, _ = begin(team, limit, request, lambda: files.make_folder(path))
-        with moving(team):
+
+        def request(_: None) -> str:
+            return f"save {self._layout} on {self._layout.mesh!r} to {path}"
+
+        with collective(self._comm, limit, lambda _: files.make_folder(path), request) as (team, watch, _):
             call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
             files.save(call, path, self._layout, self.tile)
-            team.settle(watch)
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raises this rank's error on all ranks, in place of the collective call that the others make next."""
+
+        def prepare(_: Team) -> None:
+            raise error
+
+        with collective(self._comm, TIME_LIMIT, prepare, str):
+            raise error
 
     def with_tile(self, layout: Layout, tile: Array) -> DistArray:
         """Another array on the same communicator; its tile is private memory."""
@@ -300,6 +327,19 @@ class DistArray(NumpyMethods):
     def __repr__(self) -> str:
         at = f"rank {self._comm.rank} of {self._comm.size}" if self._comm else "its communicator has been freed"
         return f"DistArray({self._layout} on {self._layout.mesh}, {at})"
+
+
+def _destination(layout: Layout, target: object, relabel: object) -> Layout | Exception:
+    """Where an array goes; an error instead, which the ranks must agree on before it is raised."""
+    try:
+        end = with_local_dim(layout, target) if _is_dim(target) else check_layout(target, "target")
+        return relabelled(layout, end) if relabel else end
+    except Exception as error:
+        return error
+
+
+def _is_dim(target: object) -> TypeGuard[SupportsIndex]:
+    return hasattr(target, "__index__") and not isinstance(target, bool | np.bool_)
 
 
 def _check_out(out: object, layout: Layout, source: DistArray) -> None:

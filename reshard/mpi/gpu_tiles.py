@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from reshard.errors import TileError
 from reshard.mpi.tiles import check_tile
 from reshard.runtime.account import Account
-from reshard.runtime.on_mpi.agreement import begin
+from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, check_makes, described, on_gpu, writable
 from reshard.runtime.on_mpi.gpu.device_messages import takes_pointers
 from reshard.runtime.on_mpi.gpu.staging import DeviceTiles, device_tiles, host_like, move_on_gpu
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
-from reshard.runtime.on_mpi.team import Team
+from reshard.runtime.on_mpi.team import Comm, Team
 from reshard.types import Layout
 
 
+class PreparedOnGpu(NamedTuple):
+    """One rank's part of a move of tiles on GPUs: the request, also as it stands for the host, and the tiles."""
+
+    request: MoveRequest
+    on_host: MoveRequest
+    ready: Prepared
+    tiles: DeviceTiles
+    pointers: bool
+
+    def __str__(self) -> str:
+        return f"{self.request}, tiles on GPUs, their pointers {'' if self.pointers else 'not '}given to MPI"
+
+
 def redistribute_on_gpu(
-    team: Team,
-    request: MoveRequest,
+    comm: Comm,
+    request: Callable[[], MoveRequest],
     tile: Any,
     out: Any,
     limit: float,
     memory: Account | None,
     cuda_aware: bool | None,
-) -> Any:
-    """The target's tile on the tile's GPU. Its copies on the host lie in the node's arena if that has room."""
-    # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
-    on_host = replace(request, donate=request.donate or out is not None, shared=True)
+) -> tuple[Any, Layout]:
+    """The target's tile on the tile's GPU, and its layout. Its copies on the host lie in the node's arena if that has
+    room.
+    """
 
-    def prepare() -> tuple[Prepared, DeviceTiles]:
+    def prepare(team: Team) -> PreparedOnGpu:
+        wanted = request()
+        # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
+        on_host = replace(wanted, donate=wanted.donate or out is not None, shared=True)
         on = described(tile, "tile")
-        like = check_tile(host_like(on), request.source, "tile")
-        into = None if out is None else check_out_on_gpu(out, request.target, on)
+        like = check_tile(host_like(on), wanted.source, "tile")
+        into = None if out is None else check_out_on_gpu(out, wanted.target, on)
         if out is None:
             check_makes(tile)
         ready = prepared(team, on_host, like)
-        return ready, device_tiles(on, into, ready, on_host, team.rank, pointers)
+        pointers = (takes_pointers() if cuda_aware is None else cuda_aware) and writable(tile)
+        return PreparedOnGpu(
+            wanted, on_host, ready, device_tiles(on, into, ready, on_host, team.rank, pointers), pointers
+        )
 
-    aware = takes_pointers() if cuda_aware is None else cuda_aware
-    pointers = aware and writable(tile)
-    text = f"{request}, tiles on GPUs, their pointers {'' if pointers else 'not '}given to MPI"
-    watch, (ready, tiles) = begin(team, limit, text, prepare)
-    return move_on_gpu(team, watch, ready, on_host, tiles, limit, memory)
+    with collective(comm, limit, prepare, str) as (team, watch, given):
+        result = move_on_gpu(team, watch, given.ready, given.on_host, given.tiles, memory)
+    return result, given.request.target
 
 
 def check_out_on_gpu(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from numpy.typing import NDArray
 
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import check_given_tile, check_out, check_true_out, true_part
+from reshard.mpi.tiles import check_given_tile, check_layout, check_options, check_out, check_true_out, true_part
 from reshard.runtime.account import Account
-from reshard.runtime.on_mpi.agreement import begin
+from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, team_of
-from reshard.runtime.on_mpi.window_tiles import WindowTile, located, where
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team
+from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, located, where
 from reshard.synth import Network
 from reshard.types import Layout
 
@@ -87,7 +87,8 @@ def redistribute(
     - `donate` allows overwriting the tile if the budget requires it; the result then lies in the tile's memory.
     - `relabel` assigns the target's tiles to the ranks so that the most elements stay where they are; the result is
       then a pair, with the layout that says which rank has which tile.
-    - `limit` is how many seconds a rank waits for another before it raises `RankError`.
+    - `limit` is how many seconds the call may take to plan (`PlanError` on all ranks) and to wait for other ranks
+      (`RankError`).
     - `memory` is filled with the bytes that this call received and held live.
     - `padded=False` returns the tile without padding, a view of the one with it; `out` then has no padding either.
     - `cuda_aware` says whether MPI accepts pointers to GPU memory; if it is None, the environment or MPI itself does.
@@ -96,8 +97,8 @@ def redistribute(
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves
     through host memory, where the budget counts its copies, or directly between GPUs, see docs/mpi.md.
 
-    Before any data move, the ranks compare their requests. If these differ, or if one rank's tile does not fit, all
-    ranks raise the same error: `AgreementError`, `TileError`, `PlanError` or `BudgetError`.
+    Before any data move, the ranks compare their requests. If these differ, or if an argument of one rank is wrong, all
+    ranks raise the same error: `AgreementError`, `TileError`, `LayoutError`, `PlanError` or `BudgetError`.
 
     >>> import numpy as np
     >>> from mpi4py import MPI
@@ -109,42 +110,62 @@ def redistribute(
     >>> redistribute(np.zeros(rows.tile_shape), rows, columns, comm).shape == columns.tile_shape
     True
     """
-    team = team_of(comm, limit)
-    if relabel:
-        target = relabelled(source, target)
-    copied = out is not None and not padded and not target.even  # `out` has another shape than the tile that moves.
-    request = MoveRequest(source, target, budget, network, donate, out is not None and not copied)
-    if on_gpu(tile):
-        result = redistribute_on_gpu(team, request, tile, out, limit, memory, cuda_aware)
-        return (result, target) if relabel else result
 
-    def prepare() -> tuple[Prepared, WindowTile, WindowTile | None]:
+    def request() -> MoveRequest:
+        check_options(donate, relabel, memory, cuda_aware, padded)
+        check_layout(source, "source")
+        check_layout(target, "target")
+        end = relabelled(source, target) if relabel else target
+        into = out is not None and (on_gpu(tile) or not is_copied(end))
+        return MoveRequest(source, end, budget, network, bool(donate), into)
+
+    def is_copied(end: Layout) -> bool:
+        """Whether `out` has another shape than the tile that moves."""
+        return out is not None and not padded and not end.even
+
+    def prepare(team: Team) -> PreparedMove:
+        wanted = request()
         array = check_given_tile(tile, source, team.rank, budget)
-        ready = prepared(team, request, array)
-        into = None if out is None or copied else check_out(out, target, array)
-        if copied:
-            check_true_out(out, target, team.rank, array, budget)
-        return ready, located(team, array), None if into is None else located(team, into)
+        ready = prepared(team, wanted, array)
+        if is_copied(wanted.target):
+            check_true_out(out, wanted.target, team.rank, array, budget)
+            return PreparedMove(wanted, ready, located(team, array), None)
+        into = None if out is None else check_out(out, wanted.target, array)
+        return PreparedMove(wanted, ready, located(team, array), None if into is None else located(team, into))
 
-    result = move_together(team, request, str(request), prepare, limit, memory).tile
-    if not padded:
-        result = true_part(result, target, team.rank)
-    if out is not None and copied:
+    if on_gpu(tile):
+        result, end = redistribute_on_gpu(comm, request, tile, out, limit, memory, cuda_aware)
+        return (result, end) if relabel else result
+    held, end = move_together(comm, limit, prepare, "", memory)
+    result = held.tile if padded else true_part(held.tile, end, comm.rank)
+    if out is not None and is_copied(end):
         out[...], result = result, out
-    return (result, target) if relabel else result
+    return (result, end) if relabel else result
+
+
+class PreparedMove(NamedTuple):
+    """One rank's part of a move: the request, what it works out from it, its tile, and `out`."""
+
+    request: MoveRequest
+    ready: Prepared
+    held: WindowTile
+    into: WindowTile | None
 
 
 def move_together(
-    team: Team,
-    request: MoveRequest,
-    text: str,
-    prepare: Callable[[], tuple[Prepared, WindowTile, WindowTile | None]],
-    limit: float,
-    memory: Account | None,
-) -> WindowTile:
-    """Prepares a move on each rank, agrees on `text` with the others, and moves the tile.
+    comm: Comm, limit: float, prepare: Callable[[Team], PreparedMove], name: str, memory: Account | None
+) -> tuple[WindowTile, Layout]:
+    """Prepares a move on each rank, agrees on it with the others under a `name`, and moves the tile.
 
-    `prepare` returns this rank's part of the request, its tile, and `out`.
+    Returns the result and its layout.
     """
-    watch, (ready, held, into) = begin(team, limit, text, prepare, lambda given: where(given[1], given[2]))
-    return move(team, watch, ready, request, held, into, memory)
+
+    def request(given: PreparedMove) -> str:
+        return f"{name}{given.request}"
+
+    def posting(given: PreparedMove) -> Posted:
+        return where(given.held, given.into)
+
+    with collective(comm, limit, prepare, request, posting) as (team, watch, given):
+        result = move(team, watch, given.ready, given.request, given.held, given.into, memory)
+    return result, given.request.target

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import operator
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from reshard.errors import LayoutError, PlanError, TileError
+from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
 from reshard.lower.to_mpi import ranks
+from reshard.runtime import Account
 from reshard.runtime.given_tiles import in_native_order, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.wire.reduction import combines
 from reshard.types import Layout, dtypes
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
@@ -42,9 +45,18 @@ def _has_name(dtype: np.dtype[Any]) -> bool:
     return True
 
 
+def _array(given: Any, what: str) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except Exception as error:  # Such as ragged lists, tensors on other devices, and the caller's own `__array__`.
+        raise TileError(
+            f"the {what} is a {type(given).__name__} that numpy cannot take ({shortened(str(error))}); give an array"
+        ) from None
+
+
 def check_tile(tile: Any, layout: Layout, what: str) -> NDArray[Any]:
     """The array `tile` if it fits the layout; else raises a `TileError` that calls it `what`, "tile" or "out"."""
-    array = np.asarray(tile)
+    array = _array(tile, what)
     if array.shape != layout.tile_shape:
         raise TileError(
             f"the {what} has shape {array.shape}, but tiles of {layout} (global {layout.shape}, mesh {layout.mesh}) "
@@ -52,6 +64,7 @@ def check_tile(tile: Any, layout: Layout, what: str) -> NDArray[Any]:
         )
     if not represents(layout, array.dtype):
         raise TileError(f"the {what} is {array.dtype}, but {layout} is {layout.dtype}; cast it first")
+    _check_combines(layout, array.dtype)
     return array
 
 
@@ -84,6 +97,15 @@ def true_part(tile: NDArray[Any], layout: Layout, rank: int) -> NDArray[Any]:
     array([0, 1])
     """
     return without_padding(layout, ranks(layout.mesh)[rank], tile)
+
+
+def _check_combines(layout: Layout, dtype: np.dtype[Any]) -> None:
+    """Raises `TileError` if a layout is partial and numpy cannot combine the summands."""
+    if layout.partial and not _has_name(dtype) and not combines(dtype, str(layout.reduction)):
+        raise TileError(
+            f"{layout} is still to be reduced ({layout.reduction}), but elements of dtype {dtype} cannot be; give "
+            f"numbers, or a layout that is not partial"
+        )
 
 
 def check_out(out: object, layout: Layout, tile: NDArray[Any]) -> NDArray[Any]:
@@ -127,22 +149,74 @@ def element_dtype(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
     >>> element_dtype(Layout.parse("u64[8]", Mesh()), "M8[s]")
     dtype('<M8[s]')
     """
-    element = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
+    try:
+        element = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise TileError(f"dtype {quoted(dtype)} is not one of numpy's ({error}); leave it out, or give one") from None
     if not represents(layout, element):
         advice = "" if element.isnative else "; give it in the byte order of this machine"
         raise TileError(f"dtype {element} does not fit {layout}, which is {layout.dtype}{advice}")
+    _check_combines(layout, element)
     return element
 
 
-def check_root(root: int | None, size: int) -> None:
+def _number(value: object) -> int | None:
+    """The value as an int, numpy's integers included; None if it is not a whole number."""
+    try:
+        return None if isinstance(value, bool | np.bool_) else operator.index(cast("Any", value))
+    except TypeError:
+        return None
+
+
+def check_layout(layout: object, what: str) -> Layout:
+    """The layout itself; raises `LayoutError` for anything else."""
+    if not isinstance(layout, Layout):
+        raise LayoutError(
+            f"the {what} {quoted(layout)} is a {type(layout).__name__}, not a Layout; read one with Layout.parse(text, "
+            f"mesh)"
+        )
+    return layout
+
+
+def check_options(
+    donate: object, relabel: object, memory: object, cuda_aware: object = None, padded: object = True
+) -> None:
+    """Raises `PlanError` for options of a move that are not of their type."""
+    if type(donate) is type(relabel) is type(padded) is bool and memory is None and cuda_aware is None:
+        return
+    for name, value in (("donate", donate), ("relabel", relabel), ("padded", padded), ("cuda_aware", cuda_aware)):
+        if not isinstance(value, bool | np.bool_ | int) and (value is not None or name != "cuda_aware"):
+            raise PlanError(f"{name}={quoted(value)} is a {type(value).__name__}; give True or False")
+    if not isinstance(memory, Account | None):
+        raise PlanError(
+            f"memory={quoted(memory)} is a {type(memory).__name__}; give a reshard.runtime.Account, or None"
+        )
+
+
+def check_root(root: object, size: int) -> None:
     """Raises `PlanError` unless `root` is a rank of a communicator of `size`, or None."""
-    if root is not None and not 0 <= root < size:
-        raise PlanError(f"root {root} is not a rank of a communicator of {size}; give 0 to {size - 1}, or None for all")
+    number = _number(root)
+    if root is not None and (number is None or not 0 <= number < size):
+        raise PlanError(
+            f"root {quoted(root)} is not a rank of a communicator of {size}; give 0 to {size - 1}, or None for all"
+        )
+
+
+def check_fill(value: object, layout: Layout, dtype: np.dtype[Any]) -> None:
+    """Raises `TileError` unless the elements of a tile can be set to `value`."""
+    try:
+        shape = np.shape(cast("Any", value))
+        np.empty(shape, dtype)[...] = value
+        fits = np.broadcast_shapes(shape, layout.tile_shape) == layout.tile_shape
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TileError(f"the value {quoted(value)} is not one of dtype {dtype}: {error}") from None
+    if not fits:
+        raise TileError(f"the value has shape {shape}, but tiles of {layout} have {layout.tile_shape}; give a number")
 
 
 def check_global(array: Any, layout: Layout, dtype: np.dtype[Any]) -> None:
     """Raises `TileError` unless `array` has the layout's global shape and this dtype, in any byte order."""
-    whole = in_native_order(np.asarray(array))
+    whole = in_native_order(_array(array, "array"))
     if array is None or whole.shape != layout.shape or whole.dtype != dtype:
         actual = "None" if array is None else f"of shape {whole.shape} and dtype {whole.dtype}"
         raise TileError(f"the array is {actual}, but {layout} is one of shape {layout.shape} and dtype {dtype}")
@@ -160,7 +234,7 @@ def replicated(layout: Layout) -> Layout:
     return Layout.tiled(layout.mesh, layout.shape, layout.dtype, [[] for _ in layout.shape])
 
 
-def with_local_dim(layout: Layout, dim: int) -> Layout:
+def with_local_dim(layout: Layout, dim: SupportsIndex) -> Layout:
     """The layout with dim `dim` local: its axes go to the last dim that is local so far (slabs and pencils of an FFT).
 
     If no dim is local, they go to the last other dim, after its own axes; a dim without others ends on every rank.
@@ -171,9 +245,10 @@ def with_local_dim(layout: Layout, dim: int) -> Layout:
     >>> str(with_local_dim(Layout.parse("f32[{x}4, {y}8]", Mesh(x=4, y=2)), 0))
     'f32[16, {y}{x}2]'
     """
-    if not -len(layout.shape) <= dim < len(layout.shape):
-        raise LayoutError(f"dim {dim} of {layout}, which has {len(layout.shape)} dims")
-    dim %= len(layout.shape)
+    number = _number(dim)
+    if number is None or not -len(layout.shape) <= number < len(layout.shape):
+        raise LayoutError(f"dim {quoted(dim)} of {layout}, which has {len(layout.shape)} dims")
+    dim = number % len(layout.shape)
     held = [[d.axis for d in of.digits if d.axis is not None] for of in layout.dims]
     if not held[dim]:
         return layout

@@ -190,8 +190,8 @@ def _started(source: Layout, target: Layout, started: Factors) -> Floor:
 
 def _shared_by_any(before: _IndexRuns, pieces: Ints, after: _IndexRuns, q: int, size: int) -> tuple[int, int]:
     """The number of elements in a piece of the target, and how many of them are in some of the pieces of the source."""
-    counts = [_shared(before, int(p), after, q, size) for p in pieces]
-    return counts[0][0], sum(have for _, have in counts)
+    needed, held = _shared(before, pieces, after, np.full_like(pieces, q), size)
+    return int(needed[0]), int(held.sum())
 
 
 def _reduction(source: Layout, target: Layout, kept: Factors, started: Factors) -> Floor:

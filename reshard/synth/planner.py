@@ -28,6 +28,7 @@ from reshard.synth import cost
 from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
 from reshard.synth.routes import ROUTES, Pair, Route
+from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
@@ -87,6 +88,7 @@ def _plan(
         routes = cost.fastest(routes, pair.source, links)
     plans: list[Plan] = []
     for route in routes:
+        check_deadline()
         plans.append(cost.timed(chain(pair.source, pair.target, route, donate), links))
         if budget is None and links is None and _settles(plans[-1], slack):
             break
@@ -95,7 +97,9 @@ def _plan(
 
 def _routes(pair: Pair, links: Links | None) -> Iterator[Route]:
     for routes in ROUTES:
-        yield from routes(pair, links)
+        for route in routes(pair, links):
+            check_deadline()
+            yield route
 
 
 def _slim(pair: Pair, routes: Sequence[Sequence[StepSpec]]) -> Sequence[Sequence[StepSpec]]:

@@ -13,11 +13,11 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import RankError
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.agreement import begin
+from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.measure import measure
 from reshard.runtime.on_mpi.move import move
-from reshard.runtime.on_mpi.prepare import MoveRequest, prepared
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import WindowTile
@@ -97,7 +97,8 @@ def measurements(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def measured() -> None:
         for nodes, near in itertools.product((1, comm.size), (True, False)):
-            link = measure(Team(comm, nodes, LIMIT), near)
+            team = Team(comm, nodes, LIMIT)
+            link = measure(team, Watch(team, LIMIT), near)
             assert (link is not None) == (near == (nodes == 1)), (nodes, near)
             assert len(set(comm.allgather(link))) == 1
             assert link is None or 0 < link.latency < 1
@@ -113,15 +114,17 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     columns = Layout.from_spec(mesh, rows.shape, "int64", [[], ["x"]])
     flat, uneven = (Layout.from_spec(mesh, (3 * comm.size - 1,), "int64", spec) for spec in ([], [["x"]]))
 
-    team = Team(comm, None, LIMIT)
-
     def moved(target: Layout, out: Any = None, source: Layout = rows, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         request = MoveRequest(source, target, into=out is not None, **options)
         held = WindowTile(given_tile(source, comm.rank, "int64"))
         into = None if out is None else WindowTile(out)
-        watch, ready = begin(team, LIMIT, str(request), lambda: prepared(team, request, held.tile))
         memory = Account("int64")
-        result = move(team, watch, ready, request, held, into, memory)
+
+        def prepare(team: Team) -> Prepared:
+            return prepared(team, request, held.tile)
+
+        with collective(comm, LIMIT, prepare, lambda _: str(request)) as (team, watch, ready):
+            result = move(team, watch, ready, request, held, into, memory)
         check_tile(target, comm.rank, result.tile, comm)
         assert memory.peak_bytes <= options.get("budget", 1 << 20)
         return held.tile, result.tile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,9 @@ NEAR, FAR = LinkMeasurement(1e-6, 1e10), LinkMeasurement(1e-5, 1e9)
 def calibrated(monkeypatch: pytest.MonkeyPatch, nodes: tuple[int, ...], far: LinkMeasurement | None) -> Network:
     """The network of a team with these nodes, whose links are measured as given."""
     team = SimpleNamespace(nodes=nodes, size=len(nodes))
-    monkeypatch.setattr(calibration, "team_of", lambda comm, limit: team)
-    monkeypatch.setattr(calibration, "measure", lambda team, near: NEAR if near else far)
+    agreed = nullcontext((team, None, None))
+    monkeypatch.setattr(calibration, "collective", lambda *_: agreed)
+    monkeypatch.setattr(calibration, "measure", lambda team, watch, near: NEAR if near else far)
     comm: Any = None
     return calibration.calibrate(comm, "mine")
 

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.lower.to_mpi.blocks import Block, of_runs
+from reshard.types.deadline import check_deadline
 from reshard.types.dims import Dim
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -61,6 +62,7 @@ def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int |
     summand = _summand(source, source.mesh.position(ranks(source.mesh)[rank])) if source.partial else ()
     blocks: dict[int, list[Block]] = {}
     for owners in itertools.product(*(by.items() for by in wanted)):
+        check_deadline()
         candidates = holders[(*(number for number, _ in owners), *summand)]
         giver = _nearest(candidates, rank, near)
         blocks.setdefault(giver, []).extend(of_runs([runs for _, runs in owners]))

@@ -13,7 +13,16 @@ from numpy.typing import DTypeLike
 from reshard.mpi.numpy_protocol import contractions, reductions, views
 from reshard.mpi.numpy_protocol.elementwise import elementwise, mapped, zipped
 from reshard.mpi.numpy_protocol.reductions import ReductionKind
-from reshard.mpi.numpy_protocol.tiled import INSTEAD, TiledArray, finished, layout_dtype, true_part, with_true_part
+from reshard.mpi.numpy_protocol.tiled import (
+    INSTEAD,
+    TiledArray,
+    computed,
+    finished,
+    is_split,
+    layout_dtype,
+    true_part,
+    with_true_part,
+)
 from reshard.mpi.tiles import check_not_partial
 
 
@@ -64,7 +73,11 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
 
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
     """numpy's `allclose`; arrays of one shape may have different layouts."""
-    return bool(reductions.reduced(reductions.ALL, isclose(*_alike(a, b), rtol, atol, equal_nan)))
+    one, other = _alike(a, b)
+    first = one if isinstance(one, TiledArray) else other
+    waited_for = is_split(first.layout, range(len(first.layout.shape)))
+    close = computed(first, waited_for, lambda: isclose(one, other, rtol, atol, equal_nan))
+    return bool(reductions.reduced(reductions.ALL, close))
 
 
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:

@@ -27,6 +27,7 @@ from reshard.mpi.numpy_protocol.tiled import (
     axes_of,
     check_arithmetic,
     check_together,
+    computed,
     finished,
     local_dim,
     normalized_axis,
@@ -147,10 +148,11 @@ def _contract(contraction: Contraction, left: TiledArray, right: TiledArray) -> 
     own = _by_label(guest.layout.dims, guest_labels) if guest.layout.mesh == stays.mesh else {}
     home, guest = home.redistribute(stays), guest.redistribute(comes)
     one, other = (guest, home) if swap else (home, guest)
-    product = np.asarray(contraction.multiply(true_part(one), true_part(other)))
     dims = {**_by_label(comes.dims, guest_labels), **_by_label(stays.dims, home_labels)}
     out = tuple(dims[label] for label in contraction.out)
     summed = [axis for label, dim in dims.items() if label not in contraction.out for axis in axes_of(dim)]
+    parts = true_part(one), true_part(other)
+    product = computed(home, bool(summed), lambda: np.asarray(contraction.multiply(*parts)))
     operation = "max" if product.dtype == bool else "sum"
     layout = Layout(stays.mesh, out, product.dtype.name, operation if summed else None, tuple(summed))
     result = with_true_part(home, layout, product)

@@ -26,7 +26,9 @@ from reshard.mpi.numpy_protocol.tiled import (
     TiledArray,
     axes_of,
     check_arithmetic,
+    computed,
     finished,
+    is_split,
     local_dim,
     normalized_axes,
     normalized_axis,
@@ -82,7 +84,8 @@ def reduced_array(
         raise TileError(f"{kind.name} of {array.layout} along dims {dims}: no elements have no {kind.name}")
     if array.layout.partial and not _keeps_partial(kind, array, dtype):
         array = finished(array)
-    combined = _combined(kind, array, dims, _local(kind, array, dims, dtype))
+    local = computed(array, is_split(array.layout, dims), lambda: _local(kind, array, dims, dtype))
+    combined = _combined(kind, array, dims, local)
     return combined if keepdims else _without(combined, dims)
 
 
@@ -103,7 +106,7 @@ def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = 
     array = finished(array)
     if array.tile.dtype.kind in "biu":
         array = mapped("norm", lambda part: part.astype(float), array)
-    size = mapped("norm", np.abs, array)
+    size = _before("norm", np.abs, array, axis)
     dims = len(array.layout.shape) if axis is None else len(normalized_axes(axis, len(array.layout.shape)))
     if (ord is None and axis is None) or (dims == 2 and ord in (None, "fro")):
         return _root(_powers(size, 2, axis, keepdims), 2)
@@ -118,7 +121,7 @@ def _vector_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
     if ord in (np.inf, -np.inf):
         return reduced(_extremum(ord, size, axis), size, axis, None, keepdims)
     if ord == 0:
-        nonzero = mapped("norm", lambda part: (part != 0).astype(part.dtype), size)
+        nonzero = _before("norm", lambda part: (part != 0).astype(part.dtype), size, axis)
         return reduced(SUM, nonzero, axis, None, keepdims)
     if isinstance(ord, str):
         raise ValueError(f"invalid norm order {ord!r} for vectors")
@@ -143,8 +146,14 @@ def _extremum(ord: Any, size: TiledArray, axis: Any) -> ReductionKind:
 
 
 def _powers(size: TiledArray, power: Any, axis: Any, keepdims: bool) -> TiledArray:
-    raised = mapped("norm", lambda part: part if power == 1 else part**power, size)
+    raised = _before("norm", lambda part: part if power == 1 else part**power, size, axis)
     return reduced_array(SUM, raised, axis, None, keepdims)
+
+
+def _before(name: str, function: Callable[[Array], Any], array: TiledArray, axis: Any) -> TiledArray:
+    """An elementwise function of an array that is reduced along `axis` next."""
+    dims = normalized_axes(axis, len(array.layout.shape))
+    return computed(array, is_split(array.layout, dims), lambda: mapped(name, function, array))
 
 
 def _root(total: TiledArray, power: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -51,8 +51,35 @@ class TiledArray(ABC):
         """The same array in another layout; collective."""
 
     @abstractmethod
+    def refuse(self, error: Exception) -> NoReturn:
+        """Raises this rank's error on all ranks, in place of the collective call that the others make next."""
+        raise error
+
+    @abstractmethod
     def with_tile(self, layout: Layout, tile: Array) -> Self:
         """Another array on the same communicator, with a private tile."""
+
+
+T = TypeVar("T")
+
+
+def computed(array: TiledArray, waited_for: bool, function: Callable[[], T]) -> T:
+    """What `function` makes of this rank's elements. If the other ranks go on to a collective call, so that they would
+    wait for this one (`waited_for`), an exception is raised on all of them.
+
+    Which ranks raise depends on their elements, for example where an overflow is an error (`np.errstate`).
+    """
+    try:
+        return function()
+    except Exception as error:
+        if waited_for:
+            array.refuse(error)
+        raise
+
+
+def is_split(layout: Layout, dims: Sequence[int]) -> bool:
+    """Whether ranks combine what they make of these dims: an axis holds one of them, or the array is partial."""
+    return bool(layout.partial) or any(axes_of(layout.dims[at]) for at in dims)
 
 
 def extents(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -2,19 +2,22 @@
 
 The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 
-    1 prepare   each rank for itself       plans, picks a way, checks its tile        prepare, run_plan, direct
+    0 begin     the threads of a rank      take turns; the ranks have a team          collective, turns, meeting
+    1 prepare   each rank for itself       plans, picks a way, checks its arguments   prepare, run_plan, direct
     2 agree     all ranks                  compare digests of their requests          agreement, team
     3 where     ranks of a node            post where their tiles lie                 window_tiles, node.node_sync
     4 move      peers                      copies inside a node, messages beyond      ways, wire, node
-    5 finish    all ranks                  nobody returns before all are done         team.settle
+    5 finish    all ranks                  nobody returns before all are done         collective
 
-    in 1 and 2  a wrong tile or budget, or ranks with different requests: the same error on all ranks, and nothing
-                has moved
+    in 0        a rank that makes no call: the others meet in vain, and raise `RankError` within `limit`
+    in 1 and 2  a wrong argument of any kind, planning that takes too long, or ranks with different requests: the same
+                error on all ranks, and nothing has moved
     in 4        an exception on one rank: `team.moving` reports it to all, whose waits end with `RankError`. The team is
                 broken, and the next call builds a new one. `out` is untouched or complete, unless the budget has no
                 room to hold back what arrives
     in 3 and 4  a node without room for more shared memory: all its ranks go on with private memory and messages
-    anywhere    a rank that died or is stuck: the others' waits end with `RankError` after `limit` seconds
+    anywhere    a rank that died or is stuck: the others' waits end with `RankError` after `limit` seconds. A rank that
+                skipped the call finds their reports in its next one, and goes on with them in a new team
 
 Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the
 results of step 1 in caches.
@@ -32,10 +35,14 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
 
     strided_copy    copies between strided views of numpy arrays
     pool            buffers that are used again
+    tags            the tags of all messages
+    meeting         all ranks come, or give up in time, before what blocks inside MPI
     node/           what ranks of a node share: memory in an arena, synchronization, reading memory through the kernel
     team            the ranks of a communicator: nodes, agreement primitives, waits with a limit, failure reports
     window_tiles    where a rank's tile lies, and what it posts to its node
     agreement       all ranks make the same call, or all raise the same error
+    turns           the threads of a rank take turns on a communicator
+    collective      one call from its arguments to its end
     wire/           messages between ranks: how blocks are cut, packed, sent, reduced
     copy_order      the order of copies into one tile
     direct          straight from source to target: copies inside a node, messages between nodes

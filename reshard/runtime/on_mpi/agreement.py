@@ -7,13 +7,18 @@ Only if they differ, or if a rank has failed, do the ranks gather each other's t
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar, cast
+
+import numpy as np
+from mpi4py import MPI
 
 from reshard import errors
 from reshard.errors import AgreementError, BudgetError, ReshardError
 from reshard.runtime.on_mpi.team import Team, Watch, moving
 from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted
+from reshard.types.deadline import planning_until
 
 T = TypeVar("T")
 
@@ -32,16 +37,34 @@ def begin(
     other ranks of the node need, see `window_tiles.where`.
     """
     watch = Watch(team, limit)
+    return watch, prepare_together(team, watch, prepare, lambda _: request, posting)
+
+
+def prepare_together(
+    team: Team,
+    watch: Watch,
+    prepare: Callable[[], T],
+    request: Callable[[T], str],
+    posting: Callable[[T], Posted] | None = None,
+) -> T:
+    """What `prepare` returns, once all ranks agree on the `request` that describes it; or all ranks raise.
+
+    An exception of any kind in these functions is raised on all ranks. Planning that would take longer than the
+    watch's limit is such an exception.
+    """
     prepared: T | None = None
     posted = NOWHERE
+    text = ""
     error: Exception | None = None
     try:
-        prepared = prepare()
+        with planning_until(watch.deadline - watch.margin):
+            prepared = prepare()
+        text = request(prepared)
         posted = posted if posting is None else posting(prepared)
     except Exception as caught:  # The other ranks are waiting: it is raised once they know.
         error = caught
-    agree(team, watch, request, digest_of(request), error, posted, posted.address > 0, posted.place > 0)
-    return watch, cast(T, prepared)
+    agree(team, watch, text, digest_of(text), error, posted, posted.address > 0, posted.place > 0)
+    return cast(T, prepared)
 
 
 def digest_of(text: str) -> int:
@@ -73,9 +96,9 @@ def agree(
     with moving(team):
         if team.sync(watch, number, words, plain, shared):
             return
-    kind = "" if error is None else type(error).__name__
-    mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
-    statements: list[_Statement] = team.comm.allgather(mine)
+        kind = "" if error is None else type(error).__name__
+        mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
+        statements = _exchanged(team, watch, mine)
     team.calls = max(statement.calls for statement in statements)
     _raise(statements, error)
 
@@ -91,6 +114,29 @@ class _Statement(NamedTuple):
     smallest: int
     request: str
     calls: int
+
+
+def _exchanged(team: Team, watch: Watch, mine: _Statement) -> list[_Statement]:
+    """The statements of all ranks."""
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    sizes = np.empty(team.size, np.int64)
+    _wait(watch, team.comm.Iallgather(np.array([text.size], np.int64), sizes))
+    texts = np.empty(int(sizes.sum()), np.uint8)
+    _wait(watch, team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
+    parts = np.split(texts, np.cumsum(sizes)[:-1])
+    return [_Statement(*json.loads(part.tobytes())) for part in parts]
+
+
+def _wait(watch: Watch, request: MPI.Request) -> None:
+    """Waits for a request, which is kept alive if the wait is given up: MPI may still write to its buffers."""
+    try:
+        watch.until(request.Test)
+    except BaseException:
+        _given_up.append(request)
+        raise
+
+
+_given_up: list[MPI.Request] = []
 
 
 def _raise(statements: list[_Statement], own: Exception | None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
-from reshard.runtime.on_mpi.team import Team, Watch, moving
+from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.ways import WAYS, TileTransfer, chosen_way
 from reshard.runtime.on_mpi.window_tiles import WindowTile, posted_by_rank
 from reshard.runtime.on_mpi.wire.exchange import Call
@@ -24,8 +24,8 @@ def move(
 ) -> WindowTile:
     """The target's tile: `out` if given, else a new tile, or the memory of a donated one.
 
-    If there is nothing to move, it is the source's tile itself. All ranks call this, after they have agreed on the
-    request; an error on one rank ends the call on all of them.
+    If there is nothing to move, it is the source's tile itself. All ranks call this inside a `collective`: results
+    are complete when that has ended.
     """
     if request.shared and not team.shared:  # Some rank's node has had no room.
         request = replace(request, shared=False)
@@ -33,14 +33,11 @@ def move(
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
     call.memory.take(call.device, held.tile.size)
     team.pool.limit(ready.spare)
-    with moving(team):
-        if not ready.steps.steps and out is None and held.tile.flags.c_contiguous:
-            result = held
-        else:
-            transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
-            way = chosen_way(transfer)
-            result = WAYS[way](transfer)
-            if out is None and way != "overwrite" and not request.target.even:
-                clear_padding(request.target, team.rank, result.tile)
-        team.settle(watch)
+    if not ready.steps.steps and out is None and held.tile.flags.c_contiguous:
+        return held
+    transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
+    way = chosen_way(transfer)
+    result = WAYS[way](transfer)
+    if out is None and way != "overwrite" and not request.target.even:
+        clear_padding(request.target, team.rank, result.tile)
     return result

@@ -21,7 +21,7 @@ from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.messages import SMALL
 from reshard.synth import Network, plan
-from reshard.synth.planner import bytes_of
+from reshard.synth.planner import bytes_of, check_network
 from reshard.types import Layout
 from reshard.types.plan import Plan
 
@@ -88,6 +88,8 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     """
     check_mesh(request.source, team.size)
     bytes_of(request.budget)
+    if not isinstance(request.network, str):
+        check_network(request.network)
     ready = _prepared(request, team.rank, team.facts, tile.itemsize)
     if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(

@@ -57,6 +57,7 @@ def run_plan(
     `place` is called once, for the last step, so that the result is not live before. `ready` is called before the
     result is written to, as late as the plan's buffers allow.
     """
+    _make_groups(call, plan)
     if not plan.steps:
         call.memory.take(call.device, tile.size)
         result = place()
@@ -72,6 +73,13 @@ def run_plan(
     _run_step(call, plan, plan.steps[-1], before, result.tile, ready)
     _give_back(call, before, tile)
     return result
+
+
+def _make_groups(call: Call, plan: RankPlan) -> None:
+    """Makes the communicators of all reductions first: MPI waits for all ranks there, and a step may fail on one."""
+    for step in plan.steps:
+        if isinstance(step, Reduce):
+            call.team.group(tuple(plan.ranks[device] for device in step.group))
 
 
 def _run_step(

@@ -16,12 +16,15 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, RankError
+from reshard.runtime.on_mpi.meeting import meet
+from reshard.runtime.on_mpi.meeting import pause as yield_core
 from reshard.runtime.on_mpi.node.arena import LOG, Arena
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
 from reshard.runtime.on_mpi.node.segment import PAGE, segment
 from reshard.runtime.on_mpi.pool import Pool
 from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.tags import FAILED
 
 Comm = MPI.Intracomm
 
@@ -34,12 +37,10 @@ NODES = "RESHARD_MPI_NODES"
 YIELDS = MPI.get_vendor()[0] == "Open MPI"
 """Whether this MPI yields the core in a test that finds nothing complete; MPICH never does."""
 
-_FAILED = 901
 _WORD = 8
 _HEAD = 5  # Words of each sync before the call's own.
 _GROUPS = 64  # Cached communicators of groups: MPICH has about 2,000 communicators in total.
 _LOOKS = 64  # Pauses between two checks for failures and the time limit, which cost several times a pause.
-_yield = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class Facts(NamedTuple):
@@ -60,7 +61,8 @@ class Team:
     """
 
     def __init__(self, comm: MPI.Intracomm, nodes: int | None, limit: float) -> None:
-        self.comm = duplicate = _duplicate(comm, limit)
+        meet(comm, limit)
+        self.comm = duplicate = _duplicate(comm)
         self.rank, self.size = comm.rank, comm.size
         self.broken = False
         self.calls = 0
@@ -151,37 +153,26 @@ class Team:
         message = bytearray(text.encode()[:1024])
         for rank in range(self.size):
             if not self.near(rank, self.rank):
-                self._sent.append(self.comm.Isend([message, MPI.BYTE], rank, _FAILED))
+                self._sent.append(self.comm.Isend([message, MPI.BYTE], rank, FAILED))
 
     def failures(self) -> dict[int, str]:
         """The failures reported so far, by rank."""
         texts = {self.members[member]: text for member, text in self.node_sync.failed().items()}
+        if self.one_node:
+            return texts
         status = MPI.Status()
-        while not self.one_node and self.comm.Iprobe(MPI.ANY_SOURCE, _FAILED, status):
+        while self.comm.Iprobe(MPI.ANY_SOURCE, FAILED, status):
             message = bytearray(status.Get_count(MPI.BYTE))
-            self.comm.Recv([message, MPI.BYTE], status.source, _FAILED)
+            self.comm.Recv([message, MPI.BYTE], status.source, FAILED)
             texts[status.source] = message.decode(errors="replace")
         return texts
 
 
-_PENDING = MPI.Comm.Create_keyval()
-
-
-def _duplicate(comm: MPI.Intracomm, limit: float) -> MPI.Intracomm:
-    """A duplicate of the communicator, made once all ranks ask for one.
-
-    If a call gives up waiting, the next one waits for the same request: MPI does not allow to cancel it.
-    """
-    pending = cast("tuple[MPI.Intracomm, MPI.Request] | None", comm.Get_attr(_PENDING))
-    duplicate, request = pending or comm.Idup()
-    comm.Set_attr(_PENDING, (duplicate, request))
-    deadline = time.monotonic() + limit
-    while not request.Test():
-        _yield()
-        if time.monotonic() > deadline:
-            raise RankError(f"rank {comm.rank}: the other ranks did not make this call within {limit:g} s")
-    comm.Delete_attr(_PENDING)
-    return duplicate
+def _duplicate(comm: MPI.Intracomm) -> MPI.Intracomm:
+    try:
+        return comm.Dup()
+    except MPI.Exception as error:
+        raise RankError(f"MPI cannot duplicate the communicator: {error}; free those no longer used") from None
 
 
 class _OthersFailed(RankError):
@@ -191,11 +182,16 @@ class _OthersFailed(RankError):
 class Watch:
     """The waits of one call: they yield the core, and end when a rank fails or the time limit is reached."""
 
-    def __init__(self, team: Team, limit: float) -> None:
+    def __init__(self, team: Team, limit: float, since: float | None = None) -> None:
         self._team = team
         self._limit = limit
-        self._deadline = time.monotonic() + limit
+        self.deadline = (time.monotonic() if since is None else since) + limit
         self._turns = 0
+
+    @property
+    def margin(self) -> float:
+        """Seconds before the deadline at which a rank stops planning, so that the others hear of it in time."""
+        return min(1.0, self._limit / 4)
 
     def until(self, done: Callable[[], bool]) -> None:
         """Waits until `done()` is true."""
@@ -204,7 +200,7 @@ class Watch:
 
     def pause(self) -> None:
         """Yields the core once; raises `RankError` if the wait should end."""
-        _yield()
+        yield_core()
         self._turns += 1
         if self._turns % _LOOKS == 0:
             self.look()
@@ -215,7 +211,7 @@ class Watch:
         if failed:
             reports = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(failed.items()))
             raise _OthersFailed(f"the call ended on all ranks, because one failed: {reports}")
-        if time.monotonic() > self._deadline:
+        if time.monotonic() > self.deadline:
             late = [self._team.members[m] for m in self._team.node_sync.missing()]
             who = f"; ranks {late} of its node have not got this far" if late else ""
             raise RankError(
@@ -233,6 +229,8 @@ def moving(team: Team) -> Generator[None]:
         team.broken = True
         raise RankError(str(error)) from None
     except BaseException as error:
+        if team.broken:  # An inner part of the call has reported it.
+            raise
         team.fail(f"{type(error).__name__}: {error}")
         raise
 
@@ -267,10 +265,14 @@ def check_alive(comm: MPI.Intracomm) -> MPI.Intracomm:
 def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = None) -> Team:
     """The communicator's team. The first call, and the first after a failure, builds it; all ranks must make that call.
 
-    It is freed with the communicator. `nodes` pretends that the ranks are on this many nodes, by default those of
-    `RESHARD_MPI_NODES`, if set.
+    It is freed with the communicator. A rank that took no part in the failed call, because it skipped it, sees the
+    others' reports here, and so comes to the new team in the same call as they.
+
+    `nodes` pretends that the ranks are on this many nodes, by default those of `RESHARD_MPI_NODES`, if set.
     """
     team = cast("Team | None", check_alive(comm).Get_attr(_KEY))
+    if team is not None and not team.broken:
+        team.broken = bool(team.failures())
     if team is None or team.broken or nodes is not None:
         team = Team(comm, nodes if nodes is not None else _pretended(), limit)
         comm.Set_attr(_KEY, team)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from reshard.errors import StepError, quoted
+from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.refine import same_devices
@@ -48,6 +49,7 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     >>> check_step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
     Cost(received=48, launches=1, scratch=0)
     """
+    check_deadline()
     rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if rule is None:
         raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join(RULES)}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from reshard.errors import LayoutError
+from reshard.errors import AgreementError, LayoutError
 from reshard.mpi import DistArray
 from reshard.types import Layout, Mesh
 from tests.mpi.numpy_protocol.arrays import whole
@@ -32,9 +34,12 @@ def reductions(comm: MPI.Intracomm) -> Iterator[Case]:
                 values[at, 1] = np.nan
                 a = distributed(comm, values, rows)
                 for name in ("min", "max"):
-                    given, wanted = getattr(a, name)(axis=0), getattr(values, name)(axis=0)
-                    assert np.array_equal(whole(given), wanted, equal_nan=True), (name, given, wanted)
-                    assert np.isnan(getattr(a, name)())
+                    given, wanted = whole(getattr(a, name)(axis=0)), getattr(values, name)(axis=0)
+                    number = getattr(a, name)()
+                    # Ranks that differ would go on to different calls, so all of them compare what all have.
+                    everywhere = comm.allgather((given, number))
+                    assert all(np.array_equal(each, wanted, equal_nan=True) for each, _ in everywhere), (name, at)
+                    assert all(np.isnan(each) for _, each in everywhere), (name, everywhere)
 
     def summands() -> None:
         for reduction, combine in (("sum", np.sum), ("max", np.max), ("product", np.prod)):
@@ -101,6 +106,40 @@ def layouts(comm: MPI.Intracomm) -> Iterator[Case]:
     yield "compared", compared
     yield "multiplied", multiplied
     yield "stacked", stacked
+
+
+def errors(comm: MPI.Intracomm) -> Iterator[Case]:
+    """An error that only one rank's elements cause, before the ranks meet: all raise it, and the next call works."""
+    size = comm.size
+    rows = _line(comm, f"f32[{{x}}2/{2 * size}, 3]")
+    values = np.ones((2 * size, 3), "float32")
+    values[-2:] = 3e38
+
+    def raised(call: Any) -> None:
+        a = distributed(comm, values, rows)
+        start = time.monotonic()
+        try:
+            with np.errstate(over="raise"):
+                call(a)
+            kinds = comm.allgather("")
+        except (FloatingPointError, AgreementError) as error:
+            kinds = comm.allgather(str(error))
+        assert all("FloatingPointError" in kind for kind in kinds) or size == 1, kinds
+        assert len(set(kinds)) == 1, kinds
+        assert time.monotonic() - start < 20
+        assert np.isclose(float(a.min()), 1)
+
+    calls: dict[str, Any] = {
+        "sum": lambda a: a.sum(),
+        "prod": lambda a: np.prod(a, axis=0),
+        "mean": lambda a: a.mean(),
+        "norm": lambda a: np.linalg.norm(a),
+        "norm of columns": lambda a: np.linalg.norm(a, 3, axis=0),
+        "product": lambda a: a.T @ a,
+        "allclose": lambda a: np.allclose(a, -a, 1.5),
+    }
+    for name, call in calls.items():
+        yield name, partial(raised, call)
 
 
 def _refused(kind: type[Exception], call: Any) -> None:

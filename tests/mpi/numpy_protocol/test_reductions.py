@@ -16,7 +16,9 @@ from tests.mpi.numpy_protocol.arrays import array, whole
 from tests.mpi.sampling import sampled
 
 
-@pytest.mark.parametrize(("topic", "ranks"), sampled(["reductions"], [2, 3, 4], ("reductions", 3)))
+@pytest.mark.parametrize(
+    ("topic", "ranks"), sampled(["reductions", "errors"], [2, 3, 4], ("reductions", 3), ("errors", 3))
+)
 def test_reductions_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"numpy_protocol.special.{topic}", ranks, tmp_path)
 

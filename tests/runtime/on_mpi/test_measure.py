@@ -15,7 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 from reshard.runtime.on_mpi.measure import _pairs, measure
-from reshard.runtime.on_mpi.team import Team
+from reshard.runtime.on_mpi.team import Team, Watch
 
 
 def test_ranks_within_a_node_and_on_different_nodes(tmp_path: Path):
@@ -24,10 +24,11 @@ def test_ranks_within_a_node_and_on_different_nodes(tmp_path: Path):
 
 def test_a_single_rank_measures_messages_to_itself():
     team = Team(MPI.COMM_SELF, None, 5)
-    alone = measure(team, True)
+    watch = Watch(team, 5)
+    alone = measure(team, watch, True)
     assert alone is not None
     assert 0 < alone.latency < 1
-    assert measure(team, False) is None
+    assert measure(team, watch, False) is None
 
 
 @pytest.mark.parametrize(("shift", "near", "ranks"), [(1, True, [0, 2]), (1, False, [1, 3]), (2, False, [0, 1, 2, 3])])

@@ -21,6 +21,10 @@ def test_steps_of_several_plans(tmp_path: Path):
     running.check("calls.plans", 4, tmp_path)
 
 
+def test_a_failing_rank_leaves_nobody_waiting_for_a_group(tmp_path: Path):
+    running.check("mistakes.groups", 4, tmp_path)
+
+
 def test_ranks_number_the_devices_by_their_ids():
     mesh = Mesh({"x": 3}, device_ids=[9, 4, 6])
     plan = rs.plan(Layout.parse("f32[{x}3, 6]", mesh), Layout.parse("f32[9, {x}2]", mesh))

@@ -23,14 +23,13 @@ from reshard.runtime.on_mpi.direct import STAGING, Direct, direct
 from reshard.runtime.on_mpi.gpu.cuda import Cuda, Strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, c_strides, described, empty
 from reshard.runtime.on_mpi.prepare import MoveRequest
+from reshard.runtime.on_mpi.tags import DEVICE
 from reshard.runtime.on_mpi.wire.chunks import Chunk, MessagePiece, Region
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import plan
 
 CUDA_AWARE = "RESHARD_MPI_CUDA_AWARE"
 """Environment variable: 1 if MPI accepts pointers to GPU memory, 0 if not; if unset, MPI is queried."""
-
-_TAG = 903
 
 
 def takes_pointers() -> bool:
@@ -130,14 +129,14 @@ class GpuExchange:
         comm = self._call.team.comm
         while self._receives.waiting and self._receives.free:
             flight = _DeviceMessage(self._receives.waiting.popleft(), self._receives.free.pop(), False)
-            self._add(flight, comm.Irecv(self._spec(self._receives, flight), flight.chunk.peer, _TAG))
+            self._add(flight, comm.Irecv(self._spec(self._receives, flight), flight.chunk.peer, DEVICE))
         while self._sends.waiting and self._sends.free:
             flight = _DeviceMessage(self._sends.waiting.popleft(), self._sends.free.pop(), True)
             for piece in flight.chunk.pieces:
                 for buffer, region in self._parts(self._sends, flight.slot, piece):
                     self._copy(buffer, _strided(self._source, region), region.extents)
             self._gpu.wait(0)
-            self._add(flight, comm.Isend(self._spec(self._sends, flight), flight.chunk.peer, _TAG))
+            self._add(flight, comm.Isend(self._spec(self._sends, flight), flight.chunk.peer, DEVICE))
 
     def _progress(self) -> None:
         """Unpacks messages that have arrived and posts others in their room."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from reshard.errors import TileError
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.on_mpi.agreement import begin
+from reshard.runtime.on_mpi.agreement import prepare_together
 from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.gpu.cuda import LANES, Cuda, Strided, cuda, strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, described, empty, of_host, of_its_memory, writable
@@ -27,7 +27,7 @@ from reshard.runtime.on_mpi.gpu.device_messages import GpuExchange, between_gpus
 from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
-from reshard.runtime.on_mpi.team import Team, Watch, moving
+from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import new_tile, where
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types.pair import pieces
@@ -72,22 +72,15 @@ def move_on_gpu(
     ready: Prepared,
     request: MoveRequest,
     tiles: DeviceTiles,
-    limit: float,
     memory: Account | None,
 ) -> Any:
-    """The target's tile on the GPU, after agreement; if there is nothing to move, the caller's tile itself."""
+    """The target's tile on the GPU, inside a `collective`; if there is nothing to move, the caller's tile itself."""
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
     if not ready.steps.steps or tiles.pointers:
-        with moving(team):
-            result = _between_gpus(call, request, tiles) if ready.steps.steps else _unmoved(tiles)
-            team.settle(watch)
-        return result
+        return _between_gpus(call, request, tiles) if ready.steps.steps else _unmoved(tiles)
     stage = DeviceStage(call, tiles.gpu, _chunk(ready, request, tiles.tile))
-    host = _move_on_host(stage, ready, request, tiles.tile, limit)
-    with moving(team):
-        result = _result(stage, tiles, host, ready.way == "overwrite")
-        team.settle(Watch(team, limit))
-    return result
+    host = _move_on_host(stage, ready, request, tiles.tile)
+    return _result(stage, tiles, host, ready.way == "overwrite")
 
 
 def _between_gpus(call: Call, request: MoveRequest, tiles: DeviceTiles) -> Any:
@@ -101,16 +94,16 @@ def _between_gpus(call: Call, request: MoveRequest, tiles: DeviceTiles) -> Any:
     return into.array
 
 
-def _move_on_host(stage: DeviceStage, ready: Prepared, request: MoveRequest, tile: GpuArray, limit: float) -> Array:
-    """Copies the tile to the host and moves it there; returns the host's result."""
+def _move_on_host(stage: DeviceStage, ready: Prepared, request: MoveRequest, tile: GpuArray) -> Array:
+    """Copies the tile to the host and moves it there; returns the host's result, complete."""
     call = stage.call
-    with moving(call.team):
-        held = new_tile(call.team, call.watch, request.source, tile.dtype)
-        call.memory.take(call.device, held.tile.size)
-        stage.to_host(tile, held.tile)
-        call.memory.free(call.device, held.tile.size)  # From here on, `move` counts it.
-    watch, _ = begin(call.team, limit, str(request), lambda: None, lambda _: where(held))
-    result = move(call.team, watch, ready, request, held, None, call.memory).tile
+    held = new_tile(call.team, call.watch, request.source, tile.dtype)
+    call.memory.take(call.device, held.tile.size)
+    stage.to_host(tile, held.tile)
+    call.memory.free(call.device, held.tile.size)  # From here on, `move` counts it.
+    prepare_together(call.team, call.watch, lambda: None, lambda _: str(request), lambda _: where(held))
+    result = move(call.team, call.watch, ready, request, held, None, call.memory).tile
+    call.team.settle(call.watch)
     if ready.way != "overwrite":
         call.memory.free(call.device, held.tile.size)  # The host copy of the tile dies here.
     return result

@@ -82,6 +82,8 @@ class NodeSync:
 
     def failed(self) -> dict[int, str]:
         """The texts of the failures reported so far, by member."""
+        if not any(self._words[1 : self.size * _LINE : _LINE]):
+            return {}
         counters = {member: self._words[member * _LINE + 1] for member in range(self.size)}
         lengths = {member: counter - 1 for member, counter in counters.items() if counter}
         texts = {member: bytes(self._text[member * _TEXT :][:length]) for member, length in lengths.items()}

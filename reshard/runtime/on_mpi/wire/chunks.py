@@ -19,6 +19,7 @@ from reshard.lower.exchange import Span
 from reshard.lower.to_mpi import Block
 from reshard.lower.to_mpi.blocks import cut, inside
 from reshard.runtime.on_mpi.strided_copy import Array, copy, view
+from reshard.types.deadline import check_deadline
 
 
 class Region(NamedTuple):
@@ -110,6 +111,7 @@ def chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequen
     pieces: list[MessagePiece] = []
     total = 0
     for block in itertools.chain.from_iterable(cut(whole, cap) for whole in blocks):
+        check_deadline()
         if pieces and total + block.elements > cap:
             yield Chunk(peer, total, tuple(pieces))
             pieces, total = [], 0
@@ -130,6 +132,7 @@ def _piece(block: Block, at: int, end: str, shape: Sequence[int]) -> MessagePiec
 
 def copies(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Region, Region]]:
     """The copies that a block makes between tiles of these shapes, without padding: (region before, region after)."""
+    check_deadline()
     for spans in inside(block, "src", before):
         held = block.part(spans)
         for wanted in inside(held, "dst", after):

@@ -18,12 +18,12 @@ from mpi4py import MPI
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.pool import Pool
 from reshard.runtime.on_mpi.strided_copy import Array, copy
+from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
 from reshard.runtime.on_mpi.wire.chunks import Chunk
 from reshard.runtime.on_mpi.wire.datatypes import Side, memory_of
 from reshard.runtime.on_mpi.wire.messages import Messages
 
-_TAG = 902
 _TRIES = 1000 if YIELDS else 1
 _BYTE = np.dtype(np.uint8)
 _WINDOW = 64  # The most messages under way in one direction.
@@ -151,7 +151,7 @@ class MessageExchange:
         """Posts as many messages as there is room for, receives first."""
         comm = self._call.team.comm
         while (flight := self._receives.next()) is not None:
-            request = comm.Irecv(flight.spec, flight.chunk.peer, _TAG)
+            request = comm.Irecv(flight.spec, flight.chunk.peer, EXCHANGE)
             self._add(self._receives, flight, request)
         while self._packed:
             self._send(self._packed.popleft())
@@ -211,7 +211,7 @@ class MessageExchange:
             flight.chunk.pack(self._sends.tile, flight.buffer)
 
     def _send(self, flight: _PostedMessage) -> None:
-        request = self._call.team.comm.Isend(flight.spec, flight.chunk.peer, _TAG)
+        request = self._call.team.comm.Isend(flight.spec, flight.chunk.peer, EXCHANGE)
         self._add(self._sends, flight, request)
 
     def _add(self, lane: _Lane, flight: _PostedMessage, request: MPI.Request) -> None:

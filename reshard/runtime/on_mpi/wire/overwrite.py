@@ -20,9 +20,8 @@ from mpi4py import MPI
 
 from reshard.lower.to_mpi import Block, Overwrite, SlotMessage
 from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.tags import OVERWRITE
 from reshard.runtime.on_mpi.wire.exchange import Call
-
-_TAG = 903
 
 
 def overwrite(call: Call, step: Overwrite, ranks: Mapping[int, int], tile: Array, shape: Sequence[int]) -> Array:
@@ -53,11 +52,11 @@ def _turn(
     if out is not None:
         start = out.slot * step.slot + out.start
         leaving.view(buffer.dtype)[...] = buffer[start : start + out.length]
-        requests.append(comm.Isend([leaving, MPI.BYTE], ranks[out.peer], _TAG))
+        requests.append(comm.Isend([leaving, MPI.BYTE], ranks[out.peer], OVERWRITE))
     if into is not None:
         start = into.slot * step.slot + into.start
         arriving = buffer[start : start + into.length].view(np.uint8)
-        requests.append(comm.Irecv([arriving, MPI.BYTE], ranks[into.peer], _TAG))
+        requests.append(comm.Irecv([arriving, MPI.BYTE], ranks[into.peer], OVERWRITE))
         memory.receive(call.device, into.length)
     call.watch.until(lambda: MPI.Request.Testall(requests))
     call.pool.give(leaving)

@@ -132,9 +132,29 @@ def _combine(call: Call, comm: MPI.Intracomm, step: Reduce, send: Array | None, 
         request = comm.Iallreduce(operand, [receive, count, datatype], op)
         crossed = all_reduce_elements(count, comm.size)
     call.watch.until(request.Test)
+    if _raised:
+        raise _raised.pop()
     call.memory.receive(call.device, crossed)
     if step.reduction == "mean":
         receive[:count] /= receive.dtype.type(comm.size)
+
+
+_raised: list[BaseException] = []
+"""What numpy raised inside MPI, which would end the process if it were raised there."""
+
+
+@cache
+def combines(dtype: np.dtype[Any], reduction: str) -> bool:
+    """Whether numpy can combine two elements of a dtype without a name in layouts; structures and dates have no sum.
+
+    >>> combines(np.dtype("m8[s]"), "sum"), combines(np.dtype([("a", "i4")]), "sum"), combines(np.dtype("M8[s]"), "max")
+    (True, False, True)
+    """
+    one = np.zeros(1, dtype)
+    try:
+        return reduction != "mean" and getattr(np, UFUNCS[reduction])(one, one).dtype == dtype
+    except TypeError:
+        return False
 
 
 @cache
@@ -143,10 +163,32 @@ def _operation(dtype: np.dtype[Any], reduction: str) -> tuple[MPI.Datatype, MPI.
     if dtype.char in _KNOWN:
         op = _LOGICAL[reduction] if dtype.char == "?" else _OPS[reduction]
         return MPI.Datatype.fromcode(dtype.char), op
-    ufunc: np.ufunc = getattr(np, UFUNCS[reduction])
+    return _bytes_of(dtype), _numpy_operation(UFUNCS[reduction])
 
-    def combine(one: Any, other: Any, _: MPI.Datatype) -> None:
-        into = np.frombuffer(other, dtype)
-        ufunc(np.frombuffer(one, dtype), into, out=into)
 
-    return MPI.BYTE.Create_contiguous(dtype.itemsize).Commit(), MPI.Op.Create(combine, commute=True)
+_dtypes: dict[int, np.dtype[Any]] = {}
+"""The numpy dtypes behind MPI datatypes of bytes, by the handle of these."""
+
+
+@cache
+def _bytes_of(dtype: np.dtype[Any]) -> MPI.Datatype:
+    made = MPI.BYTE.Create_contiguous(dtype.itemsize).Commit()
+    _dtypes[made.handle] = dtype
+    return made
+
+
+@cache
+def _numpy_operation(name: str) -> MPI.Op:
+    """A ufunc as an operation, one for all dtypes: mpi4py has room for 32 in all."""
+    ufunc: np.ufunc = getattr(np, name)
+
+    def combine(one: Any, other: Any, datatype: MPI.Datatype) -> None:
+        try:
+            dtype = _dtypes[datatype.handle]
+            into = np.frombuffer(other, dtype)
+            with np.errstate(all="ignore"):
+                ufunc(np.frombuffer(one, dtype), into, out=into)
+        except BaseException as error:  # An interrupt, for example.
+            _raised.append(error)
+
+    return MPI.Op.Create(combine, commute=True)

@@ -22,6 +22,10 @@ def test_operations_and_dtypes(tmp_path: Path):
     running.check("modules.reduction", 3, tmp_path)
 
 
+def test_dtypes_that_cannot_be_combined(tmp_path: Path):
+    running.check("mistakes.sums", 3, tmp_path)
+
+
 def test_the_dtypes_that_mpi_knows():
     assert _operation(np.dtype("f4"), "mean") == (MPI.FLOAT, MPI.SUM)
     assert _operation(np.dtype("?"), "max")[1] == MPI.LOR

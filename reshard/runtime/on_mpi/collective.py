@@ -1,0 +1,108 @@
+"""One collective call, from its arguments to its end: what each public function of `reshard.mpi` runs in.
+
+    turn         this thread's turn on the communicator                        turns
+    team         the ranks' team, built anew after a failure                   team, meeting
+    agreement    arguments checked and planned; all ranks go on, or none       agreement
+    body         the caller's `with` block: data move                          team.moving
+    end          nobody returns before all are done
+
+Everything that depends on the caller's arguments belongs into `prepare`: an exception there, of any kind and on any
+rank, ends the call on all ranks at once. `limit` counts from the beginning of the call.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from numbers import Real
+from typing import Generic, NamedTuple, TypeVar
+
+from mpi4py import MPI
+
+from reshard.errors import AgreementError, PlanError, quoted
+from reshard.runtime.on_mpi.agreement import prepare_together
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, moving, team_of
+from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
+from reshard.runtime.on_mpi.window_tiles import Posted
+
+T = TypeVar("T")
+
+
+class Agreed(NamedTuple, Generic[T]):
+    """A call that all ranks have agreed on: their team, the watch for all waits, and what this rank prepared."""
+
+    team: Team
+    watch: Watch
+    value: T
+
+
+@contextmanager
+def collective(
+    comm: MPI.Intracomm,
+    limit: float,
+    prepare: Callable[[Team], T],
+    request: Callable[[T], str],
+    posting: Callable[[T], Posted] | None = None,
+) -> Generator[Agreed[T]]:
+    """Runs the `with` block once all ranks agree, and ends when all ranks have run theirs; else all ranks raise.
+
+    `prepare` checks this rank's arguments and plans, `request` says what must be the same on all ranks, and `posting`
+    what the node's other ranks need to know.
+    """
+    start = time.monotonic()
+    seconds = _seconds(limit)
+    allowed = TIME_LIMIT if seconds is None else seconds
+    turns = turns_of(_checked(comm))
+    turn = turns.take(start + allowed)
+    try:
+        team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
+        watch = Watch(team, allowed, start)
+
+        def checked() -> T:
+            if seconds is None:
+                raise PlanError(f"limit {quoted(limit)}: give seconds, a number of at least 0")
+            if turn.overlapped:
+                raise AgreementError(OVERLAP)
+            return prepare(team)
+
+        def described(value: T) -> str:
+            return f"{request(value)}{_thread() if turns.mixed else ''}"
+
+        value = prepare_together(team, watch, checked, described, posting)
+        with moving(team):
+            yield Agreed(team, watch, value)
+            alone = team.sync(watch, -1 if turn.overlapped else 0)
+        if not alone:
+            raise AgreementError(OVERLAP)
+    except AgreementError as error:
+        turns.mixed |= OVERLAP in str(error)  # All ranks learn it in the same call.
+        raise
+    finally:
+        turn.release()
+
+
+def _thread() -> str:
+    return f", in thread {threading.current_thread().name}"
+
+
+def _seconds(limit: object) -> float | None:
+    """A time limit in seconds; None if it is not one."""
+    if type(limit) is float and limit >= 0:
+        return limit
+    if isinstance(limit, bool) or not isinstance(limit, Real):
+        return None
+    try:
+        seconds = float(limit)
+    except OverflowError:
+        return None
+    return seconds if seconds >= 0 else None
+
+
+def _checked(comm: object) -> MPI.Intracomm:
+    if not isinstance(comm, MPI.Intracomm):
+        raise AgreementError(
+            f"comm {quoted(comm)} is not a communicator of these ranks; give one such as MPI.COMM_WORLD"
+        )
+    return check_alive(comm)

@@ -1,0 +1,473 @@
+"""The topics of callers' mistakes that no tile shows: wrong types on one rank, skipped calls, threads, long plans."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+
+import reshard as rs
+from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
+from reshard.mpi import DistArray, calibrate, redistribute
+from reshard.runtime.on_mpi import prepare, run_plan
+from reshard.runtime.on_mpi.meeting import meet
+from reshard.runtime.on_mpi.team import team_of
+from reshard.runtime.on_mpi.turns import turns_of
+from reshard.types import Layout, Mesh
+from reshard.types.deadline import check_deadline
+from tests.mpi.moving import given_tile
+from tests.mpi.worker import Case
+
+ODD = 1
+LIMIT = 20.0
+"""Seconds that no rank should wait here."""
+
+
+def _ends(comm: MPI.Intracomm) -> tuple[Layout, Layout]:
+    mesh, side = Mesh(x=comm.size), 2 * comm.size
+    return tuple(Layout.from_spec(mesh, (side, side), "int32", spec) for spec in ([["x"]], [[], ["x"]]))
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Exception | None, float]:
+    start = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        return error, time.monotonic() - start
+    return None, time.monotonic() - start
+
+
+def _moves(comm: MPI.Intracomm, limit: float = LIMIT) -> None:
+    """Asserts that a move works on all ranks."""
+    rows, columns = _ends(comm)
+    result = redistribute(given_tile(rows, comm.rank, "int32"), rows, columns, comm, limit=limit)
+    assert np.array_equal(result, given_tile(columns, comm.rank, "int32"))
+
+
+# ---- arguments ---------------------------------------------------------------------------------------------
+
+JUNK: list[Any] = [None, 3.5, b"x", object(), [1], float("nan"), np.arange(3), "f32[4]", -1]
+
+
+class Hostile:
+    """An object with which nothing works."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("no array")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    __hash__ = None  # type: ignore
+
+
+def arguments(comm: MPI.Intracomm) -> Iterator[Case]:
+    """One rank gives an argument of a wrong type: the same error on all ranks at once, and the next call works."""
+    for nodes in (1, 2):
+        team_of(comm, nodes=nodes)
+        for name, call in _calls(comm).items():
+            for argument, good in _arguments(comm).items():
+                if argument in call.__annotations__:
+                    for junk in [*JUNK, Hostile()]:
+                        if not _fits(argument, junk):
+                            shown = type(junk).__name__
+                            case = partial(_one_error, comm, call, {**_arguments(comm)}, argument, good, junk)
+                            yield f"{name}: {argument} is a {shown}, {nodes} nodes", case
+
+
+def arguments_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A sample of these cases, for the fast tier."""
+    yield from islice(arguments(comm), None, None, 17)
+
+
+def _arguments(comm: MPI.Intracomm) -> dict[str, Any]:
+    rows, columns = _ends(comm)
+    tile = given_tile(rows, comm.rank, "int32")
+    return {
+        "tile": tile,
+        "source": rows,
+        "target": columns,
+        "out": None,
+        "budget": None,
+        "network": None,
+        "donate": False,
+        "relabel": False,
+        "limit": LIMIT,
+        "memory": None,
+        "cuda_aware": None,
+        "dtype": None,
+        "value": 7,
+        "function": lambda i, j: i + j,
+        "array": np.zeros(rows.shape, "int32"),
+        "root": 0,
+        "path": "/nonexistent/array",
+        "name": "here",
+    }
+
+
+def _fits(argument: str, junk: Any) -> bool:
+    """Whether junk is a right value of an argument: then the ranks may go on, or disagree."""
+    optional = argument in ("out", "budget", "network", "memory", "cuda_aware", "dtype", "root", "array")
+    if (junk is None and optional) or (argument == "limit" and isinstance(junk, float) and junk == 3.5):
+        return True
+    numbers = {"value": (3.5, -1), "donate": (-1,), "relabel": (-1,), "cuda_aware": (-1,), "target": (-1,)}
+    if isinstance(junk, int | float) and junk in numbers.get(argument, ()):
+        return True
+    # numpy takes these as they are: an array of another kind, a dtype, a value that fits.
+    return (argument, type(junk)) in {
+        ("dtype", type(None)),
+        ("value", type(None)),
+        ("value", float),
+        ("value", list),
+        ("path", str),
+        ("name", str),
+    }
+
+
+def _calls(comm: MPI.Intracomm) -> dict[str, Any]:
+    rows, _ = _ends(comm)
+    a = DistArray.zeros(rows, comm, limit=LIMIT)
+
+    def move(
+        tile: Any,
+        source: Any,
+        target: Any,
+        out: Any,
+        budget: Any,
+        network: Any,
+        donate: Any,
+        relabel: Any,
+        limit: Any,
+        memory: Any,
+        cuda_aware: Any,
+    ) -> Any:
+        options = {"out": out, "budget": budget, "network": network, "donate": donate, "relabel": relabel}
+        options |= {"limit": limit, "memory": memory, "cuda_aware": cuda_aware}
+        return redistribute(tile, source, target, comm, **options)
+
+    def method(
+        target: Any, out: Any, budget: Any, network: Any, donate: Any, relabel: Any, limit: Any, memory: Any
+    ) -> Any:
+        options = {"out": out, "budget": budget, "network": network, "donate": donate, "relabel": relabel}
+        return a.redistribute(target, **options, limit=limit, memory=memory)
+
+    def zeros(source: Any, dtype: Any, limit: Any) -> Any:
+        return DistArray.zeros(source, comm, dtype=dtype, limit=limit)
+
+    def full(source: Any, value: Any, dtype: Any) -> Any:
+        return DistArray.full(source, value, comm, dtype=dtype, limit=LIMIT)
+
+    def from_function(function: Any, source: Any) -> Any:
+        return DistArray.from_function(function, source, comm, limit=LIMIT)
+
+    def from_global(array: Any, source: Any, root: Any) -> Any:
+        return DistArray.from_global(array, source, comm, root, limit=LIMIT)
+
+    def from_everywhere(array: Any) -> Any:
+        return DistArray.from_global(array, rows, comm, None, limit=LIMIT)
+
+    def to_global(root: Any, limit: Any) -> Any:
+        return a.to_global(root, limit=limit)
+
+    def save(path: Any, limit: Any) -> Any:
+        return a.save(path, limit=limit)
+
+    def load(path: Any, source: Any, limit: Any) -> Any:
+        return DistArray.load(path, source, comm, limit=limit)
+
+    def measured(name: Any, limit: Any) -> Any:
+        return calibrate(comm, name, limit)
+
+    calls = (move, method, zeros, full, from_function, from_global, from_everywhere, to_global, save, load, measured)
+    return {call.__name__: call for call in calls}
+
+
+def _one_error(comm: MPI.Intracomm, call: Any, given: dict[str, Any], argument: str, good: Any, junk: Any) -> None:
+    options = {name: given[name] for name in call.__annotations__ if name != "return"}
+    options[argument] = junk if comm.rank == ODD else good
+    if call.__name__ == "save":  # It works where the path is right, so no rank may be right.
+        options["path"] = junk if argument == "path" and comm.rank == ODD else "/proc/nothing/array"
+    if call.__name__ == "from_global":
+        options["root"] = ODD if argument == "array" else options["root"]
+    caught, seconds = _caught(lambda: call(**options))
+    raised = comm.allgather((type(caught).__name__, str(caught), seconds))
+    assert isinstance(caught, ReshardError), raised
+    assert len({text for _, text, _ in raised}) == 1, raised
+    assert max(seconds for *_, seconds in raised) < LIMIT / 2, raised
+    assert "RankError" not in raised[0][0], raised
+    _moves(comm)
+
+
+# ---- skipped calls -----------------------------------------------------------------------------------------
+
+
+def skipped(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A rank misses a call, or makes another one: one error on each rank that made it, and the next call works."""
+    for nodes in (1, 2, comm.size):
+        for odd in (0, ODD, comm.size - 1):
+            for first in (False, True):
+                yield f"rank {odd}, {nodes} nodes, first={first}", partial(_skips, comm, nodes, odd, first)
+        yield f"another move, {nodes} nodes", partial(_other_move, comm, nodes)
+
+
+def skipped_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A sample of these cases, for the fast tier."""
+    yield from islice(skipped(comm), None, None, 4)
+
+
+def meetings(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Ranks that come late, leave in time and come again; who leaves first differs from turn to turn."""
+
+    def met() -> None:
+        own = comm.Dup()
+        for odd in (*range(comm.size), *range(comm.size)):
+            if comm.rank != odd:
+                caught, seconds = _caught(lambda: meet(own, 0.2))
+                assert type(caught) is RankError, caught
+                assert seconds < 1, seconds
+            comm.Barrier()
+            meet(own, LIMIT)
+            meet(own, LIMIT)
+        own.Free()
+
+    yield "late ranks", met
+
+    def many() -> None:
+        for _ in range(20):
+            own = comm.Dup()
+            _moves(own)
+            own.Free()
+
+    yield "many communicators", many
+
+
+def _skips(comm: MPI.Intracomm, nodes: int, odd: int, first: bool) -> None:
+    own = comm.Dup()
+    if not first:
+        team_of(own, nodes=nodes)
+        _moves(own)
+    for _ in range(2):
+        if own.rank != odd:
+            caught, seconds = _caught(lambda: _moves(own, limit=0.4))
+            assert type(caught) is RankError, caught
+            assert seconds < 1.5, seconds
+        comm.Barrier()
+        _moves(own)
+        _moves(own)
+    own.Free()
+
+
+def _other_move(comm: MPI.Intracomm, nodes: int) -> None:
+    team_of(comm, nodes=nodes)
+    rows, columns = _ends(comm)
+    end = rows if comm.rank == ODD else columns
+    tile = given_tile(rows, comm.rank, "int32")
+    caught, seconds = _caught(lambda: redistribute(tile, rows, end, comm, limit=LIMIT))
+    assert type(caught) is AgreementError, caught
+    assert seconds < LIMIT / 2
+    _moves(comm)
+
+
+# ---- groups ------------------------------------------------------------------------------------------------
+
+
+def groups(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A rank that fails before its first reduction: the others do not wait inside MPI for the group to be made."""
+    mesh = Mesh(x=2, y=comm.size // 2)
+    source, target = (Layout.parse(f"s32[8, 8]{end}", mesh) for end in (" + sum{y}", ""))
+
+    def fails(nodes: int) -> None:
+        own = comm.Dup()
+        team_of(own, nodes=nodes)
+        tile = given_tile(source, comm.rank, "int32")
+        with mock.patch.object(run_plan, "_run_step", _wrong if comm.rank == ODD else run_plan._run_step):
+            caught, seconds = _caught(lambda: redistribute(tile, source, target, own, limit=LIMIT))
+        raised = comm.allgather((type(caught).__name__, str(caught), seconds))
+        assert isinstance(caught, MemoryError if comm.rank == ODD else RankError), raised
+        assert seconds < LIMIT / 2, raised
+        _moves(own)
+
+    for nodes in (1, 2):
+        yield f"{nodes} nodes", partial(fails, nodes)
+
+
+def _wrong(*_: Any) -> Any:
+    raise MemoryError("no memory left")
+
+
+# ---- threads -----------------------------------------------------------------------------------------------
+
+
+def threads(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Two threads on one communicator, in any order: each call is right or ends with one error; the next works."""
+    for nodes in (1, 2):
+        for number in range(6):
+            yield f"{number}, {nodes} nodes", partial(_two_threads, comm, nodes, number)
+        yield f"a communicator each, {nodes} nodes", partial(_two_communicators, comm, nodes)
+
+
+def threads_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A sample of these cases, for the fast tier."""
+    yield from islice(threads(comm), None, None, 3)
+
+
+def _two_threads(comm: MPI.Intracomm, nodes: int, number: int) -> None:
+    own = comm.Dup()
+    team_of(own, nodes=nodes)
+    rows, columns = _ends(comm)
+    outcomes: list[tuple[int, Any, float]] = []
+
+    def call(thread: int) -> None:
+        results: list[Any] = []
+        tile = given_tile(rows, comm.rank, "int32") + 1000 * thread
+        caught, seconds = _caught(lambda: results.append(redistribute(tile, rows, columns, own, limit=4.0)))
+        outcomes.append((thread, results[0] if caught is None else caught, seconds))
+
+    def work(thread: int) -> None:
+        call(thread)
+        time.sleep(0.003 * ((comm.rank + thread + number) % 3))
+        for _ in range(3):
+            call(thread)
+
+    turns = turns_of(own)
+    turn = turns.take(time.monotonic() + LIMIT)  # Until both have come, so that they overlap for certain.
+    made = _started(work)
+    while turns.came < 2:
+        time.sleep(0.001)
+    turn.release()
+    _joined(made)
+    comm.Barrier()
+    _moves(own)
+    wanted = given_tile(columns, comm.rank, "int32")
+    assert len(outcomes) == 8, outcomes
+    assert sum(isinstance(outcome, AgreementError) for _, outcome, _ in outcomes) >= 2, outcomes
+    for thread, outcome, seconds in outcomes:
+        assert seconds < 4.5, outcomes
+        right = isinstance(outcome, np.ndarray) and np.array_equal(outcome, wanted + 1000 * thread)
+        assert right or isinstance(outcome, ReshardError), (thread, outcome)
+
+
+def _started(work: Callable[[int], None]) -> list[threading.Thread]:
+    made = [threading.Thread(target=work, args=(thread,), name=f"worker {thread}") for thread in (0, 1)]
+    for each in made:
+        each.start()
+    return made
+
+
+def _joined(made: list[threading.Thread]) -> None:
+    for each in made:
+        each.join(60)
+        assert not each.is_alive()
+
+
+def _two_communicators(comm: MPI.Intracomm, nodes: int) -> None:
+    own = [comm.Dup(), comm.Dup()]
+    for each in own:
+        team_of(each, nodes=nodes)
+        for _ in range(5):
+            _moves(each)
+    errors: list[Exception | None] = []
+
+    def work(thread: int) -> None:
+        for _ in range(20):
+            errors.append(_caught(lambda: _moves(own[thread]))[0])
+
+    _joined(_started(work))
+    assert errors == [None] * 40, errors
+
+
+# ---- planning ----------------------------------------------------------------------------------------------
+
+
+def planning(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Planning that takes too long, on all ranks or on one: one error on all ranks within the limit."""
+
+    def slow(ranks: range, nodes: int) -> None:
+        team_of(comm, nodes=nodes)
+        plan = prepare.plan
+
+        def slowly(*arguments: Any, **options: Any) -> rs.Plan:
+            end = time.monotonic() + 30
+            while time.monotonic() < end and comm.rank in ranks:
+                check_deadline()
+                time.sleep(0.001)
+            return plan(*arguments, **options)
+
+        prepare._prepared.cache_clear()
+        with mock.patch.object(prepare, "plan", slowly):
+            caught, seconds = _caught(lambda: _moves(comm, limit=1.0))
+        raised = comm.allgather((type(caught).__name__, str(caught), seconds))
+        assert {kind for kind, *_ in raised} == {PlanError.__name__}, raised
+        assert len({text for _, text, _ in raised}) == 1, raised
+        assert max(seconds for *_, seconds in raised) < 1.5, raised
+        _moves(comm)
+
+    for nodes in (1, 2):
+        yield f"all, {nodes} nodes", partial(slow, range(comm.size), nodes)
+        yield f"one, {nodes} nodes", partial(slow, range(1, 2), nodes)
+
+
+# ---- dtypes ------------------------------------------------------------------------------------------------
+
+
+def sums(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Elements that have no sum are refused on all ranks; those that have one are combined, however many dtypes."""
+    mesh, size = Mesh(x=comm.size), 2 * comm.size
+
+    def refused(kind: Any, word: str, reduction: str, ranks: range) -> None:
+        source = Layout.parse(f"{word}[{size}] + {reduction}{{x}}", mesh)
+        target = Layout.from_spec(mesh, (size,), source.dtype, ["x"])
+        dtype = np.dtype(kind) if comm.rank in ranks else np.dtype(source.dtype)
+        caught, seconds = _caught(lambda: redistribute(np.zeros(size, dtype), source, target, comm, limit=LIMIT))
+        assert type(caught) is TileError, caught
+        assert "cannot be" in str(caught), caught
+        assert seconds < LIMIT / 2
+        caught, _ = _caught(lambda: DistArray.zeros(source, comm, dtype=dtype, limit=LIMIT))
+        assert type(caught) is TileError, caught
+        _moves(comm)
+
+    structure = [("a", "i4"), ("b", "f4")]
+    for kind, word, reduction in (
+        (structure, "u64", "sum"),
+        (structure, "u64", "max"),
+        ("M8[s]", "u64", "sum"),
+        ("m8[s]", "u64", "product"),
+        ("V4", "u32", "min"),
+        ("S1", "u8", "sum"),
+        ("U2", "u64", "sum"),
+        ("M8[s]", "u64", "product"),
+    ):
+        for ranks in (range(comm.size), range(1, 2)):
+            yield f"{reduction} of {kind} on {ranks}", partial(refused, kind, word, reduction, ranks)
+
+    def combined() -> None:
+        for unit in [f"{number}{word}" for number in range(1, 9) for word in ("s", "ms", "us", "D")]:
+            for reduction, factor in (("sum", sum(range(1, comm.size + 1))), ("max", comm.size)):
+                source = Layout.parse(f"u64[{size}] + {reduction}{{x}}", mesh)
+                tile = (np.arange(size) * (comm.rank + 1)).astype(f"m8[{unit}]")
+                whole = Layout.from_spec(mesh, (size,), "uint64", [])
+                result = redistribute(tile, source, whole, comm, limit=LIMIT)
+                assert np.array_equal(result, (np.arange(size) * factor).astype(f"m8[{unit}]"))
+
+    def overflowing() -> None:
+        source = Layout.parse(f"f16[{size}] + sum{{x}}", mesh)
+        with np.errstate(all="raise"):  # An exception inside MPI would end the process.
+            tile = np.full(size, 60000, "float16")
+            result = redistribute(tile, source, Layout.from_spec(mesh, (size,), "float16", []), comm, limit=LIMIT)
+        assert np.isinf(result).all()
+
+    yield "many dtypes", combined
+    yield "overflow", overflowing
