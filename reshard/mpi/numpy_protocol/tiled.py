@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.errors import LayoutError
+from reshard.errors import LayoutError, TileError
 from reshard.mpi.tiles import RAW
 from reshard.runtime.on_mpi.indices import index_ranges
 from reshard.runtime.on_mpi.team import Comm
@@ -121,6 +121,11 @@ def layout_dtype(dtype: np.dtype[Any]) -> str:
     >>> layout_dtype(np.dtype("float32")), layout_dtype(np.dtype("M8[s]"))
     ('float32', 'uint64')
     """
+    if not dtype.isnative:
+        raise TileError(
+            f"dtype {dtype} is not in this machine's byte order; take {dtype.newbyteorder('=')}, and cast it first or "
+            f"afterwards where another order is needed"
+        )
     if is_named(dtype):
         return dtypes.canonical(dtype)
     words = [word for word in RAW if dtypes.bits(word) == 8 * dtype.itemsize]
