@@ -177,8 +177,14 @@ def test_a_dim_left_to_the_compiler_of_an_array_of_fewer_dims():
 TEXT, NOTHING = np.array(["a", "b"]), np.array([None, 1], dtype=object)
 
 
-@pytest.mark.parametrize("how", [eager, lambda target: lambda x: jax.jit(lambda: redistribute(x, target))()])
-@pytest.mark.parametrize("x", [TEXT, NOTHING, "abc", 2**40, np.zeros(3, [("a", "i4")]), object()], ids=repr)
+@pytest.mark.parametrize(
+    "how", [eager, lambda target: lambda x: jax.jit(lambda: redistribute(x, target))()], ids=["eager", "jit"]
+)
+@pytest.mark.parametrize(
+    "x",
+    [TEXT, NOTHING, "abc", 2**40, np.zeros(3, [("a", "i4")]), object()],
+    ids=["texts", "objects", "text", "long", "structures", "object"],
+)
 def test_what_jax_makes_no_array_of(how: Any, x: Any):
     with pytest.raises(LayoutError, match=r"JAX makes no array.*give arrays of numbers"):
         how(on(P()))(x)

@@ -202,7 +202,11 @@ def test_targets_that_have_no_layout(target: Callable[[], Any], make: Callable[[
     assert np.array_equal(tree["b"][0], theirs)
 
 
-@pytest.mark.parametrize("target", [lambda: None, lambda: SingleDeviceSharding(jax.devices()[3]), jax.devices], ids=str)
+@pytest.mark.parametrize(
+    "target",
+    [lambda: None, lambda: SingleDeviceSharding(jax.devices()[3]), jax.devices],
+    ids=["none", "one device", "list"],
+)
 def test_targets_that_have_no_layout_under_jit(target: Callable[[], Any]) -> None:
     given = target()[0] if isinstance(target(), list) else target()
     moved = jax.jit(lambda v: redistribute(v * 2, given))(VALUES)
