@@ -1,7 +1,7 @@
 # make help says what there is. Everything is installed in .venv (and .venv-312), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-312 lint notebooks bench clean
+.PHONY: help demo check test test-312 sweep lint notebooks bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -31,6 +31,7 @@ help:
 	@echo "make check     ruff, pyright and the fast tests: for every edit"
 	@echo "make test      ruff, pyright and all tests: for every commit that goes in"
 	@echo "make test-312  what depends on jax or MPI under Python 3.12, with a newer jax and Open MPI"
+	@echo "make sweep     the sweeps of which make test runs samples, under both Pythons: hours"
 	@echo "make notebooks run the notebooks, and store what they show"
 	@echo "make bench     how long planning takes"
 	@echo "make clean     remove the virtual environments and caches"
@@ -50,14 +51,19 @@ lint: .venv/.stamp
 	.venv/bin/python -m pyright --pythonpath .venv/bin/python
 
 check: lint
-	.venv/bin/python -m pytest -q -n 2 -m "not slow"
+	.venv/bin/python -m pytest -q -n 2 -m "not slow and not sweep"
 
 test: lint
-	.venv/bin/python -m pytest -q -n 2
+	.venv/bin/python -m pytest -q -n 2 -m "not sweep"
+
+sweep: .venv/.stamp
+	.venv/bin/python -m pytest -q -n 2 -m sweep
+	@if [ -n "$(PYTHON312)" ]; then \
+	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m sweep $(WITH_JAX); fi
 
 test-312:
 	@if [ -n "$(PYTHON312)" ]; then \
-	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 $(WITH_JAX); \
+	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m "not sweep" $(WITH_JAX); \
 	else echo "no Python 3.12 on this machine: its tests were not run"; fi
 
 notebooks: .venv/.stamp

@@ -58,7 +58,7 @@ def chunks() -> list[list[Group]]:
     return [*parts, *([group] for group in ending)]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("chunk", chunks(), ids=lambda chunk: chunk[0][0].title)
 @pytest.mark.parametrize("context", ["inline", "nested"])
 @pytest.mark.parametrize("platform", PLATFORMS)

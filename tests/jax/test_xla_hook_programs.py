@@ -90,6 +90,12 @@ def test_a_few_random_programs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4, 40))
+@pytest.mark.parametrize("seed", range(4, 12))
 def test_random_programs(seed):
+    check(seed)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(12, 200))
+def test_many_random_programs(seed):
     check(seed)
