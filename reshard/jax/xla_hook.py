@@ -100,8 +100,11 @@ _state = _State()
 
 
 def hook_exists() -> bool:
-    """Whether this jax hands its compiled modules to a pass, as 0.11 and later do."""
-    return importlib.util.find_spec("jax.extend.xla") is not None and hasattr(jax, "make_user_context")
+    """Whether this jax hands its compiled modules to a pass, as 0.11 and later do.
+
+    0.10.2 has the function, but calls the pass in another thread, where nothing says which program it compiles.
+    """
+    return _jax.version.__version_info__ >= (0, 11) and importlib.util.find_spec("jax.extend.xla") is not None
 
 
 def enable(*, network: Network | str | None = None, budget: int | str | None = None) -> Enabled:

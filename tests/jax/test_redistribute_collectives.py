@@ -73,7 +73,7 @@ def test_the_compiled_program_is_the_plan(number: int):
 
 def test_the_sample_has_every_step_that_moves():
     kinds = Counter(step.kind for pair in sample() for step in rs.plan(*pair).steps)
-    assert set(kinds) == set(RULES) - {"reduce_scatter", "all_reduce"}, kinds
+    assert set(kinds) == set(RULES) - {"reduce_scatter", "all_reduce", "split_sum"}, kinds
     assert min(kinds.values()) >= 5, kinds
 
 
