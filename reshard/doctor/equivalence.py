@@ -2,7 +2,8 @@
 
 Each replaced value is followed back to the source, in the old module through XLA's chain and in the new one through
 the fragment. All devices are followed: along every coordinate, at random points, and at all points of small arrays.
-Both must come from the same place of the same device's tile, or of a device that surely has an equal tile.
+Both must come from the same place of the same device's tile, or of a device that surely has an equal tile. And both
+must be rounded alike where dtypes change on the way.
 
 The new value is followed from its users, fusions entered, so a tile that is passed to the wrong one is seen as well.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from reshard.doctor.conversions import Conversion, Unconvertible, conversion
 from reshard.doctor.flow import Flow, HloValue, Scope
 from reshard.doctor.fragment_maps import FragmentMaps
 from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, unravel
@@ -51,6 +53,13 @@ class Traced:
         except Untraceable as error:
             raise SpliceError(f"{value.name}: its elements cannot be followed ({error})") from None
 
+    def conversion(self, value: HloValue, leaf: HloValue) -> Conversion:
+        """What becomes of the elements that a value has from the leaf; raises `SpliceError` if that cannot be told."""
+        try:
+            return conversion(self.maps, value, leaf)
+        except Unconvertible as error:
+            raise SpliceError(f"{value.name}: {error}") from None
+
 
 def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replacement, replicas: Replicas) -> None:
     """Raises `SpliceError` unless all users of a replaced value get the same elements as before."""
@@ -65,6 +74,9 @@ def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replace
         if not taken:
             raise SpliceError(f"{value.name}: nothing takes what replaces it")
         for fresh in taken:
+            was, is_now = old.conversion(value, replacement.leaf), new.conversion(fresh, leaf)
+            if was != is_now:
+                raise SpliceError(f"{value.name}: {_spelled(was)} would become {_spelled(is_now)}")
             after = new.origins(fresh, leaf, points)
             wrong = after.place != before.place
             wrong |= replicas.of(replacement.leaf)[after.device] != replicas.of(replacement.leaf)[before.device]
@@ -135,6 +147,10 @@ def _same_scope(old: Traced, new: Traced, scope: Scope, region: str) -> Scope:
     if inner is None:
         raise SpliceError(f"{scope.caller.instruction.name}: it is gone")
     return inner
+
+
+def _spelled(one: Conversion) -> str:
+    return " to ".join(dict.fromkeys((one.before, one.narrowest, one.after)))
 
 
 def _points(devices: int, dims: Sequence[int]) -> Points:

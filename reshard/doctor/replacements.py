@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reshard.doctor.chains import Chain
+from reshard.doctor.conversions import Unconvertible, conversion
 from reshard.doctor.flow import Flow, HloValue, Scope
 from reshard.doctor.index_maps import COLLECTIVES, IndexMaps
 from reshard.doctor.infer_layouts import InferredMove, infer_layouts
@@ -24,7 +25,7 @@ from reshard.hlo import Array
 from reshard.hlo.splice import Use
 from reshard.types.mesh import Mesh
 
-_WIDER = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64")}
+_FORMS = ("convert", "copy", "bitcast", "reshape", "transpose")
 
 
 class Unfit(Exception):
@@ -55,6 +56,7 @@ class Finder:
         self.maps = maps
         self.numbering = numbering
         self.mesh = mesh
+        self._regions: dict[Scope, dict[HloValue, str]] = {}
 
     def replacements(self, chain: Chain) -> tuple[Replacement, ...]:
         """What has to be made for the chain's results; raises `Unfit` with the reason if that is not known."""
@@ -81,9 +83,12 @@ class Finder:
             raise Unfit(f"{value.name} is part of a tuple")
         if any(one.array != after for one in values):
             raise Unfit(f"{value.name} is used in several memory layouts")
-        self._check_dtypes(chain, before, after)
+        try:
+            dtype = conversion(self.maps, value, leaf).narrowest
+        except Unconvertible as why:
+            raise Unfit(str(why)) from None
         tracer = Tracer(self.maps, self.numbering, frozenset({leaf}))
-        move = infer_layouts(tracer, value, self.mesh, after.dtype)
+        move = infer_layouts(tracer, value, self.mesh, dtype)
         if move is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(_use(chain.region, one) for one in values)
@@ -111,27 +116,38 @@ class Finder:
                 if origin not in moved:
                     first.setdefault(self.numbering.of(origin), name)
         if len(first) == 1:
-            return next(iter(first.values()))
+            return self._narrower(chain.region, next(iter(first.values())))
         return self._stored_leaf(chain)
+
+    def _narrower(self, region: Scope, name: str) -> str:
+        """The instruction that has the same elements in a narrower dtype, before a conversion; else the same one."""
+        value = self.flow.origin(HloValue(region, name))
+        while value.array is not None and value.opcode in _FORMS:  # ends: each step goes back to an operand
+            (before,) = self.flow.operands(value)
+            if before.array is not None and before.array.nbytes < value.array.nbytes and before.opcode != "constant":
+                return self._stored(region).get(before, name)
+            value = before
+        return name
 
     def _stored_leaf(self, chain: Chain) -> str:
         """The instruction of the region that yields the chain's only leaf."""
         if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
             raise Unfit(f"it joins {len(chain.leaves)} arrays")
-        for instruction in chain.region.computation.instructions:
-            value = HloValue(chain.region, instruction.name)
-            if value.array is not None and self.flow.origin(value) in chain.leaves:
-                return instruction.name
+        for value, name in self._stored(chain.region).items():
+            if value in chain.leaves:
+                return name
         raise Unfit("its source is made inside a fusion")
 
-    def _check_dtypes(self, chain: Chain, before: Array, after: Array) -> None:
-        """Raises `Unfit` unless all conversions on the way are undone without a loss."""
-        if before.dtype != after.dtype:
-            raise Unfit(f"it converts {before.dtype} to {after.dtype}")
-        passed = {value.array.dtype for value in chain.values if value.array is not None} - {before.dtype}
-        lossy = [dtype for dtype in passed if (before.dtype, dtype) not in _WIDER]
-        if lossy:
-            raise Unfit(f"it converts {before.dtype} to {lossy[0]} on the way")
+    def _stored(self, region: Scope) -> dict[HloValue, str]:
+        """The arrays that the instructions of a region yield."""
+        if region not in self._regions:
+            known: dict[HloValue, str] = {}
+            for instruction in region.computation.instructions:
+                value = HloValue(region, instruction.name)
+                if value.array is not None:
+                    known.setdefault(self.flow.origin(value), instruction.name)
+            self._regions[region] = known
+        return self._regions[region]
 
 
 def _use(region: Scope, value: HloValue) -> Use:

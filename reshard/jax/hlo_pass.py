@@ -182,6 +182,9 @@ class _Round:
             self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places))
             for plan, one in zip(plans, replacements, strict=True)
         ]
+        compiled = sum(piece.received_bytes for piece in pieces)
+        if compiled >= fate.received_bytes:
+            raise Unfit(f"the plan would receive {compiled} B as compiled here, and not {planned} B")
         peak, allowed = max(piece.peak_bytes for piece in pieces), liveness.of(chain).peak_bytes
         if peak > allowed + _ALIGNMENT:
             raise Unfit(f"the plan would need {peak} B at once, and XLA needs {allowed} B")
