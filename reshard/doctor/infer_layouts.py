@@ -74,24 +74,28 @@ class InferredMove(NamedTuple):
     places: tuple[tuple[int, int], ...]
 
 
-def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> InferredMove | None:
+def infer_layouts(
+    tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str, summed: Sequence[tuple[int, int]] = ()
+) -> InferredMove | None:
     """The layouts before and after, on `mesh` or on one made for them; None if no two layouts describe the move.
 
     The dims are those of the result without dims of size 1. Axes along which nothing moves are left out, and a digit
-    that goes from one device to another becomes a dim of its own.
+    that goes from one device to another becomes a dim of its own. If the traced tile is the sum over the digits
+    `summed` of the device, given by stride and radix, then the source is partial along them.
     """
     try:
-        traced = _traced_digits(tracer, result)
+        traced = _traced_digits(tracer, result, summed)
         if traced is None or result.array is None:
             return None
         dims, firsts = traced.dims(), traced.firsts()
         places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return InferredMove(*_layouts(mesh, dims, dtype), firsts, places)
+                return InferredMove(*_layouts(mesh, dims, dtype, summed), firsts, places)
             except MeshError:
                 pass
-        return InferredMove(*_layouts(_mesh(tracer.devices, dims), dims, dtype), firsts, places)
+        own = _mesh(tracer.devices, dims, summed)
+        return InferredMove(*_layouts(own, dims, dtype, summed), firsts, places)
     except (Untraceable, ReshardError):
         return None
 
@@ -197,22 +201,31 @@ def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
     return total % reached == 0
 
 
-def _traced_digits(tracer: Tracer, result: HloValue) -> _TracedDigits | None:
+def _traced_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> _TracedDigits | None:
     """The digits of a result, read from points along each coordinate; None if the coordinates are not numerals."""
     sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
     if 0 in sizes:
         return None
-    origins = tracer(result, along(sizes))
+    origins = _origins(tracer, result, along(sizes), summed)
     leaf, first = int(origins.leaf[0]), int(origins.place[0])
     if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
     coordinates = _coordinates(origins, sizes)
-    if coordinates is None or not _reach_all_devices(coordinates, tracer.devices):
+    if coordinates is None or not _reach_all_devices(coordinates, tracer.devices, summed):
         return None
-    if not _hold(tracer, result, (leaf, first), coordinates):
+    if not _hold(tracer, result, (leaf, first), coordinates, summed):
         return None
     device, *index = coordinates
     return _TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
+
+
+def _origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:
+    """Where points came from; sums, of which all devices of a group have one, from the first of them."""
+    origins = tracer(result, points)
+    device = origins.device
+    for stride, radix in summed:
+        device = device - device // stride % radix * stride
+    return origins._replace(device=device)
 
 
 def along(sizes: Sequence[int]) -> Points:
@@ -254,15 +267,22 @@ def _digits(device: Numbers, place: Numbers) -> list[CoordinateDigit] | None:
     return digits
 
 
-def _reach_all_devices(coordinates: Sequence[Sequence[CoordinateDigit]], devices: int) -> bool:
+def _reach_all_devices(
+    coordinates: Sequence[Sequence[CoordinateDigit]], devices: int, summed: Sequence[tuple[int, int]]
+) -> bool:
     """Whether elements come from devices of every coordinate; otherwise only a part of the array is moved."""
     cuts = sorted({1, devices, *(cut for one in coordinates[0] for cut in (one.weight, one.weight * one.radix))})
     reached = [one.device * times for digits in coordinates for one in digits for times in range(1, one.radix)]
+    reached += [stride * times for stride, radix in summed for times in range(1, radix)]
     return all(any(device % high // low for device in reached) for low, high in pairwise(cuts))
 
 
 def _hold(
-    tracer: Tracer, result: HloValue, start: tuple[int, int], coordinates: Sequence[Sequence[CoordinateDigit]]
+    tracer: Tracer,
+    result: HloValue,
+    start: tuple[int, int],
+    coordinates: Sequence[Sequence[CoordinateDigit]],
+    summed: Sequence[tuple[int, int]],
 ) -> bool:
     """Whether the digits predict where points came from: all points if they are few, else a random sample."""
     sizes = [math.prod(one.radix for one in digits) for digits in coordinates]
@@ -270,7 +290,7 @@ def _hold(
     random = np.random.default_rng(0)
     places = np.arange(total) if total <= _CHECKED else random.integers(0, total, _CHECKED)
     points = unravel(places, sizes)
-    origins = tracer(result, Points(points[0], points[1:]))
+    origins = _origins(tracer, result, Points(points[0], points[1:]), summed)
     device, place = np.zeros(places.size, np.int64), np.full(places.size, start[1], np.int64)
     for row, digits in zip(points, coordinates, strict=True):
         for one in digits:
@@ -280,11 +300,13 @@ def _hold(
     return bool(((origins.leaf == start[0]) & (origins.device == device) & (origins.place == place)).all())
 
 
-def _layouts(mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str) -> tuple[Layout, Layout]:
-    return (
-        Layout(mesh, tuple(_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims), dtype),
-        Layout(mesh, tuple(_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims), dtype),
-    )
+def _layouts(
+    mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str, summed: Sequence[tuple[int, int]]
+) -> tuple[Layout, Layout]:
+    before = tuple(_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims)
+    after = tuple(_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims)
+    partial = tuple(axis for stride, radix in summed for axis in mesh.sub_axes(stride, radix))
+    return Layout(mesh, before, dtype, "sum" if partial else None, partial), Layout(mesh, after, dtype)
 
 
 def _dim(mesh: Mesh, digits: Iterable[tuple[int, int | None]]) -> Dim:
@@ -301,9 +323,10 @@ def _on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
         yield Digit(axis.size, axis)
 
 
-def _mesh(devices: int, dims: list[list[GlobalDigit]]) -> Mesh:
+def _mesh(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
     """A mesh with an axis for each part of the device number that the digits tell apart."""
     held = [(stride, digit.radix) for dim in dims for digit in dim for stride in (digit.before, digit.after) if stride]
+    held += summed
     cuts = sorted({1, devices, *(cut for stride, radix in held for cut in (stride, stride * radix))})
     if any(high % low for low, high in pairwise(cuts)):
         raise MeshError(f"no mesh of {devices} devices has axes with the strides {cuts}")

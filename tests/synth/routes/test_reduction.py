@@ -327,4 +327,3 @@ def test_random_reductions_between_meshes_of_equal_devices(seed: int):
         shape = [choose.choice([1, 3, 4, 7, 12]) for _ in range(choose.randint(1, 2))]
         source, target = (random_layout(choose, mesh, shape, "int32", mesh is meshes[0]) for mesh in meshes)
         check(rs.plan(source, target))
-
