@@ -40,9 +40,7 @@ SLICED = (
     "%s = f32[8,4]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum",
     "ROOT %d = f32[2,4]{1,0} dynamic-slice(%s, %at, %zero), dynamic_slice_sizes={2,4}",
 )
-SCATTERED = (
-    "ROOT %d = f32[2,4]{1,0} reduce-scatter(%p), replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%sum",
-)
+SCATTERED = ("ROOT %d = f32[2,4]{1,0} reduce-scatter(%p), replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%sum",)
 IN_TWO_ROUNDS = (
     "%a = f32[4,4]{1,0} reduce-scatter(%p), channel_id=1, replica_groups={{0,2},{1,3}}, dimensions={0}, to_apply=%sum",
     "ROOT %d = f32[2,4]{1,0} reduce-scatter(%a), channel_id=2, replica_groups={{0,1},{2,3}}, dimensions={0}, "
