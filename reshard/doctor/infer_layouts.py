@@ -31,7 +31,8 @@ import numpy as np
 from reshard.doctor.flow import HloValue
 from reshard.doctor.index_maps import Points, Untraceable, unravel
 from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import NOWHERE, Origins, Tracer
+from reshard.doctor.sums import digits_of
+from reshard.doctor.trace import NOWHERE, Origins, Tracer, at_places
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
 from reshard.types import Layout, Mesh
@@ -72,6 +73,66 @@ class InferredMove(NamedTuple):
     target: Layout
     firsts: Numbers
     places: tuple[tuple[int, int], ...]
+
+
+class Pick(NamedTuple):
+    """Part of the tile of one device in each group, which all devices of the group use.
+
+    `box` has the first and the last index of that part in each dim, and `at` that device's place in the group, an index
+    for each digit that the group goes through.
+    """
+
+    box: tuple[tuple[int, int], ...]
+    at: tuple[int, ...]
+
+
+def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMove, Pick] | None:
+    """The move of gathering a part of each tile, of which all devices use one device's; None if that is not the move.
+
+    So a whole array that is gathered for its first element can be replaced.
+    """
+    if result.array is None or not 0 < result.array.elements <= _CHECKED:
+        return None
+    try:
+        origins = tracer(result, at_places(result, tracer.devices))
+        places, senders = (part.reshape(tracer.devices, -1) for part in (origins.place, origins.device))
+        if (origins.leaf != origins.leaf[0]).any() or origins.leaf[0] == NOWHERE:
+            return None
+        if (places != places[0]).any() or (senders != senders[:, :1]).any():
+            return None
+        box = _box(places[0], tracer.tiles[int(origins.leaf[0])])
+        group = _group(senders[:, 0])
+        if box is None or not group:
+            return None
+        at = tuple(int(senders[0, 0]) // stride % radix for stride, radix in group)
+        dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
+        if places.shape[1] > 1:
+            dims.append([GlobalDigit(places.shape[1], None, None, 1)])
+        pair = _layouts(_mesh(tracer.devices, dims, ()), dims, dtype, ())
+        return InferredMove(*pair, np.arange(tracer.devices), ((places.shape[1], 1),)), Pick(box, at)
+    except (Untraceable, ReshardError):
+        return None
+
+
+def _box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
+    """The first and last indices of which the places are the elements, in order; None if they are not a box."""
+    indices = unravel(places, tile.dims)
+    box = tuple((int(row.min()), int(row.max())) for row in indices)
+    sizes = [last - first + 1 for first, last in box]
+    if math.prod(sizes) != places.size:
+        return None
+    starts = np.array([first for first, _ in box], np.int64).reshape(-1, 1)
+    return box if (unravel(np.arange(places.size), sizes) + starts == indices).all() else None
+
+
+def _group(senders: Numbers) -> list[tuple[int, int]]:
+    """The digits of the device that its sender does not depend on; raises `Untraceable` if it depends otherwise."""
+    digits = digits_of(np.flatnonzero(senders == senders[0]).tolist())
+    devices = np.arange(senders.size)
+    others = devices - sum(devices // stride % radix * stride for stride, radix in digits)
+    if (senders != others + senders[0]).any():
+        raise Untraceable("the senders are not one device of each group")
+    return digits
 
 
 def infer_layouts(

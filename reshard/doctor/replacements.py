@@ -18,7 +18,7 @@ from reshard.doctor.chains import REDUCTIONS, Chain
 from reshard.doctor.conversions import Unconvertible, conversion
 from reshard.doctor.flow import Flow, HloValue, Scope
 from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
-from reshard.doctor.infer_layouts import InferredMove, infer_layouts
+from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.sums import is_sum, summed_digits
 from reshard.doctor.trace import Tracer
@@ -38,7 +38,7 @@ class Replacement:
     """A value to make from `source`, an instruction of the chain's region, and the `uses` that it replaces.
 
     `leaf` is what the source yields, or the sum of that over devices if the chain begins with a reduction. `before` and
-    `after` are the arrays of one device, with their memory layouts.
+    `after` are the arrays of one device, with their memory layouts. With a `pick`, the move is that of a part of it.
     """
 
     source: str
@@ -48,6 +48,7 @@ class Replacement:
     before: Array
     after: Array
     move: InferredMove
+    pick: Pick | None = None
 
     @property
     def is_summed(self) -> bool:
@@ -89,11 +90,14 @@ class Finder:
             raise Unfit(f"{value.name} is used in several memory layouts")
         tracer = Tracer(self.maps, self.numbering, frozenset({leaf}))
         summed = self._summed_digits(leaf) if chain.reduces else []
-        move = infer_layouts(tracer, value, self.mesh, self._dtype(value, leaf, bool(summed)), summed)
+        dtype = self._dtype(value, leaf, bool(summed))
+        move, pick = infer_layouts(tracer, value, self.mesh, dtype, summed), None
+        if move is None and not summed:
+            move, pick = infer_pick(tracer, value, dtype) or (None, None)
         if move is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(_use(chain.region, one) for one in values)
-        return Replacement(source, uses, tuple(values), leaf, before, after, move)
+        return Replacement(source, uses, tuple(values), leaf, before, after, move, pick)
 
     def _dtype(self, value: HloValue, leaf: HloValue, summed: bool) -> str:
         """The dtype to move: the narrowest on the way, or that of the sum."""

@@ -64,7 +64,7 @@ def summed_digits(maps: IndexMaps, value: HloValue) -> list[tuple[int, int]]:
     """
     groups = [sorted(group) for group in device_groups(maps, value)]
     offsets = [device - groups[0][0] for device in groups[0]]
-    digits = _digits(offsets)
+    digits = digits_of(offsets)
     for first, *rest in groups:
         if [device - first for device in (first, *rest)] != offsets:
             raise Untraceable(f"{value.name}: its groups have several forms")
@@ -73,7 +73,14 @@ def summed_digits(maps: IndexMaps, value: HloValue) -> list[tuple[int, int]]:
     return digits
 
 
-def _digits(offsets: Sequence[int]) -> list[tuple[int, int]]:
+def digits_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """The digits, as strides and radices, of which these numbers are all combinations, in order.
+
+    Raises `Untraceable` if there are none.
+
+    >>> digits_of([0, 1, 4, 5])
+    [(1, 2), (4, 2)]
+    """
     digits: list[tuple[int, int]] = []
     reached = [0]
     while len(reached) < len(offsets):  # ends: more is reached in each round
@@ -85,7 +92,7 @@ def _digits(offsets: Sequence[int]) -> list[tuple[int, int]]:
         digits.append((stride, radix))
         reached = [at + stride * time for time in range(radix) for at in reached]
     if reached != list(offsets):
-        raise Untraceable("the groups of a reduction do not go along digits of the device")
+        raise Untraceable("a group of devices does not go along digits of the device")
     return digits
 
 

@@ -24,6 +24,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard import hlo
+from reshard.doctor.infer_layouts import Pick
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.lower import lower_plan
@@ -38,12 +39,16 @@ _capturing = threading.local()
 
 @dataclass(frozen=True)
 class FragmentKey:
-    """What a fragment is compiled for: the plan, the tiles before and after, and how the source's digits lie."""
+    """What a fragment is compiled for: the plan, the tiles before and after, and how the source's digits lie.
+
+    With a `pick`, the plan moves a part of the tile, and the result is one device's.
+    """
 
     plan: Plan
     before: Array
     after: Array
     places: tuple[tuple[int, int], ...]
+    pick: Pick | None = None
 
 
 class Fragment(NamedTuple):
@@ -132,13 +137,15 @@ def _tile_move(key: FragmentKey, axes: dict[str, int]) -> Callable[[jax.Array], 
     """
     run = tile_function(lower_plan(key.plan), axes)
     moved = dtypes.canonical(key.plan.source.dtype)
+    box = (...,) if key.pick is None else tuple(slice(first, last + 1) for first, last in key.pick.box)
+    at = (...,) if key.pick is None else key.pick.at
     by_place = sorted(range(len(key.places)), key=lambda at: -key.places[at][1])
     radices = [key.places[at][0] for at in by_place]
     order = [by_place.index(at) for at in range(len(key.places))]
 
     def move(tile: jax.Array) -> jax.Array:
-        tile = tile.astype(moved).reshape(radices).transpose(order).reshape(key.plan.source.tile_shape)
-        return run(tile).reshape(key.after.dims).astype(dtypes.canonical(key.after.dtype))
+        tile = tile[box].astype(moved).reshape(radices).transpose(order).reshape(key.plan.source.tile_shape)
+        return run(tile)[at].reshape(key.after.dims).astype(dtypes.canonical(key.after.dtype))
 
     return move
 

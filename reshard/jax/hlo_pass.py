@@ -196,7 +196,7 @@ class _Round:
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
         pieces = [
-            self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places))
+            self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places, one.pick))
             for plan, one in zip(plans, replacements, strict=True)
         ]
         compiled = sum(piece.received_bytes for piece in pieces)

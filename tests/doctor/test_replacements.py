@@ -3,6 +3,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.chains import chains
 from reshard.doctor.equivalence import Traced
+from reshard.doctor.infer_layouts import Pick
 from reshard.doctor.replacements import Finder, Unfit
 from reshard.hlo.splice import Use
 from tests.hlo.splices import NAMES, recorded
@@ -208,3 +209,35 @@ def test_sums_that_cannot_be_replaced_say_why(lines, why):
 def test_without_sums_the_reduction_is_a_chain_of_its_own():
     text = module(SUM, COLUMNS, "  ROOT %r = f32[2,2]{1,0} negate(%d)\n")
     assert replacements(text, from_sums=False) == ["nothing uses its results"]
+
+
+FIRST = "  %e = f32[1,2]{1,0} slice(%g), slice={[0:1], [2:4]}\n  ROOT %r = f32[1,2]{1,0} negate(%e)\n"
+
+
+def test_a_part_of_one_device():
+    """A whole array is gathered for two elements of the first device."""
+    (((one,),)) = replacements(module(GATHER, FIRST))
+    assert one.source == "p" and one.uses == (Use((), "e"),)
+    assert one.pick == Pick(((0, 0), (2, 3)), (0,)) and one.move.places == ((2, 1),)
+    assert str(one.move.source) == "f32[{d0}, 2]" and str(one.move.target) == "f32[4, 2]"
+
+
+def test_a_part_of_one_device_of_each_group():
+    """Rows 2 and 3 of what pairs of devices gather: those of devices 1 and 3."""
+    gather = GATHER.replace("f32[8,8]", "f32[4,8]").replace("[1,4]<=[4]", "{{0,1},{2,3}}")
+    (((one,),)) = replacements(module(gather, FIRST.replace("[0:1]", "[3:4]")))
+    assert one.pick == Pick(((1, 1), (2, 3)), (1,))
+    assert str(one.move.source) == "f32[{d1}, 2]" and list(one.move.source.mesh.axes.values()) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("  %e = f32[2,2]{1,0} slice(%g), slice={[1:3], [2:4]}\n", "  ROOT %r = f32[2,2]{1,0} negate(%e)\n"),
+        ("  %v = f32[8,8]{1,0} reverse(%g), dimensions={1}\n", FIRST.replace("%g", "%v")),
+    ],
+    ids=["of two devices", "in another order"],
+)
+def test_parts_that_are_not_boxes_of_one_device(lines):
+    (reason,) = replacements(module(GATHER, *lines))
+    assert "no two layouts" in reason

@@ -298,3 +298,16 @@ def test_bf16_is_replaced_although_cpu_sends_it_as_f32():
     assert [len(report.replaced) for report in log.reports] == [1]
     assert received(ours) < received(plain)
     assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
+
+
+@needs_hook
+def test_one_element_does_not_take_a_gather_of_the_array():
+    def run(a):
+        return jnp.where(a.reshape(-1)[0] > 0, a + 1, a * 2)
+
+    sharding = NamedSharding(mesh(), P(None, "x"))
+    a = jax.device_put(np.random.default_rng(0).normal(size=(16,) * 3).astype("float32"), sharding)
+    plain, ours, log = both(run, a)
+    assert received(plain) > 10_000
+    assert received(ours) == 3 * 4 and log.reports[0].replaced
+    assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
