@@ -5,7 +5,10 @@
 
 Data that is only moved is followed from collective to collective, up to a value that is used: by arithmetic, by a
 loop, or as a result of the region. A used value must exist, so the chain ends with it; whatever moves it on is another
-chain. Every collective is in exactly one chain. A reduction is a chain of its own, since it makes new data.
+chain. Every collective is in exactly one chain. A reduction is a chain of its own, since it makes new data; unless it
+is asked to begin the chain of what is done with the sum:
+
+    %s = all-reduce(%p) ; %d = dynamic-slice(%s) ; add(%d, %d)                   one chain, which a reduce-scatter does
 """
 
 from __future__ import annotations
@@ -44,13 +47,15 @@ class Chain:
         return any(collective.kind in REDUCTIONS for collective in self.collectives)
 
 
-def chains(flow: Flow, maps: IndexMaps, collectives: Sequence[Collective]) -> Iterator[Chain]:
-    """The chains of a module; each of its collectives is in exactly one."""
+def chains(
+    flow: Flow, maps: IndexMaps, collectives: Sequence[Collective], *, from_sums: bool = False
+) -> Iterator[Chain]:
+    """The chains of a module; each of its collectives is in exactly one. They begin with all-reduces if `from_sums`."""
     pending: _Pending = {}
     for collective in collectives:
         pending.setdefault((collective.computation, collective.name), []).append(collective)
     for region in flow.regions:
-        yield from _Region(flow, maps, region, pending).chains()
+        yield from _Region(flow, maps, region, pending, from_sums).chains()
     for rest in pending.values():  # in computations that no region opens
         yield from (Chain(flow.regions[0], (collective,)) for collective in rest)
 
@@ -58,10 +63,11 @@ def chains(flow: Flow, maps: IndexMaps, collectives: Sequence[Collective]) -> It
 class _Region:
     """The chains of one region; it takes its collectives from `pending`."""
 
-    def __init__(self, flow: Flow, maps: IndexMaps, region: Scope, pending: _Pending) -> None:
+    def __init__(self, flow: Flow, maps: IndexMaps, region: Scope, pending: _Pending, from_sums: bool) -> None:
         self.flow = flow
         self.maps = maps
         self.region = region
+        self.makes = tuple(kind for kind in REDUCTIONS if not (from_sums and kind == "all_reduce"))
         self.sites = [site for site in flow.sites(region) if not flow.is_view(site)]
         self.collectives = {_result_of(site): taken for site in self.sites if (taken := _take(site, pending))}
         self.used: set[HloValue] = set()
@@ -91,7 +97,7 @@ class _Region:
             self._moved[value] = False
             start = self.collectives.get(_without_path(value))
             sources = () if start is not None else self.maps.sources(value) or ()
-            self._moved[value] = (start is not None and start.kind not in REDUCTIONS) or any(
+            self._moved[value] = (start is not None and start.kind not in self.makes) or any(
                 self.is_moved(source) for source in sources
             )
         return self._moved[value]
@@ -133,9 +139,13 @@ class _Region:
         root = self.region.computation.root
         taken = [] if root is None else [HloValue(self.region, root.name)]
         for site in self.sites:
-            if moved.isdisjoint(self._made(site)):
+            if moved.isdisjoint(self._made(site)) or self._reduces(_result_of(site)):
                 taken += [HloValue(site.scope, name) for name in site.instruction.operands]
         return {origin for value in taken for origin in self.flow.array_origins(value)} & moved
+
+    def _reduces(self, value: HloValue) -> bool:
+        start = self.collectives.get(_without_path(value))
+        return start is not None and start.kind in REDUCTIONS
 
     def _needed(self, values: Sequence[HloValue]) -> set[HloValue]:
         """The used values, and the values of which they are only another form."""
@@ -161,6 +171,7 @@ class _Region:
         leaves: set[HloValue] = set()
         seen: set[HloValue] = set(inside)
         queue = [source for value in inside for source in self.maps.sources(value) or ()]
+        queue += [source for value in inside if self._reduces(value) for source in self.flow.operands(value)]
         while queue:  # ends: each value is looked at once
             value = queue.pop()
             if value in seen:

@@ -2,7 +2,8 @@
 
 Each replaced value is followed back to the source, in the old module through XLA's chain and in the new one through
 the fragment. All devices are followed: along every coordinate, at random points, and at all points of small arrays.
-Both must come from the same place of the same device's tile, or of a device that surely has an equal tile.
+Both must come from the same place of the same device's tile, or of a device that surely has an equal tile. And both
+must be rounded alike where dtypes change on the way.
 
 The new value is followed from its users, fusions entered, so a tile that is passed to the wrong one is seen as well.
 """
@@ -11,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
+from reshard.doctor.conversions import Conversion, Unconvertible, conversion
 from reshard.doctor.flow import Flow, HloValue, Scope
 from reshard.doctor.fragment_maps import FragmentMaps
 from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, unravel
@@ -22,6 +25,7 @@ from reshard.doctor.numbering import Numbering
 from reshard.doctor.replacements import Replacement, finished
 from reshard.doctor.replicas import Replicas
 from reshard.doctor.scalars import Scalars
+from reshard.doctor.sums import Summands, same_sums, summands
 from reshard.doctor.trace import NOWHERE, Origins, Tracer
 from reshard.errors import SpliceError
 from reshard.hlo import Module
@@ -51,33 +55,83 @@ class Traced:
         except Untraceable as error:
             raise SpliceError(f"{value.name}: its elements cannot be followed ({error})") from None
 
+    def summands(self, value: HloValue, leaf: HloValue, points: Points) -> Summands:
+        """What points of a value add up of the leaf; raises `SpliceError` if that cannot be told."""
+        try:
+            return summands(self.maps, self.numbering, value, leaf, points)
+        except (Untraceable, Unconvertible) as error:
+            raise SpliceError(f"{value.name}: its summands cannot be followed ({error})") from None
+
+    def conversion(self, value: HloValue, leaf: HloValue) -> Conversion:
+        """What becomes of the elements that a value has from the leaf; raises `SpliceError` if that cannot be told."""
+        try:
+            return conversion(self.maps, value, leaf)
+        except Unconvertible as error:
+            raise SpliceError(f"{value.name}: {error}") from None
+
 
 def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replacement, replicas: Replicas) -> None:
     """Raises `SpliceError` unless all users of a replaced value get the same elements as before."""
-    source = HloValue(new.region(region), replacement.source)
-    leaf = new.flow.origin(source)
+    leaf = new.flow.origin(HloValue(new.region(region), replacement.source))
     for value in replacement.values:
-        points = _points(old.devices, replacement.after.dims)
-        before = old.origins(value, replacement.leaf, points)
-        if (before.leaf == NOWHERE).any():
-            raise SpliceError(f"{value.name}: some of its elements are padding")
         taken = list(_fresh_values(old, new, value, region))
         if not taken:
             raise SpliceError(f"{value.name}: nothing takes what replaces it")
         for fresh in taken:
-            after = new.origins(fresh, leaf, points)
-            wrong = after.place != before.place
-            wrong |= replicas.of(replacement.leaf)[after.device] != replicas.of(replacement.leaf)[before.device]
-            same_leaf = new.numbering.of(leaf)
-            if (after.leaf != same_leaf).any():
-                raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
-            if wrong.any():
-                at = int(wrong.argmax())
-                raise SpliceError(
-                    f"{value.name}: device {points.device[at]}, index {tuple(map(int, points.indices[:, at]))} would "
-                    f"come from place {after.place[at]} of device {after.device[at]}, not from place "
-                    f"{before.place[at]} of device {before.device[at]}"
-                )
+            if replacement.is_summed:
+                _check_sums(old, new, (value, fresh), leaf, replacement, replicas)
+            else:
+                _check_moved(old, new, (value, fresh), leaf, replacement, replicas)
+
+
+def _check_moved(
+    old: Traced,
+    new: Traced,
+    values: tuple[HloValue, HloValue],
+    leaf: HloValue,
+    replacement: Replacement,
+    replicas: Replicas,
+) -> None:
+    """Checks that two values, the old and the fresh one, have the same elements, rounded alike."""
+    value, fresh = values
+    points = _points(old.devices, replacement.after.dims)
+    before, after = old.origins(value, replacement.leaf, points), new.origins(fresh, leaf, points)
+    if (before.leaf == NOWHERE).any():
+        raise SpliceError(f"{value.name}: some of its elements are padding")
+    was, is_now = old.conversion(value, replacement.leaf), new.conversion(fresh, leaf)
+    if was != is_now:
+        raise SpliceError(f"{value.name}: {_spelled(was)} would become {_spelled(is_now)}")
+    if (after.leaf != new.numbering.of(leaf)).any():
+        raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
+    wrong = (after.place != before.place) | (after.device != before.device)
+    if wrong.any():  # Finding copies takes long, and is seldom needed.
+        classes = replicas.of(replacement.leaf)
+        wrong = (after.place != before.place) | (classes[after.device] != classes[before.device])
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise SpliceError(
+            f"{value.name}: device {points.device[at]}, index {tuple(map(int, points.indices[:, at]))} would "
+            f"come from place {after.place[at]} of device {after.device[at]}, not from place "
+            f"{before.place[at]} of device {before.device[at]}"
+        )
+
+
+def _check_sums(
+    old: Traced,
+    new: Traced,
+    values: tuple[HloValue, HloValue],
+    leaf: HloValue,
+    replacement: Replacement,
+    replicas: Replicas,
+) -> None:
+    """Checks that two values, the old and the fresh one, are the same sums."""
+    value, fresh = values
+    points = _points(old.devices, replacement.after.dims)
+    source = old.flow.operands(replacement.leaf)[0]
+    before, after = old.summands(value, source, points), new.summands(fresh, leaf, points)
+    dtype, each = replacement.before.dtype, np.arange(old.devices)
+    if not (same_sums(before, after, each, dtype) or same_sums(before, after, replicas.of(source), dtype)):
+        raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
 
 
 def _fresh_values(old: Traced, new: Traced, value: HloValue, region: str) -> Iterator[HloValue]:
@@ -135,6 +189,10 @@ def _same_scope(old: Traced, new: Traced, scope: Scope, region: str) -> Scope:
     if inner is None:
         raise SpliceError(f"{scope.caller.instruction.name}: it is gone")
     return inner
+
+
+def _spelled(one: Conversion) -> str:
+    return " to ".join(dtype for dtype, _ in groupby(one))
 
 
 def _points(devices: int, dims: Sequence[int]) -> Points:

@@ -137,7 +137,7 @@ class Flow:
         if value.instruction.opcode.endswith("-start") or isinstance(shape, Array):
             yield self.origin(value)
             return
-        for path in _paths(shape):
+        for path in paths(shape):
             yield self.origin(HloValue(value.scope, value.name, (*value.path, *path)))
 
     def is_view(self, site: Site) -> bool:
@@ -220,10 +220,10 @@ def _behind_async(value: HloValue) -> HloValue | None:
     return None
 
 
-def _paths(shape: Shape) -> Iterator[tuple[int, ...]]:
+def paths(shape: Shape) -> Iterator[tuple[int, ...]]:
     """The paths to the arrays of a shape."""
     if isinstance(shape, Array):
         yield ()
         return
     for at, part in enumerate(shape):
-        yield from ((at, *rest) for rest in _paths(part))
+        yield from ((at, *rest) for rest in paths(part))

@@ -31,7 +31,8 @@ import numpy as np
 from reshard.doctor.flow import HloValue
 from reshard.doctor.index_maps import Points, Untraceable, unravel
 from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import NOWHERE, Origins, Tracer
+from reshard.doctor.sums import digits_of
+from reshard.doctor.trace import NOWHERE, Origins, Tracer, at_places
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
 from reshard.types import Layout, Mesh
@@ -74,24 +75,88 @@ class InferredMove(NamedTuple):
     places: tuple[tuple[int, int], ...]
 
 
-def infer_layouts(tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str) -> InferredMove | None:
+class Pick(NamedTuple):
+    """Part of the tile of one device in each group, which all devices of the group use.
+
+    `box` has the first and the last index of that part in each dim, and `at` that device's place in the group, an index
+    for each digit that the group goes through.
+    """
+
+    box: tuple[tuple[int, int], ...]
+    at: tuple[int, ...]
+
+
+def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMove, Pick] | None:
+    """The move of gathering a part of each tile, of which all devices use one device's; None if that is not the move.
+
+    So a whole array that is gathered for its first element can be replaced.
+    """
+    if result.array is None or not 0 < result.array.elements <= _CHECKED:
+        return None
+    try:
+        origins = tracer(result, at_places(result, tracer.devices))
+        places, senders = (part.reshape(tracer.devices, -1) for part in (origins.place, origins.device))
+        if (origins.leaf != origins.leaf[0]).any() or origins.leaf[0] == NOWHERE:
+            return None
+        if (places != places[0]).any() or (senders != senders[:, :1]).any():
+            return None
+        box = _box(places[0], tracer.tiles[int(origins.leaf[0])])
+        group = _group(senders[:, 0])
+        if box is None or not group:
+            return None
+        at = tuple(int(senders[0, 0]) // stride % radix for stride, radix in group)
+        dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
+        if places.shape[1] > 1:
+            dims.append([GlobalDigit(places.shape[1], None, None, 1)])
+        pair = _layouts(_mesh(tracer.devices, dims, ()), dims, dtype, ())
+        return InferredMove(*pair, np.arange(tracer.devices), ((places.shape[1], 1),)), Pick(box, at)
+    except (Untraceable, ReshardError):
+        return None
+
+
+def _box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
+    """The first and last indices of which the places are the elements, in order; None if they are not a box."""
+    indices = unravel(places, tile.dims)
+    box = tuple((int(row.min()), int(row.max())) for row in indices)
+    sizes = [last - first + 1 for first, last in box]
+    if math.prod(sizes) != places.size:
+        return None
+    starts = np.array([first for first, _ in box], np.int64).reshape(-1, 1)
+    return box if (unravel(np.arange(places.size), sizes) + starts == indices).all() else None
+
+
+def _group(senders: Numbers) -> list[tuple[int, int]]:
+    """The digits of the device that its sender does not depend on; raises `Untraceable` if it depends otherwise."""
+    digits = digits_of(np.flatnonzero(senders == senders[0]).tolist())
+    devices = np.arange(senders.size)
+    others = devices - sum(devices // stride % radix * stride for stride, radix in digits)
+    if (senders != others + senders[0]).any():
+        raise Untraceable("the senders are not one device of each group")
+    return digits
+
+
+def infer_layouts(
+    tracer: Tracer, result: HloValue, mesh: Mesh | None, dtype: str, summed: Sequence[tuple[int, int]] = ()
+) -> InferredMove | None:
     """The layouts before and after, on `mesh` or on one made for them; None if no two layouts describe the move.
 
     The dims are those of the result without dims of size 1. Axes along which nothing moves are left out, and a digit
-    that goes from one device to another becomes a dim of its own.
+    that goes from one device to another becomes a dim of its own. If the traced tile is the sum over the digits
+    `summed` of the device, given by stride and radix, then the source is partial along them.
     """
     try:
-        traced = _traced_digits(tracer, result)
+        traced = _traced_digits(tracer, result, summed)
         if traced is None or result.array is None:
             return None
         dims, firsts = traced.dims(), traced.firsts()
         places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return InferredMove(*_layouts(mesh, dims, dtype), firsts, places)
+                return InferredMove(*_layouts(mesh, dims, dtype, summed), firsts, places)
             except MeshError:
                 pass
-        return InferredMove(*_layouts(_mesh(tracer.devices, dims), dims, dtype), firsts, places)
+        own = _mesh(tracer.devices, dims, summed)
+        return InferredMove(*_layouts(own, dims, dtype, summed), firsts, places)
     except (Untraceable, ReshardError):
         return None
 
@@ -197,22 +262,31 @@ def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
     return total % reached == 0
 
 
-def _traced_digits(tracer: Tracer, result: HloValue) -> _TracedDigits | None:
+def _traced_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> _TracedDigits | None:
     """The digits of a result, read from points along each coordinate; None if the coordinates are not numerals."""
     sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
     if 0 in sizes:
         return None
-    origins = tracer(result, along(sizes))
+    origins = _origins(tracer, result, along(sizes), summed)
     leaf, first = int(origins.leaf[0]), int(origins.place[0])
     if leaf == NOWHERE or (origins.leaf != leaf).any() or origins.device[0]:
         return None
     coordinates = _coordinates(origins, sizes)
-    if coordinates is None or not _reach_all_devices(coordinates, tracer.devices):
+    if coordinates is None or not _reach_all_devices(coordinates, tracer.devices, summed):
         return None
-    if not _hold(tracer, result, (leaf, first), coordinates):
+    if not _hold(tracer, result, (leaf, first), coordinates, summed):
         return None
     device, *index = coordinates
     return _TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
+
+
+def _origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:
+    """Where points came from; sums, of which all devices of a group have one, from the first of them."""
+    origins = tracer(result, points)
+    device = origins.device
+    for stride, radix in summed:
+        device = device - device // stride % radix * stride
+    return origins._replace(device=device)
 
 
 def along(sizes: Sequence[int]) -> Points:
@@ -254,15 +328,22 @@ def _digits(device: Numbers, place: Numbers) -> list[CoordinateDigit] | None:
     return digits
 
 
-def _reach_all_devices(coordinates: Sequence[Sequence[CoordinateDigit]], devices: int) -> bool:
+def _reach_all_devices(
+    coordinates: Sequence[Sequence[CoordinateDigit]], devices: int, summed: Sequence[tuple[int, int]]
+) -> bool:
     """Whether elements come from devices of every coordinate; otherwise only a part of the array is moved."""
     cuts = sorted({1, devices, *(cut for one in coordinates[0] for cut in (one.weight, one.weight * one.radix))})
     reached = [one.device * times for digits in coordinates for one in digits for times in range(1, one.radix)]
+    reached += [stride * times for stride, radix in summed for times in range(1, radix)]
     return all(any(device % high // low for device in reached) for low, high in pairwise(cuts))
 
 
 def _hold(
-    tracer: Tracer, result: HloValue, start: tuple[int, int], coordinates: Sequence[Sequence[CoordinateDigit]]
+    tracer: Tracer,
+    result: HloValue,
+    start: tuple[int, int],
+    coordinates: Sequence[Sequence[CoordinateDigit]],
+    summed: Sequence[tuple[int, int]],
 ) -> bool:
     """Whether the digits predict where points came from: all points if they are few, else a random sample."""
     sizes = [math.prod(one.radix for one in digits) for digits in coordinates]
@@ -270,7 +351,7 @@ def _hold(
     random = np.random.default_rng(0)
     places = np.arange(total) if total <= _CHECKED else random.integers(0, total, _CHECKED)
     points = unravel(places, sizes)
-    origins = tracer(result, Points(points[0], points[1:]))
+    origins = _origins(tracer, result, Points(points[0], points[1:]), summed)
     device, place = np.zeros(places.size, np.int64), np.full(places.size, start[1], np.int64)
     for row, digits in zip(points, coordinates, strict=True):
         for one in digits:
@@ -280,11 +361,13 @@ def _hold(
     return bool(((origins.leaf == start[0]) & (origins.device == device) & (origins.place == place)).all())
 
 
-def _layouts(mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str) -> tuple[Layout, Layout]:
-    return (
-        Layout(mesh, tuple(_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims), dtype),
-        Layout(mesh, tuple(_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims), dtype),
-    )
+def _layouts(
+    mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str, summed: Sequence[tuple[int, int]]
+) -> tuple[Layout, Layout]:
+    before = tuple(_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims)
+    after = tuple(_dim(mesh, [(digit.radix, digit.after) for digit in dim]) for dim in dims)
+    partial = tuple(axis for stride, radix in summed for axis in mesh.sub_axes(stride, radix))
+    return Layout(mesh, before, dtype, "sum" if partial else None, partial), Layout(mesh, after, dtype)
 
 
 def _dim(mesh: Mesh, digits: Iterable[tuple[int, int | None]]) -> Dim:
@@ -301,9 +384,10 @@ def _on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
         yield Digit(axis.size, axis)
 
 
-def _mesh(devices: int, dims: list[list[GlobalDigit]]) -> Mesh:
+def _mesh(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
     """A mesh with an axis for each part of the device number that the digits tell apart."""
     held = [(stride, digit.radix) for dim in dims for digit in dim for stride in (digit.before, digit.after) if stride]
+    held += summed
     cuts = sorted({1, devices, *(cut for stride, radix in held for cut in (stride, stride * radix))})
     if any(high % low for low, high in pairwise(cuts)):
         raise MeshError(f"no mesh of {devices} devices has axes with the strides {cuts}")

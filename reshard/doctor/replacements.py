@@ -14,17 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reshard.doctor.chains import Chain
+from reshard.doctor.chains import REDUCTIONS, Chain
+from reshard.doctor.conversions import Unconvertible, conversion
 from reshard.doctor.flow import Flow, HloValue, Scope
-from reshard.doctor.index_maps import COLLECTIVES, IndexMaps
-from reshard.doctor.infer_layouts import InferredMove, infer_layouts
+from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
+from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
 from reshard.doctor.numbering import Numbering
+from reshard.doctor.sums import is_sum, summed_digits
 from reshard.doctor.trace import Tracer
-from reshard.hlo import Array
+from reshard.hlo import Array, Collective
 from reshard.hlo.splice import Use
 from reshard.types.mesh import Mesh
 
-_WIDER = {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64")}
+_FORMS = ("convert", "copy", "bitcast", "reshape", "transpose")
 
 
 class Unfit(Exception):
@@ -35,7 +37,8 @@ class Unfit(Exception):
 class Replacement:
     """A value to make from `source`, an instruction of the chain's region, and the `uses` that it replaces.
 
-    `before` and `after` are the arrays of one device, with their memory layouts.
+    `leaf` is what the source yields, or the sum of that over devices if the chain begins with a reduction. `before` and
+    `after` are the arrays of one device, with their memory layouts. With a `pick`, the move is that of a part of it.
     """
 
     source: str
@@ -45,6 +48,12 @@ class Replacement:
     before: Array
     after: Array
     move: InferredMove
+    pick: Pick | None = None
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the move adds up tiles."""
+        return bool(self.move.source.partial)
 
 
 class Finder:
@@ -55,13 +64,11 @@ class Finder:
         self.maps = maps
         self.numbering = numbering
         self.mesh = mesh
+        self._regions: dict[Scope, dict[HloValue, str]] = {}
 
     def replacements(self, chain: Chain) -> tuple[Replacement, ...]:
         """What has to be made for the chain's results; raises `Unfit` with the reason if that is not known."""
-        if not all(collective.opcode.removesuffix("-start") in COLLECTIVES for collective in chain.collectives):
-            raise Unfit("it has a collective whose index map is not known")
-        source = self._source(chain)
-        leaf = self.flow.origin(HloValue(chain.region, source))
+        source, leaf = self._summed(chain) if chain.reduces else self._moved(chain)
         before = leaf.array
         if before is None:
             raise Unfit(f"{source} is not an array")
@@ -81,13 +88,32 @@ class Finder:
             raise Unfit(f"{value.name} is part of a tuple")
         if any(one.array != after for one in values):
             raise Unfit(f"{value.name} is used in several memory layouts")
-        self._check_dtypes(chain, before, after)
         tracer = Tracer(self.maps, self.numbering, frozenset({leaf}))
-        move = infer_layouts(tracer, value, self.mesh, after.dtype)
+        summed = self._summed_digits(leaf) if chain.reduces else []
+        dtype = self._dtype(value, leaf, bool(summed))
+        move, pick = infer_layouts(tracer, value, self.mesh, dtype, summed), None
+        if move is None and not summed:
+            move, pick = infer_pick(tracer, value, dtype) or (None, None)
         if move is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(_use(chain.region, one) for one in values)
-        return Replacement(source, uses, tuple(values), leaf, before, after, move)
+        return Replacement(source, uses, tuple(values), leaf, before, after, move, pick)
+
+    def _dtype(self, value: HloValue, leaf: HloValue, summed: bool) -> str:
+        """The dtype to move: the narrowest on the way, or that of the sum."""
+        try:
+            one = conversion(self.maps, value, leaf)
+        except Unconvertible as why:
+            raise Unfit(str(why)) from None
+        if summed and one.narrowest not in (one.before, one.after):
+            raise Unfit(f"it rounds the sum to {one.narrowest} on the way")
+        return one.before if summed else one.narrowest
+
+    def _summed_digits(self, leaf: HloValue) -> list[tuple[int, int]]:
+        try:
+            return summed_digits(self.maps, leaf)
+        except Untraceable as error:
+            raise Unfit(str(error)) from None
 
     def _wanted(self, chain: Chain) -> Iterator[HloValue]:
         """The values to replace: each result or, if only parts of it are used, these parts."""
@@ -97,7 +123,37 @@ class Finder:
             whole = not used or any(
                 one.array is not None and one.array.elements >= value.array.elements for one in used
             )
-            yield from (value,) if whole else used
+            yield from map(self._before_widening, (value,) if whole else used)
+
+    def _before_widening(self, value: HloValue) -> HloValue:
+        """The same elements in a narrower dtype, if the value is that converted."""
+        while value.opcode == "convert":  # ends: each step goes back to an operand
+            (before,) = self.flow.operands(value)
+            if before.array is None or value.array is None or before.array.nbytes >= value.array.nbytes:
+                break
+            if self.maps.sources(before) is None or before.opcode in COLLECTIVES:
+                break
+            value = before
+        return value
+
+    def _moved(self, chain: Chain) -> tuple[str, HloValue]:
+        """The source of a chain that only moves data, and what it yields."""
+        if not all(map(_is_known, chain.collectives)):
+            raise Unfit("it has a collective whose index map is not known")
+        source = self._source(chain)
+        return source, self.flow.origin(HloValue(chain.region, source))
+
+    def _summed(self, chain: Chain) -> tuple[str, HloValue]:
+        """The source of a chain that begins with a sum over devices, and the sum."""
+        sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
+        if len(sums) != 1 or not all(map(_is_known, [one for one in chain.collectives if one not in sums])):
+            raise Unfit("it has a collective whose index map is not known")
+        leaf = HloValue(chain.region, sums[0].name)
+        if sums[0].computation != chain.region.computation.name:
+            raise Unfit(f"{leaf.name} runs inside another instruction")
+        if leaf.opcode != "all-reduce" or not is_sum(self.flow, leaf):
+            raise Unfit(f"{leaf.name} is not the sum of one array")
+        return leaf.instruction.operands[0], leaf
 
     def _source(self, chain: Chain) -> str:
         """The instruction of the region that has the data before the chain's first collectives."""
@@ -111,27 +167,42 @@ class Finder:
                 if origin not in moved:
                     first.setdefault(self.numbering.of(origin), name)
         if len(first) == 1:
-            return next(iter(first.values()))
+            return self._narrower(chain.region, next(iter(first.values())))
         return self._stored_leaf(chain)
+
+    def _narrower(self, region: Scope, name: str) -> str:
+        """The instruction that has the same elements in a narrower dtype, before a conversion; else the same one."""
+        value = self.flow.origin(HloValue(region, name))
+        while value.array is not None and value.opcode in _FORMS:  # ends: each step goes back to an operand
+            (before,) = self.flow.operands(value)
+            if before.array is not None and before.array.nbytes < value.array.nbytes and before.opcode != "constant":
+                return self._stored(region).get(before, name)
+            value = before
+        return name
 
     def _stored_leaf(self, chain: Chain) -> str:
         """The instruction of the region that yields the chain's only leaf."""
         if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
             raise Unfit(f"it joins {len(chain.leaves)} arrays")
-        for instruction in chain.region.computation.instructions:
-            value = HloValue(chain.region, instruction.name)
-            if value.array is not None and self.flow.origin(value) in chain.leaves:
-                return instruction.name
+        for value, name in self._stored(chain.region).items():
+            if value in chain.leaves:
+                return name
         raise Unfit("its source is made inside a fusion")
 
-    def _check_dtypes(self, chain: Chain, before: Array, after: Array) -> None:
-        """Raises `Unfit` unless all conversions on the way are undone without a loss."""
-        if before.dtype != after.dtype:
-            raise Unfit(f"it converts {before.dtype} to {after.dtype}")
-        passed = {value.array.dtype for value in chain.values if value.array is not None} - {before.dtype}
-        lossy = [dtype for dtype in passed if (before.dtype, dtype) not in _WIDER]
-        if lossy:
-            raise Unfit(f"it converts {before.dtype} to {lossy[0]} on the way")
+    def _stored(self, region: Scope) -> dict[HloValue, str]:
+        """The arrays that the instructions of a region yield."""
+        if region not in self._regions:
+            known: dict[HloValue, str] = {}
+            for instruction in region.computation.instructions:
+                value = HloValue(region, instruction.name)
+                if value.array is not None:
+                    known.setdefault(self.flow.origin(value), instruction.name)
+            self._regions[region] = known
+        return self._regions[region]
+
+
+def _is_known(collective: Collective) -> bool:
+    return collective.opcode.removesuffix("-start") in COLLECTIVES
 
 
 def _use(region: Scope, value: HloValue) -> Use:

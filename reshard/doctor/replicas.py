@@ -5,6 +5,8 @@
     parameter           devices along the axes that its sharding does not name are equal
     all-gather          the classes of the group's members, in order: equal for all members
     arithmetic          the classes of all operands together
+    while               the classes before it, refined until its body yields what it takes
+    conditional         the classes of the predicate and of all branches together
 
 The analysis is conservative: values that it cannot follow differ on every device.
 """
@@ -12,11 +14,11 @@ The analysis is conservative: values that it cannot follow differ on every devic
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reshard.doctor.flow import HloValue, parameter_number
+from reshard.doctor.flow import HloValue, Scope, Site, parameter_number, paths
 from reshard.doctor.index_maps import IndexMaps, Untraceable, device_groups
 from reshard.doctor.scalars import Numbers
 from reshard.errors import NotationError, ReshardError
@@ -34,6 +36,7 @@ _DETERMINISTIC = frozenset((
     "shift-right-logical", "sign", "sine", "slice", "sqrt", "subtract", "tan", "tanh", "transpose", "xor",
 ))  # fmt: skip
 _MOST = 20_000  # values that are worth following
+_TURNS = 16  # of a loop until its classes are found, or taken to be different everywhere
 
 
 class Replicas:
@@ -47,6 +50,7 @@ class Replicas:
         self.shardings = shardings
         self.devices = maps.scalars.devices
         self._known: dict[HloValue, Numbers] = {}
+        self._loops: dict[tuple[Scope, str], dict[tuple[int, ...], Numbers]] = {}
 
     def of(self, value: HloValue) -> Numbers:
         """The class of each device for a value."""
@@ -80,6 +84,10 @@ class Replicas:
             return np.zeros(self.devices, np.int64)
         if value.opcode == "parameter":
             return self._parameter(value)
+        if value.opcode == "while":
+            return self._loop(value.site).get(value.path, own)
+        if value.opcode == "conditional":
+            return self._conditional(value)
         operands = [self._known.get(operand, own) for operand in self._operands(value)]
         if not operands:
             return own
@@ -89,11 +97,70 @@ class Replicas:
             return own
 
     def _parameter(self, value: HloValue) -> Numbers:
-        """The classes of a parameter: by its sharding, if it is one of the entry's."""
-        number = parameter_number(value.instruction)
+        """The classes of a parameter: by its sharding if it is one of the entry's, else by what its caller gives it."""
+        number, caller = parameter_number(value.instruction), value.scope.caller
+        if caller is not None and caller.instruction.opcode == "while":
+            return self._loop(caller).get(value.path, np.arange(self.devices))
+        if caller is not None and caller.instruction.opcode == "conditional":
+            branch = caller.instruction.called.index(value.scope.computation.name)
+            return self.of(HloValue(caller.scope, caller.instruction.operands[branch + 1], value.path))
         if value.scope.caller is not None or number >= len(self.shardings) or value.array is None:
             return np.arange(self.devices)
         return sharding_classes(self.shardings[number], len(value.array.dims), self.devices)
+
+    def _conditional(self, value: HloValue) -> Numbers:
+        """The classes of what a conditional yields."""
+        parts = [self.of(self.maps.flow.operands(value)[0])]
+        for name in value.instruction.called:
+            root = self._root(value.site, name)
+            parts.append(np.arange(self.devices) if root is None else self.of(root._replace(path=value.path)))
+        return _compressed([part.reshape(-1, 1) for part in parts])
+
+    def _loop(self, site: Site) -> dict[tuple[int, ...], Numbers]:
+        """The classes of the arrays that a loop carries, in every turn and after the last; empty if not known.
+
+        Devices are equal after it only if they also make as many turns.
+        """
+        key = site.scope, site.instruction.name
+        if key not in self._loops:
+            self._loops[key] = {}
+            self._loops[key] = self._carried(site)
+        return self._loops[key]
+
+    def _carried(self, site: Site) -> dict[tuple[int, ...], Numbers]:
+        attributes = site.instruction.attributes
+        body, condition = (self._root(site, attributes.get(name, "").lstrip("%")) for name in ("body", "condition"))
+        if body is None or condition is None:
+            return {}
+        carried = {
+            path: self.of(HloValue(site.scope, site.instruction.operands[0], path))
+            for path in paths(site.instruction.shape)
+        }
+        for _ in range(_TURNS):
+            turn = self._within((body.scope, condition.scope), carried)
+            going_on = turn.of(condition)
+            refined = {
+                path: _compressed([part.reshape(-1, 1) for part in (was, turn.of(body._replace(path=path)), going_on)])
+                for path, was in carried.items()
+            }
+            if all(refined[path].max() == was.max() for path, was in carried.items()):
+                return carried
+            carried = refined
+        return {}
+
+    def _within(self, regions: Sequence[Scope], carried: Mapping[tuple[int, ...], Numbers]) -> Replicas:
+        """The classes inside of a loop's regions, if it carries arrays of these classes."""
+        turn = Replicas(self.maps, self.shardings)
+        for region in regions:
+            (parameter,) = (one for one in region.computation.instructions if one.opcode == "parameter")
+            turn._known.update({HloValue(region, parameter.name, path): one for path, one in carried.items()})
+        return turn
+
+    def _root(self, site: Site, name: str) -> HloValue | None:
+        """What a region yields that the instruction starts; None if another starts it as well."""
+        regions = [one for one in self.maps.flow.regions if one.computation.name == name and one.caller == site]
+        root = regions[0].computation.root if regions else None
+        return None if root is None else HloValue(regions[0], root.name)
 
     def _combined(self, value: HloValue, operands: Sequence[Numbers]) -> Numbers:
         """The classes of an instruction's result, from those of its operands."""

@@ -30,13 +30,17 @@ class Origins(NamedTuple):
 
 
 class Tracer:
-    """Follows points of a chain's values back to its leaves; `tiles` are the leaves met so far, by number."""
+    """Follows points of a chain's values back to its leaves.
+
+    `ends` are the leaves met so far by their numbers, and `tiles` their arrays.
+    """
 
     def __init__(self, maps: IndexMaps, numbering: Numbering, leaves: frozenset[HloValue]) -> None:
         self.maps = maps
         self.numbering = numbering
         self.leaves = leaves
         self.tiles: dict[int, Array] = {}
+        self.ends: dict[int, HloValue] = {}
 
     @property
     def devices(self) -> int:
@@ -74,6 +78,7 @@ class Tracer:
             raise Untraceable(f"{value.name} is not an array")
         number = self.numbering.of(value)
         self.tiles[number] = value.array
+        self.ends[number] = value
         leaf = np.full(points.device.size, number, np.int64)
         return Origins(leaf, points.device, ravel(points.indices, value.array.dims))
 

@@ -244,11 +244,24 @@ class ComputationProto:
 
 @dataclass(eq=False)
 class ModuleProto:
-    """A module; `schedule` has the ids of each computation's instructions in order, None if it is not scheduled."""
+    """A module; `schedule` has the ids of each computation's instructions in order, None if it is not scheduled.
+
+    `highest_id` is the highest id that any of its computations had so far: those of removed ones are not given again.
+    """
 
     message: Message
     computations: list[ComputationProto]
     schedule: dict[int, list[int]] | None = field(default=None)
+    highest_id: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.highest_id = max(one.id for one in self.computations)
+
+    def new_ids(self, count: int) -> list[int]:
+        """Ids that no computation of the module has or had."""
+        first = max(self.highest_id, *(one.id for one in self.computations)) + 1
+        self.highest_id = first + count - 1
+        return list(range(first, first + count))
 
     @classmethod
     def decode(cls, data: bytes) -> ModuleProto:

@@ -143,8 +143,7 @@ def _link(
     used = sorted({one.channel for one in fragment.instructions() if one.channel})
     linked.channels = {channel: channels + at + 1 for at, channel in enumerate(used)}
     added = [one for one in fragment.computations if one is not entry]
-    free = max(one.id for one in module.computations) + 1
-    linked.computations = {one.id: free + at for at, one in enumerate(added)}
+    linked.computations = dict(zip([one.id for one in added], module.new_ids(len(added)), strict=True))
     _renumber(region, [one for one in entry.instructions if one.opcode != "parameter"], linked)
     for computation in added:
         fresh = ComputationProto(computation.message, [])

@@ -23,6 +23,8 @@ from jax.experimental.layout import Layout as JaxLayout
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from reshard import hlo
+from reshard.doctor.infer_layouts import Pick
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.lower import lower_plan
@@ -37,19 +39,24 @@ _capturing = threading.local()
 
 @dataclass(frozen=True)
 class FragmentKey:
-    """What a fragment is compiled for: the plan, the tiles before and after, and how the source's digits lie."""
+    """What a fragment is compiled for: the plan, the tiles before and after, and how the source's digits lie.
+
+    With a `pick`, the plan moves a part of the tile, and the result is one device's.
+    """
 
     plan: Plan
     before: Array
     after: Array
     places: tuple[tuple[int, int], ...]
+    pick: Pick | None = None
 
 
 class Fragment(NamedTuple):
-    """A captured fragment, and the bytes that a device holds at its peak, both tiles included."""
+    """A captured fragment, the bytes that a device holds at its peak, both tiles included, and those it receives."""
 
     module: bytes
     peak_bytes: int
+    received_bytes: int = 0
 
 
 class Fragments:
@@ -68,14 +75,15 @@ class Fragments:
     def _compile(self, key: FragmentKey) -> Fragment:
         """Compiles in a thread of its own, where neither the caller's jax contexts nor its meshes hold."""
         captured: list[bytes] = []
-        peaks: list[int] = []
+        costs: list[tuple[int, int]] = []
         errors: list[BaseException] = []
 
         def work() -> None:
             _capturing.into = captured
             try:
                 with jax.enable_x64(True):
-                    peaks.append(_peak_bytes(_lowered(key, self.devices).compile()))
+                    compiled = _lowered(key, self.devices).compile()
+                    costs.append((_peak_bytes(compiled), hlo.traffic(hlo.parse(compiled.as_text())).received_bytes))
             except Exception as error:  # XLA raises what it likes; the chain stays as it is.
                 errors.append(error)
             finally:
@@ -87,7 +95,7 @@ class Fragments:
         if errors or len(captured) != 1:
             why = str(errors[0]).splitlines()[0] if errors else f"{len(captured)} modules were captured"
             raise SpliceError(f"{key.plan.source} -> {key.plan.target}: the plan does not compile here ({why})")
-        return Fragment(captured[0], peaks[0])
+        return Fragment(captured[0], *costs[0])
 
 
 def capture(module: bytes) -> bool:
@@ -123,15 +131,21 @@ def _lowered(key: FragmentKey, devices: Sequence[Any]) -> Any:
 
 
 def _tile_move(key: FragmentKey, axes: dict[str, int]) -> Callable[[jax.Array], jax.Array]:
-    """The plan on one tile, between the shapes that the program has."""
+    """The plan on one tile, between the shapes and dtypes that the program has.
+
+    The conversions that the program has on the way come first or last, so that the narrowest dtype is moved.
+    """
     run = tile_function(lower_plan(key.plan), axes)
+    moved = dtypes.canonical(key.plan.source.dtype)
+    box = (...,) if key.pick is None else tuple(slice(first, last + 1) for first, last in key.pick.box)
+    at = (...,) if key.pick is None else key.pick.at
     by_place = sorted(range(len(key.places)), key=lambda at: -key.places[at][1])
     radices = [key.places[at][0] for at in by_place]
     order = [by_place.index(at) for at in range(len(key.places))]
 
     def move(tile: jax.Array) -> jax.Array:
-        tile = tile.reshape(radices).transpose(order).reshape(key.plan.source.tile_shape)
-        return run(tile).reshape(key.after.dims)
+        tile = tile[box].astype(moved).reshape(radices).transpose(order).reshape(key.plan.source.tile_shape)
+        return run(tile)[at].reshape(key.after.dims).astype(dtypes.canonical(key.after.dtype))
 
     return move
 

@@ -165,12 +165,29 @@ class _Round:
         flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
         finder = Finder(flow, maps, numbering, named_mesh(collectives, self.devices))
         liveness = Liveness(flow, numbering)
-        for chain in chains(flow, maps, collectives):
-            fate = _fate_of(chain)
-            try:
-                yield self._candidate(chain, fate, finder, liveness)
-            except (Unfit, ReshardError) as error:
-                self.fates.append(replace(fate, why=str(error).splitlines()[0]))
+        apart = list(chains(flow, maps, collectives))
+        for chain in chains(flow, maps, collectives, from_sums=True):
+            parts = [one for one in apart if one.region is chain.region and _is_part(one, chain)]
+            tried = [self._tried(chain, finder, liveness)]
+            if len(parts) > 1 and isinstance(tried[0], ChainFate):
+                why = tried[0].why
+                tried = [
+                    replace(_fate_of(part), why=why) if part.reduces else self._tried(part, finder, liveness)
+                    for part in parts
+                ]
+            for one in tried:
+                if isinstance(one, ChainFate):
+                    self.fates.append(one)
+                else:
+                    yield one
+
+    def _tried(self, chain: Chain, finder: Finder, liveness: Liveness) -> _Candidate | ChainFate:
+        """The better plan for a chain; its fate, if there is none."""
+        fate = _fate_of(chain)
+        try:
+            return self._candidate(chain, fate, finder, liveness)
+        except (Unfit, ReshardError) as error:
+            return replace(fate, why=str(error).splitlines()[0])
 
     def _candidate(self, chain: Chain, fate: ChainFate, finder: Finder, liveness: Liveness) -> _Candidate:
         replacements = finder.replacements(chain)
@@ -179,9 +196,12 @@ class _Round:
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
         pieces = [
-            self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places))
+            self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places, one.pick))
             for plan, one in zip(plans, replacements, strict=True)
         ]
+        compiled = sum(piece.received_bytes for piece in pieces)
+        if compiled >= fate.received_bytes:
+            raise Unfit(f"the plan would receive {compiled} B as compiled here, and not {planned} B")
         peak, allowed = max(piece.peak_bytes for piece in pieces), liveness.of(chain).peak_bytes
         if peak > allowed + _ALIGNMENT:
             raise Unfit(f"the plan would need {peak} B at once, and XLA needs {allowed} B")
@@ -220,6 +240,11 @@ class _Round:
             self.fates.append(replace(current.fate, why=str(error).splitlines()[0]))
             return current, b""
         return None, data
+
+
+def _is_part(one: Chain, chain: Chain) -> bool:
+    names = {(each.computation, each.name) for each in chain.collectives}
+    return all((each.computation, each.name) in names for each in one.collectives)
 
 
 def _fate_of(chain: Chain) -> ChainFate:

@@ -6,6 +6,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.chains import Chain
+from reshard.doctor.chains import chains as find_chains
 from tests.doctor.fragments import GATHER, OFFSET, RECORDED, RESHARD, SLICE, ZERO, Analysis, text
 
 FIRST = "%a = f32[4,8]{1,0} all-gather(%p), channel_id=1, replica_groups={{0,1},{2,3}}, dimensions={0}"
@@ -108,3 +109,30 @@ def test_the_chains_of_recorded_modules(path):
 def test_offsets_are_not_part_of_the_data():
     (chain,) = Analysis(text(*OFFSET, ZERO, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")).chains()
     assert not {"at", "id", "zero"} & {value.name for value in (*chain.values, *chain.leaves)}
+
+
+def test_a_chain_may_begin_with_a_sum():
+    lines = [
+        *OFFSET, ZERO, "%s = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum",
+        "%g = f32[8,8]{1,0} all-gather(%s), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}", SLICE,
+        "ROOT %r = f32[8,2]{1,0} add(%d, %d)",
+    ]  # fmt: skip
+    analysis = Analysis(text(*lines))
+    collectives = hlo.collectives(analysis.module)
+    (chain,) = find_chains(analysis.flow, analysis.maps, collectives, from_sums=True)
+    assert [one.name for one in chain.collectives] == ["s", "g"] and chain.reduces
+    assert {value.name for value in chain.leaves} == {"p"}
+    assert {value.name: [form.name for form in used] for value, used in chain.results.items()} == {"d": ["d"]}
+    assert [len(one.collectives) for one in find_chains(analysis.flow, analysis.maps, collectives)] == [1, 1]
+
+
+def test_a_sum_of_what_was_moved_needs_it():
+    lines = [
+        *OFFSET, ZERO, GATHER, SLICE,
+        "%s = f32[8,2]{1,0} all-reduce(%d), channel_id=2, replica_groups=[1,4]<=[4], to_apply=%sum",
+        "ROOT %r = f32[8,2]{1,0} add(%s, %s)",
+    ]  # fmt: skip
+    analysis = Analysis(text(*lines))
+    one, other = find_chains(analysis.flow, analysis.maps, hlo.collectives(analysis.module), from_sums=True)
+    assert [value.name for used in one.results.values() for value in used] == ["d"]
+    assert [value.name for value in other.results] == ["s"]

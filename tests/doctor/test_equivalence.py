@@ -11,6 +11,12 @@ from reshard.errors import SpliceError
 
 HEAD = """HloModule m, num_partitions=4
 
+%sum (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %add = f32[] add(%x, %y)
+}
+
 %body (a: f32[8,8], b: u32[], c: s32[]) -> f32[8,2] {
   %a = f32[8,8]{1,0} parameter(0)
   %b = u32[] parameter(1)
@@ -47,7 +53,7 @@ NEW = """  %s = f32[2,4,2]{2,1,0} reshape(%p)
 def check(new, old=OLD, shardings=()):
     before = Traced(hlo.parse(HEAD + old), 4)
     after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
-    (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module))
+    (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
     (one,) = Finder(before.flow, before.maps, before.numbering, None).replacements(chain)
     check_equivalent(before, after, "main", one, Replicas(before.maps, shardings))
 
@@ -120,3 +126,57 @@ def test_a_copy_on_another_device_is_as_good_where_devices_are_known_to_be_equal
     with pytest.raises(SpliceError, match="would come from"):
         check(FROM_OTHER_COLUMN, PERMUTED)
     check(FROM_OTHER_COLUMN, PERMUTED, ("{devices=[2,1,2]<=[4] last_tile_dim_replicate}",))
+
+
+NARROW = """  %n = bf16[2,8]{1,0} convert(%p)
+  %w = f32[2,8]{1,0} convert(%n)
+"""
+
+
+def test_a_rounding_that_is_lost_or_added_is_seen():
+    fresh = NEW.replace("  %s =", NARROW + "  %s =").replace("reshape(%p)", "reshape(%w)")
+    rounds = "  %h = bf16[8,8]{1,0} convert(%g)\n  %w = f32[8,8]{1,0} convert(%h)\n"
+    before = OLD.replace("  ROOT", rounds + "  ROOT").replace("fusion(%g", "fusion(%w")
+    check(fresh, before)
+    with pytest.raises(SpliceError, match="f32 would become f32 to bf16 to f32"):
+        check(fresh)
+    with pytest.raises(SpliceError, match="f32 to bf16 to f32 would become f32"):
+        check(NEW, before)
+
+
+SUM = """  %i = u32[] partition-id()
+  %two = u32[] constant(2)
+  %at = u32[] multiply(%i, %two)
+  %zero = s32[] constant(0)
+  %g = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum
+  %d = f32[2,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={2,2}
+  ROOT %n = f32[2,2]{1,0} negate(%d)
+}
+"""
+SCATTER = """  %z = f32[2,2]{1,0} reduce-scatter(%p), replica_groups=[1,4]<=[4], dimensions={1}, to_apply=%sum
+  ROOT %n = f32[2,2]{1,0} negate(%z)
+}
+"""
+
+
+def test_a_reduce_scatter_for_a_sliced_sum():
+    check(SCATTER, SUM)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "why"),
+    [
+        ("[1,4]<=[4]", "{{1,0,2,3}}", "other sums"),
+        ("[1,4]<=[4]", "{{0,1},{2,3}}", "other sums"),
+        ("reduce-scatter(%p)", "reduce-scatter(%negated)", "cannot be followed"),
+        ("reduce-scatter(%p)", "reduce-scatter(%reversed)", "other sums"),
+        ("to_apply=%sum", "to_apply=%most", "cannot be followed"),
+    ],
+    ids=["order", "groups", "operand", "place", "operation"],
+)
+def test_planted_faults_of_sums(was, is_now, why):
+    assert was in SCATTER
+    others = "  %negated = f32[2,8]{1,0} negate(%p)\n  %reversed = f32[2,8]{1,0} reverse(%p), dimensions={0}\n"
+    new = others + SCATTER.replace(was, is_now)
+    with pytest.raises(SpliceError, match=why):
+        check(new, SUM)

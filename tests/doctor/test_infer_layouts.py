@@ -6,12 +6,12 @@ from math import prod
 import pytest
 
 import reshard as rs
-from reshard.doctor.infer_layouts import infer_layouts
+from reshard.doctor.infer_layouts import Pick, infer_layouts, infer_pick
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.trace import Tracer
 from reshard.types.meaning import meaning
 from reshard.types.pair.refine import prime_digits, refine
-from tests.doctor.fragments import FORTH, RESHARD, Analysis, text
+from tests.doctor.fragments import FORTH, GATHER, OFFSET, RESHARD, ZERO, Analysis, text
 from tests.doctor.tracing import everywhere
 
 SHAPES = {(2, 3): (12, 30), (2, 4): (16, 24), (3, 3): (18, 27)}
@@ -155,3 +155,30 @@ def test_the_worked_example():
     device, (row, column) = points.device, points.indices
     assert (origins.device == row // 2).all()
     assert (origins.place == 2 * device + 8 * (row % 2) + column).all()
+
+
+def picked(*lines, name="e"):
+    """The part of a tile that a value is, back to the parameters, and the layouts of its move."""
+    analysis = Analysis(text(*OFFSET, ZERO, GATHER, *lines))
+    tracer = Tracer(analysis.maps, Numbering(analysis.flow), frozenset())
+    inferred_pick = infer_pick(tracer, analysis.flow.origin(analysis.value(name)), "f32")
+    return None if inferred_pick is None else (inferred_pick[1], *map(str, inferred_pick[0][:2]))
+
+
+def test_the_part_that_all_devices_use_of_one():
+    line = "ROOT %e = f32[2,3]{1,0} slice(%g), slice={[4:6], [5:8]}"
+    assert picked(line) == (Pick(((0, 1), (5, 7)), (2,)), "f32[{d0}, 6]", "f32[4, 6]")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ROOT %e = f32[2,3]{1,0} slice(%g), slice={[5:7], [5:8]}",
+        "ROOT %e = f32[8,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={8,2}",
+        "ROOT %e = f32[1,4]{1,0} slice(%g), slice={[0:1], [0:8:2]}",
+        "ROOT %e = f32[1,8]{1,0} slice(%p), slice={[0:1], [0:8]}",
+    ],
+    ids=["of two devices", "other parts", "strided", "its own"],
+)
+def test_what_is_not_a_part_of_one_device(line):
+    assert picked(line) is None

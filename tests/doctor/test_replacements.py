@@ -3,11 +3,18 @@ import pytest
 from reshard import hlo
 from reshard.doctor.chains import chains
 from reshard.doctor.equivalence import Traced
+from reshard.doctor.infer_layouts import Pick
 from reshard.doctor.replacements import Finder, Unfit
 from reshard.hlo.splice import Use
 from tests.hlo.splices import NAMES, recorded
 
 HEAD = """HloModule m, num_partitions=4
+
+%sum (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %s = f32[] add(%x, %y)
+}
 
 ENTRY %main {
   %p = f32[2,8]{1,0} parameter(0)
@@ -20,13 +27,13 @@ GATHER = "  %g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4
 SLICE = "  %d = f32[8,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={8,2}\n"
 
 
-def replacements(text, devices=4):
-    """The replacements of each chain that moves data, or the reason why there are none."""
+def replacements(text, devices=4, from_sums=True):
+    """The replacements of each chain, or the reason why there are none."""
     module = hlo.parse(text)
     traced = Traced(module, devices)
     finder = Finder(traced.flow, traced.maps, traced.numbering, None)
     results = []
-    for chain in chains(traced.flow, traced.maps, hlo.collectives(module, every_branch=True)):
+    for chain in chains(traced.flow, traced.maps, hlo.collectives(module, every_branch=True), from_sums=from_sums):
         try:
             results.append(finder.replacements(chain))
         except Unfit as why:
@@ -82,20 +89,20 @@ def test_two_uses_of_one_slice_are_one_replacement():
     [
         (
             (
-                "  %g = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum\n",
-                "  ROOT %r = f32[2,8]{1,0} negate(%g)\n",
+                "  %g = f32[8]{0} reduce-scatter(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum\n",
+                "  ROOT %r = f32[8]{0} negate(%g)\n",
             ),
-            "index map is not known",
+            "not the sum of one array",
         ),
         (
             (
                 "  %b = bf16[2,8]{1,0} convert(%p)\n",
                 "  %g = bf16[8,8]{1,0} all-gather(%b), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}\n",
-                "  %w = f32[8,8]{1,0} convert(%g)\n",
-                "  %d = f32[8,2]{1,0} dynamic-slice(%w, %zero, %at), dynamic_slice_sizes={8,2}\n",
-                "  ROOT %r = f32[8,2]{1,0} negate(%d)\n",
+                "  %w = f16[8,8]{1,0} convert(%g)\n",
+                "  %d = f16[8,2]{1,0} dynamic-slice(%w, %zero, %at), dynamic_slice_sizes={8,2}\n",
+                "  ROOT %r = f16[8,2]{1,0} negate(%d)\n",
             ),
-            "it converts bf16 to f32",
+            "it converts bf16 to f16",
         ),
         (
             (
@@ -126,4 +133,111 @@ def test_a_conversion_that_loses_nothing():
             "  ROOT %r = f32[8,2]{1,0} negate(%s)\n",
         )
     )
-    assert one.source == "w" and one.before.dtype == "f32"
+    assert one.source == "b" and one.after.dtype == "f32" and str(one.move.source) == "bf16[{d0}2, 8]"
+
+
+def test_the_narrowest_dtype_is_moved_from_before_it_was_widened():
+    """CPU sends bf16 as f32; what is used is bf16 again."""
+    (((one,),)) = replacements(
+        module(
+            "  %b = bf16[2,8]{1,0} convert(%p)\n",
+            "  %n = bf16[2,8]{1,0} negate(%b)\n",
+            "  %w = f32[2,8]{1,0} convert(%n)\n",
+            "  %g = f32[8,8]{1,0} all-gather(%w), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}\n",
+            "  %c = bf16[8,8]{1,0} convert(%g)\n",
+            "  %s = bf16[8,2]{1,0} dynamic-slice(%c, %zero, %at), dynamic_slice_sizes={8,2}\n",
+            "  %f = f32[8,2]{1,0} convert(%s)\n",
+            "  ROOT %r = f32[8,2]{1,0} negate(%f)\n",
+        )
+    )
+    assert one.source == "n" and one.uses == (Use((), "s"),) and str(one.move.source) == "bf16[{d0}2, 8]"
+
+
+SUM = "  %g = f32[2,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%sum\n"
+COLUMNS = "  %d = f32[2,2]{1,0} dynamic-slice(%g, %zero, %at), dynamic_slice_sizes={2,2}\n"
+
+
+def test_a_sum_that_is_sliced():
+    (((one,),)) = replacements(module(SUM, COLUMNS, "  ROOT %r = f32[2,2]{1,0} negate(%d)\n"))
+    assert one.source == "p" and one.uses == (Use((), "d"),) and one.is_summed and one.leaf.name == "g"
+    assert str(one.move.source) == "f32[2, 8] + sum{d0}" and str(one.move.target) == "f32[2, {d0}2]"
+
+
+def test_a_sum_that_is_sliced_and_sent_on():
+    """Devices get their columns from others, which have the whole sum as well."""
+    shift = "  %m = f32[2,2]{1,0} collective-permute(%d), channel_id=2, source_target_pairs={{0,0},{2,1},{1,2},{3,3}}\n"
+    (((one,),)) = replacements(module(SUM, COLUMNS, shift, "  ROOT %r = f32[2,2]{1,0} negate(%m)\n"))
+    assert str(one.move.source) == "f32[2, 8] + sum{d0}{d1}" and str(one.move.target) == "f32[2, {d1}{d0}2]"
+
+
+def test_a_sum_in_groups():
+    """Devices 0 and 2 add up, and 1 and 3: only the digit of stride 2 is summed."""
+    text = module(
+        SUM.replace("[1,4]<=[4]", "{{0,2},{1,3}}"),
+        "  %half = u32[] divide(%i, %two)\n  %four = u32[] constant(4)\n  %from = u32[] multiply(%half, %four)\n",
+        "  %d = f32[2,4]{1,0} dynamic-slice(%g, %zero, %from), dynamic_slice_sizes={2,4}\n",
+        "  ROOT %r = f32[2,4]{1,0} negate(%d)\n",
+    )
+    (((one,),)) = replacements(text)
+    assert str(one.move.source) == "f32[2, 8] + sum{d0}" and str(one.move.target) == "f32[2, {d0}4]"
+    assert list(one.move.source.mesh.axes.values()) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ((SUM.replace("[1,4]<=[4]", "{{0,3},{1,2}}"), COLUMNS), "groups"),
+        ((SUM.replace("%sum", "%other"), COLUMNS), "not the sum of one array"),
+        (
+            (
+                SUM,
+                "  %n = bf16[2,8]{1,0} convert(%g)\n",
+                "  %w = f32[2,8]{1,0} convert(%n)\n",
+                COLUMNS.replace("%g", "%w").replace("%d", "%e"),
+                "  %d = f32[2,2]{1,0} copy(%e)\n",
+            ),
+            "rounds the sum to bf16",
+        ),
+    ],
+    ids=["groups", "operation", "rounded"],
+)
+def test_sums_that_cannot_be_replaced_say_why(lines, why):
+    (reason,) = replacements(module(*lines, "  ROOT %r = f32[2,2]{1,0} negate(%d)\n"))
+    assert why in reason
+
+
+def test_without_sums_the_reduction_is_a_chain_of_its_own():
+    text = module(SUM, COLUMNS, "  ROOT %r = f32[2,2]{1,0} negate(%d)\n")
+    assert replacements(text, from_sums=False) == ["nothing uses its results"]
+
+
+FIRST = "  %e = f32[1,2]{1,0} slice(%g), slice={[0:1], [2:4]}\n  ROOT %r = f32[1,2]{1,0} negate(%e)\n"
+
+
+def test_a_part_of_one_device():
+    """A whole array is gathered for two elements of the first device."""
+    (((one,),)) = replacements(module(GATHER, FIRST))
+    assert one.source == "p" and one.uses == (Use((), "e"),)
+    assert one.pick == Pick(((0, 0), (2, 3)), (0,)) and one.move.places == ((2, 1),)
+    assert str(one.move.source) == "f32[{d0}, 2]" and str(one.move.target) == "f32[4, 2]"
+
+
+def test_a_part_of_one_device_of_each_group():
+    """Rows 2 and 3 of what pairs of devices gather: those of devices 1 and 3."""
+    gather = GATHER.replace("f32[8,8]", "f32[4,8]").replace("[1,4]<=[4]", "{{0,1},{2,3}}")
+    (((one,),)) = replacements(module(gather, FIRST.replace("[0:1]", "[3:4]")))
+    assert one.pick == Pick(((1, 1), (2, 3)), (1,))
+    assert str(one.move.source) == "f32[{d1}, 2]" and list(one.move.source.mesh.axes.values()) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("  %e = f32[2,2]{1,0} slice(%g), slice={[1:3], [2:4]}\n", "  ROOT %r = f32[2,2]{1,0} negate(%e)\n"),
+        ("  %v = f32[8,8]{1,0} reverse(%g), dimensions={1}\n", FIRST.replace("%g", "%v")),
+    ],
+    ids=["of two devices", "in another order"],
+)
+def test_parts_that_are_not_boxes_of_one_device(lines):
+    (reason,) = replacements(module(GATHER, *lines))
+    assert "no two layouts" in reason

@@ -106,3 +106,90 @@ def test_a_long_module_is_no_deep_recursion():
     traced = Traced(hlo.parse(text), 4)
     value = HloValue(traced.flow.regions[0], "r")
     assert np.unique(Replicas(traced.maps, ("{replicated}",)).of(value)).size == 1
+
+
+LOOP = """HloModule m, num_partitions=4
+
+%body (b: (s32[], f32[2], f32[2], f32[2])) -> (s32[], f32[2], f32[2], f32[2]) {
+  %b = (s32[], f32[2]{0}, f32[2]{0}, f32[2]{0}) parameter(0)
+  %n = s32[] get-tuple-element(%b), index=0
+  %u = f32[2]{0} get-tuple-element(%b), index=1
+  %v = f32[2]{0} get-tuple-element(%b), index=2
+  %w = f32[2]{0} get-tuple-element(%b), index=3
+  %one = s32[] constant(1)
+  %next = s32[] add(%n, %one)
+  %inside = f32[2]{0} negate(%u)
+  %taken = f32[2]{0} add(%v, %w)
+  ROOT %t = (s32[], f32[2]{0}, f32[2]{0}, f32[2]{0}) tuple(%next, %inside, %taken, %w)
+}
+
+%going (c: (s32[], f32[2], f32[2], f32[2])) -> pred[] {
+  %c = (s32[], f32[2]{0}, f32[2]{0}, f32[2]{0}) parameter(0)
+  %m = s32[] get-tuple-element(%c), index=0
+  %last = s32[] constant(3)
+  ROOT %lt = pred[] compare(%m, %last), direction=LT
+}
+
+%kept (k: f32[2]) -> f32[2] {
+  %k = f32[2]{0} parameter(0)
+  ROOT %kc = f32[2]{0} copy(%k)
+}
+
+%turned (l: f32[2]) -> f32[2] {
+  %l = f32[2]{0} parameter(0)
+  ROOT %ln = f32[2]{0} negate(%l)
+}
+
+ENTRY %main {
+  %p = f32[2]{0} parameter(0)
+  %q = f32[2]{0} parameter(1)
+  %i = s32[] partition-id()
+  %two = s32[] constant(2)
+  %zero = s32[] constant(0)
+  %half = s32[] divide(%i, %two)
+  %first = s32[] START
+  %init = (s32[], f32[2]{0}, f32[2]{0}, f32[2]{0}) tuple(%first, %p, %p, %q)
+  %loop = (s32[], f32[2]{0}, f32[2]{0}, f32[2]{0}) while(%init), condition=%going, body=%body
+  %x = f32[2]{0} get-tuple-element(%loop), index=1
+  %y = f32[2]{0} get-tuple-element(%loop), index=2
+  %z = f32[2]{0} get-tuple-element(%loop), index=3
+  %choice = f32[2]{0} conditional(%half, %p, %p), branch_computations={%kept, %turned}
+  ROOT %r = (f32[2], f32[2], f32[2], f32[2]) tuple(%x, %y, %z, %choice)
+}
+"""
+WHOLE, PARITY, HALVES = [[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0, 1], [2, 3]]
+BY_PARITY = "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "groups"),
+    [
+        ("x", "copy(%zero)", WHOLE),
+        ("y", "copy(%zero)", PARITY),  # From the second turn on it has a summand of each parity.
+        ("z", "copy(%zero)", PARITY),
+        ("x", "copy(%half)", HALVES),  # The halves make other numbers of turns.
+        ("y", "copy(%half)", APART),
+        ("choice", "copy(%zero)", HALVES),
+    ],
+)
+def test_what_loops_and_branches_yield(name, start, groups):
+    traced = Traced(hlo.parse(LOOP.replace("START", start)), 4)
+    replicas = Replicas(traced.maps, ("{replicated}", BY_PARITY))
+    numbers = replicas.of(HloValue(traced.region("main"), name)).tolist()
+    assert sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)]) == groups
+
+
+@pytest.mark.parametrize(
+    ("region", "name", "groups"), [("body", "u", WHOLE), ("body", "v", PARITY), ("turned", "l", WHOLE)]
+)
+def test_what_enters_loops_and_branches(region, name, groups):
+    traced = Traced(hlo.parse(LOOP.replace("START", "copy(%zero)")), 4)
+    numbers = Replicas(traced.maps, ("{replicated}", BY_PARITY)).of(HloValue(traced.region(region), name)).tolist()
+    assert sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)]) == groups
+
+
+def test_a_loop_whose_classes_are_not_found_is_different_everywhere(monkeypatch):
+    monkeypatch.setattr("reshard.doctor.replicas._TURNS", 1)
+    traced = Traced(hlo.parse(LOOP.replace("START", "copy(%zero)")), 4)
+    numbers = Replicas(traced.maps, ("{replicated}", BY_PARITY)).of(HloValue(traced.region("main"), "y"))
+    assert numbers.tolist() == [0, 1, 2, 3]

@@ -87,3 +87,13 @@ def test_what_is_missing_is_named():
         proto.computation(99)
     with pytest.raises(NotationError, match="no computation"):
         ModuleProto.decode(b"")
+
+
+def test_ids_of_removed_computations_are_not_given_again():
+    """A check that compares with the old module would take the new one for the old."""
+    module = recorded("scan_cpu").decoded()
+    last = max(module.computations, key=lambda one: one.id)
+    assert module.new_ids(0) == []
+    module.computations = [one for one in module.computations if one is not last]
+    first, second = module.new_ids(2)
+    assert last.id < first < second < module.new_ids(1)[0]

@@ -14,10 +14,11 @@ from tests.hlo.splices import NAMES, recorded
 class Recordings:
     """Stands for the compiler: fragments in the order in which they were recorded, and the recorded text."""
 
-    def __init__(self, name, peak_bytes=0, broken=False):
+    def __init__(self, name, peak_bytes=0, broken=False, received_bytes=0):
         self.recorded = recorded(name)
         self.devices = tuple(range(8))
         self.peak_bytes = peak_bytes
+        self.received_bytes = received_bytes
         self.broken = broken
         self.asked = []
 
@@ -27,7 +28,7 @@ class Recordings:
         if self.broken:
             raise SpliceError("it does not compile")
         assert len(shapes) >= len(self.asked)
-        return Fragment(self.recorded.splices[len(self.asked) - 1].fragment, self.peak_bytes)
+        return Fragment(self.recorded.splices[len(self.asked) - 1].fragment, self.peak_bytes, self.received_bytes)
 
     def text(self, module):
         assert module == self.recorded.module
@@ -57,6 +58,14 @@ def test_a_plan_that_needs_more_memory_is_not_taken(name):
     improved = fates(name, peak_bytes=1 << 40)
     assert improved.module is None
     assert any("would need 1099511627776 B at once" in fate.why for fate in improved.fates)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_that_receives_more_as_compiled_is_not_taken(name):
+    """CPU has no collectives of bf16: it sends twice what the plan says."""
+    improved = fates(name, received_bytes=1 << 40)
+    assert improved.module is None
+    assert any("would receive 1099511627776 B as compiled here" in fate.why for fate in improved.fates)
 
 
 def test_a_budget_below_the_floor_leaves_the_chain():

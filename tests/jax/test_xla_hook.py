@@ -252,3 +252,62 @@ def test_the_persistent_cache_does_not_mix_programs(tmp_path):
     assert gathers("on") == 0
     assert gathers("off") > 0
     assert gathers("on") == 0
+
+
+def product(axes, target):
+    """A matrix product whose contracted dim is split over `axes`: each device has a summand."""
+
+    def run(a, b):
+        return jax.lax.with_sharding_constraint(a @ b, NamedSharding(mesh(), P(*target)))
+
+    return run, NamedSharding(mesh(), P(None, axes)), NamedSharding(mesh(), P(axes))
+
+
+@needs_hook
+@pytest.mark.parametrize(
+    ("axes", "target", "dtype"),
+    [
+        ("x", ("x",), "float32"),
+        (("y", "x"), (None, ("y", "x")), "float32"),
+        (("y", "x"), (("x", "y"),), "float32"),
+        ("x", ("x", "y"), "bfloat16"),
+        ("y", (None, "y"), "int32"),
+    ],
+)
+def test_a_sum_that_is_sliced_is_scattered(axes, target, dtype):
+    """The same bits, although the summands are of very different sizes."""
+    run, left, right = product(axes, target)
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(128, 128)) * np.exp2(rng.integers(-12, 12, (128, 128))) for _ in range(2)]
+    arrays = [
+        jax.device_put(jnp.asarray(one).astype(dtype), sharding)
+        for one, sharding in zip(values, (left, right), strict=True)
+    ]
+    plain, ours, log = both(run, *arrays)
+    (report,) = log.reports
+    assert report.replaced and not report.why
+    assert "reduce-scatter" in ours.as_text() and "reduce-scatter" not in plain.as_text()
+    assert received(ours) < received(plain)
+    assert np.asarray(plain(*arrays)).tobytes() == np.asarray(ours(*arrays)).tobytes()
+
+
+@needs_hook
+def test_bf16_is_replaced_although_cpu_sends_it_as_f32():
+    a = jax.device_put(jnp.asarray(np.random.default_rng(0).normal(size=(64,) * 3)).astype("bfloat16"), shardings()[0])
+    plain, ours, log = both(step, a)
+    assert [len(report.replaced) for report in log.reports] == [1]
+    assert received(ours) < received(plain)
+    assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
+
+
+@needs_hook
+def test_one_element_does_not_take_a_gather_of_the_array():
+    def run(a):
+        return jnp.where(a.reshape(-1)[0] > 0, a + 1, a * 2)
+
+    sharding = NamedSharding(mesh(), P(None, "x"))
+    a = jax.device_put(np.random.default_rng(0).normal(size=(16,) * 3).astype("float32"), sharding)
+    plain, ours, log = both(run, a)
+    assert received(plain) > 10_000
+    assert received(ours) == 3 * 4 and log.reports[0].replaced
+    assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
