@@ -72,7 +72,7 @@ def run(options: DoctorOptions) -> int:
     if options.html is not None:
         write(options.html, report.to_html())
     if options.json:
-        print(report.to_json(indent=2))
+        print(report.to_json(indent=2, every=options.all))
     elif options.html is None:
         show(terminal.console(), report, options.all)
     return int(options.fail_on_rebuild and bool(report.rebuilt))

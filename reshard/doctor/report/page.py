@@ -7,6 +7,7 @@ from html import escape
 
 from reshard.doctor.places import RESHARD, Place, array_text
 from reshard.doctor.report import phrases
+from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
 from reshard.hlo import Collective
@@ -28,7 +29,8 @@ def page(report: ReportData) -> str:
     shown = phrases.shown(report)
     wasteful = phrases.rows(place for place in shown if _is_wasteful(place))
     good = phrases.rows(place for place in shown if not _is_wasteful(place))
-    rest = phrases.rows(place for place in report.places if place not in shown)
+    summed = report.accounts()
+    rest = [*summed.reductions, *summed.others]
     body = f"<h1>{escape(phrases.title(report))}</h1>{_totals(report)}"
     if not shown:
         body += "<p>No data is resharded between devices.</p>"
@@ -37,7 +39,7 @@ def page(report: ReportData) -> str:
     if good:
         body += f"<h2>Resharded with nothing to save</h2>{_table(good)}"
     if rest:
-        body += f"<h2>Other collectives</h2>{_table(rest)}"
+        body += f"<h2>Other collectives, summed by line</h2>{_sums(rest)}"
     return document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE)
 
 
@@ -80,6 +82,7 @@ def _article(at: int, row: Row) -> str:
         f"<p class='faint mono'>{escape(phrases.origin(place.where))}</p>",
         *(f"<p class='mono'>{_move(move)}</p>" for move in map(phrases.move_text, place.moves)),
         f"<p>XLA: <b>{escape(phrases.does(place))}</b></p>",
+        "" if place.counted else f"<p class='faint'>{escape(phrases.OTHER_BRANCH)}</p>",
         f"<p class='{css}'>{escape(rebuilt[:1].upper() + rebuilt[1:])}</p>" if rebuilt else "",
         _bars(place),
         f"<p class='good'>reshard: {escape(plan)}</p>" if plan else "",
@@ -137,6 +140,21 @@ def _collective(collective: Collective) -> list[str]:
 
 def _table(rows: Sequence[Row]) -> str:
     return table([("where", False), ("XLA does", False), ("what", False), ("received", True)], map(_row, rows))
+
+
+def _sums(lines: Sequence[LineSum]) -> str:
+    heads = [("where", False), ("XLA does", False), ("why", False), ("launches", True), ("received", True)]
+    return table(heads, map(_sum, lines))
+
+
+def _sum(line: LineSum) -> list[str]:
+    return [
+        f"<code>{escape(phrases.short_where(line.where))}</code>",
+        escape(line.does),
+        phrases.why_summed(line),
+        str(line.launches),
+        bytes_text(line.received_bytes),
+    ]
 
 
 def _row(row: Row) -> list[str]:

@@ -11,13 +11,14 @@ from rich.text import Text
 
 from reshard.doctor.places import Place
 from reshard.doctor.report import phrases
+from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
 from reshard.show import terminal
 from reshard.types.units import bytes_text
 
 _WIDTH = 100
-_ROWS = 25  # more than anyone reads
+_ROWS, _LINES = 25, 12  # more than anyone reads
 
 
 def text(report: ReportData) -> str:
@@ -37,7 +38,7 @@ def show(out: Console, report: ReportData, every: bool = False) -> None:
     terminal.paragraph(out, phrases.title(report), style=terminal.NAME)
     terminal.facts(out, phrases.facts(report))
     rows = phrases.rows(report.places if every else phrases.shown(report))
-    rows, more = (rows, 0) if every else (rows[:_ROWS], len(rows[_ROWS:]))
+    rows, more = (rows, []) if every else (rows[:_ROWS], rows[_ROWS:])
     if rows:
         out.print()
         _table(out, rows)
@@ -45,16 +46,35 @@ def show(out: Console, report: ReportData, every: bool = False) -> None:
         if row.place.wasted_bytes or row.place.rebuilds:
             out.print()
             _remark(out, at, row.place)
-    if not every:
-        _not_shown(out, report, more)
-
-
-def _not_shown(out: Console, report: ReportData, more: int) -> None:
-    """Prints what the table leaves out, if anything: `more` rows, and places that are not shown by default."""
-    left_out = [f"{more} more rows" if more else "", phrases.hidden(report, phrases.shown(report))]
-    if text := ", ".join(filter(None, left_out)):
+    if more:
         out.print()
-        terminal.paragraph(out, f"not shown: {text}", style=terminal.FAINT)
+        bytes_left = bytes_text(sum(row.places * row.place.total_bytes for row in more))
+        terminal.paragraph(out, f"not shown: {len(more)} more rows, {bytes_left} received", style=terminal.FAINT)
+    summed = report.accounts(every)
+    if lines := sorted((*summed.reductions, *summed.others), key=lambda line: -line.received_bytes):
+        out.print()
+        _sums(out, lines)
+
+
+def _sums(out: Console, lines: Sequence[LineSum]) -> None:
+    """Prints the places that are not shown one by one, summed by line and kind, and the last of them in one row."""
+    table = terminal.table("summed by line", "XLA does", "launches", "received", "why", right=["launches", "received"])
+    for line in lines[:_LINES]:
+        table.add_row(
+            phrases.short_where(line.where),
+            line.does,
+            str(line.launches),
+            bytes_text(line.received_bytes),
+            Text(phrases.why_summed(line), terminal.FAINT),
+        )
+    if rest := lines[_LINES:]:
+        launches, received = (sum(line[at] for line in map(_figures, rest)) for at in range(2))
+        table.add_row(f"{len(rest)} more", "", str(launches), bytes_text(received), "")
+    terminal.show(out, table, indent=2)
+
+
+def _figures(line: LineSum) -> tuple[int, int]:
+    return line.launches, line.received_bytes
 
 
 def _table(out: Console, rows: Sequence[Row]) -> None:
@@ -88,6 +108,8 @@ def _remark(out: Console, at: int, place: Place) -> None:
         before, after = phrases.move_text(move)
         mesh = "" if move.source is None else f" on {move.source.mesh}"
         terminal.paragraph(out, f"{before} -> {after}{mesh}", mark, terminal.NAME)
+    if not place.counted:
+        terminal.paragraph(out, phrases.OTHER_BRANCH, mark, terminal.FAINT)
     if rebuilt := phrases.rebuilt(place):
         terminal.paragraph(out, rebuilt, mark, terminal.BAD if place.rebuilds_whole else "")
     if plan := phrases.plan_text(place):

@@ -33,7 +33,7 @@ def test_the_page_has_the_words_of_the_table():
 
 def test_the_page_has_every_place_and_escapes_names():
     words = "".join(Read(report_of_all_kinds().to_html()).words)
-    assert "2 places alike" in words and "reduction" in words and "manual" in words
+    assert "2 places alike" in words and "reduction" in words and "your shard_map" in words
     assert "a<b>.py:3" in words  # as text: in the page it is escaped
 
 

@@ -26,7 +26,9 @@ jit_step on 8 devices
      reshard: all_to_all, 28.0 MiB received, 32.0 MiB of temporary memory; saves 196.0 MiB and
      320.0 MiB of memory
 
-not shown: 1 place that receives little"""
+  summed by line     XLA does     launches   received   why
+  ─────────────────────────────────────────────────────────────────────
+  near train.py:19   all_gather          1   64.0 KiB   receives little"""
 
 
 def test_the_table():
@@ -38,7 +40,7 @@ def test_every_place_on_request():
     out = Console(width=100, file=io.StringIO(), markup=False)
     table.show(out, report, every=True)
     printed = out.file.getvalue()
-    assert "not shown" not in printed
+    assert "summed by line" not in printed
     assert "all_reduce" in printed and "permute" in printed and "a<b>.py:3" in printed
 
 
@@ -60,7 +62,22 @@ def test_more_rows_than_anyone_reads():
     assert len(report.places) == 30
     printed = str(report)
     assert "  25   a.py:" in printed and "  26   a.py:" not in printed
-    assert printed.endswith("not shown: 5 more rows")
+    assert printed.endswith("not shown: 5 more rows, 960 B received")
+
+
+def test_lines_beyond_the_twelfth_share_a_row():
+    """A large gather, and 20 small permutes on lines of their own: all launches and bytes are in the table."""
+    lines = [*OFFSET, ZERO, GATHER.replace("8,8", "800,8").replace("%p)", "%q)"), "%q = f32[200,8]{1,0} parameter(1)"]
+    lines = [lines[-1], *lines[:-1], "%one = f32[1,1]{1,0} slice(%p), slice={[0:1], [0:1]}"]
+    for at in range(20):
+        line = f'metadata={{op_name="f" source_file="a.py" source_line={at + 1}}}'
+        lines.append(f"%m{at} = f32[1,1]{{1,0}} collective-permute(%one), source_target_pairs={{{{0,1}}}}, {line}")
+    used = ", ".join(f"%m{at}" for at in range(20))
+    printed = str(examine(text(*lines, f"ROOT %r = f32[] custom-call(%g, {used})"))).splitlines()
+    assert [line.split() for line in printed[-13:]] == [
+        *([f"a.py:{at}", "permute", "1", "4", "B", "receives", "little"] for at in range(1, 13)),
+        ["8", "more", "8", "32", "B"],
+    ]
 
 
 def test_no_line_ends_in_spaces():
