@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -14,20 +12,16 @@ from reshard.doctor.report import phrases
 from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
+from reshard.doctor.report.plain import plain_text
 from reshard.show import terminal
 from reshard.types.units import bytes_text
 
-_WIDTH = 100
 _ROWS, _LINES = 25, 12  # more than anyone reads
 
 
 def text(report: ReportData) -> str:
     """The report as plain text, 100 columns wide."""
-    plain: dict[str, Any] = {"markup": False, "highlight": False, "emoji": False, "color_system": None}
-    out = Console(file=io.StringIO(), width=_WIDTH, force_jupyter=False, **plain)  # otherwise prints in notebooks
-    show(out, report)
-    written = out.file.getvalue() if isinstance(out.file, io.StringIO) else ""
-    return "\n".join(line.rstrip() for line in written.rstrip("\n").split("\n"))
+    return plain_text(lambda out: show(out, report))
 
 
 def show(out: Console, report: ReportData, every: bool = False) -> None:
