@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from reshard.doctor.memory import ProgramMemory
 from reshard.doctor.places import Place
 from reshard.doctor.report.accounts import Accounts, accounts
 from reshard.hlo import Traffic
@@ -36,7 +37,7 @@ class ReportData:
 
     Each collective of the program is in exactly one of the places. `traffic` is what a device receives in one run:
     of the branches of a conditional, only the one that receives most counts. `compiled` is None if only the text of
-    the program was given.
+    the program was given; `memory` is that of the text in its order.
     """
 
     program: str
@@ -44,6 +45,7 @@ class ReportData:
     places: tuple[Place, ...]
     traffic: Traffic = field(repr=False)
     compiled: CompiledMemory | None = None
+    memory: ProgramMemory = field(default=ProgramMemory(0, ()), repr=False)
 
     @property
     def received_bytes(self) -> int:
@@ -86,6 +88,7 @@ class ReportData:
             "saved_bytes": self.saved_bytes,
             "rebuilt": len(self.rebuilt),
             "compiled": None if self.compiled is None else self.compiled._asdict(),
+            "memory": self.memory.to_dict(),
             "places": [place.to_dict() for place in accounts.places],
             "reductions": [line.to_dict() for line in accounts.reductions],
             "others": [line.to_dict() for line in accounts.others],

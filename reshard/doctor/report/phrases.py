@@ -151,6 +151,9 @@ def facts(report: ReportData) -> list[tuple[str, str]]:
         rows.append(("not needed", f"{bytes_text(report.wasted_bytes)}{saved}"))
     if report.rebuilt:
         rows.append(("rebuilt", f"{counted(len(report.rebuilt), 'array')}, whole on every device"))
+    if report.memory.moved_bytes:
+        live, moved = (bytes_text(size) for size in (report.memory.peak_bytes, report.memory.moved_bytes))
+        rows.append(("live", f"{live} a device at the peak, {moved} of it made by moves"))
     if report.compiled is not None:
         memory = report.compiled
         rows.append(

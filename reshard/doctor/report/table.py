@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from reshard.doctor.places import Place
+from reshard.doctor.memory import ProgramMemory
+from reshard.doctor.places import Place, array_text
 from reshard.doctor.report import phrases
 from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
 from reshard.doctor.report.plain import plain_text
 from reshard.show import terminal
-from reshard.types.units import bytes_text
+from reshard.types.units import bytes_text, counted
 
-_ROWS, _LINES = 25, 12  # more than anyone reads
+_ROWS, _LINES, _BUFFERS = 25, 12, 6  # more than anyone reads
+_FULL, _MIDDLE = 92, 76  # columns of a terminal that take the whole table, and most of it
+_COLUMNS = ("XLA does", "received", "needed", "temp", "reshard would", "saves")
+_NUMBERS = ("received", "needed", "temp", "saves")
 
 
 def text(report: ReportData) -> str:
@@ -48,49 +52,86 @@ def show(out: Console, report: ReportData, every: bool = False) -> None:
     if lines := sorted((*summed.reductions, *summed.others), key=lambda line: -line.received_bytes):
         out.print()
         _sums(out, lines)
+    if report.memory.moved_bytes:
+        out.print()
+        _memory(out, report.memory)
+
+
+def _memory(out: Console, memory: ProgramMemory) -> None:
+    """Prints the large buffers live at the peak, and what makes them; all others share a row."""
+    large = [one for one in memory.buffers if 100 * one.array.nbytes >= memory.peak_bytes][:_BUFFERS]
+    columns = [name for name in ("live at peak", "array", "made by", "where") if name not in _left_out(out.width)]
+    table = terminal.table(*columns, right=["live at peak"])
+    for buffer in large:
+        cells = {
+            "live at peak": bytes_text(buffer.array.nbytes),
+            "array": array_text(buffer.array),
+            "made by": Text(buffer.does, terminal.BAD if buffer.moved else ""),
+            "where": phrases.short_where(buffer.where),
+        }
+        table.add_row(*(cells[name] for name in columns))
+    if rest := memory.buffers[len(large) :]:
+        table.add_row(bytes_text(sum(one.array.nbytes for one in rest)), counted(len(rest), "more array"))
+    terminal.show(out, table, indent=2)
 
 
 def _sums(out: Console, lines: Sequence[LineSum]) -> None:
     """Prints the places that are not shown one by one, summed by line and kind, and the last of them in one row."""
-    table = terminal.table("summed by line", "XLA does", "launches", "received", "why", right=["launches", "received"])
-    for line in lines[:_LINES]:
-        table.add_row(
-            phrases.short_where(line.where),
-            line.does,
-            str(line.launches),
-            bytes_text(line.received_bytes),
-            Text(phrases.why_summed(line), terminal.FAINT),
-        )
+    names = ("summed by line", "XLA does", "launches", "received", "why")
+    columns = names if out.width >= _MIDDLE else (names[0], *names[2:4])
+    table = terminal.table(*columns, right=["launches", "received"])
+    rows = [
+        (phrases.short_where(line.where), line.does, *_figures(line), phrases.why_summed(line))
+        for line in lines[:_LINES]
+    ]
     if rest := lines[_LINES:]:
-        launches, received = (sum(line[at] for line in map(_figures, rest)) for at in range(2))
-        table.add_row(f"{len(rest)} more", "", str(launches), bytes_text(received), "")
+        launches, received = sum(line.launches for line in rest), sum(line.received_bytes for line in rest)
+        rows.append((f"{len(rest)} more", "", str(launches), bytes_text(received), ""))
+    for row in rows:
+        cells = dict(zip(names, row, strict=True))
+        table.add_row(*(cells[name] for name in columns))
     terminal.show(out, table, indent=2)
 
 
-def _figures(line: LineSum) -> tuple[int, int]:
-    return line.launches, line.received_bytes
+def _figures(line: LineSum) -> tuple[str, str]:
+    return str(line.launches), bytes_text(line.received_bytes)
 
 
 def _table(out: Console, rows: Sequence[Row]) -> None:
-    numbers = ["received", "needed", "temp", "saves"]
+    """Prints a row for each place; in a narrow terminal, only the columns that matter most."""
     alike = ["places"] if any(row.places > 1 for row in rows) else []
-    columns = ["", "where", *alike, "XLA does", *numbers[:3], "reshard would", "saves"]
-    table = terminal.table(*columns, right=["", *alike, *numbers])
+    columns = [name for name in ("", "where", *alike, *_COLUMNS) if name not in _left_out(out.width)]
+    table = terminal.table(*columns, right=["", *alike, *_NUMBERS])
     table.columns[1].no_wrap = True
     for at, row in enumerate(rows, 1):
-        place = row.place
-        table.add_row(
-            str(at),
-            row.where,
-            *([str(row.places)] if alike else []),
-            Text(phrases.does(place), terminal.BAD if place.rebuilds_whole else ""),
-            phrases.received(place),
-            phrases.needed(place),
-            bytes_text(place.temp_bytes),
-            Text(phrases.instead(place), terminal.STEP if phrases.saves(place) else terminal.FAINT),
-            Text(bytes_text(place.saved_bytes) if phrases.saves(place) else "", terminal.GOOD),
-        )
+        cells = _cells(at, row)
+        table.add_row(*(cells[name] for name in columns))
     terminal.show(out, table, indent=2)
+
+
+def _left_out(width: int) -> tuple[str, ...]:
+    """The columns for which a terminal is too narrow; the remarks have most of what they say."""
+    if width >= _FULL:
+        return ()
+    return (
+        ("needed", "temp") if width >= _MIDDLE else ("needed", "temp", "places", "XLA does", "reshard would", "array")
+    )
+
+
+def _cells(at: int, row: Row) -> dict[str, str | Text]:
+    """A row's cells by the names of their columns."""
+    place, saves = row.place, phrases.saves(row.place)
+    return {
+        "": str(at),
+        "where": row.where,
+        "places": str(row.places),
+        "XLA does": Text(phrases.does(place), terminal.BAD if place.rebuilds_whole else ""),
+        "received": phrases.received(place),
+        "needed": phrases.needed(place),
+        "temp": bytes_text(place.temp_bytes),
+        "reshard would": Text(phrases.instead(place), terminal.STEP if saves else terminal.FAINT),
+        "saves": Text(bytes_text(place.saved_bytes) if saves else "", terminal.GOOD),
+    }
 
 
 def _remark(out: Console, at: int, place: Place) -> None:

@@ -127,7 +127,7 @@ def test_rows_join_places_that_look_the_same():
 def test_the_totals():
     report = examine(TRAIN)
     assert phrases.title(report) == "jit_step on 8 devices"
-    assert [name for name, _ in phrases.facts(report)] == ["received", "not needed", "rebuilt"]
+    assert [name for name, _ in phrases.facts(report)] == ["received", "not needed", "rebuilt", "live"]
     assert phrases.facts(examine(NOTHING)) == [("received", "0 B a device, 0 collectives")]
     endless = examine((HLO_DATA / "endless_cpu_0.12.0.1.hlo").read_text())
     assert "loops of unknown length are counted once" in phrases.facts(endless)[0][1]

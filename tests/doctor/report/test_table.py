@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from reshard.doctor import CompiledMemory, examine
@@ -14,6 +15,7 @@ jit_step on 8 devices
   received    224.1 MiB a device, 3 collectives
   not needed  196.0 MiB, 196.0 MiB of it saved by reshard
   rebuilt     1 array, whole on every device
+  live        448.2 MiB a device at the peak, 384.0 MiB of it made by moves
   memory      29 B a device: arguments 8 B, outputs 4 B, temporary 20 B
 
       where         XLA does        received     needed        temp   reshard would       saves
@@ -28,11 +30,31 @@ jit_step on 8 devices
 
   summed by line     XLA does     launches   received   why
   ─────────────────────────────────────────────────────────────────────
-  near train.py:19   all_gather          1   64.0 KiB   receives little"""
+  near train.py:19   all_gather          1   64.0 KiB   receives little
+
+  live at peak   array              made by      where
+  ───────────────────────────────────────────────────────────────
+     256.0 MiB   f32[512,512,256]   all_gather   train.py:17
+     128.0 MiB   f32[256,512,256]   all_gather   train.py:17
+      32.0 MiB   f32[256,512,64]    argument     near train.py:17
+      32.0 MiB   f32[256,512,64]    argument     near train.py:17
+     192.0 KiB   2 more arrays"""
 
 
 def test_the_table():
     assert str(examine(TRAIN, compiled=CompiledMemory(8, 4, 20, 3))) == GOLDEN
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_narrow_terminals_keep_the_columns_that_matter(width):
+    """No line is wider than the terminal, and the line of the program and the bytes are whole."""
+    out = Console(width=width, file=io.StringIO(), markup=False)
+    table.show(out, examine(TRAIN))
+    lines = out.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    row = next(line.split() for line in lines if line.startswith("  1   train.py:17"))
+    assert row[-2:] == ["196.0", "MiB"] and "224.0" in row
+    assert any(line.split()[:2] == ["256.0", "MiB"] and line.endswith("train.py:17") for line in lines)
 
 
 def test_every_place_on_request():
@@ -62,7 +84,7 @@ def test_more_rows_than_anyone_reads():
     assert len(report.places) == 30
     printed = str(report)
     assert "  25   a.py:" in printed and "  26   a.py:" not in printed
-    assert printed.endswith("not shown: 5 more rows, 960 B received")
+    assert "\nnot shown: 5 more rows, 960 B received\n" in printed
 
 
 def test_lines_beyond_the_twelfth_share_a_row():
@@ -74,7 +96,8 @@ def test_lines_beyond_the_twelfth_share_a_row():
         lines.append(f"%m{at} = f32[1,1]{{1,0}} collective-permute(%one), source_target_pairs={{{{0,1}}}}, {line}")
     used = ", ".join(f"%m{at}" for at in range(20))
     printed = str(examine(text(*lines, f"ROOT %r = f32[] custom-call(%g, {used})"))).splitlines()
-    assert [line.split() for line in printed[-13:]] == [
+    start = next(at for at, line in enumerate(printed) if "summed by line" in line) + 2
+    assert [line.split() for line in printed[start : start + 13]] == [
         *([f"a.py:{at}", "permute", "1", "4", "B", "receives", "little"] for at in range(1, 13)),
         ["8", "more", "8", "32", "B"],
     ]
