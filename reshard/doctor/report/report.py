@@ -41,7 +41,7 @@ class Report(ReportData):
     """
 
     def to_html(self) -> str:
-        """The report as one HTML page, without scripts or other files."""
+        """The report as one HTML page, without other files; a small script sorts its tables."""
         return page.page(self)
 
     def __str__(self) -> str:
