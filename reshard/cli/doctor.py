@@ -67,6 +67,7 @@ def add(commands: Commands) -> None:
 def run(options: DoctorOptions) -> int:
     """Prints or writes the report of a program; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
     from reshard.cli.programs import read, write
+    from reshard.cli.progress import progress
     from reshard.doctor.report.table import show
     from reshard.doctor.xla_log import MARK
     from reshard.show import terminal
@@ -74,7 +75,8 @@ def run(options: DoctorOptions) -> int:
     program = read(options.file, log_mark=MARK)
     if program.is_log:
         return _run_on_log(program.text, options)
-    report = _report(program, options)
+    with progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
+        report = _report(program, options)
     if options.html is not None:
         write(options.html, report.to_html())
     if options.json:
