@@ -37,6 +37,7 @@ class DoctorOptions(Options):
     json: bool
     html: str | None
     all: bool
+    frames: str
     network: str | None
     platform: str | None
     topology: str | None
@@ -50,6 +51,8 @@ class DoctorOptions(Options):
         parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
         parser.add_argument("--html", metavar="FILE", help="write one self-contained page instead of the table")
         parser.add_argument("--all", action="store_true", help="also reductions, shard_maps and small moves")
+        what = "the lines of a place: the program's own (user), or its whole stack with those of frameworks (all)"
+        parser.add_argument("--frames", choices=["user", "all"], default="user", help=what)
         add_network(parser)
         what = "compile StableHLO for this (default cpu; tpu with --topology)"
         parser.add_argument("--platform", metavar="NAME", help=what)
@@ -82,7 +85,7 @@ def run(options: DoctorOptions) -> int:
     if options.json:
         print(report.to_json(indent=2, every=options.all))
     elif options.html is None:
-        show(terminal.console(), report, options.all)
+        show(terminal.console(), report, options.all, options.frames == "all")
     return int(options.fail_on_rebuild and bool(report.rebuilt))
 
 

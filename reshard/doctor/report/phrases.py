@@ -9,7 +9,7 @@ from typing import NamedTuple
 from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, array_text
 from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
-from reshard.hlo import Source
+from reshard.hlo import Frame, Source
 from reshard.types.plan import Plan
 from reshard.types.units import bytes_text, counted
 
@@ -61,6 +61,11 @@ def where(source: Source) -> str:
     if source.file is None:
         return source.op_name.rpartition("/")[2] or "unknown"
     return f"{_short(source.file)}:{source.line}"
+
+
+def frame_text(frame: Frame) -> str:
+    """A line of a stack: `lib/model.py:3, forward`."""
+    return ", ".join(filter(None, (f"{_short(frame.file)}:{frame.line}", frame.function)))
 
 
 def origin(source: Source) -> str:

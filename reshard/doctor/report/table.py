@@ -28,8 +28,11 @@ def text(report: ReportData) -> str:
     return plain_text(lambda out: show(out, report))
 
 
-def show(out: Console, report: ReportData, every: bool = False) -> None:
-    """Prints the report; with `every`, also reductions, the user's own shard_maps and small places."""
+def show(out: Console, report: ReportData, every: bool = False, frames: bool = False) -> None:
+    """Prints the report; with `every`, also reductions, the user's own shard_maps and small places.
+
+    With `frames`, every place has a remark with its whole stack, lines of frameworks included.
+    """
     if not report.places:
         terminal.paragraph(out, f"{phrases.title(report)}: no data moves between devices", style=terminal.NAME)
         return
@@ -41,9 +44,9 @@ def show(out: Console, report: ReportData, every: bool = False) -> None:
         out.print()
         _table(out, rows)
     for at, row in enumerate(rows, 1):
-        if row.place.wasted_bytes or row.place.rebuilds:
+        if row.place.wasted_bytes or row.place.rebuilds or frames:
             out.print()
-            _remark(out, at, row.place)
+            _remark(out, at, row.place, frames)
     if more:
         out.print()
         bytes_left = bytes_text(sum(row.places * row.place.total_bytes for row in more))
@@ -134,11 +137,13 @@ def _cells(at: int, row: Row) -> dict[str, str | Text]:
     }
 
 
-def _remark(out: Console, at: int, place: Place) -> None:
+def _remark(out: Console, at: int, place: Place, frames: bool) -> None:
     """Prints what a place moves, and what would be better."""
     mark = f"  {at}  "
     terminal.paragraph(out, phrases.origin(place.where), mark)
     mark = " " * len(mark)
+    for frame in place.where.frames if frames else ():
+        terminal.paragraph(out, phrases.frame_text(frame), mark, "" if frame.users else terminal.FAINT)
     for move in place.moves:
         before, after = phrases.move_text(move)
         mesh = "" if move.source is None else f" on {move.source.mesh}"

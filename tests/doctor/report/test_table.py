@@ -66,6 +66,40 @@ def test_every_place_on_request():
     assert "all_reduce" in printed and "permute" in printed and "a<b>.py:3" in printed
 
 
+def test_the_whole_stack_on_request():
+    """Lines of frameworks are only in the stack, never the line of a place."""
+    tables = """
+FileNames
+1 "/env/site-packages/flax/linen/module.py"
+2 "/home/me/train.py"
+
+FunctionNames
+1 "__call__"
+2 "step"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=70}
+2 {file_name_id=2 function_name_id=2 line=9}
+
+StackFrames
+1 {file_location_id=2 parent_frame_id=1}
+2 {file_location_id=1 parent_frame_id=2}
+"""
+    gather = GATHER + ', metadata={op_name="f" stack_frame_id=2}'
+    module = text(*OFFSET, ZERO, gather, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)").replace(
+        "\n\n", "\n" + tables + "\n", 1
+    )
+    report = examine(module)
+    out = Console(width=100, file=io.StringIO(), markup=False)
+    table.show(out, report, frames=True)
+    assert [line.strip() for line in out.file.getvalue().splitlines() if "module.py" in line or "step" in line] == [
+        "1  me/train.py:9, step, f",
+        "linen/module.py:70, __call__",
+        "me/train.py:9, step",
+    ]
+    assert "module.py" not in str(report) and "train.py:9" in str(report)
+
+
 def test_a_program_in_which_nothing_moves():
     report = examine(NOTHING)
     assert (report.places, report.received_bytes, report.rebuilt) == ((), 0, ())
