@@ -1,4 +1,4 @@
-"""`reshard doctor`: where a program moves its data between devices, as a table, JSON or a page."""
+"""`reshard doctor`: where a program moves its data between devices, or what XLA warns of in a log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ examples:
   reshard doctor step.hlo.txt --all
   reshard doctor step.mlir --html report.html
   reshard doctor step.mlir --json --fail-on-rebuild
-  reshard doctor step.mlir --platform tpu --topology v5p:2x2x2
+  reshard doctor step.mlir --topology v5p:2x2x2
+  reshard doctor job.log
+  python train.py 2>&1 | reshard doctor -
 
 what to put into such a file, with lowered = jax.jit(f).lower(*args):
   lowered.as_text(debug_info=True)   StableHLO; it is compiled here
@@ -35,22 +37,25 @@ class DoctorOptions(Options):
     json: bool
     html: str | None
     all: bool
+    frames: str
     network: str | None
-    platform: str
+    platform: str | None
     topology: str | None
     fail_on_rebuild: bool
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the file, the forms of output, and what to compile for."""
-        what = "StableHLO (text or artifact) or optimized HLO; - is stdin"
+        what = "StableHLO (text or artifact), optimized HLO, or a log with XLA's warnings; - is stdin"
         parser.add_argument("file", metavar="FILE", help=what)
         parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
         parser.add_argument("--html", metavar="FILE", help="write one self-contained page instead of the table")
         parser.add_argument("--all", action="store_true", help="also reductions, shard_maps and small moves")
+        what = "the lines of a place: the program's own (user), or its whole stack with those of frameworks (all)"
+        parser.add_argument("--frames", choices=["user", "all"], default="user", help=what)
         add_network(parser)
-        what = "compile StableHLO for this (default cpu)"
-        parser.add_argument("--platform", default="cpu", metavar="NAME", help=what)
+        what = "compile StableHLO for this (default cpu; tpu with --topology)"
+        parser.add_argument("--platform", metavar="NAME", help=what)
         parser.add_argument("--topology", metavar="NAME", help="ahead of time for a topology: v5p:2x2x2")
         what = "exit with 1 if a whole array is rebuilt"
         parser.add_argument("--fail-on-rebuild", action="store_true", help=what)
@@ -65,17 +70,38 @@ def add(commands: Commands) -> None:
 def run(options: DoctorOptions) -> int:
     """Prints or writes the report of a program; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
     from reshard.cli.programs import read, write
+    from reshard.cli.progress import progress
     from reshard.doctor.report.table import show
+    from reshard.doctor.xla_log import MARK
     from reshard.show import terminal
 
-    report = _report(read(options.file), options)
+    program = read(options.file, log_mark=MARK)
+    if program.is_log:
+        return _run_on_log(program.text, options)
+    with progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
+        report = _report(program, options)
     if options.html is not None:
         write(options.html, report.to_html())
     if options.json:
-        print(report.to_json(indent=2))
+        print(report.to_json(indent=2, every=options.all))
     elif options.html is None:
-        show(terminal.console(), report, options.all)
+        show(terminal.console(), report, options.all, options.frames == "all")
     return int(options.fail_on_rebuild and bool(report.rebuilt))
+
+
+def _run_on_log(log: str, options: DoctorOptions) -> int:
+    """Prints the moves that XLA warns of in a log; returns 1 with `--fail-on-rebuild`, since each is a rebuild."""
+    from reshard.doctor.report.log_report import LogReport, show_log
+    from reshard.show import terminal
+
+    if options.html is not None:
+        raise ReshardError("a log has no page: its warnings name one move each; leave --html out, or use --json")
+    report = LogReport.of(log, options.network)
+    if options.json:
+        print(report.to_json(indent=2))
+    else:
+        show_log(terminal.console(), report)
+    return int(options.fail_on_rebuild)
 
 
 def _report(program: ProgramText, options: DoctorOptions) -> Report:
@@ -94,5 +120,8 @@ def _report(program: ProgramText, options: DoctorOptions) -> Report:
             f"'reshard[jax]', or give the optimized HLO (compiled.as_text())"
         ) from None
     return report_program(
-        program.content, network=options.network, platform=options.platform, topology=options.topology
+        program.content,
+        network=options.network,
+        platform=options.platform or ("cpu" if options.topology is None else "tpu"),
+        topology=options.topology,
     )

@@ -18,6 +18,7 @@ _WANTED = (
     "give optimized HLO (compiled.as_text(), or a .txt of --xla_dump_to), StableHLO text "
     "(jitted.lower(...).as_text(debug_info=True)), or a portable StableHLO artifact"
 )
+_OR_LOG = "; or a log with XLA's warnings of involuntary full rematerialization, which TF_CPP_MIN_LOG_LEVEL=2 hides"
 
 
 class ProgramText(NamedTuple):
@@ -25,6 +26,7 @@ class ProgramText(NamedTuple):
 
     content: str | bytes
     is_hlo: bool
+    is_log: bool = False
 
     @property
     def text(self) -> str:
@@ -32,10 +34,11 @@ class ProgramText(NamedTuple):
         return self.content if isinstance(self.content, str) else ""
 
 
-def read(path: str) -> ProgramText:
+def read(path: str, log_mark: str | None = None) -> ProgramText:
     """The program in a file (`-` is stdin): optimized HLO, StableHLO text, or a portable StableHLO artifact.
 
-    Raises `NotationError` for any other content, and `ReshardError` for a file that cannot be read.
+    With a `log_mark`, also a log: any text that has this mark. Raises `NotationError` for any other content, and
+    `ReshardError` for a file that cannot be read.
     """
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -43,16 +46,19 @@ def read(path: str) -> ProgramText:
         raise ReshardError(f"cannot read {path}: {error.strerror}") from None
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
+    if log_mark is not None and log_mark.encode() in content:
+        return ProgramText(content.decode(errors="replace"), False, True)
+    wanted = _WANTED if log_mark is None else _WANTED + _OR_LOG
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        raise NotationError(f"{path} is binary, and no portable StableHLO artifact; {_WANTED}") from None
+        raise NotationError(f"{path} is binary, and no portable StableHLO artifact; {wanted}") from None
     if _HLO.search(text):
         return ProgramText(text, True)
     if _MLIR.search(text):
         return ProgramText(text, False)
     what = "empty" if not text.strip() else f"no program: {text.strip()[:60]!r}"
-    raise NotationError(f"{path} is {what}; {_WANTED}")
+    raise NotationError(f"{path} is {what}; {wanted}")
 
 
 def write(path: str, content: str | bytes) -> None:

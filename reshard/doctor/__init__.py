@@ -25,6 +25,8 @@ The steps of an examination, each in a module of its own:
     rebuilds       finds the arrays that all devices come to have, though each uses a part
     moves          prices it and plans it; `liveness` adds up the memory on the way
     examination    makes the places and the report
+
+`xla_log` reads XLA's own warnings in a log instead of a program.
 """
 
 from reshard.doctor.examination import examine as examine

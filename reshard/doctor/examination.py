@@ -13,6 +13,7 @@ from reshard.doctor.flow import Flow
 from reshard.doctor.index_maps import IndexMaps
 from reshard.doctor.liveness import Liveness
 from reshard.doctor.matching import Matcher
+from reshard.doctor.memory import ProgramMemory, program_memory
 from reshard.doctor.moves import Mover
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
@@ -66,9 +67,10 @@ def examine(
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
     loaded = Network.load(network) if isinstance(network, str) else network
-    places = _Examination(module, collectives, tuple(known), loaded).places()
+    examination = _Examination(module, collectives, tuple(known), loaded)
+    places = most_wasteful_first(examination.places())
     devices = _device_count(module, collectives)
-    return Report(module.name, devices, most_wasteful_first(places), hlo.traffic(module), compiled)
+    return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())
 
 
 class _Examination:
@@ -77,17 +79,22 @@ class _Examination:
     def __init__(
         self, module: Module, collectives: Sequence[Collective], known: Sequence[Known], network: Network | None
     ) -> None:
-        self.collectives = collectives
         self.devices = _device_count(module, collectives)
         self.flow = Flow(module)
         self.maps = IndexMaps(self.flow, Scalars(self.flow, self.devices))
         self.numbering = Numbering(self.flow)
+        self.chains = tuple(chains(self.flow, self.maps, collectives))
         mesh = _mesh(known, collectives, self.devices)
         self.liveness = Liveness(self.flow, self.numbering)
         self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, network)
 
     def places(self) -> list[Place]:
-        return [self._place(chain) for chain in chains(self.flow, self.maps, self.collectives)]
+        return [self._place(chain) for chain in self.chains]
+
+    def memory(self) -> ProgramMemory:
+        """The memory of the whole program, with what moves make."""
+        moving = [(chain, _kinds(chain)) for chain in self.chains if not chain.reduces]
+        return program_memory(self.flow, {value: kinds for chain, kinds in moving for value in chain.values})
 
     def _place(self, chain: Chain) -> Place:
         where, computation = _source(chain.collectives), chain.region.computation.name
@@ -109,6 +116,10 @@ class _Examination:
         origin = leaves.get(array.leaf)
         move, where = (None, place.where) if origin is None else (origin.move, origin.where)
         return replace(place, where=where, rebuilds=array.extent, rebuilt=array.array, rebuilt_move=move)
+
+
+def _kinds(chain: Chain) -> str:
+    return ", ".join(dict.fromkeys(collective.kind for collective in chain.collectives))
 
 
 def _by_user(collective: Collective) -> bool:

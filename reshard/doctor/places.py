@@ -110,9 +110,22 @@ class Place:
         return 1 if self.times is None else self.times
 
     @property
+    def counted(self) -> bool:
+        """Whether the place is part of the program's totals.
+
+        It is not in a branch of a conditional other than the one that receives most: only one of them runs.
+        """
+        return all(collective.counted for collective in self.collectives)
+
+    @property
     def received_bytes(self) -> int:
         """The bytes that a device receives."""
         return sum(collective.received_bytes for collective in self.collectives)
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes that a device receives in a whole run of the program."""
+        return sum((1 if one.times is None else one.times) * one.received_bytes for one in self.collectives)
 
     @property
     def needed_bytes(self) -> int:
@@ -132,7 +145,7 @@ class Place:
     @property
     def wasted_bytes(self) -> int:
         """The bytes received beyond those needed, in a whole run of the program."""
-        return self.runs * (self.received_bytes - self.needed_bytes)
+        return min(self.total_bytes, self.runs * (self.received_bytes - self.needed_bytes))
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -175,12 +188,14 @@ class Place:
         """Plain data, ready for JSON."""
         return {
             "kind": self.kind,
-            "where": _source_data(self.where),
+            "where": source_data(self.where),
             "computation": self.computation,
             "times": self.times,
+            "counted": self.counted,
             "collectives": [_collective_data(collective) for collective in self.collectives],
             "moves": [move.to_dict() for move in self.moves],
             "received_bytes": self.received_bytes,
+            "total_bytes": self.total_bytes,
             "needed_bytes": self.needed_bytes,
             "exact": self.exact,
             "wasted_bytes": self.wasted_bytes,
@@ -207,7 +222,7 @@ def array_text(array: Array) -> str:
 
 def most_wasteful_first(places: Sequence[Place]) -> tuple[Place, ...]:
     """The places by wasted bytes, then by received bytes, the largest first."""
-    return tuple(sorted(places, key=lambda place: (-place.wasted_bytes, -place.runs * place.received_bytes)))
+    return tuple(sorted(places, key=lambda place: (-place.wasted_bytes, -place.total_bytes)))
 
 
 def _temp_bytes(plan: Plan) -> int:
@@ -215,7 +230,8 @@ def _temp_bytes(plan: Plan) -> int:
     return plan.peak_bytes - plan.floor_bytes
 
 
-def _source_data(source: Source) -> dict[str, Any]:
+def source_data(source: Source) -> dict[str, Any]:
+    """The origin of an instruction as plain data."""
     return {
         "file": source.file,
         "line": source.line,

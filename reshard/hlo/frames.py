@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -21,7 +21,8 @@ _FIELD = re.compile(r'(\w+)=(?:"((?:[^"\\]|\\.)*)"|(-?\d+))')
 _ROW = re.compile(r'^(\d+) (?:"((?:[^"\\]|\\.)*)"|\{(.*)\})\s*$')
 _SECTIONS = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 _OURS = str(Path(__file__).resolve().parent.parent)
-_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:jax|jaxlib|reshard)[/\\]")
+_FRAMEWORKS = "jax|jaxlib|reshard|flax|haiku|equinox|optax|chex|jaxtyping|beartype|einops"
+_LIBRARY = re.compile(rf"[/\\](?:site|dist)-packages[/\\](?:{_FRAMEWORKS})[/\\]")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Frame:
 
     @property
     def users(self) -> bool:
-        """Whether the line is the user's own, rather than a line of jax, jaxlib or this package."""
+        """Whether the line is of the program itself, rather than of jax, a framework on top of it or this package."""
         return not (_LIBRARY.search(self.file) or self.file.startswith(_OURS))
 
 
@@ -47,7 +48,8 @@ class Source:
     """The origin of an instruction: JAX's name stack and the user's innermost line, as far as they are known.
 
     Instructions that the partitioner inserts have no line, or only the name of an argument. They get the line of the
-    nearest instruction that has one, and `exact` is False.
+    nearest instruction that has one, and `exact` is False. `frames` is the whole stack, innermost first, frameworks'
+    lines included.
 
     >>> print(Source("jit(f)/mul", "train.py", 12), "|", Source("jit(f)/mul", "train.py", 12, exact=False))
     train.py:12 (jit(f)/mul) | near train.py:12 (jit(f)/mul)
@@ -58,6 +60,7 @@ class Source:
     line: int | None = None
     function: str | None = None
     exact: bool = True
+    frames: tuple[Frame, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else ""
@@ -93,7 +96,7 @@ class Tables:
         frame = next((frame for frame in stack if frame.users), stack[0] if stack else None)
         if frame is None:
             return Source(op_name) if op_name else None
-        return Source(op_name, frame.file, frame.line, frame.function or None)
+        return Source(op_name, frame.file, frame.line, frame.function or None, frames=stack)
 
     @cached_property
     def _frames(self) -> Mapping[int, tuple[Frame, int]]:

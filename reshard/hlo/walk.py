@@ -16,9 +16,8 @@ The bytes are those of the busiest device in one execution, in groups of f devic
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -43,6 +42,7 @@ class Collective:
     `times` is how often it executes in one run of the module, None if that depends on data. `group_size` devices
     exchange with one another; `groups` lists them, and is None for a permute (see `pairs`) and between slices.
     `received_bytes` counts one execution.
+    `counted` is False in a branch of a conditional other than the one that receives most: only one of them runs.
     """
 
     kind: str
@@ -57,6 +57,7 @@ class Collective:
     times: int | None
     source: Source
     instruction: Instruction = field(repr=False)
+    counted: bool = True
 
     @property
     def dtype(self) -> str:
@@ -93,7 +94,7 @@ def collectives(module: Module, every_branch: bool = False) -> tuple[Collective,
     """The collectives that a module executes, in program order, each once however it is spelled.
 
     Only the branch of a conditional that receives most counts, since only one of them runs. With `every_branch`, the
-    collectives of all branches are listed, for display rather than for adding up. Raises `NotationError` if replica
+    collectives of the others are listed too, but not `counted`. Raises `NotationError` if replica
     groups or called computations cannot be read.
 
     >>> from reshard.hlo import parse
@@ -122,7 +123,7 @@ def traffic(of: Module | Iterable[Collective]) -> Traffic:
     ... }''')).by_kind["all_reduce"]
     Total(launches=1, received_bytes=48)
     """
-    executed = collectives(of) if isinstance(of, Module) else tuple(of)
+    executed = collectives(of) if isinstance(of, Module) else tuple(one for one in of if one.counted)
     by_kind: dict[str, Total] = {}
     for one in executed:
         before, times = by_kind.get(one.kind, Total(0, 0)), _or_once(one.times)
@@ -184,7 +185,9 @@ class _Walk:
             yield from self._loop(called, site, times, outer)
         elif opcode == "conditional":
             branches = [list(self.run(computation, times, outer)) for computation in called]
-            yield from chain.from_iterable(branches) if self.every_branch else max(branches, key=_weight)
+            heaviest = max(branches, key=_weight)
+            for branch in branches if self.every_branch else [heaviest]:
+                yield from branch if branch is heaviest else (replace(one, counted=False) for one in branch)
         else:
             for computation in called:
                 yield from self.run(computation, times, outer)

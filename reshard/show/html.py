@@ -1,4 +1,4 @@
-"""The parts of every HTML page: one style sheet for light and dark, cards, bars and tables; no scripts, no network."""
+"""The parts of every HTML page: one style sheet for light and dark, cards, bars and tables; no network."""
 
 from __future__ import annotations
 
@@ -32,12 +32,33 @@ table { border-collapse: collapse; width: 100%; min-width: 34rem; font-size: .86
   font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--faint); font-weight: 500; } th, td { padding: .25rem .8rem .25rem 0;
   border-bottom: 1px solid var(--line); vertical-align: top; } .num { text-align: right; white-space: nowrap; }
+.sortable th { cursor: pointer; } .sortable th[aria-sort]::after { content: " \\2193"; }
+.sortable th[aria-sort=ascending]::after { content: " \\2191"; }
 footer { margin-top: 2rem; color: var(--faint); font-size: .86rem; }
 """
 
 
-def document(title: str, body: str, style: str = "") -> str:
-    """A whole page; `style` is CSS to add to the common sheet.
+SORT = """
+for (const head of document.querySelectorAll("table.sortable th")) {
+  head.tabIndex = 0;
+  const sort = () => {
+    const table = head.closest("table"), at = head.cellIndex;
+    const up = head.getAttribute("aria-sort") === "descending";
+    const key = row => row.cells[at].querySelector("data")?.value ?? row.cells[at].textContent;
+    const rows = [...table.rows].slice(1).sort((a, b) => key(a).localeCompare(key(b), "en", { numeric: true }));
+    for (const other of table.rows[0].cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", up ? "ascending" : "descending");
+    (up ? rows : rows.reverse()).forEach(row => row.parentNode.append(row));
+  };
+  head.onclick = sort;
+  head.onkeydown = event => { if (event.key === "Enter") sort(); };
+}
+"""
+"""A script with which a click on a column's head sorts a `sortable` table; without it, the table stays as it is."""
+
+
+def document(title: str, body: str, style: str = "", script: str = "") -> str:
+    """A whole page; `style` is CSS to add to the common sheet, `script` runs when the page is there.
 
     >>> print(document("plan", "<p>nothing to do</p>")[-48:-1])
     <main><p>nothing to do</p></main></body></html>
@@ -46,7 +67,7 @@ def document(title: str, body: str, style: str = "") -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_STYLE}{style}</style></head>"
-        f"<body><main>{body}</main></body></html>\n"
+        f"<body><main>{body}</main>{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
 
 
@@ -68,12 +89,25 @@ def bar(share: float, colour: str) -> str:
     )
 
 
-def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
-    """A table that scrolls in its own box; a head is a name and whether its column holds numbers, a cell is HTML."""
+def number(value: int, text: str) -> str:
+    """A number with its text, for a cell that is sorted by the number.
+
+    >>> number(2048, "2 KiB")
+    '<data value="2048">2 KiB</data>'
+    """
+    return f'<data value="{value}">{text}</data>'
+
+
+def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]], sortable: bool = False) -> str:
+    """A table that scrolls in its own box; a head is a name and whether its column holds numbers, a cell is HTML.
+
+    Where the page has the script `SORT`, a `sortable` table is sorted by a click on a head.
+    """
     columns = list(heads)
     css = [" class='num'" if number else "" for _, number in columns]
     top = "".join(f"<th{c}>{escape(name)}</th>" for c, (name, _) in zip(css, columns, strict=True))
     lines = (
         "<tr>" + "".join(f"<td{c}>{cell}</td>" for c, cell in zip(css, row, strict=True)) + "</tr>" for row in rows
     )
-    return f'<div class="scroll"><table><tr>{top}</tr>{"".join(lines)}</table></div>'
+    kind = ' class="sortable"' if sortable else ""
+    return f'<div class="scroll"><table{kind}><tr>{top}</tr>{"".join(lines)}</table></div>'

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from reshard import hlo
+from reshard.doctor import examine
 from tests.cli.cases import ROOT
 from tests.cli.compiled import COMPILED, MODULE, NOTHING
 from tests.markup import Read
@@ -20,7 +21,7 @@ def test_a_compiled_program(call):
     assert (code, err) == (0, "")
     assert "1   train.py:17   all_gather" in out
     assert "f32[{y}256, 512, {x}64] -> f32[512, {x}{y}64, 256] on <x=4, y=2>" in out
-    assert "not shown: 1 place that receives little" in out
+    assert "near train.py:19   all_gather          1   32.0 KiB   receives little" in out
 
 
 def test_a_program_to_compile(call):
@@ -43,7 +44,7 @@ def test_from_stdin(call, monkeypatch):
 
 
 def test_json_is_one_object(call):
-    code, out, _ = call("doctor", COMPILED, "--json")
+    code, out, _ = call("doctor", COMPILED, "--json", "--all")
     report = json.loads(out)
     names = sorted(one["name"] for place in report["places"] for one in place["collectives"])
     wanted = hlo.collectives(hlo.parse(COMPILED.read_text()), every_branch=True)
@@ -59,7 +60,7 @@ def test_a_page(call, tmp_path):
 
 def test_all_and_network(call):
     out = call("doctor", COMPILED, "--all")[1]
-    assert "not shown" not in out and out.count("all_gather") > call("doctor", COMPILED)[1].count("all_gather")
+    assert "summed by line" not in out and "2   near train.py:19   all_gather    32.0 KiB" in out
     data = json.loads(call("doctor", COMPILED, "--network", "tpu-v5p", "--json")[1])
     assert data["places"][0]["moves"][0]["plan"]["seconds"] > 0
 
@@ -110,6 +111,47 @@ def test_in_a_process_of_its_own():
     report = json.loads(run.stdout)
     assert (report["devices"], report["rebuilt"]) == (8, 1)
     assert "Involuntary full rematerialization" not in run.stderr  # The report has it.
+
+
+LOG = ROOT / "tests" / "doctor" / "data" / "train_0.12.0.1.log"
+
+
+def test_a_log(call, monkeypatch):
+    code, out, err = call("doctor", LOG)
+    assert (code, err) == (0, "")
+    assert "1 array that XLA rebuilds whole on every device" in out
+    assert "f32[{y}256, 512, {x}64] -> f32[512, {x}{y}64, 256] on <x=4, y=2>" in out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff noise\n" + LOG.read_bytes())))
+    assert call("doctor", "-", "--fail-on-rebuild") == (1, out, "")
+
+
+def test_a_log_in_json(call):
+    data = json.loads(call("doctor", LOG, "--json", "--network", "tpu-v5p")[1])
+    assert (data["received_bytes"], data["saved_bytes"], len(data["moves"])) == (7 << 25, 49 << 22, 1)
+    assert data["moves"][0]["plan"]["seconds"] > 0 and data["moves"][0]["planned_bytes"] == 7 << 22
+
+
+def test_a_log_has_no_page_and_is_no_program(call, tmp_path):
+    code, out, err = call("doctor", LOG, "--html", tmp_path / "page.html")
+    assert (code, out) == (2, "") and "a log has no page" in err
+    code, out, err = call("pass", LOG)
+    assert (code, out) == (2, "") and "is no program" in err
+    calm = tmp_path / "job.log"
+    calm.write_text("step 1: loss 3.2\n")
+    assert "a log with XLA's warnings" in call("doctor", calm)[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "platform"),
+    [(["--topology", "v5p:2x2x2"], "tpu"), ([], "cpu"), (["--platform", "gpu", "--topology", "h100"], "gpu")],
+)
+def test_a_topology_means_a_tpu(call, monkeypatch, options, platform):
+    from reshard.jax import doctor
+
+    calls: list = []
+    monkeypatch.setattr(doctor, "report_program", lambda _, **given: calls.append(given) or examine(NOTHING))
+    assert call("doctor", MODULE, *options)[0] == 0
+    assert [given["platform"] for given in calls] == [platform]
 
 
 def test_the_device_count_is_what_the_tests_have():

@@ -22,7 +22,7 @@ def test_a_file_that_is_not_there(call, argv):
 def test_text_is_hlo_or_mlir(tmp_path, path, is_hlo):
     copy = tmp_path / "program"
     copy.write_bytes(path.read_bytes())
-    assert read(str(copy)) == (path.read_text(), is_hlo)
+    assert read(str(copy)) == (path.read_text(), is_hlo, False)
 
 
 def test_an_artifact_stays_binary(tmp_path):

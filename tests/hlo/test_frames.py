@@ -67,7 +67,8 @@ def test_a_source_as_text(source, text):
     [
         ("train.py", True),
         ("/home/me/jax/train.py", True),
-        ("/env/site-packages/flax/core.py", True),
+        ("/env/site-packages/flax/core.py", False),
+        ("/env/site-packages/transformers/models/llama.py", True),
         ("/env/site-packages/jax/_src/numpy.py", False),
         ("/env/dist-packages/jaxlib/mlir.py", False),
         ("C:\\env\\site-packages\\reshard\\plan.py", False),

@@ -85,6 +85,10 @@ def is_what_the_module_does(once: Once):
     assert once.report.devices == once.program.device_count
     assert once.report.compiled.temp_bytes == once.compiled.memory_analysis().temp_size_in_bytes
     assert bool(places) == once.program.moves
+    live, compiled = once.report.memory.peak_bytes, once.report.compiled.peak_bytes
+    assert abs(live - compiled) < 0.2 * compiled + 2048  # the compiler aligns each buffer
+    accounts = once.report.accounts()
+    assert accounts.received_bytes == once.report.received_bytes >= once.report.wasted_bytes
 
 
 def says_what_is_rebuilt(once: Once):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from reshard.doctor.memory import ProgramMemory
 from reshard.doctor.places import Place
+from reshard.doctor.report.accounts import Accounts, accounts
 from reshard.hlo import Traffic
 
 
@@ -35,7 +37,7 @@ class ReportData:
 
     Each collective of the program is in exactly one of the places. `traffic` is what a device receives in one run:
     of the branches of a conditional, only the one that receives most counts. `compiled` is None if only the text of
-    the program was given.
+    the program was given; `memory` is that of the text in its order.
     """
 
     program: str
@@ -43,6 +45,7 @@ class ReportData:
     places: tuple[Place, ...]
     traffic: Traffic = field(repr=False)
     compiled: CompiledMemory | None = None
+    memory: ProgramMemory = field(default=ProgramMemory(0, ()), repr=False)
 
     @property
     def received_bytes(self) -> int:
@@ -51,21 +54,30 @@ class ReportData:
 
     @cached_property
     def wasted_bytes(self) -> int:
-        """The bytes that a device receives beyond those needed, in all places and all branches of conditionals."""
-        return sum(place.wasted_bytes for place in self.places)
+        """The bytes of these that are not needed, at most all of them."""
+        return sum(place.wasted_bytes for place in self.places if place.counted)
 
     @cached_property
     def saved_bytes(self) -> int:
         """The bytes of these that the plans of `reshard` would save."""
-        return sum(place.saved_bytes for place in self.places)
+        return sum(place.saved_bytes for place in self.places if place.counted)
+
+    def accounts(self, every: bool = False) -> Accounts:
+        """All received bytes in three lists: places, reductions and others; with `every`, all are places."""
+        return accounts(self.places, self.received_bytes, every)
 
     @property
     def rebuilt(self) -> tuple[Place, ...]:
         """The places that make a whole array on every device, although each needs only a part."""
         return tuple(place for place in self.places if place.rebuilds_whole)
 
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain data; bytes are those of one device."""
+    def to_dict(self, every: bool = False) -> dict[str, Any]:
+        """The report as plain data; bytes are those of one device.
+
+        The `total_bytes` of the `counted` places and the `received_bytes` of `reductions` and `others` add up to the
+        program's `received_bytes`. With `every`, each place is one of `places`, and nothing is summed.
+        """
+        accounts = self.accounts(every)
         return {
             "program": self.program,
             "devices": self.devices,
@@ -76,9 +88,12 @@ class ReportData:
             "saved_bytes": self.saved_bytes,
             "rebuilt": len(self.rebuilt),
             "compiled": None if self.compiled is None else self.compiled._asdict(),
-            "places": [place.to_dict() for place in self.places],
+            "memory": self.memory.to_dict(),
+            "places": [place.to_dict() for place in accounts.places],
+            "reductions": [line.to_dict() for line in accounts.reductions],
+            "others": [line.to_dict() for line in accounts.others],
         }
 
-    def to_json(self, indent: int | None = None) -> str:
-        """The report as one JSON object."""
-        return json.dumps(self.to_dict(), indent=indent)
+    def to_json(self, indent: int | None = None, every: bool = False) -> str:
+        """The report as one JSON object, that of `to_dict`."""
+        return json.dumps(self.to_dict(every), indent=indent)

@@ -1,24 +1,33 @@
-"""The report as one self-contained HTML page: no script, no network, light and dark."""
+"""The report as one self-contained HTML page: no network, light and dark; a small script sorts its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
 
+from reshard.doctor.memory import Buffer, ProgramMemory
 from reshard.doctor.places import RESHARD, Place, array_text
 from reshard.doctor.report import phrases
+from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
-from reshard.hlo import Collective
-from reshard.show.html import bar, cards, document, table
+from reshard.doctor.report.snippet import snippet
+from reshard.doctor.report.timeline import STYLE, timeline
+from reshard.hlo import Collective, Source
+from reshard.show.html import SORT, bar, cards, document, number, table
 from reshard.types.units import bytes_text, counted
 
+_BUFFERS = 20  # more than anyone reads
 _STYLE = """
 article { padding: .9rem 1rem; margin: 0 0 .75rem; }
 article header { display: flex; flex-wrap: wrap; gap: .25rem .6rem; align-items: baseline; }
 article header b { overflow-wrap: anywhere; }
 .tag { font-size: .75rem; border: 1px solid currentColor; border-radius: 99px; padding: 0 .5rem; color: var(--faint);
   white-space: nowrap; margin-left: .3rem; }
+.code { margin: .5rem 0; padding: .4rem .6rem; overflow-x: auto; background: var(--track); border-radius: 3px; }
+.code .here { font-weight: 600; color: var(--mark); }
+.legend dt { float: left; clear: left; min-width: 12rem; padding-right: 1rem; } .legend dd { margin: 0 0 .3rem 12rem; }
+@media (max-width: 40rem) { .legend dt { float: none; } .legend dd { margin-left: 1rem; } }
 details { margin-top: .5rem; } summary { cursor: pointer; color: var(--faint); font-size: .86rem; }
 """
 
@@ -28,28 +37,41 @@ def page(report: ReportData) -> str:
     shown = phrases.shown(report)
     wasteful = phrases.rows(place for place in shown if _is_wasteful(place))
     good = phrases.rows(place for place in shown if not _is_wasteful(place))
-    rest = phrases.rows(place for place in report.places if place not in shown)
-    body = f"<h1>{escape(phrases.title(report))}</h1>{_totals(report)}"
+    summed = report.accounts()
+    rest = [*summed.reductions, *summed.others]
+    body = f"<h1>{escape(phrases.title(report))}</h1>{_totals(report)}{_LEGEND}"
+    longest = max((place.total_bytes for place in shown), default=0)
     if not shown:
         body += "<p>No data is resharded between devices.</p>"
     if wasteful:
-        body += "<h2>Resharded at a loss</h2>" + "".join(_article(at, row) for at, row in enumerate(wasteful, 1))
+        body += "<h2>Resharded at a loss</h2>" + "".join(
+            _article(at, row, longest) for at, row in enumerate(wasteful, 1)
+        )
     if good:
         body += f"<h2>Resharded with nothing to save</h2>{_table(good)}"
     if rest:
-        body += f"<h2>Other collectives</h2>{_table(rest)}"
-    return document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE)
+        body += f"<h2>Other collectives, summed by line</h2>{_sums(rest)}"
+    body += _memory(report.memory)
+    return document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE + STYLE, SORT)
 
 
 def _is_wasteful(place: Place) -> bool:
     return bool(place.wasted_bytes or place.rebuilds)
 
 
-_FOOTER = (
-    "<footer>Bytes are those of one device. <i>Needed</i> is what some device must receive in any case, or, after a "
-    "&le;, an upper bound of that. A layout such as <code>f32[{y}8, 16]</code> has one dim of 2 &times; 8 elements in "
-    "pieces of 8, split along mesh axis y, and one of 16 that is not split.</footer>"
-)
+_FOOTER = "<footer>Bytes are those of one device. A click on the head of a column sorts its table.</footer>"
+_LEGEND = """<details><summary>How to read this</summary><dl class="legend">
+<dt><code>&lt;x=4, y=2&gt;</code></dt><dd>a mesh of 8 devices, with axes x and y</dd>
+<dt><code>f32[{y}8, 16]</code></dt><dd>a dim of 2 &times; 8 elements in pieces of 8, split along y, and one of 16 that
+is not split</dd>
+<dt><code>{x}{y}2</code></dt><dd>a dim split along x, then y, in pieces of 2</dd>
+<dt><code>f32[8] + sum{x}</code></dt><dd>partial sums, which are to be added along x</dd>
+<dt><code>5 &times; all_gather</code></dt><dd>a loop runs it five times; n &times;: as often as the data says</dd>
+<dt>received</dt><dd>what a device receives in a run of the program</dd>
+<dt>needed</dt><dd>what some device must receive in any case; after a &le;, an upper bound of that</dd>
+<dt>reshard</dt><dd>what a device would receive in the plan of reshard</dd>
+<dt>near train.py:3</dt><dd>the nearest line that the compiler kept; the instruction itself has none</dd>
+</dl></details>"""
 
 
 def _totals(report: ReportData) -> str:
@@ -70,7 +92,43 @@ def _rebuilt_text(number: int) -> str:
     return f"{'array' if number == 1 else 'arrays'} rebuilt whole on every device"
 
 
-def _article(at: int, row: Row) -> str:
+def _memory(memory: ProgramMemory) -> str:
+    """The live bytes over time, and the buffers at the peak; nothing if nothing is stored."""
+    if not memory.buffers:
+        return ""
+    shown = memory.buffers[:_BUFFERS]
+    rest = sum(buffer.array.nbytes for buffer in memory.buffers[_BUFFERS:])
+    more = f"<p class='faint'>{len(memory.buffers) - len(shown)} more of {bytes_text(rest)} in all</p>" if rest else ""
+    heads = [("bytes", True), ("array", False), ("made by", False), ("where", False)]
+    return (
+        f"<h2>Memory: {bytes_text(memory.peak_bytes)} live at the peak, {bytes_text(memory.moved_bytes)} of it made by "
+        f"moves</h2>{timeline(memory.timeline)}<p class='faint'>Live bytes at each instruction, in the order of the "
+        f"compiled program; <span class='bad'>red</span> where a move between devices runs. At the peak:</p>"
+        f"{table(heads, map(_buffer, shown), sortable=True)}{more}"
+    )
+
+
+def _buffer(buffer: Buffer) -> list[str]:
+    css = "bad" if buffer.moved else ""
+    return [
+        number(buffer.array.nbytes, bytes_text(buffer.array.nbytes)),
+        f"<code>{array_text(buffer.array)}</code>",
+        f"<span class='{css}'>{escape(buffer.does)}</span>",
+        f"<code>{escape(phrases.short_where(buffer.where))}</code>",
+    ]
+
+
+def _snippet(where: Source) -> str:
+    """The user's line in its file, if that is here."""
+    lines = (
+        f"<span class='{'here' if line.here else 'faint'}'>{line.number:5} {escape(line.text)}</span>"
+        for line in snippet(where)
+    )
+    code = "\n".join(lines)
+    return f"<pre class='code mono'>{code}</pre>" if code else ""
+
+
+def _article(at: int, row: Row, longest: int) -> str:
     """All about a wasteful place."""
     place = row.place
     plan, rebuilt = phrases.plan_text(place), phrases.rebuilt(place)
@@ -78,10 +136,12 @@ def _article(at: int, row: Row) -> str:
     parts = [
         f"<header><span class='faint'>{at}</span><b class='mono'>{escape(row.where)}</b>{_tags(row)}</header>",
         f"<p class='faint mono'>{escape(phrases.origin(place.where))}</p>",
+        _snippet(place.where),
         *(f"<p class='mono'>{_move(move)}</p>" for move in map(phrases.move_text, place.moves)),
         f"<p>XLA: <b>{escape(phrases.does(place))}</b></p>",
+        "" if place.counted else f"<p class='faint'>{escape(phrases.OTHER_BRANCH)}</p>",
         f"<p class='{css}'>{escape(rebuilt[:1].upper() + rebuilt[1:])}</p>" if rebuilt else "",
-        _bars(place),
+        _bars(place, longest),
         f"<p class='good'>reshard: {escape(plan)}</p>" if plan else "",
         _collectives(place),
     ]
@@ -99,15 +159,14 @@ def _move(texts: tuple[str, str]) -> str:
     return f"{escape(before)} <span class='mark'>&rarr;</span> {escape(after)}"
 
 
-def _bars(place: Place) -> str:
-    """Bars for the bytes received, planned and needed in a run of the program, on one scale."""
+def _bars(place: Place, longest: int) -> str:
+    """Bars for the bytes received, planned and needed in a run of the program, on the scale of the largest place."""
     rows = [("received", place.received_bytes, "bad", "")]
     if place.planned_bytes is not None:
         rows.append(("reshard", place.planned_bytes, "good", ""))
     rows.append(("needed", place.needed_bytes, "faint", "" if place.exact else "&le; "))
-    longest = max(1, *(count for _, count, _, _ in rows))
     lines = (
-        f"<span>{name}</span>{bar(count / longest, colour)}"
+        f"<span>{name}</span>{bar(place.runs * count / max(1, longest), colour)}"
         f"<span class='end'>{mark}{bytes_text(place.runs * count)}</span>"
         for name, count, colour, mark in rows
     )
@@ -136,7 +195,23 @@ def _collective(collective: Collective) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    return table([("where", False), ("XLA does", False), ("what", False), ("received", True)], map(_row, rows))
+    heads = [("where", False), ("XLA does", False), ("what", False), ("received", True)]
+    return table(heads, map(_row, rows), sortable=True)
+
+
+def _sums(lines: Sequence[LineSum]) -> str:
+    heads = [("where", False), ("XLA does", False), ("why", False), ("launches", True), ("received", True)]
+    return table(heads, map(_sum, lines), sortable=True)
+
+
+def _sum(line: LineSum) -> list[str]:
+    return [
+        f"<code>{escape(phrases.short_where(line.where))}</code>",
+        escape(line.does),
+        phrases.why_summed(line),
+        str(line.launches),
+        number(line.received_bytes, bytes_text(line.received_bytes)),
+    ]
 
 
 def _row(row: Row) -> list[str]:
@@ -144,5 +219,5 @@ def _row(row: Row) -> list[str]:
         f"<code>{escape(row.where)}</code> {_tags(row)}",
         escape(phrases.does(row.place)),
         "<br>".join(f"<code>{_move(phrases.move_text(move))}</code>" for move in row.place.moves),
-        phrases.received(row.place),
+        number(row.place.total_bytes, phrases.received(row.place)),
     ]

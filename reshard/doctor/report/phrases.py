@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, array_text
+from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
-from reshard.hlo import Source
+from reshard.hlo import Frame, Source
 from reshard.types.plan import Plan
 from reshard.types.units import bytes_text, counted
 
-_SMALL = 100  # a place is small if it receives less than 1 in 100 of the program's bytes
+OTHER_BRANCH = "in a branch that receives less than another one does: not part of the totals"
 
 
 def shown(report: ReportData) -> tuple[Place, ...]:
     """The places to show by default: reshards and shifts that are not small compared with the program."""
-    least = report.received_bytes / _SMALL
-    return tuple(
-        place
-        for place in report.places
-        if place.kind not in (REDUCTION, MANUAL)
-        and (place.rebuilds_whole or place.runs * place.received_bytes >= least)
-    )
+    return report.accounts().places
 
 
 class Row(NamedTuple):
@@ -35,8 +30,7 @@ class Row(NamedTuple):
     @property
     def where(self) -> str:
         """The user's line, without its folder: `near train.py:26`."""
-        near = "" if self.place.where.exact or self.place.where.file is None else "near "
-        return f"{near}{where(self.place.where).rpartition(os.sep)[2]}"
+        return short_where(self.place.where)
 
 
 def rows(places: Iterable[Place]) -> list[Row]:
@@ -49,18 +43,17 @@ def rows(places: Iterable[Place]) -> list[Row]:
     return list(rows.values())
 
 
-def hidden(report: ReportData, places: Sequence[Place]) -> str:
-    """The places of the report that are not among these, in words; empty if there are none."""
-    rest = [place for place in report.places if place not in places]
-    reductions = [place for place in rest if place.kind == REDUCTION]
-    manual = [place for place in rest if place.kind == MANUAL]
-    small = len(rest) - len(reductions) - len(manual)
-    parts = [
-        counted(len(reductions), "reduction") if reductions else "",
-        f"{counted(len(manual), 'place')} of the program's own shard_map" if manual else "",
-        f"{counted(small, 'place')} that {'receives' if small == 1 else 'receive'} little" if small else "",
-    ]
-    return ", ".join(filter(None, parts))
+def why_summed(line: LineSum) -> str:
+    """Why the places of a line are summed rather than shown: they are reductions, the user's own, or small."""
+    if line.kind == REDUCTION:
+        return "reduction"
+    return "your shard_map" if line.kind == MANUAL else "receives little"
+
+
+def short_where(source: Source) -> str:
+    """The user's line, without its folder: `near train.py:26`."""
+    near = "" if source.exact or source.file is None else "near "
+    return f"{near}{where(source).rpartition(os.sep)[2]}"
 
 
 def where(source: Source) -> str:
@@ -68,6 +61,11 @@ def where(source: Source) -> str:
     if source.file is None:
         return source.op_name.rpartition("/")[2] or "unknown"
     return f"{_short(source.file)}:{source.line}"
+
+
+def frame_text(frame: Frame) -> str:
+    """A line of a stack: `lib/model.py:3, forward`."""
+    return ", ".join(filter(None, (f"{_short(frame.file)}:{frame.line}", frame.function)))
 
 
 def origin(source: Source) -> str:
@@ -86,7 +84,7 @@ def does(place: Place) -> str:
 
 def received(place: Place) -> str:
     """The bytes received in a whole run of the program."""
-    return bytes_text(place.runs * place.received_bytes)
+    return bytes_text(place.total_bytes)
 
 
 def needed(place: Place) -> str:
@@ -158,6 +156,9 @@ def facts(report: ReportData) -> list[tuple[str, str]]:
         rows.append(("not needed", f"{bytes_text(report.wasted_bytes)}{saved}"))
     if report.rebuilt:
         rows.append(("rebuilt", f"{counted(len(report.rebuilt), 'array')}, whole on every device"))
+    if report.memory.moved_bytes:
+        live, moved = (bytes_text(size) for size in (report.memory.peak_bytes, report.memory.moved_bytes))
+        rows.append(("live", f"{live} a device at the peak, {moved} of it made by moves"))
     if report.compiled is not None:
         memory = report.compiled
         rows.append(

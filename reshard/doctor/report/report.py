@@ -25,16 +25,23 @@ class Report(ReportData):
     >>> print(report)
     m on 4 devices
       received  192 B a device, 1 collective
+      live      576 B a device at the peak, 256 B of it made by moves
     <BLANKLINE>
           where             XLA does     received   needed   temp   reshard would   saves
       ───────────────────────────────────────────────────────────────────────────────────
       1   near train.py:3   all_gather      192 B    192 B    0 B   the same
+    <BLANKLINE>
+      live at peak   array      made by      where
+      ──────────────────────────────────────────────────────
+             256 B   f32[8,8]   all_gather   near train.py:3
+             256 B   f32[8,8]   add          train.py:3
+              64 B   f32[2,8]   argument     near train.py:3
     >>> report.received_bytes, report.wasted_bytes, len(report.places), report.to_html()[:15]
     (192, 0, 1, '<!doctype html>')
     """
 
     def to_html(self) -> str:
-        """The report as one HTML page, without scripts or other files."""
+        """The report as one HTML page, without other files; a small script sorts its tables."""
         return page.page(self)
 
     def __str__(self) -> str:

@@ -17,7 +17,9 @@ def test_json_is_plain_data_and_round_trips():
     assert first["where"]["file"] == "train.py" and first["where"]["line"] == 17
     assert (first["received_bytes"], first["needed_bytes"], first["planned_bytes"]) == (7 << 25, 7 << 22, 7 << 22)
     assert first["moves"][0]["plan"]["steps"][0]["kind"] == "all_to_all"
-    names = [one["name"] for place in data["places"] for one in place["collectives"]]
+    every = json.loads(report.to_json(every=True))
+    assert every == report.to_dict(every=True) and every["reductions"] == every["others"] == []
+    names = [one["name"] for place in every["places"] for one in place["collectives"]]
     assert sorted(names) == sorted(one.name for one in hlo.collectives(hlo.parse(TRAIN)))
 
 

@@ -1,26 +1,46 @@
 """The report as a page: self-contained, true to scale, and with the words of the table."""
 
 import re
+import shutil
+import subprocess
 
 import pytest
 
 from reshard.doctor import CompiledMemory, examine
-from tests.doctor.fragments import HLO_DATA
+from reshard.show.html import SORT
+from tests.doctor.fragments import DATA, GATHER, HLO_DATA, OFFSET, SLICE, ZERO, text
 from tests.doctor.report.reports import NOTHING, TRAIN, report_of_all_kinds
 from tests.markup import Read, check_self_contained
+
+STAND_INS = """
+const cell = (value, text) => ({ textContent: text, querySelector: () => value === null ? null : { value } });
+const parent = { append(row) { table.rows.splice(table.rows.indexOf(row), 1); table.rows.push(row); } };
+const row = (...cells) => ({ cells, parentNode: parent });
+const kept = {};
+const head = { cellIndex: 1, closest: () => table, getAttribute: key => kept[key] ?? null,
+  setAttribute: (key, value) => { kept[key] = value; }, removeAttribute: key => { delete kept[key]; } };
+const table = { rows: [{ cells: [head] }, row(cell(null, "a"), cell("9", "9 B")),
+  row(cell(null, "b"), cell("1024", "1 KiB")), row(cell(null, "c"), cell("100", "100 B"))] };
+const document = { querySelectorAll: () => [head] };
+SORT
+for (let click = 0; click < 2; click++) {
+  head.onclick();
+  console.log(table.rows.slice(1).map(row => row.cells[0].textContent).join(""), kept["aria-sort"]);
+}
+"""
 
 
 @pytest.mark.parametrize("report", [examine(TRAIN), report_of_all_kinds(), examine(NOTHING)])
 def test_the_page_is_self_contained(report):
     html = report.to_html()
-    check_self_contained(Read(html))
+    check_self_contained(Read(html), script=True)
     assert html.startswith("<!doctype html>")
-    assert not re.search(r"https?:|url\(|@import|//", html)
+    assert not re.search(r"https?:|url\(|@import|//|fetch\(|XMLHttp", html)
     assert "prefers-color-scheme: dark" in html and 'name="viewport"' in html
 
 
 def test_the_page_has_the_words_of_the_table():
-    text = Read(examine(TRAIN).to_html()).text
+    shown = Read(examine(TRAIN).to_html()).text
     for phrase in (
         "jit_step on 8 devices",
         "f32[{y}256, 512, {x}64] → f32[512, {x}{y}64, 256]",
@@ -28,12 +48,12 @@ def test_the_page_has_the_words_of_the_table():
         "reshard: all_to_all, 28.0 MiB received",
         "train.py:17",
     ):
-        assert phrase in text
+        assert phrase in shown
 
 
 def test_the_page_has_every_place_and_escapes_names():
     words = "".join(Read(report_of_all_kinds().to_html()).words)
-    assert "2 places alike" in words and "reduction" in words and "manual" in words
+    assert "2 places alike" in words and "reduction" in words and "your shard_map" in words
     assert "a<b>.py:3" in words  # as text: in the page it is escaped
 
 
@@ -43,9 +63,48 @@ def test_the_bars_are_to_scale():
     assert widths == [100.0, 12.5, 12.5]
 
 
+def test_all_bars_have_one_scale():
+    """A gather of twice the size on another line: its bar is full, those of the other half as long."""
+    larger = [line.replace("%g", "%h").replace("%d", "%e").replace("f32", "f64") for line in (GATHER, SLICE)]
+    where = 'metadata={op_name="f" source_file="b.py" source_line=2}'
+    lines = ["%q = f64[2,8]{1,0} parameter(1)", *OFFSET, ZERO, GATHER, SLICE, larger[0].replace("%p)", "%q)")]
+    html = examine(text(*lines, f"{larger[1]}, {where}", "ROOT %r = f32[] custom-call(%d, %e)")).to_html()
+    widths = [float(width) for width in re.findall(r'<rect width="([\d.]+)"', html)]
+    assert widths == [100.0, 25.0, 25.0, 50.0, 12.5, 12.5]
+
+
+def test_tables_sort_by_their_numbers():
+    """A click sorts by the bytes, not by their text; run by node, on a table of stand-ins, if there is one."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node")
+    ran = subprocess.run([node, "-e", STAND_INS.replace("SORT", SORT)], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["bca", "descending", "acb", "ascending"]
+
+
+def test_the_memory_at_the_peak():
+    html = examine(TRAIN).to_html()
+    words = Read(html).text
+    assert "448.2 MiB live at the peak, 384.0 MiB of it made by moves" in words
+    assert "256.0 MiB f32[512,512,256] all_gather train.py:17".replace(" ", "") in words.replace(" ", "")
+    heights = [float(height) for height in re.findall(r'<rect class="\w+"[^>]* height="([\d.]+)"', html)]
+    assert max(heights) == 100 and len(heights) == len(examine(TRAIN).memory.timeline)
+
+
+def test_the_line_stands_in_its_program(monkeypatch):
+    monkeypatch.chdir(DATA)  # the recorded program names train.py
+    words = Read(examine(TRAIN).to_html()).text
+    assert "17 total = a + b" in words and "19 return jnp.einsum" in words
+
+
+def test_a_legend_explains_the_notation():
+    words = Read(examine(TRAIN).to_html()).text
+    assert all(term in words for term in ("How to read this", "<x=4, y=2>", "f32[{y}8, 16]", "sum{x}"))
+
+
 def test_the_memory_of_the_program():
-    text = Read(examine(TRAIN, compiled=CompiledMemory(8, 4, 20, 3)).to_html()).text
-    assert "29 B" in text and "memory, 20 B temporary" in text
+    words = Read(examine(TRAIN, compiled=CompiledMemory(8, 4, 20, 3)).to_html()).text
+    assert "29 B" in words and "memory, 20 B temporary" in words
 
 
 def test_headings_of_what_there_is():

@@ -8,19 +8,19 @@ import reshard as rs
 from reshard.doctor import ArrayMove, examine
 from reshard.doctor.places import MANUAL, REDUCTION, SHIFT
 from reshard.doctor.report import phrases
-from reshard.doctor.report.phrases import hidden, rows, shown
+from reshard.doctor.report.phrases import rows, shown
 from reshard.hlo import Array, Source
 from tests.doctor.fragments import HLO_DATA, TILE, move, place
 from tests.doctor.report.reports import NOTHING, TRAIN, report_of_all_kinds
 
 
-def test_hidden_places_are_counted():
+def test_places_that_are_not_shown_say_why():
     report = report_of_all_kinds()
-    main = shown(report)
-    assert [place.kind for place in main] == ["reshard", "reshard"]
-    assert hidden(report, main) == "1 reduction, 1 place of the program's own shard_map, 1 place that receives little"
-    assert [(row.place.kind, row.places) for row in rows(main)] == [("reshard", 2)]
-    assert "not shown: 1 reduction, 1 place" in str(report)
+    assert [(row.place.kind, row.places) for row in rows(shown(report))] == [("reshard", 2)]
+    summed = report.accounts()
+    why = [phrases.why_summed(line) for line in (*summed.reductions, *summed.others)]
+    assert why == ["reduction", "your shard_map", "receives little"]
+    assert all(reason in str(report) for reason in why)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_rows_join_places_that_look_the_same():
 def test_the_totals():
     report = examine(TRAIN)
     assert phrases.title(report) == "jit_step on 8 devices"
-    assert [name for name, _ in phrases.facts(report)] == ["received", "not needed", "rebuilt"]
+    assert [name for name, _ in phrases.facts(report)] == ["received", "not needed", "rebuilt", "live"]
     assert phrases.facts(examine(NOTHING)) == [("received", "0 B a device, 0 collectives")]
     endless = examine((HLO_DATA / "endless_cpu_0.12.0.1.hlo").read_text())
     assert "loops of unknown length are counted once" in phrases.facts(endless)[0][1]

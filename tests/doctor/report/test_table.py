@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from reshard.doctor import CompiledMemory, examine
@@ -14,6 +15,7 @@ jit_step on 8 devices
   received    224.1 MiB a device, 3 collectives
   not needed  196.0 MiB, 196.0 MiB of it saved by reshard
   rebuilt     1 array, whole on every device
+  live        448.2 MiB a device at the peak, 384.0 MiB of it made by moves
   memory      29 B a device: arguments 8 B, outputs 4 B, temporary 20 B
 
       where         XLA does        received     needed        temp   reshard would       saves
@@ -26,11 +28,33 @@ jit_step on 8 devices
      reshard: all_to_all, 28.0 MiB received, 32.0 MiB of temporary memory; saves 196.0 MiB and
      320.0 MiB of memory
 
-not shown: 1 place that receives little"""
+  summed by line     XLA does     launches   received   why
+  ─────────────────────────────────────────────────────────────────────
+  near train.py:19   all_gather          1   64.0 KiB   receives little
+
+  live at peak   array              made by      where
+  ───────────────────────────────────────────────────────────────
+     256.0 MiB   f32[512,512,256]   all_gather   train.py:17
+     128.0 MiB   f32[256,512,256]   all_gather   train.py:17
+      32.0 MiB   f32[256,512,64]    argument     near train.py:17
+      32.0 MiB   f32[256,512,64]    argument     near train.py:17
+     192.0 KiB   2 more arrays"""
 
 
 def test_the_table():
     assert str(examine(TRAIN, compiled=CompiledMemory(8, 4, 20, 3))) == GOLDEN
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_narrow_terminals_keep_the_columns_that_matter(width):
+    """No line is wider than the terminal, and the line of the program and the bytes are whole."""
+    out = Console(width=width, file=io.StringIO(), markup=False)
+    table.show(out, examine(TRAIN))
+    lines = out.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    row = next(line.split() for line in lines if line.startswith("  1   train.py:17"))
+    assert row[-2:] == ["196.0", "MiB"] and "224.0" in row
+    assert any(line.split()[:2] == ["256.0", "MiB"] and line.endswith("train.py:17") for line in lines)
 
 
 def test_every_place_on_request():
@@ -38,8 +62,42 @@ def test_every_place_on_request():
     out = Console(width=100, file=io.StringIO(), markup=False)
     table.show(out, report, every=True)
     printed = out.file.getvalue()
-    assert "not shown" not in printed
+    assert "summed by line" not in printed
     assert "all_reduce" in printed and "permute" in printed and "a<b>.py:3" in printed
+
+
+def test_the_whole_stack_on_request():
+    """Lines of frameworks are only in the stack, never the line of a place."""
+    tables = """
+FileNames
+1 "/env/site-packages/flax/linen/module.py"
+2 "/home/me/train.py"
+
+FunctionNames
+1 "__call__"
+2 "step"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=70}
+2 {file_name_id=2 function_name_id=2 line=9}
+
+StackFrames
+1 {file_location_id=2 parent_frame_id=1}
+2 {file_location_id=1 parent_frame_id=2}
+"""
+    gather = GATHER + ', metadata={op_name="f" stack_frame_id=2}'
+    module = text(*OFFSET, ZERO, gather, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)").replace(
+        "\n\n", "\n" + tables + "\n", 1
+    )
+    report = examine(module)
+    out = Console(width=100, file=io.StringIO(), markup=False)
+    table.show(out, report, frames=True)
+    assert [line.strip() for line in out.file.getvalue().splitlines() if "module.py" in line or "step" in line] == [
+        "1  me/train.py:9, step, f",
+        "linen/module.py:70, __call__",
+        "me/train.py:9, step",
+    ]
+    assert "module.py" not in str(report) and "train.py:9" in str(report)
 
 
 def test_a_program_in_which_nothing_moves():
@@ -60,7 +118,23 @@ def test_more_rows_than_anyone_reads():
     assert len(report.places) == 30
     printed = str(report)
     assert "  25   a.py:" in printed and "  26   a.py:" not in printed
-    assert printed.endswith("not shown: 5 more rows")
+    assert "\nnot shown: 5 more rows, 960 B received\n" in printed
+
+
+def test_lines_beyond_the_twelfth_share_a_row():
+    """A large gather, and 20 small permutes on lines of their own: all launches and bytes are in the table."""
+    lines = [*OFFSET, ZERO, GATHER.replace("8,8", "800,8").replace("%p)", "%q)"), "%q = f32[200,8]{1,0} parameter(1)"]
+    lines = [lines[-1], *lines[:-1], "%one = f32[1,1]{1,0} slice(%p), slice={[0:1], [0:1]}"]
+    for at in range(20):
+        line = f'metadata={{op_name="f" source_file="a.py" source_line={at + 1}}}'
+        lines.append(f"%m{at} = f32[1,1]{{1,0}} collective-permute(%one), source_target_pairs={{{{0,1}}}}, {line}")
+    used = ", ".join(f"%m{at}" for at in range(20))
+    printed = str(examine(text(*lines, f"ROOT %r = f32[] custom-call(%g, {used})"))).splitlines()
+    start = next(at for at, line in enumerate(printed) if "summed by line" in line) + 2
+    assert [line.split() for line in printed[start : start + 13]] == [
+        *([f"a.py:{at}", "permute", "1", "4", "B", "receives", "little"] for at in range(1, 13)),
+        ["8", "more", "8", "32", "B"],
+    ]
 
 
 def test_no_line_ends_in_spaces():

@@ -1,0 +1,35 @@
+"""What a command says on stderr while it works, if that takes longer than people wait without a word."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+PATIENCE = 2.0  # seconds
+
+
+@contextmanager
+def progress(what: str, patience: float = PATIENCE) -> Generator[None]:
+    """Says what is done after so many seconds, and once more each time the time since has doubled.
+
+    >>> with progress("reading"):
+    ...     pass
+    """
+    done = threading.Event()
+    speaker = threading.Thread(target=_speak, args=(what, patience, done), daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        speaker.join()
+
+
+def _speak(what: str, patience: float, done: threading.Event) -> None:
+    seconds = patience
+    wait = patience
+    while not done.wait(wait):
+        print(f"reshard: {what}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
+        wait, seconds = seconds, 2 * seconds

@@ -1,0 +1,269 @@
+"""The memory of a whole program: which buffers a device holds when it holds most, from the order of the module's text.
+
+    position  instruction              live
+    0         %p = parameter(0)        p                     an argument is live from the start to the end
+    1         %g = all-gather(%p)      p, g
+    2         %d = dynamic-slice(%g)   p, g, d               the peak: g ends here, d is made
+    3         ROOT %r = add(%d, %d)    p, d, r
+
+An instruction that only renames data, or updates it in place, has the buffer of its operand. A loop runs inside its
+instruction: there the buffers that it carries are those of its body, and what it passes on unchanged stays outside.
+This is the program's own order, before the compiler puts buffers into one another's place, so its own account may be
+lower; it is given beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from reshard.doctor.flow import Flow, HloValue, Scope
+from reshard.doctor.liveness import LiveRange
+from reshard.doctor.places import array_text, source_data
+from reshard.hlo import Array, Instruction, Module, Source
+from reshard.hlo.origin import CallSite, source_of
+
+_NO_BUFFER = ("constant", "partition-id", "replica-id", "after-all", "tuple", "get-tuple-element", "bitcast", "domain")
+_RUNS = ("while", "conditional")
+ARGUMENT, CARRIED = "argument", "carried"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """An array that a device holds.
+
+    `does` is what makes it: the collectives of a move, HLO's opcode, or nothing in the program if it is an `argument`
+    or `carried` by a loop. `moved` is whether a move between devices makes it.
+    """
+
+    array: Array
+    where: Source
+    does: str
+    computation: str
+    moved: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "bytes": self.array.nbytes,
+            "array": array_text(self.array),
+            "where": source_data(self.where),
+            "does": self.does,
+            "moved": self.moved,
+            "computation": self.computation,
+        }
+
+
+class Moment(NamedTuple):
+    """The bytes that a device holds while one instruction of the entry runs, and whether data moves there."""
+
+    name: str
+    live_bytes: int
+    moves: bool
+
+
+@dataclass(frozen=True)
+class ProgramMemory:
+    """The buffers live at the peak of a program, the largest first, and the bytes live at each of its instructions."""
+
+    peak_bytes: int
+    buffers: tuple[Buffer, ...]
+    timeline: tuple[Moment, ...] = field(default=(), repr=False)
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes at the peak in buffers that moves between devices made."""
+        return sum(buffer.array.nbytes for buffer in self.buffers if buffer.moved)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "moved_bytes": self.moved_bytes,
+            "buffers": [buffer.to_dict() for buffer in self.buffers],
+        }
+
+
+def program_memory(flow: Flow, moved: Mapping[HloValue, str]) -> ProgramMemory:
+    """The memory of a module; `moved` has the values that moves between devices make, and what makes each."""
+    return _Memory(flow, moved).of_entry()
+
+
+class _Peak(NamedTuple):
+    """The most that is live in a region at once, and the position there."""
+
+    live_bytes: int
+    buffers: tuple[Buffer, ...]
+
+
+class _Memory:
+    """The memory of the regions of one module."""
+
+    def __init__(self, flow: Flow, moved: Mapping[HloValue, str]) -> None:
+        self.flow = flow
+        self.module: Module = flow.module
+        self.moved = moved
+        self.regions = {region.computation.name: region for region in flow.regions}
+        self._peaks: dict[str, _Peak] = {}
+
+    def of_entry(self) -> ProgramMemory:
+        """The memory of the program."""
+        region = self.flow.regions[0]
+        live = self._live(_Ranges(self, region))
+        moving = {value.name for value in self.moved if value.scope is region}
+        names = [instruction.name for instruction in region.computation.instructions]
+        timeline = tuple(Moment(name, size, name in moving) for name, size in zip(names, live, strict=True))
+        peak = self.peak(region.computation.name)
+        largest_first = sorted(peak.buffers, key=lambda buffer: -buffer.array.nbytes)
+        return ProgramMemory(peak.live_bytes, tuple(largest_first), timeline)
+
+    def peak(self, name: str) -> _Peak:
+        """The most that a computation holds: the entry, or one that a loop or a conditional starts."""
+        if name not in self._peaks:
+            self._peaks[name] = _Peak(0, ())  # ends the recursion; the walk refuses such a computation
+            region = self.regions.get(name)
+            if region is not None:
+                ranges = _Ranges(self, region)
+                live = self._live(ranges)
+                self._peaks[name] = self._at(ranges, live.index(max(live))) if live else _Peak(0, ())
+        return self._peaks[name]
+
+    def _live(self, ranges: _Ranges) -> list[int]:
+        """The bytes live while each instruction of a region runs."""
+        changes = [0] * (len(ranges.instructions) + 2)
+        for one in ranges.live.values():
+            changes[one.made] += one.array.nbytes
+            changes[one.used + 1] -= one.array.nbytes
+        live = list(accumulate(changes))[: len(ranges.instructions)]
+        for at, instruction in enumerate(ranges.instructions):
+            if instruction.opcode in _RUNS:
+                own = {value: ranges.live[value].array.nbytes for value in ranges.handed_over(instruction, at)}
+                live[at] += self._inside(instruction).live_bytes - sum(own.values())
+        return live
+
+    def _inside(self, instruction: Instruction) -> _Peak:
+        """The most that a computation holds which a loop or a conditional runs."""
+        peaks = [self.peak(name) for name in instruction.called] if instruction.opcode in _RUNS else []
+        return max(peaks, key=lambda peak: peak.live_bytes, default=_Peak(0, ()))
+
+    def _at(self, ranges: _Ranges, at: int) -> _Peak:
+        """What is live while the instruction at a position runs."""
+        instruction = ranges.instructions[at]
+        own = set(ranges.handed_over(instruction, at)) if instruction.opcode in _RUNS else set[HloValue]()
+        live = [value for value, one in ranges.live.items() if one.made <= at <= one.used and value not in own]
+        buffers = (*(ranges.buffer(value) for value in live), *self._inside(instruction).buffers)
+        return _Peak(sum(one.array.nbytes for one in buffers), buffers)
+
+
+class _Ranges:
+    """The buffers of one region, from where each is made to where it is used last."""
+
+    def __init__(self, memory: _Memory, region: Scope) -> None:
+        self.memory, self.flow, self.region = memory, memory.flow, region
+        self.instructions = region.computation.instructions
+        self._owners: dict[HloValue, HloValue] = {}
+        self.live: dict[HloValue, LiveRange] = {}
+        last: dict[HloValue, int] = {}
+        for at, instruction in enumerate(self.instructions):
+            for value in self._operands(instruction):
+                last[self.owner(value)] = at
+        if region.computation.root is not None:
+            for value in self._origins(region.computation.root.name):
+                last[self.owner(value)] = len(self.instructions)
+        for at, instruction in enumerate(self.instructions):
+            self._make(at, instruction, last)
+
+    def owner(self, value: HloValue) -> HloValue:
+        """The value whose buffer this one has."""
+        if value not in self._owners:
+            self._owners[value] = value
+            before = self._same_buffer(value)
+            self._owners[value] = value if before is None else self.owner(before)
+        return self._owners[value]
+
+    def handed_over(self, instruction: Instruction, at: int) -> Iterator[HloValue]:
+        """The buffers that are the loop's own while it runs: those that it is given and yields."""
+        results = {value: self.owner(value) for value in self._origins(instruction.name)}
+        given = set(map(self.owner, self._operands(instruction) if instruction.opcode == "while" else ()))
+        yield from (value for value, owner in results.items() if owner == value and value in self.live)
+        for owner in given.difference(results.values()):
+            if owner in self.live and self.live[owner].used == at:
+                yield owner
+
+    def _operands(self, instruction: Instruction) -> Iterator[HloValue]:
+        for name in instruction.operands:
+            if name in self.region.computation.by_name:
+                yield from self._origins(name)
+
+    def _origins(self, name: str) -> Iterator[HloValue]:
+        """The arrays of an instruction's result, where they were made."""
+        return self.flow.array_origins(HloValue(self.region, name))
+
+    def _make(self, at: int, instruction: Instruction, last: Mapping[HloValue, int]) -> None:
+        """Adds the buffers that an instruction makes."""
+        if instruction.opcode in _NO_BUFFER or (instruction.opcode == "parameter" and self._is_branch()):
+            return
+        entry = self.region.caller is None
+        for value in self._origins(instruction.name):
+            array, argument = value.array, instruction.opcode == "parameter"
+            if array is None or not array.nbytes or value in self.live or self.owner(value) != value:
+                continue
+            made = 0 if argument else at
+            used = len(self.instructions) if argument and entry else max(made, last.get(value, made))
+            if not (argument and self._is_invariant(value)):
+                self.live[value] = LiveRange(array, made, used)
+
+    def buffer(self, value: HloValue) -> Buffer:
+        """The buffer of a value, with its line."""
+        computation, one = self.region.computation, self.live[value]
+        instruction = self.instructions[one.made] if value.opcode != "parameter" else value.instruction
+        where = source_of(self.memory.module, (CallSite(computation, instruction),))
+        own = ARGUMENT if self.region.caller is None else CARRIED
+        made_by = own if instruction.opcode == "parameter" else instruction.opcode.removesuffix("-start")
+        moved = self.memory.moved.get(value)
+        return Buffer(one.array, where, moved or made_by, computation.name, moved is not None)
+
+    def _same_buffer(self, value: HloValue) -> HloValue | None:
+        """The value that this one renames, updates in place, or is after a loop that passes it on; None if none."""
+        operands = value.instruction.operands
+        if value.opcode == "dynamic-update-slice":
+            origin = self.flow.origin(HloValue(value.scope, operands[0]))
+            return origin if origin.scope is self.region else None
+        if value.scope is not self.region:
+            return None
+        if value.opcode == "bitcast":
+            return self.flow.origin(HloValue(value.scope, operands[0]))
+        if value.opcode == "while" and (body := self._body(value.instruction)) is not None:
+            return self._passed(value, body)
+        return None
+
+    def _passed(self, value: HloValue, body: Scope) -> HloValue | None:
+        """The value that a loop is given, for one that it passes on unchanged."""
+        (parameter,) = (one for one in body.computation.instructions if one.opcode == "parameter")
+        carried = HloValue(body, parameter.name, value.path)
+        if not _passes(self.flow, body, carried):
+            return None
+        return self.flow.origin(HloValue(self.region, value.instruction.operands[0], value.path))
+
+    def _body(self, instruction: Instruction) -> Scope | None:
+        return self.memory.regions.get(instruction.attributes.get("body", "").lstrip("%"))
+
+    def _is_branch(self) -> bool:
+        """Whether the region is run by a conditional, which owns the buffers that it is given."""
+        return self.region.caller is not None and self.region.caller.instruction.opcode == "conditional"
+
+    def _is_invariant(self, value: HloValue) -> bool:
+        """Whether a parameter of a loop is owned outside: what the body passes on, and all that a condition has."""
+        caller = self.region.caller
+        if caller is None:
+            return False
+        is_body = caller.instruction.attributes.get("body", "").lstrip("%") == self.region.computation.name
+        return not is_body or _passes(self.flow, self.region, value)
+
+
+def _passes(flow: Flow, body: Scope, carried: HloValue) -> bool:
+    """Whether a loop's body yields an element of its parameter as it is."""
+    root = body.computation.root
+    return root is not None and flow.origin(HloValue(body, root.name, carried.path)) == carried

@@ -1,0 +1,181 @@
+"""XLA's own warnings in a log, each with the move that it means, what it cost and what it could be.
+
+    ... spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler cannot go from sharding
+    {devices=[2,1,4]<=[4,2]T(1,0)} to {devices=[1,8,1]<=[8]} efficiently for HLO operation %add = f32[256,512,64]{2,1,0}
+    add(%param, %param), ..., metadata={op_name="jit(step)/add" source_file="train.py" source_line=17}. As the last ...
+
+The warning is one line. Its shape is that of one device's tile: the partitioner has already cut the operation. The
+whole array is that tile times the tiles of the sharding before, so padding counts where sizes do not divide. XLA then
+gathers all of it on every device and slices it. Newer compilers name `stack_frame_id` only, which is an index into the
+module and says nothing in a log; then the name of the operation is all that there is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from reshard.doctor.places import source_data
+from reshard.errors import ReshardError
+from reshard.hlo import Source
+from reshard.hlo.frames import metadata_fields
+from reshard.hlo.shapes import ARRAY, parse_arrays
+from reshard.synth import Network
+from reshard.synth import plan as best_plan
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.pair.remesh import common_mesh, remesh
+from reshard.types.plan import Plan
+
+MARK = "Involuntary full rematerialization"
+_SHARDINGS = re.compile(r" from sharding (?P<source>\{.+?\}) to (?P<target>\{.+?\}) (?:efficiently|without) ")
+_OPERATION = re.compile(rf"HLO operation:? (?:%?[\w.\-]+ = )?(?P<shape>{ARRAY.pattern})")
+_METADATA = re.compile(r'metadata=(\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\})')
+
+
+class WarningText(NamedTuple):
+    """What a warning says: the shardings before and after, the tile of one device, and the line of the program."""
+
+    source: str
+    target: str
+    tile: str
+    where: Source
+
+
+@dataclass(frozen=True)
+class Rematerialization:
+    """A move that XLA could only make by gathering the whole array on every device.
+
+    `times` is how often the log warns of it. `source` and `target` are the layouts, and `plan` is what `reshard` would
+    do; both are None if the shardings cannot be read, and `problem` says why.
+    """
+
+    text: WarningText
+    times: int
+    source: Layout | None = None
+    target: Layout | None = None
+    plan: Plan | None = None
+    problem: str = ""
+
+    @property
+    def where(self) -> Source:
+        """The user's line, or the name of the operation."""
+        return self.text.where
+
+    @cached_property
+    def whole_bytes(self) -> int:
+        """The bytes of the whole array, which every device comes to have."""
+        return 0 if self.source is None else self.source.nbytes(math.prod(self.source.shape))
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives in XLA's way: all of the array but its own tile."""
+        return 0 if self.source is None else self.whole_bytes - self.source.tile_bytes
+
+    @property
+    def planned_bytes(self) -> int:
+        """The bytes that a device would receive in the plan; as many as it does if there is none."""
+        return self.received_bytes if self.plan is None else self.plan.received_bytes
+
+    @property
+    def saved_bytes(self) -> int:
+        """The received bytes that the plan would save in one run of the move."""
+        return max(0, self.received_bytes - self.planned_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        layouts = (self.source, self.target)
+        source, target = (None if layout is None else str(layout) for layout in layouts)
+        return {
+            "where": source_data(self.where),
+            "times": self.times,
+            "tile": self.text.tile,
+            "shardings": [self.text.source, self.text.target],
+            "source": source,
+            "target": target,
+            "mesh": None if self.source is None else str(self.source.mesh),
+            "whole_bytes": self.whole_bytes,
+            "received_bytes": self.received_bytes,
+            "planned_bytes": self.planned_bytes,
+            "saved_bytes": self.saved_bytes,
+            "plan": None if self.plan is None else self.plan.to_dict(),
+            "problem": self.problem,
+        }
+
+
+def read_warnings(log: str, network: Network | str | None = None) -> tuple[Rematerialization, ...]:
+    """The moves that a log warns of, equal ones once, those that cost most first.
+
+    >>> line = ("W0 spmd_partitioner.cc:656] [SPMD] Involuntary full rematerialization. The compiler cannot go from "
+    ...         "sharding {mesh['x'=4,'y'=2], [{'y'}, {'x'}]} to {mesh['x'=4,'y'=2], [{}, {'x', 'y'}]} efficiently for "
+    ...         'HLO operation %add = f32[8,4]{1,0} add(%a, %b), metadata={op_name="jit(f)/add" stack_frame_id=2}. As')
+    >>> (move,) = read_warnings(line)
+    >>> print(move.where, move.source, "->", move.target, move.received_bytes, move.planned_bytes)
+    jit(f)/add f32[{y}8, {x}4] -> f32[16, {x}{y}2] 896 64
+    """
+    loaded = Network.load(network) if isinstance(network, str) else network
+    counted = Counter(_texts(log))
+    moves = [_move(text, times, loaded) for text, times in counted.items()]
+    return tuple(sorted(moves, key=lambda move: -move.received_bytes))
+
+
+def has_warnings(text: str) -> bool:
+    """Whether a text has warnings of XLA's partitioner: then it is a log."""
+    return MARK in text
+
+
+def _texts(log: str) -> Iterator[WarningText]:
+    """What each warning of a log says; one whose shardings or tile are cut off has empty texts."""
+    for line in log.splitlines():
+        for warning in line.split(MARK)[1:]:
+            shardings, operation = _SHARDINGS.search(warning), _OPERATION.search(warning)
+            source, target = ("", "") if shardings is None else shardings.group("source", "target")
+            tile = "" if operation is None else operation["shape"].partition("{")[0]
+            yield WarningText(source, target, tile, _where(warning))
+
+
+def _where(warning: str) -> Source:
+    metadata = _METADATA.search(warning)
+    fields = {} if metadata is None else metadata_fields(metadata[1])
+    line = fields.get("source_line", "")
+    return Source(fields.get("op_name", ""), fields.get("source_file"), int(line) if line.isdigit() else None)
+
+
+def _move(text: WarningText, times: int, network: Network | None) -> Rematerialization:
+    if not (text.source and text.tile):
+        return Rematerialization(text, times, problem="the warning is cut off")
+    try:
+        source, target = _layouts(text)
+        return Rematerialization(text, times, source, target, best_plan(source, target, network=network))
+    except ReshardError as error:
+        return Rematerialization(text, times, problem=str(error))
+
+
+def _layouts(text: WarningText) -> tuple[Layout, Layout]:
+    """The layouts before and after, on one mesh if there is one that has the axes of both."""
+    (tile,) = parse_arrays(text.tile)
+    probes = [Layout.from_hlo(sharding, (1,) * len(tile.dims), tile.dtype) for sharding in (text.source, text.target)]
+    devices = max(probe.mesh.size for probe in probes)
+    shape = [size * count for size, count in zip(tile.dims, _tiles(probes[0]), strict=True)]
+    source, target = (
+        Layout.from_hlo(sharding, shape, tile.dtype, num_devices=devices) for sharding in (text.source, text.target)
+    )
+    mesh = _shared_mesh(source.mesh, target.mesh)
+    on_mesh = None if mesh is None else (remesh(source, mesh), remesh(target, mesh))
+    return (on_mesh[0] or source, on_mesh[1] or target) if on_mesh and all(on_mesh) else (source, target)
+
+
+def _shared_mesh(a: Mesh, b: Mesh) -> Mesh | None:
+    """The mesh that has the axes of both, preferably one of the two."""
+    joint = common_mesh(a, b)
+    return next((mesh for mesh in (a, b) if joint is not None and len(mesh.axes) == len(joint.axes)), joint)
+
+
+def _tiles(layout: Layout) -> list[int]:
+    """The number of tiles along each dim."""
+    return [math.prod(digit.radix for digit in dim.digits if digit.axis is not None) for dim in layout.dims]
