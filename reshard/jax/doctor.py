@@ -47,7 +47,7 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
 
     def of(*args: Any, **kwargs: Any) -> Report:
         lowered = jitted.lower(*args, **kwargs)
-        known = _known(_copy(lowered.compiler_ir("stablehlo")))
+        known = known_moves(lowered.compiler_ir("stablehlo"))
         compiled = lowered.compile()
         return examine(
             optimized_text(compiled), known=known, network=network, compiled=_memory(compiled.memory_analysis())
@@ -82,7 +82,7 @@ def report_program(
     if not _has_main(module):  # Shardy's propagation would abort the process.
         raise ProgramError("the program has no function @main with a body; give the whole module")
     partitions = _partitions(module)
-    known = _known(_copy(module))
+    known = known_moves(module)
     make_compilable(module)
     devices = _devices(partitions, platform, topology)
     client = devices[0].client
@@ -158,8 +158,9 @@ def _copy(module: Module) -> Module:
         return ir.Module.parse(module.operation.get_asm(binary=False, enable_debug_info=True))
 
 
-def _known(module: Module) -> list[Known]:
-    """The moves that a program needs according to Shardy's propagation, which changes the module; none if it fails."""
+def known_moves(program: Module) -> list[Known]:
+    """The moves that a program needs according to Shardy's propagation; none if it fails."""
+    module = _copy(program)
     try:
         explicit_reshards.make_explicit(module)
         return [known for op in explicit_reshards.reshard_ops(module) if (known := _known_move(op)) is not None]

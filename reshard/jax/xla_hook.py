@@ -16,10 +16,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -86,6 +86,13 @@ class Enabled:
         return "\n".join(map(str, self.reports)) or "no module with collectives has been compiled yet"
 
 
+class Watched(NamedTuple):
+    """A module as XLA handed it to the pass, and the pass's report."""
+
+    module: bytes
+    report: ModuleReport
+
+
 class _State:
     """What is registered with XLA, and the fragments compiled so far; one for the process."""
 
@@ -97,11 +104,15 @@ class _State:
 
 
 _state = _State()
+_watching = threading.local()
 
 
 def hook_exists() -> bool:
-    """Whether this jax hands its compiled modules to a pass, as 0.11 and later do."""
-    return importlib.util.find_spec("jax.extend.xla") is not None and hasattr(jax, "make_user_context")
+    """Whether this jax hands its compiled modules to a pass, as 0.11 and later do.
+
+    0.10.2 has the function, but calls the pass in another thread, where nothing says which program it compiles.
+    """
+    return _jax.version.__version_info__ >= (0, 11) and importlib.util.find_spec("jax.extend.xla") is not None
 
 
 def enable(*, network: Network | str | None = None, budget: int | str | None = None) -> Enabled:
@@ -141,6 +152,43 @@ def enabled(*, network: Network | str | None = None, budget: int | str | None = 
     switched = _switched_on(network, budget)
     with _state.context(switched):
         yield switched
+
+
+def is_on() -> bool:
+    """Whether programs that this thread compiles now go through the pass."""
+    return _state.context is not None and _state.context.value is not None
+
+
+def prepared(network: Network | str | None, budget: int | str | None) -> Enabled:
+    """The pass with these options, registered with XLA, but on only inside `on` and `switch`."""
+    return _switched_on(network, budget)
+
+
+@contextmanager
+def on(switched: Enabled) -> Generator[None]:
+    """A context in which this thread compiles with the pass, as prepared."""
+    with _state.context(switched):
+        yield
+
+
+def switch() -> tuple[Callable[[Enabled], Any], Callable[[Any], None]]:
+    """The functions that switch a prepared pass on in this thread, and back to what the first has returned.
+
+    They cost a fraction of what a context manager does, for code that runs at each call of a function.
+    """
+    config = _state.context._obj
+    return config.swap_local, config.set_local
+
+
+@contextmanager
+def watching() -> Generator[list[Watched]]:
+    """A context that lists the modules with collectives that this thread compiles with the pass."""
+    before = getattr(_watching, "into", None)
+    _watching.into = watched = list[Watched]()
+    try:
+        yield watched
+    finally:
+        _watching.into = before
 
 
 def _switched_on(network: Network | str | None, budget: int | str | None) -> Enabled:
@@ -229,21 +277,24 @@ def _on_module(module: bytes) -> bytes | None:
 
 def _improved(module: bytes, switched: Enabled) -> bytes | None:
     started = time.perf_counter()
-    name = "module"
+    devices = _devices_compiled_for()
+    if devices is not None and len(devices) == 1:
+        return None
     try:
-        devices = _devices_compiled_for()
         if devices is None:
             raise ProgramError("it is not known which devices the program is compiled for")
         improved = improve(module, _fragments_of(devices), JaxlibReader(), switched.options)
         report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
+        better = improved.module
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        switched.reports.append(ModuleReport(name, (), time.perf_counter() - started, False, reason))
+        report, better = ModuleReport("module", (), time.perf_counter() - started, False, reason), None
         _log.debug("the module stays as it was", exc_info=True)
-        return None
-    switched.reports.append(report)
     _log.info("%s", report)
-    return improved.module
+    switched.reports.append(report)
+    if (into := getattr(_watching, "into", None)) is not None:
+        into.append(Watched(bytes(module), report))
+    return better
 
 
 def _devices_compiled_for() -> Sequence[Any] | None:
