@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reshard.errors import NotationError, ReshardError
+from reshard.hlo.proto import ModuleProto
 
 ARTIFACT = b"ML\xefR"  # The first bytes of a portable StableHLO artifact.
 _HLO = re.compile(r"^HloModule ", re.MULTILINE)
@@ -28,14 +29,15 @@ class ProgramText(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text, or "" for an artifact."""
+        """The text, or "" for an artifact or a proto."""
         return self.content if isinstance(self.content, str) else ""
 
 
-def read(path: str) -> ProgramText:
+def read(path: str, protos: bool = False) -> ProgramText:
     """The program in a file (`-` is stdin): optimized HLO, StableHLO text, or a portable StableHLO artifact.
 
-    Raises `NotationError` for any other content, and `ReshardError` for a file that cannot be read.
+    With `protos`, a serialized HloModuleProto is HLO too. Raises `NotationError` for any other content, and
+    `ReshardError` for a file that cannot be read.
     """
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -43,6 +45,8 @@ def read(path: str) -> ProgramText:
         raise ReshardError(f"cannot read {path}: {error.strerror}") from None
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
+    if protos and _is_proto(content):
+        return ProgramText(content, True)
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -53,6 +57,16 @@ def read(path: str) -> ProgramText:
         return ProgramText(text, False)
     what = "empty" if not text.strip() else f"no program: {text.strip()[:60]!r}"
     raise NotationError(f"{path} is {what}; {_WANTED}")
+
+
+def _is_proto(content: bytes) -> bool:
+    """Whether the bytes are an HloModuleProto, which starts with its name."""
+    if not content.startswith(b"\n"):
+        return False
+    try:
+        return bool(ModuleProto.decode(content).entry.name)
+    except NotationError:
+        return False
 
 
 def write(path: str, content: str | bytes) -> None:

@@ -84,7 +84,7 @@ def report_program(
     partitions = _partitions(module)
     known = known_moves(module)
     make_compilable(module)
-    devices = _devices(partitions, platform, topology)
+    devices = devices_for(partitions, platform, topology)
     client = devices[0].client
     shardy = "sdy." in module.operation.get_asm(enable_debug_info=False)
     try:
@@ -100,7 +100,7 @@ def report_program(
     )
 
 
-def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
+def devices_for(partitions: int, platform: str, topology: str | None) -> list[Any]:
     """One device of the platform for each partition; those of a topology need not exist on this machine."""
     if topology is not None:
         try:
@@ -118,7 +118,7 @@ def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
     if len(devices) < partitions:
         raise ProgramError(
             f"the program has {partitions} partitions, and this process {len(devices)} {platform} devices; use a "
-            f"process of its own (`reshard doctor FILE`), or set "
+            f"process of its own (the command `reshard`), or set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={partitions}"
         )
     return devices[:partitions]

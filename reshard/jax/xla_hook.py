@@ -11,6 +11,7 @@ caches, so a program that was compiled without it is compiled anew with it, and 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import logging
 import sys
@@ -256,9 +257,7 @@ def _separate_caches() -> None:
 
 
 def _version() -> str:
-    import reshard
-
-    return reshard.__version__
+    return importlib.metadata.version("reshard")
 
 
 def _on_module(module: bytes) -> bytes | None:
@@ -283,7 +282,7 @@ def _improved(module: bytes, switched: Enabled) -> bytes | None:
     try:
         if devices is None:
             raise ProgramError("it is not known which devices the program is compiled for")
-        improved = improve(module, _fragments_of(devices), JaxlibReader(), switched.options)
+        improved = improve(module, fragments_of(devices), JaxlibReader(), switched.options)
         report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
         better = improved.module
     except Exception as error:
@@ -313,7 +312,7 @@ def _devices_compiled_for() -> Sequence[Any] | None:
     return None
 
 
-def _fragments_of(devices: Sequence[Any]) -> Fragments:
+def fragments_of(devices: Sequence[Any]) -> Fragments:
     """The fragments for these devices; devices of equal topologies are equal."""
     key = tuple(_identity(device) for device in devices)
     with _state.lock:

@@ -93,8 +93,6 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     return {device: tile.copy() if after is checked else tile for device, tile in after.items()}
 
 
-
-
 def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     result: Tiles = {}
     for device, tile in tiles.items():
