@@ -2,7 +2,8 @@
 
 First at the size of the report, small enough to run: every element of every device is compared with what the
 target layout means, and bytes, launches and memory with what the plan promised. Then at a size that people
-have, planned and compiled but not run. Exits with 1 if anything disagrees.
+have, planned and compiled but not run. Last, where jax has a hook for it, the issue's program under plain `jax.jit`
+before and after `reshard.jax.enable()`. Exits with 1 if anything disagrees.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks is a folder of scripts, not installed
 
 import reshard as rs
+from benchmarks import demo_pass
 from benchmarks.xla_identity import Identity, XlaError, xla_identities
 from reshard.runtime import Account
 from reshard.types.meaning import meaning
@@ -178,7 +180,43 @@ def _head(case: Case) -> str:
     return f"{plan.source} -> {plan.target}\n{_bytes(plan.source.nbytes(int(np.prod(plan.source.shape))))} in all"
 
 
-def show(console: Console, both: list[Case], missing: str | None, seconds: float) -> None:
+def enabled_figures() -> tuple[demo_pass.Enabled | None, list[str]]:
+    """The program before and after `enable()`, None where jax is missing or has no hook; and what is wrong with it."""
+    if importlib.util.find_spec("jax") is None:
+        return None, []
+    try:
+        figures = demo_pass.enabled()
+    except XlaError as error:
+        return None, [str(error)]
+    return figures, [] if figures is None else demo_pass.disagreements(figures)
+
+
+def pass_table(figures: demo_pass.Enabled) -> Table:
+    """The figures of the issue's program under plain `jax.jit`."""
+    shown = Table()
+    shown.add_column("on a device")
+    for name in ("jax.jit", "after enable()"):
+        shown.add_column(name, justify="right")
+    programs = (figures.before, figures.after)
+    kinds = [", ".join(f"{count} {kind}" for kind, count in one.collectives.items()) for one in programs]
+    shown.add_row("collectives", *kinds)
+    shown.add_row("received", *(_bytes(one.received) for one in programs))
+    shown.add_row("temporary", *(_bytes(one.temp) for one in programs))
+    return shown
+
+
+def show_pass(console: Console, figures: demo_pass.Enabled, problems: list[str]) -> None:
+    """The table of the pass, with what it says in words."""
+    size = f"{demo_pass.LARGE}^3"
+    console.print(f"\nThe issue's program, f32 of {size}, under plain jax.jit:\n", markup=False)
+    console.print(pass_table(figures))
+    less, temp = figures.before.received / figures.after.received, figures.before.temp / max(1, figures.after.temp)
+    if not problems:
+        words = f"{less:.1f} times fewer bytes and {temp:.1f} times less temporary memory; equal results."
+        console.print(words, markup=False)
+
+
+def show(console: Console, both: list[Case], missing: str | None) -> None:
     """Both tables, with what they say in words."""
     small, large = both
 
@@ -209,10 +247,9 @@ def show(console: Console, both: list[Case], missing: str | None, seconds: float
         say(missing, "yellow")
     for problem in (problem for case in both for problem in disagreements(case)):
         say(f"DISAGREES: {problem}", "bold red")
-    say(f"\n{seconds:.1f} s")
 
 
-def as_json(both: list[Case], missing: str | None) -> str:
+def as_json(both: list[Case], missing: str | None, figures: demo_pass.Enabled | None, problems: list[str]) -> str:
     """All figures as one JSON object."""
     listed = [
         {
@@ -225,7 +262,8 @@ def as_json(both: list[Case], missing: str | None) -> str:
         }
         for case in both
     ]
-    return json.dumps({"cases": listed, "missing": missing}, indent=2)
+    passed = None if figures is None else asdict(figures)
+    return json.dumps({"cases": listed, "missing": missing, "pass": passed, "problems": problems}, indent=2)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -235,12 +273,19 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     start = time.perf_counter()
     both, missing = cases()
+    figures, problems = enabled_figures()
     if options.json:
-        print(as_json(both, missing))
+        print(as_json(both, missing, figures, problems))
     else:
-        show(Console(highlight=False), both, missing, time.perf_counter() - start)
+        console = Console(highlight=False)
+        show(console, both, missing)
+        if figures is not None:
+            show_pass(console, figures, problems)
+        for problem in problems:
+            console.print(f"DISAGREES: {problem}", style="bold red", markup=False)
+        console.print(f"\n{time.perf_counter() - start:.1f} s")
     broken = missing is not None and importlib.util.find_spec("jax") is not None
-    return int(broken or any(disagreements(case) for case in both))
+    return int(broken or bool(problems) or any(disagreements(case) for case in both))
 
 
 if __name__ == "__main__":

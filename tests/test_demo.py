@@ -4,14 +4,14 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import reshard as rs
-from benchmarks import demo, xla_identity
+from benchmarks import demo, demo_pass, xla_identity
 from benchmarks.xla_identity import Identity, XlaError, collectives, xla_identities
 from reshard.errors import LayoutError
 
@@ -120,14 +120,46 @@ def test_a_disagreement_fails_the_command(
     assert small.run is not None
     wrong = replace(small, run=replace(small.run, right=0))
     monkeypatch.setattr(demo, "cases", lambda: ([wrong, small], None))
+    monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
     assert demo.main([]) == 1
     assert "DISAGREES: 4096 of 4096 elements are wrong" in capsys.readouterr().out
 
 
 def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "cases", lambda: ([small, small], "The XLA column is missing: it crashed"))
+    monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: name)
     assert demo.main([]) == 1
+
+
+@needs_jax
+def test_the_pass_is_shown_where_jax_has_the_hook(figures: dict[str, Any]):
+    from reshard.jax.xla_hook import hook_exists
+
+    assert (figures["pass"] is not None) == hook_exists() and figures["problems"] == []
+    if figures["pass"] is not None:
+        before, after = figures["pass"]["before"], figures["pass"]["after"]
+        assert before["received"] == 8 * after["received"] and before["temp"] > 2 * after["temp"]
+        assert set(after["collectives"]) == {"all_to_all"} and figures["pass"]["equal"]
+
+
+ENABLED = demo_pass.Enabled(
+    demo_pass.Compiled(14336, {"all_gather": 2}, 24580), demo_pass.Compiled(1792, {"all_to_all": 1}, 4160), True
+)
+
+
+def test_a_pass_that_makes_a_program_worse_fails_the_command(
+    small: demo.Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert demo_pass.disagreements(ENABLED) == [] and demo_pass.read(None) is None
+    assert demo_pass.read(json.loads(json.dumps(asdict(ENABLED)))) == ENABLED
+    worse = demo_pass.Enabled(ENABLED.after, ENABLED.before, False)
+    problems = demo_pass.disagreements(worse)
+    assert [text.split(" ", 1)[1].split(" after")[0] for text in problems[1:]] == ["B are received", "B of temporaries"]
+    monkeypatch.setattr(demo, "cases", lambda: ([small, small], None))
+    monkeypatch.setattr(demo, "enabled_figures", lambda: (worse, problems))
+    assert demo.main([]) == 1
+    assert "DISAGREES: the results before and after enable() differ" in capsys.readouterr().out
 
 
 @needs_jax

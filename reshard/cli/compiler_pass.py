@@ -1,4 +1,4 @@
-"""`reshard pass`: the compiler pass on a StableHLO program in a file."""
+"""`reshard pass`: the compiler pass on a program in a file, StableHLO or HLO after partitioning."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reshard.cli.options import Commands, Options, add_command, add_network
-from reshard.errors import NotationError, ReshardError
+from reshard.errors import ReshardError
 from reshard.types.units import bytes_text, counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reshard.jax.hlo_pass import ChainFate
     from reshard.jax.module_pass import Transformed
     from reshard.jax.pass_report import PassReport, Reshard
 
 _TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text rather than an artifact.
 
+_PROTO = (".pb", ".binpb", ".hlo_proto")
+_NO_JAX = "the pass needs jax, which is not installed: install 'reshard[jax]'"
 _MOST_LEFT = 8  # Reshards that are listed where no report is wanted.
 
 _EXAMPLES = """\
@@ -27,6 +32,8 @@ examples:
   reshard pass step.mlir -o ours.mlirbc --report
   reshard pass step.mlir --report --network tpu-v5p
   reshard pass step.mlir --json --budget 1GiB
+  reshard pass step.hlo -o better.hlo --report
+  reshard pass step.pb -o better.pb --devices 8 --platform tpu --topology v5p:2x2x2
 """
 
 
@@ -40,19 +47,28 @@ class CompilerPassOptions(Options):
     json: bool
     network: str | None
     budget: str | None
+    devices: int | None
+    platform: str
+    topology: str | None
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the two files, the forms of the report, and those of the planner."""
-        what = "StableHLO with Shardy shardings, text or artifact; - is stdin"
+        what = "StableHLO with Shardy shardings, text or artifact, or HLO, text or proto; - is stdin"
         parser.add_argument("file", metavar="FILE", help=what)
-        what = "text if it ends in .mlir, else a portable artifact"
+        what = "text if it ends in .mlir, else a portable artifact; of HLO, a proto if it ends in .pb, else text"
         parser.add_argument("-o", "--output", metavar="FILE", help=what)
         parser.add_argument("--report", action="store_true", help="print what became of each reshard")
         parser.add_argument("--json", action="store_true", help="print that as one JSON object")
         add_network(parser)
         what = "most bytes live on a device in one move, e.g. 64MiB"
         parser.add_argument("--budget", metavar="SIZE", help=what)
+        what = "of HLO: its number of partitions, where it does not say"
+        parser.add_argument("--devices", type=int, metavar="COUNT", help=what)
+        what = "of HLO: the devices that it was compiled for, e.g. cpu (default), tpu"
+        parser.add_argument("--platform", default="cpu", metavar="NAME", help=what)
+        what = "of HLO: ahead of time for a topology: v5p:2x2x2"
+        parser.add_argument("--topology", metavar="NAME", help=what)
 
 
 def add(commands: Commands) -> None:
@@ -63,7 +79,13 @@ def add(commands: Commands) -> None:
 
 def run(options: CompilerPassOptions) -> int:
     """Writes or prints the transformed program, and prints the report, or on stderr what was left if none is wanted."""
-    transformed = _transformed(options)
+    from reshard.cli.programs import quiet_jax, read
+
+    program = read(options.file, protos=True)
+    quiet_jax()
+    if program.is_hlo:
+        return _run_hlo(options, program.content)
+    transformed = _transformed(options, program.content)
     if options.output is not None:
         _write(options.output, transformed)
     elif not (options.report or options.json):
@@ -77,20 +99,62 @@ def run(options: CompilerPassOptions) -> int:
     return 0
 
 
-def _transformed(options: CompilerPassOptions) -> Transformed:
-    from reshard.cli.programs import quiet_jax, read
-
-    program = read(options.file)
-    if program.is_hlo:
-        raise NotationError(
-            f"{options.file} is HLO, which is partitioned already; give the StableHLO that it was compiled from"
-        )
-    quiet_jax()
+def _transformed(options: CompilerPassOptions, content: str | bytes) -> Transformed:
     try:
         from reshard.jax.module_pass import transform
     except ImportError:
-        raise ReshardError("the pass needs jax, which is not installed: install 'reshard[jax]'") from None
-    return transform(program.content, network=options.network, budget=options.budget)
+        raise ReshardError(_NO_JAX) from None
+    return transform(content, network=options.network, budget=options.budget)
+
+
+def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
+    """The same for HLO, by the pass that works inside XLA."""
+    from reshard.cli.programs import write
+
+    try:
+        from reshard.jax.hlo_files import improve_hlo
+    except ImportError:
+        raise ReshardError(_NO_JAX) from None
+    improved = improve_hlo(
+        content,
+        devices=options.devices,
+        platform=options.platform,
+        topology=options.topology,
+        network=options.network,
+        budget=options.budget,
+    )
+    if options.output is not None:
+        write(options.output, improved.proto if options.output.endswith(_PROTO) else improved.text)
+    elif not (options.report or options.json):
+        print(improved.text)
+    if options.json:
+        print(json.dumps(improved.to_dict(), indent=2))
+    elif options.report:
+        _show_chains(improved.fates)
+    if improved.unscheduled:
+        print("reshard: the schedule is left out; the compiler makes another", file=sys.stderr)
+    return 0
+
+
+def _show_chains(fates: Sequence[ChainFate]) -> None:
+    """Prints a row for each chain of collectives."""
+    from reshard.show import terminal
+
+    out = terminal.console()
+    replaced = sum(fate.replaced for fate in fates)
+    summary = f"{counted(replaced, 'chain')} of {len(fates)} replaced"
+    terminal.paragraph(out, summary, style=terminal.NAME)
+    if not fates:
+        return
+    out.print()
+    table = terminal.table("", "where", "XLA does", "received", "reshard does", "received", right=["", "received"])
+    for number, fate in enumerate(fates, 1):
+        where = fate.where.rpartition(os.sep)[2] or fate.computation
+        steps = ", ".join(step.kind for plan in fate.plans for step in plan.steps)
+        does = steps if fate.replaced else f"left: {fate.why}"
+        received = "" if fate.planned_bytes is None else bytes_text(fate.planned_bytes)
+        table.add_row(str(number), where, fate.does, bytes_text(fate.received_bytes), does, received)
+    terminal.show(out, table, indent=2)
 
 
 def _write(path: str, transformed: Transformed) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from reshard.errors import NotationError, ReshardError
+from reshard.hlo.proto import ModuleProto
 
 ARTIFACT = b"ML\xefR"  # The first bytes of a portable StableHLO artifact.
 _HLO = re.compile(r"^HloModule ", re.MULTILINE)
@@ -30,15 +31,15 @@ class ProgramText(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text, or "" for an artifact."""
+        """The text, or "" for an artifact or a proto."""
         return self.content if isinstance(self.content, str) else ""
 
 
-def read(path: str, log_mark: str | None = None) -> ProgramText:
+def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> ProgramText:
     """The program in a file (`-` is stdin): optimized HLO, StableHLO text, or a portable StableHLO artifact.
 
-    With a `log_mark`, also a log: any text that has this mark. Raises `NotationError` for any other content, and
-    `ReshardError` for a file that cannot be read.
+    With a `log_mark`, also a log: any text that has this mark. With `protos`, a serialized HloModuleProto is HLO too.
+    Raises `NotationError` for any other content, and `ReshardError` for a file that cannot be read.
     """
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
@@ -46,6 +47,8 @@ def read(path: str, log_mark: str | None = None) -> ProgramText:
         raise ReshardError(f"cannot read {path}: {error.strerror}") from None
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
+    if protos and _is_proto(content):
+        return ProgramText(content, True)
     if log_mark is not None and log_mark.encode() in content:
         return ProgramText(content.decode(errors="replace"), False, True)
     wanted = _WANTED if log_mark is None else _WANTED + _OR_LOG
@@ -59,6 +62,16 @@ def read(path: str, log_mark: str | None = None) -> ProgramText:
         return ProgramText(text, False)
     what = "empty" if not text.strip() else f"no program: {text.strip()[:60]!r}"
     raise NotationError(f"{path} is {what}; {wanted}")
+
+
+def _is_proto(content: bytes) -> bool:
+    """Whether the bytes are an HloModuleProto, which starts with its name."""
+    if not content.startswith(b"\n"):
+        return False
+    try:
+        return bool(ModuleProto.decode(content).entry.name)
+    except NotationError:
+        return False
 
 
 def write(path: str, content: str | bytes) -> None:

@@ -300,6 +300,11 @@ class ModuleProto:
                 return computation
         raise NotationError(f"HLO module: it has no computation named {name}")
 
+    def remove_schedule(self) -> None:
+        """Makes it a module whose order of execution the compiler has yet to choose."""
+        self.schedule = None
+        self.message.remove(_Module.SCHEDULE)
+
     def instructions(self) -> Iterator[InstructionProto]:
         """Every instruction of the module."""
         for computation in self.computations:

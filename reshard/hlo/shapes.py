@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from reshard.errors import NotationError
 
@@ -87,6 +88,7 @@ def flatten(shape: Shape) -> tuple[Array, ...]:
     return (shape,) if isinstance(shape, Array) else tuple(array for part in shape for array in flatten(part))
 
 
+@lru_cache(maxsize=1 << 14)  # A module has few shapes, and names each of them often.
 def _array(dtype: str, dims: str, layout: str) -> Array:
     return Array(dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), layout)
 

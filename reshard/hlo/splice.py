@@ -137,25 +137,30 @@ def _link(
     entry = fragment.entry
     if [one.shape for one in entry.parameters] != [source.shape]:
         raise SpliceError(f"{source.name}: the fragment takes another shape or layout")
-    linked.instructions[entry.parameters[0].id] = source.id
     names = _Names(module)
-    channels = max((one.channel for one in module.instructions()), default=0)
-    used = sorted({one.channel for one in fragment.instructions() if one.channel})
-    linked.channels = {channel: channels + at + 1 for at, channel in enumerate(used)}
+    linked.instructions[entry.parameters[0].id] = source.id
+    linked.channels = _new_channels(module, fragment)
     added = [one for one in fragment.computations if one is not entry]
     linked.computations = dict(zip([one.id for one in added], module.new_ids(len(added)), strict=True))
-    _renumber(region, [one for one in entry.instructions if one.opcode != "parameter"], linked)
+    inserted = [one for one in entry.instructions if one.opcode != "parameter"]
+    _renumber(region, inserted, linked)
     for computation in added:
         fresh = ComputationProto(computation.message, [])
         fresh.id = linked.computations[computation.id]
         _renumber(fresh, computation.instructions, linked)
     for computation in added:
         _adopt(computation, linked, names, metadata)
-    inserted = [one for one in entry.instructions if one.opcode != "parameter"]
     _rewire(inserted, linked, names, metadata)
     place = module.computations.index(region)
     module.computations[place:place] = added
     return inserted
+
+
+def _new_channels(module: ModuleProto, fragment: ModuleProto) -> dict[int, int]:
+    """Channels that the module does not use, for those of the fragment."""
+    last = max((one.channel for one in module.instructions()), default=0)
+    used = sorted({one.channel for one in fragment.instructions() if one.channel})
+    return {channel: last + 1 + at for at, channel in enumerate(used)}
 
 
 def _renumber(computation: ComputationProto, instructions: Sequence[InstructionProto], linked: Linked) -> None:

@@ -7,7 +7,7 @@ says why ours should be dropped, if it should.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from reshard import hlo
@@ -27,14 +27,14 @@ class ProgramFigures:
 
     `peak_bytes` is arguments + outputs + temporaries - aliased buffers. `received_bytes` counts a loop whose trip count
     depends on data as one turn, and `loop_bytes` is the part of it that such loops receive. `by_line` has the bytes and
-    launches of each line of user code.
+    launches of each line of user code. Memory and arithmetic are None for a module that was not compiled.
     """
 
     received_bytes: int
     launches: int
-    temp_bytes: int
-    peak_bytes: int
-    flops: float
+    temp_bytes: int | None
+    peak_bytes: int | None
+    flops: float | None
     loop_bytes: int = 0
     by_line: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]], repr=False)
 
@@ -72,16 +72,19 @@ class Decision:
 
 def figures(compiled: Any) -> ProgramFigures:
     """The figures of a `jax.stages.Compiled`. Raises `NotationError` if its HLO text cannot be parsed."""
-    collectives = hlo.collectives(hlo.parse(compiled.as_text()))
-    traffic = hlo.traffic(collectives)
     memory: Any = compiled.memory_analysis()
     temp = int(memory.temp_size_in_bytes)
     live = int(memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
+    traffic = module_figures(compiled.as_text())
+    return replace(traffic, temp_bytes=temp, peak_bytes=live + temp, flops=_flops(compiled))
+
+
+def module_figures(text: str) -> ProgramFigures:
+    """The figures of HLO text: its traffic alone."""
+    collectives = hlo.collectives(hlo.parse(text))
+    traffic = hlo.traffic(collectives)
     loops = sum(one.received_bytes for one in collectives if one.times is None)
-    flops = _flops(compiled)
-    return ProgramFigures(
-        traffic.received_bytes, traffic.launches, temp, live + temp, flops, loops, _by_line(collectives)
-    )
+    return ProgramFigures(traffic.received_bytes, traffic.launches, None, None, None, loops, _by_line(collectives))
 
 
 def unprofitable_lines(
@@ -108,28 +111,33 @@ def why_worse(plain: ProgramFigures, ours: ProgramFigures, launch: int = LAUNCH_
     bytes are worth, and either its collectives finish sooner or it needs less memory. `launch` is the cost of starting
     a collective, in bytes.
     """
-    slack = SLACK_BYTES + plain.peak_bytes // 100
+    slack = SLACK_BYTES + (plain.peak_bytes or 0) // 100
+    temp, more = plain.temp_bytes or 0, ours.temp_bytes or 0
+    flops, computed = plain.flops or 0.0, ours.flops or 0.0
     if ours.received_bytes > plain.received_bytes:
         return f"it would receive {ours.received_bytes} B instead of {plain.received_bytes} B"
     if ours.loop_bytes > plain.loop_bytes:
         return f"it would receive {ours.loop_bytes} B instead of {plain.loop_bytes} B in each turn of a loop"
-    if ours.temp_bytes > plain.temp_bytes + slack:
-        return f"it would need {ours.temp_bytes} B of temporary memory instead of {plain.temp_bytes} B"
-    if ours.flops > plain.flops * 1.01 + FLOPS_PER_BYTE * (plain.received_bytes - ours.received_bytes + launch):
-        return f"it would compute {ours.flops:.3g} operations instead of {plain.flops:.3g}"
+    if more > temp + slack:
+        return f"it would need {more} B of temporary memory instead of {temp} B"
+    if computed > flops * 1.01 + FLOPS_PER_BYTE * (plain.received_bytes - ours.received_bytes + launch):
+        return f"it would compute {computed:.3g} operations instead of {flops:.3g}"
     before, after = plain.cost(launch), ours.cost(launch)
     if after > before:
         return f"it would start {ours.launches} collectives instead of {plain.launches}"
-    if after == before and ours.temp_bytes + slack > plain.temp_bytes:
+    if after == before and more + slack > temp:
         return "it would receive as much, in as many collectives"
     return ""
 
 
 def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
-    """One line that compares bytes, collectives and temporary memory of both programs."""
+    """One line that compares bytes, collectives and temporary memory of both programs, as far as they are known."""
+    before = (
+        " (XLA's own program was not compiled)" if plain.temp_bytes is None else f" instead of {plain.temp_bytes} B"
+    )
     return (
         f"{ours.received_bytes} B received instead of {plain.received_bytes} B, in {ours.launches} collectives instead "
-        f"of {plain.launches}; {ours.temp_bytes} B of temporary memory instead of {plain.temp_bytes} B"
+        f"of {plain.launches}; {ours.temp_bytes} B of temporary memory{before}"
     )
 
 

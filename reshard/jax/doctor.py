@@ -47,7 +47,7 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
 
     def of(*args: Any, **kwargs: Any) -> Report:
         lowered = jitted.lower(*args, **kwargs)
-        known = _known(_copy(lowered.compiler_ir("stablehlo")))
+        known = known_moves(lowered.compiler_ir("stablehlo"))
         compiled = lowered.compile()
         return examine(
             optimized_text(compiled), known=known, network=network, compiled=_memory(compiled.memory_analysis())
@@ -82,9 +82,9 @@ def report_program(
     if not _has_main(module):  # Shardy's propagation would abort the process.
         raise ProgramError("the program has no function @main with a body; give the whole module")
     partitions = _partitions(module)
-    known = _known(_copy(module))
+    known = known_moves(module)
     make_compilable(module)
-    devices = _devices(partitions, platform, topology)
+    devices = devices_for(partitions, platform, topology)
     client = devices[0].client
     shardy = "sdy." in module.operation.get_asm(enable_debug_info=False)
     try:
@@ -100,7 +100,7 @@ def report_program(
     )
 
 
-def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
+def devices_for(partitions: int, platform: str, topology: str | None) -> list[Any]:
     """One device of the platform for each partition; those of a topology need not exist on this machine."""
     if topology is not None:
         try:
@@ -118,7 +118,7 @@ def _devices(partitions: int, platform: str, topology: str | None) -> list[Any]:
     if len(devices) < partitions:
         raise ProgramError(
             f"the program has {partitions} partitions, and this process {len(devices)} {platform} devices; use a "
-            f"process of its own (`reshard doctor FILE`), or set "
+            f"process of its own (the command `reshard`), or set "
             f"XLA_FLAGS=--xla_force_host_platform_device_count={partitions}"
         )
     return devices[:partitions]
@@ -158,8 +158,9 @@ def _copy(module: Module) -> Module:
         return ir.Module.parse(module.operation.get_asm(binary=False, enable_debug_info=True))
 
 
-def _known(module: Module) -> list[Known]:
-    """The moves that a program needs according to Shardy's propagation, which changes the module; none if it fails."""
+def known_moves(program: Module) -> list[Known]:
+    """The moves that a program needs according to Shardy's propagation; none if it fails."""
+    module = _copy(program)
     try:
         explicit_reshards.make_explicit(module)
         return [known for op in explicit_reshards.reshard_ops(module) if (known := _known_move(op)) is not None]

@@ -20,6 +20,7 @@ from reshard.doctor.chains import Chain, chains
 from reshard.doctor.equivalence import Traced, check_equivalent
 from reshard.doctor.examination import named_mesh
 from reshard.doctor.liveness import Liveness
+from reshard.doctor.needed import is_needed
 from reshard.doctor.replacements import Finder, Replacement, Unfit
 from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError
@@ -190,6 +191,8 @@ class _Round:
             return replace(fate, why=str(error).splitlines()[0])
 
     def _candidate(self, chain: Chain, fate: ChainFate, finder: Finder, liveness: Liveness) -> _Candidate:
+        if is_needed(chain, finder.flow):
+            raise Unfit(f"it receives no more than is needed, {fate.received_bytes} B")
         replacements = finder.replacements(chain)
         plans = tuple(self._plan(one) for one in replacements)
         planned = sum(plan.received_bytes for plan in plans)

@@ -1,7 +1,8 @@
 """`reshard.jax.jit`: `jax.jit`, with our collectives where they are better than XLA's choice.
 
-A function is traced once, and its program is compiled twice, before and after the pass; the better one is kept. If
-the pass finds nothing to do, or fails, the plain program is compiled, once.
+With jax 0.11 or later the pass works inside XLA, on the one program that `jax.jit` compiles: see `xla_jit`. With an
+older jax it works on the StableHLO. Then a function is traced once, and its program is compiled twice, before and after
+the pass; the better one is kept. If the pass finds nothing to do, or fails, the plain program is compiled, once.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from jax.extend.core import jaxpr_as_fun
 
 from reshard.errors import LayoutError, NetworkError
 from reshard.jax import module_pass
+from reshard.jax.arguments import abstract, placement_of
 from reshard.jax.compare import launch_bytes
 from reshard.jax.module_pass import PassOptions, pass_options
 from reshard.jax.partitioner_hook import as_constraints
 from reshard.jax.pass_report import PassReport
 from reshard.jax.stages import Attempt, Compiled, Lowered
 from reshard.jax.strict import Limits, effective_limits
+from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_jit import JittedInXla
 from reshard.lower.to_stablehlo import Module
 from reshard.synth import Network
 
@@ -48,9 +52,9 @@ def jit(
     needs more temporary memory on a device. Without `f`, the result is a decorator.
 
     The result is called, lowered and compiled like that of `jax.jit`; `.lower(...).compile()` also has a `decision` and
-    a `report`. No device receives more bytes, or needs more temporary memory, than in the program of `jax.jit`. Under
-    another transformation (an outer `jit`, `grad`, `vmap`) it is plain `jax.jit`, because the whole program is not
-    known there: make this one the outermost.
+    a `report`. No device receives more bytes than in the program of `jax.jit`. Under another transformation (an outer
+    `jit`, `grad`, `vmap`) it is plain `jax.jit`, because the whole program is not known there: make this one the
+    outermost.
 
     >>> double = jit(lambda x: 2 * x)
     >>> float(double(4.0)), double.lower(4.0).compile().decision.why
@@ -67,11 +71,14 @@ def jit(
     if f is None:
         ours: dict[str, Any] = {"network": network, "budget": budget, "strict": strict, "max_bytes": max_bytes}
         return functools.partial(jit, **ours, **options)
-    return Jitted(f, options, pass_options(network, budget), Limits(not strict, max_bytes))
+    limits = Limits(not strict, max_bytes)
+    if hook_exists():
+        return JittedInXla(f, options, network, budget, limits)
+    return Jitted(f, options, pass_options(network, budget), limits)
 
 
 class Jitted:
-    """The result of `jit`: a function that is compiled once for each combination of shapes, dtypes and shardings."""
+    """The result of `jit` without the hook: compiled once for each combination of shapes, dtypes and shardings."""
 
     def __init__(
         self, f: Callable[..., Any], jit_options: dict[str, Any], options: PassOptions, limits: Limits
@@ -91,7 +98,7 @@ class Jitted:
             return self._plain(*args, **kwargs)
         traced = self._plain.trace(*args, **kwargs)
         # JAX caches traces, so arguments of equal types share one jaxpr object; their shardings complete the key.
-        key = (traced.jaxpr, effective_limits(self._limits), *map(_placement, leaves))
+        key = (traced.jaxpr, effective_limits(self._limits), *map(placement_of, leaves))
         if key not in self._compiled:
             self._compiled[key] = self._lowered(traced, args, kwargs).compile()
         compiled = self._compiled[key]
@@ -115,7 +122,7 @@ class Jitted:
 
     def _lowered(self, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         plain = _plain_lowered(traced)
-        retry = functools.partial(self._attempt, traced, *_abstract(args, kwargs))
+        retry = functools.partial(self._attempt, traced, *abstract(args, kwargs))
         ours, why, failed, report = None, "", False, PassReport()
         if not _partitioned(plain.compiler_ir("stablehlo")):
             why = "it runs on one device"
@@ -191,29 +198,12 @@ def _parameters(f: Callable[..., Any]) -> list[str]:
     return [p.name if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD else "" for p in parameters]
 
 
-def _placement(leaf: Any) -> Any:
-    """The sharding of an argument; None if JAX is free to choose it."""
-    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
-
-
 def _plain_lowered(traced: Any) -> Any:
     try:
         return traced.lower()
     except LayoutError:  # TPU has no hook for a `redistribute` of unknown source: use XLA's own constraint.
         with as_constraints():
             return traced.lower()
-
-
-def _abstract(args: Any, kwargs: Any) -> Any:
-    """The arguments without their data, which a cached lowering would keep alive."""
-
-    def abstract(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        weak = bool(getattr(leaf, "weak_type", False))  # Random keys have no such attribute.
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_placement(leaf), weak_type=weak)
-
-    return _jax.tree.map(abstract, (args, kwargs))
 
 
 def _partitioned(module: Module) -> bool:

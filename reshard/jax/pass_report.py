@@ -18,6 +18,7 @@ class Reshard:
     `explicit` is True if the user wrote the constraint, False if the shardings of the operations around it require the
     move. Layouts and plan are None if the move cannot be planned. `why` is the reason why it was left to XLA, empty if
     it was `taken`. `near` has the lines that make and that use the data, since XLA gives collectives one of these.
+    `does` is what XLA does there, if the pass has seen its collectives.
     """
 
     where: str
@@ -29,25 +30,31 @@ class Reshard:
     taken: bool
     why: str = ""
     near: frozenset[str] = field(default=frozenset(), repr=False)
+    does: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON: layouts as text, sizes in bytes per device, and the plan's own figures."""
         named = {"where": self.where, "operation": self.operation, "explicit": self.explicit}
         layouts = {"source": str(self.source or ""), "target": str(self.target or "")}
         plan = None if self.plan is None else self.plan.to_dict()
-        return {**named, **layouts, "plan": plan, "taken": self.taken, "why": self.why}
+        return {**named, **layouts, "plan": plan, "taken": self.taken, "why": self.why, "does": self.does}
 
     def __str__(self) -> str:
-        moved = f"{self.source} -> {self.target}" if self.source else "cannot be planned"
+        moved = f"{self.source} -> {self.target}" if self.source else "" if self.does else "cannot be planned"
+        moved = ": ".join(part for part in (self.does, moved) if part)
         steps = ", ".join(step.kind for step in self.plan.steps) if self.plan else ""
         return f"{self.where or self.operation or '(unknown)'}: {moved}: {steps if self.taken else f'left, {self.why}'}"
 
 
 @dataclass(frozen=True)
 class PassReport:
-    """Every reshard of a program, in program order, and whether the pass took it over."""
+    """Every reshard of a program, in program order, and whether the pass took it over.
+
+    `moves` are the moves that the program asks for, where the reshards are known by XLA's collectives alone.
+    """
 
     reshards: tuple[Reshard, ...] = ()
+    moves: tuple[Known, ...] = ()
 
     @property
     def taken(self) -> tuple[Reshard, ...]:
@@ -62,7 +69,7 @@ class PassReport:
     @property
     def known(self) -> tuple[Known, ...]:
         """The moves that the program asks for, as the doctor takes them."""
-        return tuple(
+        return self.moves or tuple(
             Known(one.where, one.source, one.target, one.near)
             for one in self.reshards
             if one.source is not None and one.target is not None
@@ -70,7 +77,7 @@ class PassReport:
 
     def given_up(self, why: str) -> PassReport:
         """The same report with every reshard left to XLA, because of `why`."""
-        return PassReport(tuple(replace(r, taken=False, why=why) if r.taken else r for r in self.reshards))
+        return replace(self, reshards=tuple(replace(r, taken=False, why=why) if r.taken else r for r in self.reshards))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -24,7 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from reshard.errors import ReshardError
-from reshard.jax import placement
+from reshard.jax import placement, xla_hook
 from reshard.jax.eager import move_now, put
 from reshard.jax.partitioner_hook import check_platforms, has_hook, lowers_as_constraints, moved_by_partitioner
 from reshard.jax.request import ReshardRequest, plan_of
@@ -128,10 +128,12 @@ def _auto_axes(names: Any, mesh: placement.AnyMesh) -> tuple[Any, ...] | None:
 def _lowered(ctx: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> Any:
     run = jaxpr_as_fun(body) if body is not None else partial(_moved_alone, request)
     if request.source is None:
-        if lowers_as_constraints() or not has_hook(ctx.module_context.axis_context):
+        platforms = ctx.module_context.platforms
+        constrained = lowers_as_constraints() or ("tpu" in platforms and xla_hook.is_on())
+        if constrained or not has_hook(ctx.module_context.axis_context):
             run = partial(_constrained, request.target)
         else:
-            check_platforms(ctx.module_context.platforms, request, ctx.avals_in[0].shape)
+            check_platforms(platforms, request, ctx.avals_in[0].shape)
     return mlir.lower_fun(run, multiple_results=True)(ctx, x)
 
 

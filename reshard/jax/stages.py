@@ -210,7 +210,7 @@ class _Trial(NamedTuple):
 
     def rank(self, launch: int) -> tuple[bool, int, int]:
         """A sort key: the best trial has the least."""
-        return bool(self.reason), self.figures.cost(launch), self.figures.temp_bytes
+        return bool(self.reason), self.figures.cost(launch), self.figures.temp_bytes or 0
 
     def kept(self, plain: ProgramFigures) -> Compiled:
         why = self.reason or savings(plain, self.figures)

@@ -23,6 +23,7 @@ class Limits(NamedTuple):
     max_bytes: int | None = None
 
 
+_NONE = Limits()
 _limits: ContextVar[Limits] = ContextVar("reshard_limits", default=Limits())  # noqa: B039 (it is immutable)
 
 
@@ -51,6 +52,11 @@ def effective_limits(own: Limits) -> Limits:
     context = _limits.get()
     bounds = [bound for bound in (own.max_bytes, context.max_bytes) if bound is not None]
     return Limits(own.rebuild and context.rebuild, min(bounds, default=None))
+
+
+def has_limits() -> bool:
+    """Whether the current context has any limits."""
+    return _limits.get() != _NONE
 
 
 def check(text: str, report: PassReport, limits: Limits, temp_bytes: int = 0) -> None:
@@ -89,7 +95,7 @@ def _line(source: Source) -> str:
 
 def _why_left(line: str, source: Layout | None, target: Layout | None, report: PassReport) -> str:
     """Why the pass left a reshard of this line and these layouts to XLA; empty if it knows of none."""
-    same = (one for one in report.left if one.where == line and _are_alike(one, source, target))
+    same = (one for one in report.left if one.where == line and (one.does or _are_alike(one, source, target)))
     return next((one.why for one in same), "")
 
 

@@ -11,15 +11,16 @@ caches, so a program that was compiled without it is compiled anew with it, and 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import logging
 import sys
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -86,6 +87,13 @@ class Enabled:
         return "\n".join(map(str, self.reports)) or "no module with collectives has been compiled yet"
 
 
+class Watched(NamedTuple):
+    """A module as XLA handed it to the pass, and the pass's report."""
+
+    module: bytes
+    report: ModuleReport
+
+
 class _State:
     """What is registered with XLA, and the fragments compiled so far; one for the process."""
 
@@ -97,6 +105,7 @@ class _State:
 
 
 _state = _State()
+_watching = threading.local()
 
 
 def hook_exists() -> bool:
@@ -144,6 +153,43 @@ def enabled(*, network: Network | str | None = None, budget: int | str | None = 
     switched = _switched_on(network, budget)
     with _state.context(switched):
         yield switched
+
+
+def is_on() -> bool:
+    """Whether programs that this thread compiles now go through the pass."""
+    return _state.context is not None and _state.context.value is not None
+
+
+def prepared(network: Network | str | None, budget: int | str | None) -> Enabled:
+    """The pass with these options, registered with XLA, but on only inside `on` and `switch`."""
+    return _switched_on(network, budget)
+
+
+@contextmanager
+def on(switched: Enabled) -> Generator[None]:
+    """A context in which this thread compiles with the pass, as prepared."""
+    with _state.context(switched):
+        yield
+
+
+def switch() -> tuple[Callable[[Enabled], Any], Callable[[Any], None]]:
+    """The functions that switch a prepared pass on in this thread, and back to what the first has returned.
+
+    They cost a fraction of what a context manager does, for code that runs at each call of a function.
+    """
+    config = _state.context._obj
+    return config.swap_local, config.set_local
+
+
+@contextmanager
+def watching() -> Generator[list[Watched]]:
+    """A context that lists the modules with collectives that this thread compiles with the pass."""
+    before = getattr(_watching, "into", None)
+    _watching.into = watched = list[Watched]()
+    try:
+        yield watched
+    finally:
+        _watching.into = before
 
 
 def _switched_on(network: Network | str | None, budget: int | str | None) -> Enabled:
@@ -211,9 +257,7 @@ def _separate_caches() -> None:
 
 
 def _version() -> str:
-    import reshard
-
-    return reshard.__version__
+    return importlib.metadata.version("reshard")
 
 
 def _on_module(module: bytes) -> bytes | None:
@@ -232,21 +276,24 @@ def _on_module(module: bytes) -> bytes | None:
 
 def _improved(module: bytes, switched: Enabled) -> bytes | None:
     started = time.perf_counter()
-    name = "module"
+    devices = _devices_compiled_for()
+    if devices is not None and len(devices) == 1:
+        return None
     try:
-        devices = _devices_compiled_for()
         if devices is None:
             raise ProgramError("it is not known which devices the program is compiled for")
-        improved = improve(module, _fragments_of(devices), JaxlibReader(), switched.options)
+        improved = improve(module, fragments_of(devices), JaxlibReader(), switched.options)
         report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
+        better = improved.module
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        switched.reports.append(ModuleReport(name, (), time.perf_counter() - started, False, reason))
+        report, better = ModuleReport("module", (), time.perf_counter() - started, False, reason), None
         _log.debug("the module stays as it was", exc_info=True)
-        return None
-    switched.reports.append(report)
     _log.info("%s", report)
-    return improved.module
+    switched.reports.append(report)
+    if (into := getattr(_watching, "into", None)) is not None:
+        into.append(Watched(bytes(module), report))
+    return better
 
 
 def _devices_compiled_for() -> Sequence[Any] | None:
@@ -265,7 +312,7 @@ def _devices_compiled_for() -> Sequence[Any] | None:
     return None
 
 
-def _fragments_of(devices: Sequence[Any]) -> Fragments:
+def fragments_of(devices: Sequence[Any]) -> Fragments:
     """The fragments for these devices; devices of equal topologies are equal."""
     key = tuple(_identity(device) for device in devices)
     with _state.lock:

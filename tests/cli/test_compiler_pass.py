@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from reshard.jax.xla_hook import hook_exists
 from tests.cli.compiled import COMPILED, MODULE
+
+needs_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 
 
 def test_it_prints_the_program(call):
@@ -58,9 +61,80 @@ def test_it_prints_the_report_as_json(call):
     assert all(one["plan"]["seconds"] is not None for one in reshards if one["plan"])
 
 
-def test_it_refuses_a_compiled_program(call):
+@pytest.fixture(scope="module")
+def partitioned(tmp_path_factory):
+    """The program of jax-ml/jax#21562 as XLA compiles it: its text and its proto, in files."""
+    import jax
+
+    from reshard.jax.doctor import optimized_text
+    from tests.jax.moving import numbered, program
+
+    compiled = jax.jit(program).lower(numbered()).compile()
+    folder = tmp_path_factory.mktemp("hlo")
+    (folder / "step.hlo").write_text(optimized_text(compiled))
+    module = compiled.runtime_executable().hlo_modules()[0]
+    (folder / "step.pb").write_bytes(module.as_serialized_hlo_module_proto())
+    return folder
+
+
+def received(call, path):
+    return json.loads(call("doctor", path, "--json")[1])["received_bytes"]
+
+
+@needs_hook
+def test_hlo_text_becomes_better_text(call, partitioned, tmp_path):
+    path = tmp_path / "better.hlo"
+    code, out, err = call("pass", partitioned / "step.hlo", "-o", path, "--report")
+    assert code == 0 and out.splitlines()[0] == "1 chain of 1 replaced" and "the schedule is left out" in err
+    assert "moving.py" in out and "2 all_gather" in out and "all_to_all" in out
+    assert (received(call, partitioned / "step.hlo"), received(call, path)) == (14336, 1792)
+
+
+@needs_hook
+def test_a_proto_becomes_a_proto_or_text(call, partitioned, tmp_path):
+    from reshard.hlo.proto import ModuleProto
+
+    path = tmp_path / "better.pb"
+    assert call("pass", partitioned / "step.pb", "--devices", "8", "-o", path)[0] == 0
+    opcodes = [one.opcode for one in ModuleProto.decode(path.read_bytes()).instructions()]
+    assert "all-to-all" in opcodes and "all-gather" not in opcodes
+    code, out, _ = call("pass", partitioned / "step.pb", "--devices", "8")
+    assert code == 0 and out.startswith("HloModule") and "num_partitions=8" in out.splitlines()[0]
+    (chain,) = json.loads(call("pass", partitioned / "step.pb", "--devices", "8", "--json")[1])["chains"]
+    assert chain["replaced"] and chain["planned_bytes"] == 1792
+
+
+@needs_hook
+def test_hlo_that_stays_is_written_as_it_was(call, partitioned, tmp_path):
+    path = tmp_path / "same.pb"
+    arguments = ("pass", partitioned / "step.pb", "--devices", "8", "--budget", "10", "-o", path, "--report")
+    code, out, err = call(*arguments)
+    assert code == 0 and "left: budget 10 B is too small" in " ".join(out.split()) and err == ""
+    assert path.read_bytes() == (partitioned / "step.pb").read_bytes()
+
+
+@needs_hook
+def test_hlo_that_cannot_be_improved_is_refused(call, partitioned, tmp_path):
+    assert "--devices 8" in call("pass", partitioned / "step.pb")[2]
+    elided = tmp_path / "elided.hlo"
+    elided.write_text((partitioned / "step.hlo").read_text() + "\n// constant({...})\n")
+    assert "leaves large constants out" in call("pass", elided)[2]
+    broken = tmp_path / "broken.hlo"
+    broken.write_text("HloModule m, num_partitions=8\n\nENTRY e {\n  ROOT r = f32[2] nonsense()\n}\n")
+    code, _, err = call("pass", broken)
+    assert code == 2 and "XLA does not read the HLO text" in err
+    code, _, err = call("pass", partitioned / "step.hlo", "--platform", "none")
+    assert code == 2 and "none" in err
+    code, _, err = call("pass", partitioned / "step.hlo", "--devices", "4096")
+    assert code == 2 and "4096 partitions" in err
+
+
+def test_hlo_needs_the_hook(call, monkeypatch):
+    from reshard.jax import xla_hook
+
+    monkeypatch.setattr(xla_hook, "hook_exists", lambda: False)
     code, _, err = call("pass", COMPILED)
-    assert code == 2 and "is HLO, which is partitioned already" in err
+    assert code == 2 and "needs jax 0.11 or later" in err
 
 
 @pytest.mark.parametrize("options", [["--budget", "much"], ["--network", "none"]])

@@ -11,6 +11,9 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
 from reshard.jax.jit import Jitted
+from reshard.jax.module_pass import pass_options
+from reshard.jax.strict import Limits
+from reshard.jax.xla_jit import JittedInXla
 
 SIZE = 16
 
@@ -35,11 +38,18 @@ def program(v: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(v * 2, AFTER) + 1
 
 
-def chosen(f: Jitted, *args: Any, **kwargs: Any) -> str:
+def jit_without_hook(f: Any, network: Any = None, budget: Any = None, **options: Any) -> Jitted:
+    """`jit` as it is where XLA has no hook for the pass, on every jax."""
+    return Jitted(f, options, pass_options(network, budget), Limits())
+
+
+def chosen(f: Any, *args: Any, **kwargs: Any) -> str:
     """The decision for these arguments."""
     return f.lower(*args, **kwargs).compile().decision.chosen
 
 
-def kept(f: Jitted) -> list[str]:
-    """The decisions for all that the function was called with."""
+def kept(f: Any) -> list[str]:
+    """The decisions for all that the function was called with; with the hook, for programs with collectives."""
+    if isinstance(f, JittedInXla):
+        return ["reshard" if report.changed else "plain" for report in f._switched.reports]
     return [compiled.decision.chosen for compiled in f._compiled.values()]

@@ -16,10 +16,10 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard import hlo
-from reshard.jax.jit import jit
 from reshard.runtime.on_jax import spec
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from tests.jax.moving import jit_without_hook as jit
 from tests.jax.sampling import sampled
 from tests.layouts import contiguous_layouts, sample_pairs
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.jax.jit import jit
+from tests.jax.moving import jit_without_hook as jit
 from tests.jax.programs import BY_NAME, PROGRAMS, Program
 from tests.jax.programs.base import assert_same
 from tests.jax.sampling import sampled_by_name

@@ -15,10 +15,10 @@ import pytest
 import reshard as rs
 from reshard.errors import ProgramError
 from reshard.jax import stages
-from reshard.jax.jit import jit
 from reshard.jax.stages import Compiled, deserialize
 from reshard.jax.strict import Limits
 from tests.jax.moving import AFTER, BEFORE, chosen, numbered, program, sharding
+from tests.jax.moving import jit_without_hook as jit
 
 
 def test_the_decision_has_the_figures() -> None:

@@ -18,6 +18,8 @@ from reshard.jax.doctor import optimized_text
 from reshard.jax.jit import jit
 from reshard.jax.pass_report import PassReport
 from reshard.jax.strict import Limits, check, effective_limits, strict
+from reshard.jax.xla_hook import hook_exists
+from tests.jax.moving import jit_without_hook
 
 SIZE = 16
 NOTHING_FITS = 10
@@ -151,11 +153,15 @@ def test_the_tighter_limit_holds() -> None:
 
 
 def test_strict_mode_takes_a_slower_program() -> None:
-    """XLA's program rebuilds the array in fewer collectives than ours: it is kept, except in strict mode."""
+    """XLA's program rebuilds the array in fewer collectives than ours: without the hook it is kept, if not strict.
+
+    With the hook, what receives fewer bytes is kept.
+    """
     cube = mesh(2, 2, 2)
     before, after = NamedSharding(cube, P("y", "x", "z")), NamedSharding(cube, P(("z", "y", "x")))
     f = move(after)
-    assert jit(f).lower(numbered(before)).compile().decision.chosen == "plain"
+    kept = jit(f).lower(numbered(before)).compile().decision.chosen
+    assert kept == ("reshard" if hook_exists() else "plain")
     compiled = jit(f, strict=True).lower(numbered(before)).compile()
     assert compiled.decision.chosen == "reshard" and compiled.report.taken
     np.testing.assert_array_equal(compiled(numbered(before)), np.asarray(numbered(before)) + 1)
@@ -163,7 +169,7 @@ def test_strict_mode_takes_a_slower_program() -> None:
 
 def test_the_text_of_a_module_is_enough() -> None:
     """For example of a dump: the compiled text, and the report of the same program."""
-    lowered = jit(move(AFTER)).lower(numbered(BEFORE))
+    lowered = jit_without_hook(move(AFTER)).lower(numbered(BEFORE))
     text = lowered.plain.compile().as_text()
     with pytest.raises(StrictError, match=f"{LINE}: .* is rebuilt .*; it was left to XLA: it was not"):
         check(text, lowered.report.given_up("it was not"), Limits(rebuild=False))
@@ -176,7 +182,7 @@ def test_the_text_of_a_module_is_enough() -> None:
 def test_gathers_that_are_used_as_a_whole_are_not_blamed(name: str) -> None:
     f, specs = INNOCENT[name]
     args = [jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(GRID, spec)) for shape, spec in specs]
-    lowered = jit(f).lower(*args)
+    lowered = jit_without_hook(f).lower(*args)
     text = optimized_text(lowered.plain.compile())
     assert " all-gather" in text
     check(text, lowered.report.given_up("nothing is taken"), Limits(rebuild=False))
@@ -198,4 +204,8 @@ def test_planted_rebuilds_are_refused(shape: tuple[int, ...], before: P, after: 
         jit(f, strict=True, budget=NOTHING_FITS).lower(*args).compile()
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# this line"))
     assert str(caught.value).startswith(f"{__file__}:{line}: the whole array of global shape {shape} is rebuilt")
-    jit(f, strict=True).lower(*args).compile()  # ours does not
+    if hook_exists() and any(size % 8 for size in shape):  # XLA has padded the tiles, and no layout describes them
+        with pytest.raises(StrictError, match="is rebuilt"):
+            jit(f, strict=True).lower(*args).compile()
+    else:
+        jit(f, strict=True).lower(*args).compile()  # ours does not

@@ -1,0 +1,34 @@
+"""Arguments of a function as compiling it needs them: their shapes, dtypes and shardings, without their data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+_jax: Any = jax  # Its own stubs leave too much unknown.
+
+
+def placement_of(leaf: Any) -> Any:
+    """The sharding of an argument; None if JAX is free to choose it.
+
+    >>> placement_of(3.0) is None
+    True
+    """
+    return leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+
+
+def abstract(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments without their data, which a cached lowering would keep alive; what is no array stays.
+
+    >>> abstract((jax.numpy.ones(3), "sum"), {})
+    ((ShapeDtypeStruct(shape=(3,), dtype=float32), 'sum'), {})
+    """
+
+    def without_data(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        weak = bool(getattr(leaf, "weak_type", False))  # Random keys have no such attribute.
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placement_of(leaf), weak_type=weak)
+
+    return _jax.tree.map(without_data, (args, kwargs))
