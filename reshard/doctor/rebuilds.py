@@ -136,7 +136,9 @@ class _Search:
         self.numbering = numbering
         self.leaves = leaves
         self.devices = maps.scalars.devices
-        self.forms = [form for value, used in chain.results.items() for form in used or (value,)]
+        forms = [form for value, used in chain.results.items() for form in used or (value,)]
+        # Compilers repeat a slice in each fusion that uses it.
+        self.forms = list({numbering.of(form): form for form in reversed(forms)}.values())
 
     def rebuilt(self, stored: Iterable[HloValue]) -> Iterator[Rebuilt]:
         """The arrays that are rebuilt, the largest first. One that is used as it is cannot be."""

@@ -37,6 +37,10 @@ REBUILT = {
     "used in two parts that are not all of it": [
         *OFFSET, ZERO, GATHER, SLICE, ROWS, "%f = f32[8,2]{1,0} add(%d, %d)", "%k = f32[2,8]{1,0} add(%e, %e)",
         "ROOT %r = (f32[8,2]{1,0}, f32[2,8]{1,0}) tuple(%f, %k)"],
+    "sliced anew for each use": [
+        *OFFSET, ZERO, GATHER, *(SLICE.replace("%d", f"%d{n}") for n in range(5)),
+        "%s0 = f32[8,2]{1,0} add(%d0, %d1)", "%s1 = f32[8,2]{1,0} add(%d2, %d3)",
+        "ROOT %r = (f32[8,2]{1,0}, f32[8,2]{1,0}, f32[8,2]{1,0}) tuple(%s0, %s1, %d4)"],
     "offsets left out of the text": [*TABLE, GATHER, SLICE, USE],
 }  # fmt: skip
 
