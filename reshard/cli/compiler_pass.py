@@ -33,7 +33,7 @@ examples:
   reshard pass step.mlir --report --network tpu-v5p
   reshard pass step.mlir --json --budget 1GiB
   reshard pass step.hlo -o better.hlo --report
-  reshard pass step.pb -o better.pb --devices 8 --platform tpu --topology v5p:2x2x2
+  reshard pass step.hlo -o better.pb --platform tpu --topology v5p:2x2x2
 """
 
 

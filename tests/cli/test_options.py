@@ -45,7 +45,7 @@ CALLS = [
     (["show", "L"], {"layout": "L", "limit": 32, "shape": None}),
     (["simulate", "S", "T", "--seed", "5", "--budget", "4KiB"], {"seed": 5, "budget": "4KiB", "network": None}),
     (["prove", "S", "T", "-o", "q", "--launches", "--limit", "2"], {"output": "q", "launches": True, "limit": 2.0}),
-    (["doctor", "f", "--fail-on-rebuild"], {"file": "f", "fail_on_rebuild": True, "platform": "cpu"}),
+    (["doctor", "f", "--fail-on-rebuild"], {"file": "f", "fail_on_rebuild": True, "platform": None}),
     (["pass", "f", "--network", "h100"], {"file": "f", "network": "h100", "report": False, "budget": None}),
     (["run", "-n", "3", "s.py", "--json", "-x"], {"ranks": 3, "arguments": ["s.py", "--json", "-x"]}),
     (["run", "-n", "3", "-m", "pkg.mod", "-n", "5"], {"ranks": 3, "module": ["pkg.mod", "-n", "5"], "arguments": []}),
