@@ -289,7 +289,7 @@ STARTS = [(P(), P(unreduced={"x"})), (P("x"), P(unreduced={"x", "y"})), (P("x"),
 STARTS += [(P("y", "x"), P("x", unreduced={"y"})), (P(None, "y"), P("y", unreduced={"x"}))]
 
 
-@pytest.mark.parametrize(("source", "target"), sampled(STARTS, STARTS[-1]), ids=str)
+@pytest.mark.parametrize(("source", "target"), sampled(STARTS, STARTS[-1]))
 def test_unreduced_targets(source: P, target: P):
     """Eagerly, under jit, and from an array that is not sharded: the shards of a group add up to the array."""
     whole = filled((8, 12))
