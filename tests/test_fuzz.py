@@ -22,6 +22,12 @@ def test_random_moves_are_right(seed: int) -> None:
 
 
 @pytest.mark.slow
+def test_more_random_moves_are_right() -> None:
+    wrong = [kind for _, kind in fuzz.fuzz(24, moves=1500) if kind.startswith("wrong")]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(20, 24))
 def test_many_random_moves_are_right(seed: int) -> None:
     wrong = [kind for _, kind in fuzz.fuzz(seed, moves=5000) if kind.startswith("wrong")]
