@@ -26,6 +26,13 @@ The steps of an examination, each in a module of its own:
     moves          prices it and plans it; `liveness` adds up the memory on the way
     examination    makes the places and the report
 
+The pass inside XLA builds on the same flow:
+
+    replacements   proposes chains to replace: where data enters, the values to yield, the move between
+    equivalence    traces the rewritten module, and compares where each user gets its elements from
+    replicas       knows which devices surely have equal values; `sums` and `conversions` follow these
+    fragment_maps  has the index maps of what compiled plans consist of
+
 `xla_log` reads XLA's own warnings in a log instead of a program.
 """
 

@@ -49,21 +49,21 @@ class Traced:
         return next(region for region in self.flow.regions if region.computation.name == name)
 
     def origins(self, value: HloValue, leaf: HloValue, points: Points) -> Origins:
-        """Where points of a value were in the leaf; raises `SpliceError` if that cannot be told."""
+        """Where points of a value were in the leaf; raises `SpliceError` if they cannot be followed."""
         try:
             return Tracer(self.maps, self.numbering, frozenset({leaf}))(value, points)
         except Untraceable as error:
             raise SpliceError(f"{value.name}: its elements cannot be followed ({error})") from None
 
     def summands(self, value: HloValue, leaf: HloValue, points: Points) -> Summands:
-        """What points of a value add up of the leaf; raises `SpliceError` if that cannot be told."""
+        """The elements of the leaf that points of a value sum; raises `SpliceError` if they cannot be followed."""
         try:
             return summands(self.maps, self.numbering, value, leaf, points)
         except (Untraceable, Unconvertible) as error:
             raise SpliceError(f"{value.name}: its summands cannot be followed ({error})") from None
 
     def conversion(self, value: HloValue, leaf: HloValue) -> Conversion:
-        """What becomes of the elements that a value has from the leaf; raises `SpliceError` if that cannot be told."""
+        """The conversions between the leaf and a value; raises `SpliceError` if they differ between its elements."""
         try:
             return conversion(self.maps, value, leaf)
         except Unconvertible as error:

@@ -18,6 +18,10 @@ Arrays
 Origins
     `Source` is the user's line for an instruction, `Frame` one line of its stack.
 
+Rewriting a module
+    `proto` edits a serialized module, on the codec of `wire`; `splice` puts a compiled fragment in the place of a
+    chain, `dead_code` removes what nobody uses then, and `integrity` checks the result.
+
 The grammars are in `module`, `replica_groups` and `frames`; the spellings of collectives are in `forms`.
 """
 

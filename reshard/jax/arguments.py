@@ -19,7 +19,7 @@ def placement_of(leaf: Any) -> Any:
 
 
 def abstract(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments without their data, which a cached lowering would keep alive; what is no array stays.
+    """The arguments without their data, which a cached lowering would keep alive. Other leaves stay.
 
     >>> abstract((jax.numpy.ones(3), "sum"), {})
     ((ShapeDtypeStruct(shape=(3,), dtype=float32), 'sum'), {})

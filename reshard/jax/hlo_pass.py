@@ -239,7 +239,7 @@ class _Round:
             for current in candidates:
                 for one in current.replacements:
                     check_equivalent(self.traced, after, current.chain.region.computation.name, one, replicas)
-        except ReshardError as error:
+        except (Unfit, ReshardError) as error:
             self.fates.append(replace(current.fate, why=str(error).splitlines()[0]))
             return current, b""
         return None, data

@@ -29,6 +29,7 @@ from reshard.jax import fragments
 from reshard.jax.fragments import Fragments
 from reshard.jax.hlo_pass import ChainFate, HloPassOptions, has_collectives, improve
 from reshard.synth import Network
+from reshard.synth.planner import bytes_of, check_network
 
 _log = logging.getLogger("reshard")
 _NAME = "reshard"
@@ -120,7 +121,8 @@ def enable(*, network: Network | str | None = None, budget: int | str | None = N
     """Switches the pass on for the process: every program compiled from now on is improved.
 
     `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`. Returns the reports of what
-    is compiled. Raises `ProgramError` with a jax that has no hook for it.
+    is compiled. Raises `ProgramError` with a jax that has no hook for it, and `PlanError` or `NetworkError` for invalid
+    options.
 
     >>> if hook_exists():
     ...     log = enable()
@@ -199,8 +201,10 @@ def _switched_on(network: Network | str | None, budget: int | str | None) -> Ena
             f"reshard.jax.jit, which works without the hook"
         )
     loaded = Network.load(network) if isinstance(network, str) else network
+    check_network(loaded)
+    most = bytes_of(budget)
     _prepare()
-    return Enabled(HloPassOptions(loaded, budget))
+    return Enabled(HloPassOptions(loaded, most))
 
 
 def _prepare() -> None:

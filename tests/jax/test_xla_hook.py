@@ -195,6 +195,10 @@ def test_a_budget_that_no_plan_meets_leaves_the_chain():
 def test_options_are_checked_at_once():
     with pytest.raises(ReshardError, match="no-such-network"):
         reshard.jax.enable(network="no-such-network")
+    with pytest.raises(ReshardError, match="budget 'much'"):
+        reshard.jax.enable(budget="much")
+    with pytest.raises(ReshardError, match="network 3 is not a Network"):
+        reshard.jax.enable(network=3)
 
 
 @needs_hook
