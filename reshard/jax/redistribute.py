@@ -70,17 +70,21 @@ def redistribute(
     >>> move(x).sharding.is_equivalent_to(columns, 2)
     True
     """
-    loaded = Network.load(network) if isinstance(network, str) else network
-    check_network(loaded)
-    memory = bytes_of(budget)
+    options = _options(budget, network, donate)
     if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
         return put(x, sharding, donate=False)
     leaves, tree = jax.tree.flatten(x)
     targets = _broadcast(sharding, x, len(leaves), "target")
     sources = [None] * len(leaves) if source is None else _broadcast(source, x, len(leaves), "source")
-    options = {"budget": memory, "network": loaded, "donate": donate}
     moves = [_prepared(leaf, t, s, options) for leaf, t, s in zip(leaves, targets, sources, strict=True)]
     return jax.tree.unflatten(tree, run_all(moves))
+
+
+def _options(budget: int | str | None, network: Network | str | None, donate: bool) -> dict[str, Any]:
+    """The options of a request, checked and loaded."""
+    loaded = Network.load(network) if isinstance(network, str) else network
+    check_network(loaded)
+    return {"budget": bytes_of(budget), "network": loaded, "donate": donate}
 
 
 def _is_there(x: Any, sharding: Any) -> bool:

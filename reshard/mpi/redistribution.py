@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 from numpy.typing import NDArray
 
+from reshard.errors import TileError
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import check_given_tile, check_layout, check_options, check_out, check_true_out, true_part
@@ -90,7 +92,8 @@ def redistribute(
     - `limit` is how many seconds the call may take to plan (`PlanError` on all ranks) and to wait for other ranks
       (`RankError`).
     - `memory` is filled with the bytes that this call received and held live.
-    - `padded=False` returns the tile without padding, a view of the one with it; `out` then has no padding either.
+    - `padded=False` returns the tile without padding, a view of the one with it; `out` then has no padding either. Not
+      for uneven layouts on a GPU.
     - `cuda_aware` says whether MPI accepts pointers to GPU memory; if it is None, the environment or MPI itself does.
 
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
@@ -110,37 +113,62 @@ def redistribute(
     >>> redistribute(np.zeros(rows.tile_shape), rows, columns, comm).shape == columns.tile_shape
     True
     """
-
-    def request() -> MoveRequest:
-        check_options(donate, relabel, memory, cuda_aware, padded)
-        check_layout(source, "source")
-        check_layout(target, "target")
-        end = relabelled(source, target) if relabel else target
-        into = out is not None and (on_gpu(tile) or not is_copied(end))
-        return MoveRequest(source, end, budget, network, bool(donate), into)
-
-    def is_copied(end: Layout) -> bool:
-        """Whether `out` has another shape than the tile that moves."""
-        return out is not None and not padded and not end.even
-
-    def prepare(team: Team) -> PreparedMove:
-        wanted = request()
-        array = check_given_tile(tile, source, team.rank, budget)
-        ready = prepared(team, wanted, array)
-        if is_copied(wanted.target):
-            check_true_out(out, wanted.target, team.rank, array, budget)
-            return PreparedMove(wanted, ready, located(team, array), None)
-        into = None if out is None else check_out(out, wanted.target, array)
-        return PreparedMove(wanted, ready, located(team, array), None if into is None else located(team, into))
-
-    if on_gpu(tile):
-        result, end = redistribute_on_gpu(comm, request, tile, out, limit, memory, cuda_aware)
-        return (result, end) if relabel else result
-    held, end = move_together(comm, limit, prepare, "", memory)
-    result = held.tile if padded else true_part(held.tile, end, comm.rank)
-    if out is not None and is_copied(end):
-        out[...], result = result, out
+    call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded)
+    result, end = call.on_gpu(comm, limit) if on_gpu(tile) else call.on_host(comm, limit)
     return (result, end) if relabel else result
+
+
+@dataclass(frozen=True, eq=False)
+class _TileMove:
+    """The arguments of one rank's call of `redistribute`, as they were given."""
+
+    tile: Any
+    source: Layout
+    target: Layout
+    out: Any
+    budget: int | str | None
+    network: Network | str | None
+    donate: bool
+    relabel: bool
+    memory: Account | None
+    cuda_aware: bool | None
+    padded: bool
+
+    def on_host(self, comm: Comm, limit: float) -> tuple[Array, Layout]:
+        """Moves a tile in host memory; returns the result and its layout."""
+        held, end = move_together(comm, limit, self._prepare, "", self.memory)
+        result = held.tile if self.padded else true_part(held.tile, end, comm.rank)
+        if self._is_copied(end):
+            self.out[...], result = result, self.out
+        return result, end
+
+    def on_gpu(self, comm: Comm, limit: float) -> tuple[Any, Layout]:
+        """Moves a tile in a GPU's memory; returns the result and its layout."""
+        return redistribute_on_gpu(comm, self._request, self.tile, self.out, limit, self.memory, self.cuda_aware)
+
+    def _request(self) -> MoveRequest:
+        check_options(self.donate, self.relabel, self.memory, self.cuda_aware, self.padded)
+        check_layout(self.source, "source")
+        check_layout(self.target, "target")
+        end = relabelled(self.source, self.target) if self.relabel else self.target
+        if on_gpu(self.tile) and not self.padded and not end.even:
+            raise TileError(f"padded=False: a tile of {end} on a GPU has padding; give padded=True, and cut it there")
+        into = self.out is not None and not self._is_copied(end)
+        return MoveRequest(self.source, end, self.budget, self.network, bool(self.donate), into)
+
+    def _is_copied(self, end: Layout) -> bool:
+        """Whether `out` has another shape than the tile that moves."""
+        return self.out is not None and not self.padded and not end.even
+
+    def _prepare(self, team: Team) -> PreparedMove:
+        wanted = self._request()
+        array = check_given_tile(self.tile, self.source, team.rank, self.budget)
+        ready = prepared(team, wanted, array)
+        if self._is_copied(wanted.target):
+            check_true_out(self.out, wanted.target, team.rank, array, self.budget)
+            return PreparedMove(wanted, ready, located(team, array), None)
+        into = None if self.out is None else located(team, check_out(self.out, wanted.target, array))
+        return PreparedMove(wanted, ready, located(team, array), into)
 
 
 class PreparedMove(NamedTuple):
