@@ -65,3 +65,9 @@ def test_an_out_that_does_not_fit(driver: Driver, make: Any, text: str) -> None:
     with pytest.raises(TileError) as caught:
         check_out_on_gpu(make(driver, tile), LAYOUT, described(tile, "tile"))
     assert text in str(caught.value)
+
+
+def test_a_tile_with_padding_is_not_cut(driver: Driver) -> None:
+    padded = Layout.parse("s32[{x}6/5, 7]", Mesh(x=1))
+    with pytest.raises(TileError, match=r"padded=False: a tile of .* on a GPU has padding"):
+        redistribute(TorchLike.of(driver, CONTENT), LAYOUT, padded, MPI.COMM_SELF, padded=False)
