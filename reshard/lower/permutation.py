@@ -5,7 +5,7 @@ from __future__ import annotations
 from reshard.errors import PlanError
 from reshard.lower.even_rounds import EvenRounds
 from reshard.types.layout import Layout
-from reshard.types.pair.overlap import piece
+from reshard.types.pair.message import Tile, tile_of
 from reshard.types.pair.refine import refine
 
 
@@ -29,12 +29,12 @@ def permutation(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
 
 def _matched(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
     """Devices matched by the tile that they hold and need; a device keeps its own where it can."""
-    waiting: dict[tuple[int, ...], list[int]] = {}
+    waiting: dict[Tile, list[int]] = {}
     pairs: list[tuple[int, int]] = []
-    needs = {device: _tile(result, device) for device in operand.mesh.devices}
+    needs = {device: tile_of(result, device) for device in result.mesh.devices}
     for device in operand.mesh.devices:
-        held = _tile(operand, device)
-        if held == needs[device]:
+        held = tile_of(operand, device)
+        if held == needs.get(device):
             pairs.append((device, device))
             del needs[device]
         else:
@@ -44,10 +44,3 @@ def _matched(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
             raise PlanError(f"permute: no device is left that holds what device {device} of {result} needs")
         pairs.append((waiting[needed].pop(), device))
     return tuple(sorted(pairs, key=lambda pair: pair[1]))
-
-
-def _tile(layout: Layout, device: int) -> tuple[int, ...]:
-    """What identifies a device's tile: its piece of each dim, and its summand."""
-    position = layout.mesh.position(device)
-    summand = layout.mesh.coordinates(position, layout.partial)
-    return (*(piece(dim, layout.mesh, position) for dim in layout.dims), *summand)

@@ -10,7 +10,7 @@
     exchange         local copies, then rounds of transfers; in a round each device sends at most
                      one list of boxes and receives at most one; or in place, slot by slot
 
-Devices are ids of the mesh. Tile views say how a tile falls into blocks. A runtime needs nothing else, and in
+Devices are ids of the meshes. Tile views say how a tile falls into blocks. A runtime needs nothing else, and in
 particular no layout.
 """
 
@@ -93,20 +93,24 @@ class SplitSum:
 
 @dataclass(frozen=True)
 class Permute:
-    """Whole tiles go from sender to receiver; every device receives exactly one, perhaps its own."""
+    """Whole tiles go from sender to receiver; every device of the result receives exactly one, perhaps its own."""
 
     pairs: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Boxes go from the operand's digits to the result's, in rounds; `staged` if messages need buffers."""
+    """Boxes go from the operand's digits to the result's, in rounds; `staged` if messages need buffers.
+
+    `receivers` are the devices that have a tile of the result: other ones than have the operand's, if it crosses.
+    """
 
     send: TileView
     receive: TileView
     local: tuple[Transfer, ...]
     rounds: tuple[tuple[Transfer, ...], ...]
     staged: bool
+    receivers: tuple[int, ...]
 
 
 Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | SplitSum | Permute | Exchange | ExchangeInPlace
@@ -183,7 +187,8 @@ def _exchange(step: Step, device: int | None) -> Exchange | ExchangeInPlace:
     if step.mode.in_place:
         return in_place(step.operand, step.result, step.mode.chunk)
     send, receive, local, turns = rounds(step.operand, step.result, step.mode.chunk, device)
-    return Exchange(send, receive, local, turns, staged=step.cost.scratch > 0)
+    receivers = step.result.mesh.devices
+    return Exchange(send, receive, local, turns, staged=step.cost.scratch > 0, receivers=receivers)
 
 
 def _slice(operand: Layout, result: Layout, r: Refinement) -> Slice:

@@ -178,9 +178,10 @@ def _permute(step: Permute, tiles: Tiles, shape: Sequence[int], memory: Account)
 
 def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     result: Tiles = {}
-    for device, tile in tiles.items():
+    dtype = next(iter(tiles.values())).dtype
+    for device in step.receivers:
         memory.take(device, math.prod(shape))
-        result[device] = np.zeros(shape, tile.dtype)
+        result[device] = np.zeros(shape, dtype)
     opened = {device: tile.reshape(step.send.digits) for device, tile in tiles.items()}
     filled = {device: tile.reshape(step.receive.digits) for device, tile in result.items()}
     for transfer in step.local:

@@ -21,12 +21,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from reshard.synth.network import Link
+from reshard.synth.network import Link, Network
 from reshard.synth.network import Links as Links
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.refine import Refinement, refine
-from reshard.types.plan import Plan, StepSpec
+from reshard.types.plan import Plan, Step, StepSpec
 from reshard.types.primes import primes
 from reshard.types.rules.checker import check_step
 from reshard.types.rules.cost import Cost
@@ -96,6 +97,20 @@ def timed(plan: Plan, links: Links | None) -> Plan:
     times = [seconds(StepSpec(s.kind, s.result, s.mode), s.operand, links) for s in plan.steps]
     steps = tuple(replace(step, seconds=time) for step, time in zip(plan.steps, times, strict=True))
     return replace(plan, steps=steps, seconds=sum(times))
+
+
+def timed_across(plan: Plan, network: Network | None) -> Plan:
+    """A plan to other devices with its predicted seconds: each step on the links of its mesh, or between the two."""
+    if network is None:
+        return plan
+    steps = tuple(replace(step, seconds=_across(step, network)) for step in plan.steps)
+    return replace(plan, steps=steps, seconds=sum(step.seconds or 0.0 for step in steps))
+
+
+def _across(step: Step, network: Network) -> float:
+    if one_set(step.operand.mesh, step.result.mesh):
+        return seconds(StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh))
+    return _boxes(step.launches, max(step.received_bytes, step.sent_bytes), network.crossing)
 
 
 def _reduce_scatter(operand: Layout, refinement: Refinement, links: Links) -> float:

@@ -26,7 +26,7 @@ OUTER_NAMES = ("dcn", "slice", "pod", "node", "host")
 
 _MOST_BYTES = 1 << 20  # Of a network's file.
 _LINK_KEYS = frozenset({"latency", "bandwidth"})
-_KEYS = frozenset({"name", "inner", "outer", "domain", "axes", "source"})
+_KEYS = frozenset({"name", "inner", "outer", "domain", "axes", "source", "between"})
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ Links = Mapping[str, Link]
 class Network:
     """A fast fabric of `domain` devices (`inner`), the fabric between such domains (`outer`), and single axes.
 
-    `axes` overrides the link of an axis by name; `source` cites the figures. Immutable and hashable. Raises
+    `between` is the link from one set of devices to another, by default the outer one. `axes` overrides the link of
+    an axis by name; `source` cites the figures. Immutable and hashable. Raises
     `NetworkError` for a network without any link, a bad domain, or a bad axis name.
 
     >>> two_hosts = Network("lab", inner=(2e-6, 4.5e11), outer=(9e-6, 5e10), domain=8)
@@ -79,6 +80,7 @@ class Network:
     domain: int
     axes: tuple[tuple[str, Link], ...]
     source: str
+    between: Link | None
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Network:
         domain: int = 1,
         axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...] = (),
         source: str = "user-defined",
+        between: LinkLike | None = None,
     ) -> None:
         own = _axes(axes)
         set_ = object.__setattr__
@@ -97,10 +100,21 @@ class Network:
         set_(self, "domain", _domain(domain))
         set_(self, "axes", tuple((axis, own[axis]) for axis in sorted(own)))
         set_(self, "source", _text(source, "source"))
+        set_(self, "between", None if between is None else _link(between, "between"))
         if self.inner is None and self.outer is None and not own:
             raise NetworkError(
                 f"network {quoted(name)} has no link at all: give inner, outer or axes={{axis: Link(...)}}"
             )
+
+    @property
+    def crossing(self) -> Link:
+        """The link from one set of devices to another: `between`, else the outer one, else the slowest there is.
+
+        >>> Network("lab", inner=(2e-6, 4.5e11), outer=(9e-6, 5e10), domain=8).crossing.bandwidth
+        50000000000.0
+        """
+        known = self.between or self.outer or self.inner
+        return known or min((link for _, link in self.axes), key=lambda link: (link.bandwidth, -link.latency))
 
     def links(self, mesh: Mesh) -> dict[str, Link]:
         """The link of every axis of a mesh.
@@ -149,7 +163,7 @@ class Network:
         2e-05
         """
         merged: dict[str, LinkLike] = {**dict(self.axes), **_axes(axes)}
-        return Network(self.name, self.inner, self.outer, self.domain, merged, self.source)
+        return Network(self.name, self.inner, self.outer, self.domain, merged, self.source, self.between)
 
     @classmethod
     def of(cls, axes: Mapping[str, LinkLike], name: str = "user-defined", source: str = "user-defined") -> Network:
@@ -306,6 +320,7 @@ def _parse(text: str, where: str) -> Network:
             domain=cast("int", fields.get("domain", 1)),
             axes={n: _json_link(v, f"axis {n!r}") for n, v in _object(fields.get("axes", {}), "axes").items()},
             source=cast("str", fields.get("source", "user-defined")),
+            between=None if fields.get("between") is None else _json_link(fields["between"], "between"),
         )
     except NetworkError as error:
         raise NetworkError(f"{where}: {error}") from None

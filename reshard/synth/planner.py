@@ -13,6 +13,9 @@ least predicted seconds, then the same.
 Seconds that differ in their last digits are equal: they are sums in different orders. Between uneven layouts and
 without a network, bytes within `slack` of the fewest are equal, too: the padding that one all-gather carries along is
 cheaper than the 511 messages of an exchange that leaves it out.
+
+A source and a target on different devices have routes of their own (`routes.crossing`), and bytes mean the busiest
+device's, sent or received, summed over steps.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ from reshard.errors import PlanError, ReshardError, quoted
 from reshard.synth import cost
 from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
-from reshard.synth.routes import ROUTES, Pair, Route
+from reshard.synth.routes import ROUTES, Pair, Route, crossing
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
+from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
 from reshard.types.reductions import identity
@@ -56,7 +60,10 @@ def plan(
     share of at most `slack` count as equal in bytes; 0 is exact. Plans are cached, and equal arguments give equal plans
     in every process.
 
-    Raises `PlanError` for layouts of different arrays or devices, for a target that is a mean where the source is
+    The devices of source and target may differ. Then the best plan without a network is the one with the least sum over
+    steps of what the busiest device sends or receives.
+
+    Raises `PlanError` for layouts of different arrays, for a target that is a mean where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
 
     >>> from reshard.types import Mesh
@@ -68,7 +75,8 @@ def plan(
     if isinstance(network, str):
         network = Network.load(network)
     _check_request(source, target, network, slack)
-    exact = network is not None or (source.even and target.even)
+    same = one_set(source.mesh, target.mesh)
+    exact = network is not None or (same and source.even and target.even)
     return _plan(
         source, target, bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else float(slack)
     )
@@ -80,6 +88,8 @@ def _plan(
 ) -> Plan:
     pair = Pair(*_on_one_mesh(source, target))
     _check_start(pair)
+    if pair.crosses:
+        return _crossing(pair, budget, network, donate, slack)
     links = None if network is None else network.links(pair.source.mesh)
     routes: Sequence[Sequence[StepSpec]] = list(dict.fromkeys(_routes(pair, links)))
     if links is None:
@@ -93,6 +103,15 @@ def _plan(
         if budget is None and links is None and _settles(plans[-1], slack):
             break
     return _best(plans if budget is None else within(plans, budget, links), slack)
+
+
+def _crossing(pair: Pair, budget: int | None, network: Network | None, donate: bool, slack: float) -> Plan:
+    """The best plan to other devices; `slack` holds for even layouts too, whose rounds can be as many."""
+    routes = list(dict.fromkeys(crossing.routes(pair)))
+    plans = [chain(pair.source, pair.target, route, donate) for route in routes]
+    if budget is not None:
+        plans = within(plans, budget, None)
+    return _best([cost.timed_across(plan, network) for plan in plans], slack)
 
 
 def _routes(pair: Pair, links: Links | None) -> Iterator[Route]:
@@ -118,8 +137,13 @@ def _best(plans: Sequence[Plan], slack: float) -> Plan:
     """The plan of least seconds, then of fewest bytes, then the first by `_preference`."""
     least = min(_seconds(plan) for plan in plans)
     plans = [plan for plan in plans if cost.as_fast(_seconds(plan), least)]
-    fewest = min(plan.received_bytes for plan in plans)
-    return min((plan for plan in plans if _within(plan.received_bytes, fewest, slack)), key=_preference)
+    fewest = min(_bytes(plan) for plan in plans)
+    return min((plan for plan in plans if _within(_bytes(plan), fewest, slack)), key=_preference)
+
+
+def _bytes(plan: Plan) -> int:
+    """What plans are compared by: among the same devices, those that send much receive much."""
+    return plan.endpoint_bytes if plan.crosses else plan.received_bytes
 
 
 def _within(received: int, fewest: int, slack: float) -> bool:
@@ -216,18 +240,6 @@ def _check_arrays(source: Layout, target: Layout) -> None:
             f"source {source} is {source.dtype}, target {target} is {target.dtype}; a redistribution keeps the "
             f"dtype, so cast before or after it"
         )
-    if _devices_differ(source, target):
-        raise PlanError(
-            f"mesh {source.mesh} of the source and mesh {target.mesh} of the target have different devices "
-            f"({source.mesh.size} and {target.mesh.size}); put both layouts on the same devices"
-        )
-
-
-def _devices_differ(source: Layout, target: Layout) -> bool:
-    a, b = source.mesh, target.mesh
-    if a.size != b.size:
-        return True
-    return a.device_ids != b.device_ids and set(a.devices) != set(b.devices)
 
 
 def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:

@@ -4,27 +4,33 @@ The constructor of `Step` calls the typing rule of its kind, and the constructor
 from source to target and count all live bytes. An unchecked step or plan therefore cannot exist, and what makes plans
 (the planner, a JSON file) need not be trusted. Lowering takes nothing but plans.
 
-A `StepSpec` is a step before it is checked; `chain` makes a plan of several. A later kind of step, such as a view or a
-cast between source and target, needs a rule in `types.rules`, a field of `StepMode` for its options, and their lines of
-JSON in `_step_data` and `_step_spec`.
+`chain` makes a plan of several `StepSpec`s. A later kind of step, such as a view or a cast between source and target,
+needs a rule in `types.rules`, a field of `StepMode` for its options, and their lines of JSON in `_step_data` and
+`_step_spec`.
+
+Source and target may be on different sets of devices. Then some steps are among the devices of one set, and the source
+counts as kept beside a step only where some device of the step may hold it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from reshard.errors import PlanError, ReshardError, StepError, quoted, shortened
+from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.rules.bounds import lower_bound
-from reshard.types.rules.checker import RULES, check_step
-from reshard.types.rules.cost import PLAIN, Cost, StepMode
+from reshard.types.pair.device_sets import disjoint, one_set
+from reshard.types.rules.bounds import endpoint_bound, lower_bound
+from reshard.types.rules.cost import StepMode
+from reshard.types.step import Step as Step
+from reshard.types.step import StepSpec as StepSpec
+from reshard.types.step import checked_seconds
+from reshard.types.traffic import Traffic, traffic
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.whole import listed, whole
 
@@ -32,62 +38,6 @@ _MOST_INDENT = 64
 
 FORMAT = 1
 """The format of plans in JSON. A reader of another one cannot tell what the fields mean, so it refuses."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One collective from `operand` to `result`, derived by the rule of its `kind`.
-
-    `mode` splits the step into parts, cuts the messages of an exchange, or runs it in place. `retained_bytes` are those
-    of a source that is kept beside the operand. Raises `StepError` if the rule refuses.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> step = Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
-    >>> step.received_bytes, step.launches, step.live_bytes
-    (48, 1, 80)
-    """
-
-    kind: str
-    operand: Layout
-    result: Layout
-    mode: StepMode = PLAIN
-    retained_bytes: int = 0
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for what, layout in (("operand", self.operand), ("result", self.result)):
-            if not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise StepError(f"the {what} {quoted(layout)} of a step is not a Layout; read it with Layout.parse")
-        if not isinstance(self.kind, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {', '.join(RULES)}")
-        object.__setattr__(self, "mode", _checked_mode(self.mode))
-        if whole(self.retained_bytes) is None:
-            raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
-        _checked_seconds(self.seconds)
-        object.__setattr__(self, "_cost", self.cost)
-
-    @cached_property
-    def cost(self) -> Cost:
-        """The cost of the step, by its typing rule."""
-        return check_step(self.kind, self.operand, self.result, self.mode)
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes that the busiest device receives in this step."""
-        return self.cost.received
-
-    @property
-    def launches(self) -> int:
-        """Collective calls: one, or the rounds of an exchange."""
-        return self.cost.launches
-
-    @property
-    def live_bytes(self) -> int:
-        """Bytes on one device while the step runs: source if kept, operand, result and scratch."""
-        before, after = self.operand.tile_bytes, self.result.tile_bytes
-        tiles = max(before, after) if self.mode.in_place else before + after
-        return self.retained_bytes + tiles + self.cost.scratch
 
 
 @dataclass(frozen=True)
@@ -112,7 +62,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check_parts(self.source, self.target, self.steps)
-        _checked_seconds(self.seconds)
+        checked_seconds(self.seconds)
         object.__setattr__(self, "donate", checked_flag(self.donate, "donate"))
         at = self.source
         for number, step in enumerate(self.steps, 1):
@@ -120,7 +70,7 @@ class Plan:
                 raise PlanError(
                     f"step {number} ({step.kind}) starts from {step.operand}, but the data is {at}; fix the chain"
                 )
-            if step.retained_bytes != _retained(self.source, self.donate, number):
+            if step.retained_bytes != _retained(self.source, self.donate, number, step.operand, step.result):
                 raise PlanError(
                     f"step {number} ({step.kind}) leaves the source beside it out of its live bytes; use chain()"
                 )
@@ -135,14 +85,41 @@ class Plan:
             )
 
     @property
+    def crosses(self) -> bool:
+        """Whether the target is on another set of devices than the source."""
+        return not one_set(self.source.mesh, self.target.mesh)
+
+    @property
     def received_bytes(self) -> int:
-        """The sum over steps of what the busiest device receives: no device receives more in total."""
-        return sum(step.received_bytes for step in self.steps)
+        """What the busiest device receives in all steps.
+
+        Among the same devices, it is the sum over steps of what the busiest one receives: none receives more in total.
+        """
+        return sum(step.received_bytes for step in self.steps) if not self.crosses else self._traffic.received
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the busiest device sends in all steps, in the same sense."""
+        return sum(step.sent_bytes for step in self.steps) if not self.crosses else self._traffic.sent
+
+    @property
+    def endpoint_bytes(self) -> int:
+        """The sum over steps of what the busiest device sends or receives, whichever is more."""
+        return sum(max(step.received_bytes, step.sent_bytes) for step in self.steps)
+
+    @cached_property
+    def _traffic(self) -> Traffic:
+        return traffic(self.steps)
 
     @property
     def lower_bound_bytes(self) -> int:
         """Bytes that some device receives in every plan."""
         return lower_bound(self.source, self.target)
+
+    @property
+    def endpoint_bound_bytes(self) -> int:
+        """Bytes that some device sends or receives, in total, in every plan."""
+        return endpoint_bound(self.source, self.target)
 
     @property
     def launches(self) -> int:
@@ -183,11 +160,19 @@ class Plan:
             "steps": [_step_data(step) for step in self.steps],
             "received_bytes": self.received_bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
+            **self._crossing_figures,
             "launches": self.launches,
             "peak_bytes": self.peak_bytes,
             "donate": self.donate,
             "seconds": self.seconds,
         }
+
+    @property
+    def _crossing_figures(self) -> dict[str, int]:
+        """What only plans to other devices have in JSON: among the same devices, listing messages may take long."""
+        if not self.crosses:
+            return {}
+        return {"sent_bytes": self.sent_bytes, "endpoint_bound_bytes": self.endpoint_bound_bytes}
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -202,10 +187,10 @@ class Plan:
             source = Layout.parse(data["source"], _mesh(data["mesh"]))
             specs = [_step_spec(step) for step in data["steps"]]
             target = Layout.parse(data["target"], _mesh(data["target_mesh"]))
-            seconds = [_checked_seconds(step["seconds"]) for step in data["steps"]]
+            seconds = [checked_seconds(step["seconds"]) for step in data["steps"]]
             plan = chain(source, target, specs, data.get("donate", False) is True, seconds)
             if not specs:
-                plan = replace(plan, seconds=_checked_seconds(data["seconds"]))
+                plan = replace(plan, seconds=checked_seconds(data["seconds"]))
         except ReshardError:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
@@ -247,14 +232,6 @@ class Plan:
         return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
 
 
-class StepSpec(NamedTuple):
-    """A step before it is checked: its kind, its result, and the mode it runs in."""
-
-    kind: str
-    result: Layout
-    mode: StepMode = PLAIN
-
-
 def chain(
     source: Layout,
     target: Layout,
@@ -282,7 +259,8 @@ def chain(
     if times is None or len(times) != len(specs):
         raise PlanError(f"seconds {quoted(seconds)} of {len(specs)} steps: give a list of one time for each, or None")
     for number, (spec, time) in enumerate(zip(specs, times, strict=True), 1):
-        steps.append(Step(spec.kind, at, spec.result, spec.mode, _retained(source, donate, number), time))
+        retained = _retained(source, donate, number, at, spec.result)
+        steps.append(Step(spec.kind, at, spec.result, spec.mode, retained, time))
         at = spec.result
     known = [s.seconds for s in steps if s.seconds is not None]
     total = sum(known) if known and len(known) == len(steps) else None
@@ -290,7 +268,9 @@ def chain(
 
 
 def floor(source: Layout, target: Layout, donate: bool = False) -> int:
-    """The least peak memory of any plan, in bytes: source and target, or with `donate` the larger of the two.
+    """The least peak memory of any plan, in bytes: source and target, or the larger of the two.
+
+    It is the larger one with `donate`, or where no device has both.
 
     The planner meets every budget from here on, with one exception: with a donated source, layouts that are uneven or
     have no common refinement may need more, since their exchange cannot overwrite the source.
@@ -302,14 +282,17 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
     """
     if source == target:
         return source.tile_bytes
-    if donate:
+    if donate or disjoint(source.mesh, target.mesh):
         return max(source.tile_bytes, target.tile_bytes)
     return source.tile_bytes + target.tile_bytes
 
 
-def _retained(source: Layout, donate: bool, number: int) -> int:
-    """The source's bytes, unless it is donated or is the operand itself."""
-    return 0 if donate or number == 1 else source.tile_bytes
+def _retained(source: Layout, donate: bool, number: int, operand: Layout, result: Layout) -> int:
+    """The source's bytes, unless it is donated, is the operand itself, or is on none of the step's devices."""
+    if donate or number == 1:
+        return 0
+    elsewhere = disjoint(source.mesh, operand.mesh) and disjoint(source.mesh, result.mesh)
+    return 0 if elsewhere else source.tile_bytes
 
 
 def _compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:
@@ -330,31 +313,12 @@ def _check_format(number: object) -> None:
         )
 
 
-def _checked_seconds(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
-        return value
-    raise PlanError(f"seconds {quoted(value)}: give a number of at least 0, or None (null in JSON) without a network")
-
-
 def checked_flag(value: object, what: str) -> bool:
     """Whether something is true; raises `PlanError` for what cannot say, such as an array of several elements."""
     try:
         return bool(value)
     except Exception:
         raise PlanError(f"{what} {quoted(value)}: give True or False") from None
-
-
-def _checked_mode(mode: object) -> StepMode:
-    """Returns the mode with ints of Python's own; refuses one whose chunk or parts are not ints of at least 1."""
-    if not isinstance(mode, StepMode):
-        raise StepError(f"the mode {quoted(mode)} of a step is not a StepMode; give StepMode(chunk, in_place, parts)")
-    if whole(mode.parts, 1) is None or not (mode.chunk is None or whole(mode.chunk, 1)):
-        raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
-    if not isinstance(mode.in_place, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StepError(f"{quoted(mode)}: in_place is True or False")
-    return StepMode(None if mode.chunk is None else whole(mode.chunk), mode.in_place, whole(mode.parts) or 1)
 
 
 def _check_parts(source: object, target: object, steps: object) -> None:

@@ -141,7 +141,7 @@ def sound(plan: Plan) -> Counter[str]:
                 assert reduction == step.operand.reduction
             case Permute(pairs):
                 assert sorted(s for s, _ in pairs) == sorted(r for _, r in pairs) == sorted(program.devices)
-            case Exchange(_, _, local, rounds, _):
+            case Exchange(local=local, rounds=rounds):
                 matchings(rounds)
                 assert all(t.sender == t.receiver for t in local)
                 assert len(rounds) == step.launches == busiest(rounds)

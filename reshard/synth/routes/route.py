@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.types.layout import Layout
+from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.refine import Refinement, partial_change, refine
 from reshard.types.plan import StepSpec
 
@@ -33,6 +34,11 @@ class Pair:
 
     source: Layout
     target: Layout
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the target is on another set of devices."""
+        return not one_set(self.source.mesh, self.target.mesh)
 
     @property
     def reduces(self) -> bool:

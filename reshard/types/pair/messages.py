@@ -9,67 +9,33 @@
 Each device fetches from every source piece that its target tile overlaps and that it does not hold. The devices that
 hold a piece deal its requests evenly among themselves. A device holds only one piece, so no two of its messages to
 the same receiver can be merged. The exchange therefore takes as many rounds as some device sends or receives messages
-(König: the edges of a bipartite graph of maximum degree r are r matchings).
+(König: the edges of a bipartite graph of maximum degree r are r matchings). Between two sets of devices, a holder's
+requests may be cut: see `pair.crossing`.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain, merged_spans
-from reshard.types.pair.overlap import piece, shares
-from reshard.types.pair.runs import Progression, Run
-
-Box = tuple[Run, ...]
-"""One run of each dim."""
-
-Runs = tuple[tuple[Progression, ...], ...]
-"""For each dim, the runs that two tiles have in common."""
-
-Shape = tuple[tuple[tuple[int, ...], int], ...]
-"""The boxes that make up one message: their extents, and how many have these."""
+from reshard.types.pair import crossing
+from reshard.types.pair.device_sets import one_set
+from reshard.types.pair.message import Box as Box
+from reshard.types.pair.message import Message as Message
+from reshard.types.pair.message import Runs, Shape, Tile, requests, tile_of
+from reshard.types.pair.overlap import shares
 
 Load = tuple[tuple[int, Shape], ...]
 """The messages that one device sends, or receives: how many of each shape."""
 
-_Tile = tuple[int, ...]
-"""A tile of the source: the number of its piece in each dim, then the coordinates along the partial sub-axes."""
-
-
-class Message(NamedTuple):
-    """What one device sends to another, as the runs of each dim; a sender that is the receiver copies."""
-
-    sender: int
-    receiver: int
-    runs: Runs
-
-    @property
-    def elements(self) -> int:
-        """True elements in the message, without padding."""
-        return math.prod(sum(run.elements for run in dim) for dim in self.runs)
-
-    @property
-    def boxes(self) -> Iterator[Box]:
-        """The boxes that make up the message: one run of each dim."""
-        return itertools.product(*([run for each in dim for run in each.runs] for dim in self.runs))
-
-    @property
-    def shape(self) -> Shape:
-        """The boxes by their extents, counted without listing them."""
-        shapes: Counter[tuple[int, ...]] = Counter()
-        for box in itertools.product(*self.runs):
-            shapes[tuple(each.length for each in box)] += math.prod(each.times for each in box)
-        return tuple(sorted(shapes.items()))
-
 
 def all_messages(operand: Layout, result: Layout) -> list[Message]:
     """Every message of the exchange, local copies included, for all devices."""
+    if not one_set(operand.mesh, result.mesh):
+        return list(crossing.messages(operand, result))
     first = _involved(operand, result)
     listed = set(first)
     messages = list(_messages(operand, result, first))
@@ -87,7 +53,7 @@ def loads(operand: Layout, result: Layout) -> frozenset[Load]:
     """The distinct loads of devices, from one device for every coordinate that the exchange involves."""
     sent: dict[int, Counter[Shape]] = {}
     received: dict[int, Counter[Shape]] = {}
-    for message in _messages(operand, result, _involved(operand, result)):
+    for message in _typical(operand, result):
         if message.sender != message.receiver:
             shape = message.shape
             sent.setdefault(message.sender, Counter())[shape] += 1
@@ -96,40 +62,45 @@ def loads(operand: Layout, result: Layout) -> frozenset[Load]:
     return frozenset(tuple(sorted((n, s) for s, n in load.items())) for load in every)
 
 
+@lru_cache(maxsize=256)
+def most_sent(operand: Layout, result: Layout) -> int:
+    """The elements that the busiest device sends.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> most_sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
+    6
+    """
+    sent: Counter[int] = Counter()
+    for message in _typical(operand, result):
+        if message.sender != message.receiver:
+            sent[message.sender] += message.elements
+    return max(sent.values(), default=0)
+
+
+def _typical(operand: Layout, result: Layout) -> Iterator[Message]:
+    """The messages of devices of every kind; the others exchange alike."""
+    if one_set(operand.mesh, result.mesh):
+        return _messages(operand, result, _involved(operand, result))
+    return crossing.messages(operand, result)
+
+
 def _messages(operand: Layout, result: Layout, devices: Sequence[int]) -> Iterator[Message]:
     """The messages among some devices that need nothing from others."""
-    home = {device: _tile(operand, device) for device in devices}
-    holders: dict[_Tile, list[int]] = {}
+    home = {device: tile_of(operand, device) for device in devices}
+    rank = len(operand.dims)
+    holders: dict[Tile, list[int]] = {}
     for device, tile in home.items():
         holders.setdefault(tile, []).append(device)
-    for tile, requests in _requests(operand, result, home).items():
-        yield from _dealt(holders[tile], [(device, runs) for device, runs in requests if home[device] != tile])
-        yield from (Message(device, device, runs) for device, runs in requests if home[device] == tile)
+    for tile, asked in requests(operand, result, devices, lambda device: home[device][rank:], shares).items():
+        yield from _dealt(holders[tile], [(device, runs) for device, runs in asked if home[device] != tile])
+        yield from (Message(device, device, (runs,)) for device, runs in asked if home[device] == tile)
 
 
-def _requests(operand: Layout, result: Layout, home: Mapping[int, _Tile]) -> dict[_Tile, list[tuple[int, Runs]]]:
-    """For each source tile, the devices that need part of it, with the runs that they need."""
-    requests: dict[_Tile, list[tuple[int, Runs]]] = {}
-    rank = len(operand.dims)
-    for device, tile in home.items():
-        position = result.mesh.position(device)
-        wanted = [shares(s, t)[piece(t, result.mesh, position)] for s, t in zip(operand.dims, result.dims, strict=True)]
-        for owners in itertools.product(*(by.items() for by in wanted)):
-            source = (*(p for p, _ in owners), *tile[rank:])
-            requests.setdefault(source, []).append((device, tuple(runs for _, runs in owners)))
-    return requests
-
-
-def _dealt(holders: list[int], requests: list[tuple[int, Runs]]) -> Iterator[Message]:
+def _dealt(holders: list[int], asked: list[tuple[int, Runs]]) -> Iterator[Message]:
     """The requests for one tile, dealt evenly among the devices that hold it."""
-    for at, (device, runs) in enumerate(requests):
-        yield Message(holders[at * len(holders) // len(requests)], device, runs)
-
-
-def _tile(layout: Layout, device: int) -> _Tile:
-    position = layout.mesh.position(device)
-    pieces = (piece(dim, layout.mesh, position) for dim in layout.dims)
-    return (*pieces, *layout.mesh.coordinates(position, layout.partial))
+    for at, (device, runs) in enumerate(asked):
+        yield Message(holders[at * len(holders) // len(asked)], device, (runs,))
 
 
 def _involved(operand: Layout, result: Layout) -> list[int]:

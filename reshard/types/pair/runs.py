@@ -114,6 +114,48 @@ def ascending(runs: Iterable[Progression]) -> list[Run]:
     return sorted(run for each in runs for run in each.runs)
 
 
+def between(runs: Iterable[Progression], low: int, high: int) -> tuple[Progression, ...]:
+    """The elements number `low` to `high` of some progressions, counted in their order.
+
+    >>> between([Progression(0, 0, 4), Progression(10, 4, 2, (Repeat(3, 5, 2),))], 3, 7)
+    (Progression(src=3, dst=3, length=1, repeats=()), Progression(src=10, dst=4, length=2, repeats=()), \
+Progression(src=15, dst=6, length=1, repeats=()))
+    """
+    parts: list[Progression] = []
+    start = 0
+    for each in runs:
+        end = start + each.elements
+        if low < end and start < high:
+            parts += _between(each, max(low - start, 0), min(high - start, each.elements))
+        start = end
+    return tuple(parts)
+
+
+def _between(each: Progression, low: int, high: int) -> Iterator[Progression]:
+    """Whole repeats stay one progression; the repeats that `low` and `high` cut are gone into."""
+    if low >= high:
+        return
+    if (low, high) == (0, each.elements):
+        yield each
+    elif not each.repeats:
+        yield Progression(each.src + low, each.dst + low, high - low)
+    else:
+        repeat, inner = each.repeats[0], each._replace(repeats=each.repeats[1:])
+        size = inner.elements
+        first, last = -(-low // size), high // size
+        if first > last:  # Both cut the same repeat.
+            yield from _between(_moved(inner, repeat, last), low - last * size, high - last * size)
+            return
+        yield from _between(_moved(inner, repeat, first - 1), low - (first - 1) * size, size)
+        if first < last:
+            yield _times(_moved(inner, repeat, first), repeat._replace(times=last - first))
+        yield from _between(_moved(inner, repeat, last), 0, high - last * size)
+
+
+def _moved(each: Progression, repeat: Repeat, number: int) -> Progression:
+    return each._replace(src=each.src + number * repeat.src, dst=each.dst + number * repeat.dst)
+
+
 def _times(each: Progression, repeat: Repeat) -> Progression:
     """A progression repeated; two repeats that are one are merged."""
     if repeat.times == 1:

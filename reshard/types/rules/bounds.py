@@ -1,4 +1,4 @@
-"""Lower bounds on the bytes that the busiest device receives, whatever the plan.
+"""Lower bounds on the bytes that the busiest device receives, or sends or receives, whatever the plan.
 
     mesh <x=4, y=2>, f32[{x}4, 8] -> f32[16, {x}2]    tile T of 32 elements, from V = 4 source tiles
     each device holds a quarter of its target tile and must receive 3/4 of 32 elements: 96 bytes
@@ -22,7 +22,8 @@ from functools import lru_cache
 
 from reshard.types.layout import Layout
 from reshard.types.mesh import merged_spans
-from reshard.types.pair import exchange_stats
+from reshard.types.pair import crossing, exchange_stats
+from reshard.types.pair.device_sets import disjoint, one_set
 from reshard.types.pair.overlap import fullest
 from reshard.types.pair.refine import PartialChange, Refinement, partial_change, refine
 from reshard.types.pair.released import released
@@ -40,8 +41,30 @@ def lower_bound(source: Layout, target: Layout) -> int:
     return source.nbytes(_elements(source, target))
 
 
+@lru_cache(maxsize=4096)
+def endpoint_bound(source: Layout, target: Layout) -> int:
+    """Bytes that some device must send or receive, in total, in any redistribution; padding is not counted.
+
+    Where a tile has few holders, these must send: what some device lacks of it leaves them at least once.
+
+    >>> from reshard.types import Mesh
+    >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
+    >>> source, target = Layout.parse("f32[{x}4]", trainer), Layout.parse("f32[{d}1]", server)
+    >>> lower_bound(source, target), endpoint_bound(source, target)
+    (4, 16)
+    """
+    received = lower_bound(source, target)
+    if source.partial or target.partial:
+        return received
+    if one_set(source.mesh, target.mesh) and source.even and target.even:
+        return received  # Each device sends as much as it receives.
+    return source.nbytes(crossing.fewest_through(source, target))
+
+
 def _elements(source: Layout, target: Layout) -> int:
     """The bound in elements."""
+    if not one_set(source.mesh, target.mesh):
+        return _crossing(source, target)
     if not source.partial_as(target):
         change = partial_change(source, target) if source.mesh == target.mesh else None
         if change is not None and not change.reduced:
@@ -51,6 +74,20 @@ def _elements(source: Layout, target: Layout) -> int:
     if refinement is None or not refinement.exact:
         return exchange_stats.fewest_received(source, target)
     return _even(refinement)
+
+
+def _crossing(source: Layout, target: Layout) -> int:
+    """The bound between two sets of devices.
+
+    No device has a finished element of a sum before it receives something; the summands of a tile can be shared among
+    the devices that have them.
+    """
+    if not source.partial and not target.partial:
+        return crossing.fewest_received(source, target)
+    tile = math.prod(fullest(dim) for dim in target.dims)
+    if source.partial or disjoint(source.mesh, target.mesh):
+        return -(-tile // math.prod(axis.size for axis in target.partial))
+    return 0
 
 
 def _started(source: Layout, target: Layout, change: PartialChange) -> int:

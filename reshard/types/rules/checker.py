@@ -12,8 +12,7 @@ from functools import lru_cache
 from reshard.errors import StepError, quoted
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
-from reshard.types.pair.refine import same_devices
+from reshard.types.pair.device_sets import one_set
 from reshard.types.rules.all_gather import check_all_gather
 from reshard.types.rules.all_to_all import check_all_to_all
 from reshard.types.rules.cost import PLAIN, Cost, StepMode, refusal
@@ -37,6 +36,9 @@ RULES: dict[str, Rule] = {
     "split_sum": check_split_sum,
 }
 
+CROSSING = ("permute", "exchange")
+"""The kinds whose result may be on other devices than their operand."""
+
 
 @lru_cache(maxsize=8192)
 def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Cost:
@@ -55,8 +57,8 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
         raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join(RULES)}")
     if operand.shape != result.shape or operand.dtype != result.dtype:
         raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
-    if not _one_set(operand.mesh, result.mesh):
-        raise refusal(kind, operand, result, "a step keeps the devices")
+    if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
+        raise refusal(kind, operand, result, f"only {' and '.join(CROSSING)} lead to other devices")
     if operand.partial and result.partial and operand.reduction != result.reduction:
         raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
     if mode == PLAIN:
@@ -78,8 +80,3 @@ def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cos
     one = check_step(kind, part.operand, part.result)
     copies = part.operand.tile_bytes + part.result.tile_bytes
     return Cost(one.received * mode.parts, one.launches * mode.parts, one.scratch + copies)
-
-
-def _one_set(a: Mesh, b: Mesh) -> bool:
-    """Whether two meshes have the same devices, in any order."""
-    return same_devices(a, b) or (a.size == b.size and set(a.devices) == set(b.devices))

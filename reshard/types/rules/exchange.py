@@ -11,6 +11,9 @@
 In a round, each device sends and receives at most one message, so the rounds are the most messages that any device
 sends or receives. A message may be cut into chunks: more rounds, less scratch. Two even layouts with a common
 refinement exchange equal messages, and their figures have a closed form.
+
+The two layouts may be on different sets of devices (`pair.crossing`): then a device that is in one set only has no
+tile of the other layout, and no buffer for what it never does, to send or to receive.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from typing import NamedTuple
 
 from reshard.types.layout import Layout
 from reshard.types.pair import exchange_stats, messages, pieces
+from reshard.types.pair.crossing import crossing
+from reshard.types.pair.device_sets import disjoint, one_set
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.rules.bounds import lower_bound
 from reshard.types.rules.cost import Cost, StepMode, refusal
@@ -29,6 +34,8 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Any layout to any other; each device receives exactly the elements that it needs and does not hold."""
     if not operand.partial_as(result):
         raise refusal("exchange", operand, result, "an exchange moves data and reduces nothing")
+    if not one_set(operand.mesh, result.mesh):
+        return _crossing(operand, result, mode)
     if mode.in_place:
         return _in_place(operand, result, mode.chunk)
     size = exchange_size(operand, result)
@@ -36,6 +43,20 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
     rounds, chunk = size.cut(cap)
     # A chunk that is one run of memory in both tiles is sent and received where it lies.
     scratch = 0 if cap <= size.run else 2 * operand.nbytes(chunk)
+    return Cost(lower_bound(operand, result), rounds, scratch)
+
+
+def _crossing(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Between two sets of devices."""
+    if operand.partial:
+        raise refusal("exchange", operand, result, "a sum cannot stay partial on other devices; finish it first")
+    if mode.in_place:
+        raise refusal("exchange", operand, result, "only an exchange among the same devices goes in place")
+    size = exchange_size(operand, result)
+    cap = size.message if mode.chunk is None else min(mode.chunk, size.message)
+    rounds, chunk = size.cut(cap)
+    buffers = 1 if disjoint(operand.mesh, result.mesh) else 2
+    scratch = 0 if cap <= size.run else buffers * operand.nbytes(chunk)
     return Cost(lower_bound(operand, result), rounds, scratch)
 
 
@@ -84,6 +105,10 @@ class ExchangeSize(NamedTuple):
 
 def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
     """The rounds and messages of an exchange; for even layouts in closed form, without listing devices."""
+    if not one_set(operand.mesh, result.mesh):
+        figures = crossing(operand, result)
+        run = 1 if figures.cut else exchange_stats.shortest_run(operand, result)
+        return ExchangeSize(figures.rounds, figures.message, run, lambda: messages.loads(operand, result))
     r = refine(operand, result)
     if r is None or not r.exact:
         rounds, message = exchange_stats.rounds(operand, result), exchange_stats.largest_message(operand, result)
@@ -92,6 +117,20 @@ def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
     extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
     rounds = _even_rounds(r)
     return ExchangeSize(rounds, r.common, _even_run(r), lambda: (((rounds, ((extents, 1),)),),))
+
+
+def sent(operand: Layout, result: Layout) -> int:
+    """Elements that the busiest device sends in an exchange.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
+    6
+    """
+    if not one_set(operand.mesh, result.mesh):
+        return crossing(operand, result).sent
+    r = refine(operand, result)
+    return r.common * _even_rounds(r) if r is not None and r.exact else messages.most_sent(operand, result)
 
 
 def _even_rounds(r: Refinement) -> int:

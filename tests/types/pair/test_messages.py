@@ -103,7 +103,9 @@ def test_two_holders_share_the_requests():
 
 
 def test_a_message_has_elements_and_boxes():
-    message = Message(0, 1, ((Progression(0, 2, 2), Progression(4, 6, 3, (Repeat(2, 9, 9),))), (Progression(1, 0, 7),)))
+    message = Message(
+        0, 1, (((Progression(0, 2, 2), Progression(4, 6, 3, (Repeat(2, 9, 9),))), (Progression(1, 0, 7),)),)
+    )
     assert message.elements == 8 * 7
     rows, columns = (Run(0, 2, 2), Run(4, 6, 3), Run(13, 15, 3)), Run(1, 0, 7)
     assert list(message.boxes) == [(row, columns) for row in rows]

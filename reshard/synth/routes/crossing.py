@@ -1,0 +1,124 @@
+"""Routes to other devices: finish sums, cross, gather what the target replicates.
+
+    f32[{fsdp}8, 128] on <fsdp=16>  ->  f32[128, {tp}16] on <tp=8, rep=16>, other devices
+
+    step         result                   a trainer's device sends   a server's receives
+    exchange     f32[{rep}8, {tp}16]      4 KiB                      512 B
+    all_gather   f32[128, {tp}16]                                    7.5 KiB
+
+    exchange     f32[128, {tp}16]         64 KiB                     8 KiB         each replica asks for itself
+
+Where the target replicates, the first route sends each element across once, and the target's devices pass it on among
+themselves. Its target is cut along the idle axes, in one dim or another: which one decides how many messages cross,
+here 8 from every device, or 128 if dim 1 is cut. Holders of one source tile need no slices before the exchange, since
+they share what is asked of them.
+
+A partial source is reduced on its own devices first, scattered if it can be. A partial target is started from tiles
+that its summands hold in parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from reshard.errors import MeshError
+from reshard.synth.routes import permute_first, reduction
+from reshard.synth.routes import start as starting
+from reshard.synth.routes.route import Pair, Route
+from reshard.types.layout import Digit, Layout, fitted
+from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
+from reshard.types.pair.refine import refine
+from reshard.types.plan import StepSpec
+
+
+def routes(pair: Pair) -> Iterator[Route]:
+    """One step across, after the source's sum is finished, and before what the target replicates is gathered.
+
+    >>> trainer, server = Mesh(fsdp=4), Mesh({"tp": 2, "rep": 2}, device_ids=[4, 5, 6, 7])
+    >>> source, target = Layout.parse("f32[{fsdp}4, 8]", trainer), Layout.parse("f32[16, {tp}4]", server)
+    >>> [[step.kind for step in route] for route in routes(Pair(source, target))]
+    [['exchange'], ['exchange', 'all_gather'], ['exchange', 'all_gather']]
+    """
+    if not pair.crosses:
+        return
+    ends = [*_ends(pair.target)]
+    for before, near in _finished(pair.source):
+        for far, after in ends:
+            yield (*before, StepSpec("permute" if permute_first.permutes(near, far) else "exchange", far), *after)
+
+
+def _finished(source: Layout) -> Iterator[tuple[Route, Layout]]:
+    """Steps that finish the source's sum, and what they reach; the source itself if there is none to finish."""
+    if not source.partial:
+        yield (), source
+        return
+    whole = replace(source, partial=(), reduction=None)
+    for near in dict.fromkeys([*_cuts(whole, source.partial), whole]):
+        # Starts are right for any pair on one mesh; the first is the one with the fewest bytes.
+        route = next(reduction.routes(Pair(source, near), None), None)
+        if route is not None:
+            yield route, near
+
+
+def _ends(target: Layout) -> Iterator[tuple[Layout, Route]]:
+    """Layouts to cross to, and the steps from there to the target."""
+    whole = replace(target, partial=(), reduction=None)
+    for start in dict.fromkeys([*_cuts(whole, target.partial), whole]):
+        last = next(starting.routes(Pair(start, target), None)) if target.partial else ()
+        yield start, last
+        for far in _cuts(start, _idle(start.mesh, (*target.held, *target.partial))):
+            # Padded pieces may not nest in the target's.
+            gather = "exchange" if refine(far, start) is None else "all_gather"
+            yield far, (StepSpec(gather, start), *last)
+
+
+def _cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
+    """The layout cut further along these sub-axes: as far as possible in one dim, then in the next ones.
+
+    A prime of a sub-axis that no dim is long enough for is left out.
+    """
+    primes = [prime for axis in axes for prime in prime_places(layout.mesh, axis)]
+    cuts: list[Layout] = []
+    for first in range(len(layout.dims)):
+        cut = _cut(layout, primes, [*range(first, len(layout.dims)), *range(first)])
+        if cut != layout:
+            cuts.append(cut)
+    yield from dict.fromkeys(cuts)
+
+
+def _cut(layout: Layout, primes: Iterable[tuple[int, int]], order: Sequence[int]) -> Layout:
+    """Each prime goes to the first dim, in this order, whose last local digit it divides, or else to the first that
+    is long enough."""
+    digits = [list(dim.digits) for dim in layout.dims]
+    rest = [dim[-1].radix if dim and dim[-1].axis is None else 1 for dim in digits]
+    held: list[list[Digit]] = [[] for _ in digits]
+    for stride, prime in primes:
+        fits = [at for at in order if rest[at] >= prime]
+        at = next((at for at in fits if rest[at] % prime == 0), fits[0] if fits else None)
+        if at is not None:
+            held[at] += [Digit(axis.size, axis) for axis in layout.mesh.sub_axes(stride, prime)]
+            rest[at] = -(-rest[at] // prime)
+    dims = (
+        fitted((*own[:-1], *more, Digit(left, None)), dim.size) if more else dim
+        for dim, own, more, left in zip(layout.dims, digits, held, rest, strict=True)
+    )
+    return replace(layout, dims=tuple(dims))
+
+
+def _idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:
+    """The sub-axes of a mesh that these do not overlap: a layout is replicated along them.
+
+    >>> mesh = Mesh(tp=2, rep=4)
+    >>> _idle(mesh, [mesh.sub_axis("tp"), mesh.sub_axis("rep:(1)2")])
+    [SubAxis(axis='rep', pre=2, size=2)]
+    """
+    idle: list[SubAxis] = []
+    end = 1
+    for start, after in [*merged_spans(mesh.span(axis) for axis in used), (mesh.size, mesh.size)]:
+        if start > end and start % end == 0:
+            with contextlib.suppress(MeshError):  # a gap that is not a product of sub-axes
+                idle += mesh.sub_axes(end, start // end)
+        end = after
+    return idle

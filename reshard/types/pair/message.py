@@ -1,0 +1,133 @@
+"""A message of an exchange: the elements that one device sends to another, as runs in both of their tiles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from reshard.types.layout import Dim, Layout
+from reshard.types.pair.overlap import piece
+from reshard.types.pair.runs import Progression, Run, between
+
+Box = tuple[Run, ...]
+"""One run of each dim."""
+
+Runs = tuple[tuple[Progression, ...], ...]
+"""For each dim, the runs that two tiles have in common."""
+
+Shape = tuple[tuple[tuple[int, ...], int], ...]
+"""The boxes that make up one message: their extents, and how many have these."""
+
+Tile = tuple[int, ...]
+"""A tile of the source: the number of its piece in each dim, then the coordinates along the partial sub-axes."""
+
+_Common = TypeVar("_Common")
+
+
+class Message(NamedTuple):
+    """What one device sends to another: products of the runs of each dim; a sender that is the receiver copies."""
+
+    sender: int
+    receiver: int
+    products: tuple[Runs, ...]
+
+    @property
+    def elements(self) -> int:
+        """True elements in the message, without padding."""
+        return sum(map(elements, self.products))
+
+    @property
+    def boxes(self) -> Iterator[Box]:
+        """The boxes that make up the message: one run of each dim."""
+        for runs in self.products:
+            yield from itertools.product(*([run for each in dim for run in each.runs] for dim in runs))
+
+    @property
+    def shape(self) -> Shape:
+        """The boxes by their extents, counted without listing them."""
+        shapes: Counter[tuple[int, ...]] = Counter()
+        for box in itertools.chain.from_iterable(itertools.product(*runs) for runs in self.products):
+            shapes[tuple(each.length for each in box)] += math.prod(each.times for each in box)
+        return tuple(sorted(shapes.items()))
+
+
+def elements(runs: Runs) -> int:
+    """The elements of a product of runs.
+
+    >>> elements(((Progression(0, 0, 3),), (Progression(0, 0, 2), Progression(5, 2, 1))))
+    9
+    """
+    return math.prod(sum(run.elements for run in dim) for dim in runs)
+
+
+def cut(runs: Runs, low: int, high: int) -> tuple[Runs, ...]:
+    """The elements number `low` to `high` of a product of runs, in row-major order, as products.
+
+    Elements 3 to 8 of 3 x 4 are the last of row 0 and the whole of row 1:
+
+    >>> runs = (Progression(0, 0, 3),), (Progression(0, 0, 4),)
+    >>> [[[run[:3] for run in dim] for dim in part] for part in cut(runs, 3, 8)]
+    [[[(0, 0, 1)], [(3, 3, 1)]], [[(1, 1, 1)], [(0, 0, 4)]]]
+    """
+    return tuple(_cut(runs, low, high))
+
+
+def _cut(runs: Runs, low: int, high: int) -> Iterator[Runs]:
+    if low >= high:
+        return
+    if (low, high) == (0, elements(runs)):
+        yield runs
+        return
+    rest = runs[1:]
+    row = elements(rest)
+    first, last = -(-low // row), high // row
+    if first > last:  # Both cut the same row.
+        yield from _in_row(runs, last, low - last * row, high - last * row)
+        return
+    yield from _in_row(runs, first - 1, low - (first - 1) * row, row)
+    if first < last:
+        yield (between(runs[0], first, last), *rest)
+    yield from _in_row(runs, last, 0, high - last * row)
+
+
+def _in_row(runs: Runs, row: int, low: int, high: int) -> Iterator[Runs]:
+    if low < high:
+        index = between(runs[0], row, row + 1)
+        yield from ((index, *part) for part in _cut(runs[1:], low, high))
+
+
+def tile_of(layout: Layout, device: int) -> Tile:
+    """The tile that a device holds.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> tile_of(Layout.parse("f32[{x}, {y}]", Mesh(x=4, y=2)), 5)
+    (2, 1)
+    """
+    position = layout.mesh.position(device)
+    pieces = (piece(dim, layout.mesh, position) for dim in layout.dims)
+    return (*pieces, *layout.mesh.coordinates(position, layout.partial))
+
+
+def requests(
+    operand: Layout,
+    result: Layout,
+    receivers: Iterable[int],
+    summand: Callable[[int], Tile],
+    common: Callable[[Dim, Dim], Sequence[Mapping[int, _Common]]],
+) -> dict[Tile, list[tuple[int, tuple[_Common, ...]]]]:
+    """For each source tile, the receivers that need part of it, with what `common` says of each dim.
+
+    `summand` are a receiver's coordinates along the partial sub-axes, of which it needs no other summand.
+    """
+    listed: dict[Tile, list[tuple[int, tuple[_Common, ...]]]] = {}
+    dims = [common(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    for device in receivers:
+        position = result.mesh.position(device)
+        wanted = [by[piece(t, result.mesh, position)] for by, t in zip(dims, result.dims, strict=True)]
+        for owners in itertools.product(*(by.items() for by in wanted)):
+            source = (*(p for p, _ in owners), *summand(device))
+            listed.setdefault(source, []).append((device, tuple(part for _, part in owners)))
+    return listed

@@ -1,0 +1,117 @@
+"""A step: one collective from an operand to a result, checked by the typing rule of its kind as it is built.
+
+The constructor of `Step` calls the rule, so an unchecked step cannot exist. A `StepSpec` is one before it is checked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from reshard.errors import PlanError, StepError, quoted
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh as Mesh
+from reshard.types.pair.device_sets import disjoint
+from reshard.types.rules.checker import RULES, check_step
+from reshard.types.rules.cost import PLAIN, Cost, StepMode
+from reshard.types.rules.exchange import sent
+from reshard.types.whole import whole
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective from `operand` to `result`, derived by the rule of its `kind`.
+
+    `mode` splits the step into parts, cuts the messages of an exchange, or runs it in place. `retained_bytes` are those
+    of a source that is kept beside the operand. Raises `StepError` if the rule refuses.
+
+    >>> mesh = Mesh(x=4)
+    >>> step = Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
+    >>> step.received_bytes, step.launches, step.live_bytes
+    (48, 1, 80)
+    """
+
+    kind: str
+    operand: Layout
+    result: Layout
+    mode: StepMode = PLAIN
+    retained_bytes: int = 0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for what, layout in (("operand", self.operand), ("result", self.result)):
+            if not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise StepError(f"the {what} {quoted(layout)} of a step is not a Layout; read it with Layout.parse")
+        if not isinstance(self.kind, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {', '.join(RULES)}")
+        object.__setattr__(self, "mode", _checked_mode(self.mode))
+        if whole(self.retained_bytes) is None:
+            raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
+        checked_seconds(self.seconds)
+        object.__setattr__(self, "_cost", self.cost)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The cost of the step, by its typing rule."""
+        return check_step(self.kind, self.operand, self.result, self.mode)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that the busiest device receives in this step."""
+        return self.cost.received
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the busiest device sends in this step; a reduction's are those that it receives."""
+        if self.kind != "exchange":
+            return self.received_bytes
+        return self.operand.nbytes(sent(self.operand, self.result))
+
+    @property
+    def launches(self) -> int:
+        """Collective calls: one, or the rounds of an exchange."""
+        return self.cost.launches
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes on one device while the step runs: source if kept, operand, result and scratch.
+
+        On the way to other devices, none of which has the operand too, no device has both.
+        """
+        before, after = self.operand.tile_bytes, self.result.tile_bytes
+        if self.mode.in_place:
+            tiles = self.retained_bytes + max(before, after)
+        elif disjoint(self.operand.mesh, self.result.mesh):
+            tiles = max(self.retained_bytes + before, after)
+        else:
+            tiles = self.retained_bytes + before + after
+        return tiles + self.cost.scratch
+
+
+class StepSpec(NamedTuple):
+    """A step before it is checked: its kind, its result, and the mode it runs in."""
+
+    kind: str
+    result: Layout
+    mode: StepMode = PLAIN
+
+
+def checked_seconds(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return value
+    raise PlanError(f"seconds {quoted(value)}: give a number of at least 0, or None (null in JSON) without a network")
+
+
+def _checked_mode(mode: object) -> StepMode:
+    """Returns the mode with ints of Python's own; refuses one whose chunk or parts are not ints of at least 1."""
+    if not isinstance(mode, StepMode):
+        raise StepError(f"the mode {quoted(mode)} of a step is not a StepMode; give StepMode(chunk, in_place, parts)")
+    if whole(mode.parts, 1) is None or not (mode.chunk is None or whole(mode.chunk, 1)):
+        raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
+    if not isinstance(mode.in_place, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StepError(f"{quoted(mode)}: in_place is True or False")
+    return StepMode(None if mode.chunk is None else whole(mode.chunk), mode.in_place, whole(mode.parts) or 1)

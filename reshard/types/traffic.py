@@ -1,0 +1,53 @@
+"""What each device sends and receives in the steps of a plan between two sets of devices, and the busiest one.
+
+    trainer <fsdp=4> -> server <tp=2, rep=4>, f32[{fsdp}4, 8] -> f32[16, {tp}4]
+
+    step         sent by a trainer's device     received, sent by a server's device
+    exchange     128 B                          64 B     0 B
+    all_gather                                  192 B    192 B
+    in all       128 B                          256 B    192 B
+
+All devices of a collective send and receive as much as the busiest one; in an exchange, each is counted by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from reshard.types.pair.crossing import received_by_device, sent_by_device
+from reshard.types.pair.device_sets import one_set
+from reshard.types.step import Step
+
+
+class Traffic(NamedTuple):
+    """Bytes that the busiest device receives, and that the busiest device sends, in all steps together."""
+
+    received: int
+    sent: int
+
+
+def traffic(steps: Iterable[Step]) -> Traffic:
+    """The busiest devices of a plan's steps."""
+    received, sent = Counter[int](), Counter[int]()
+    for step in steps:
+        received.update(_received(step))
+        sent.update(_sent(step))
+    return Traffic(max(received.values(), default=0), max(sent.values(), default=0))
+
+
+def _received(step: Step) -> dict[int, int]:
+    crosses = step.kind == "exchange" and not one_set(step.operand.mesh, step.result.mesh)
+    if not crosses:
+        return dict.fromkeys(step.result.mesh.devices, step.received_bytes)
+    each = received_by_device(step.operand, step.result)
+    return {device: step.operand.nbytes(count) for device, count in each.items()}
+
+
+def _sent(step: Step) -> dict[int, int]:
+    crosses = step.kind == "exchange" and not one_set(step.operand.mesh, step.result.mesh)
+    if not crosses:
+        return dict.fromkeys(step.operand.mesh.devices, step.sent_bytes)
+    each = sent_by_device(step.operand, step.result)
+    return {device: step.operand.nbytes(count) for device, count in each.items()}
