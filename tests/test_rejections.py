@@ -222,13 +222,6 @@ TABLE = [
     Bad("another shape", plan(target=layout("f32[16, 16]")), "(16, 16)", "the same global shape"),
     Bad("another rank", plan(target=layout("f32[16]")), "(16,)", "the same global shape"),
     Bad("another dtype", plan(target=layout("f64[16, 8]")), "float64", "cast"),
-    Bad("smaller mesh", plan(target=layout("f32[16, 8]", rs.Mesh(x=4))), "<x=4>", "the same devices"),
-    Bad(
-        "other devices",
-        plan(target=layout("f32[16, 8]", rs.Mesh({"x": 8}, device_ids=range(8, 16)))),
-        "<x=8>",
-        "the same devices",
-    ),
     Bad("negative budget", plan(budget=-1), "budget -1", "whole number of at least 0"),
     Bad("budget that is not a size", plan(budget="64 MiB or so"), "'64 MiB or so'", "e.g. 64MiB"),
     Bad("budget that is a boolean", plan(budget=True), "True", "whole number of at least 0"),

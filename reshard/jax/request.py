@@ -14,6 +14,7 @@ from reshard.jax import placement
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan
 from reshard.types.layout import Layout
+from reshard.types.pair.device_sets import one_set
 from reshard.types.plan import Plan
 
 
@@ -60,6 +61,11 @@ def _within(budget: int, whole: Plan) -> Plan | None:
 
 
 def _plan(request: ReshardRequest, before: Layout, after: Layout) -> Plan:
+    if not one_set(before.mesh, after.mesh):
+        raise PlanError(
+            f"mesh {before.mesh} of the source and mesh {after.mesh} of the target have different devices "
+            f"({before.mesh.size} and {after.mesh.size}); put both layouts on the same devices"
+        )
     best = plan(before, after, request.budget, request.network, request.donate)
     if on_jax.overwrites(best):
         return best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from reshard.types import Layout
+from reshard.types.pair.device_sets import one_set
 from reshard.types.units import bytes_text, counted
 
 
@@ -38,4 +39,8 @@ def size_text(source: Layout, target: Layout) -> str:
     '64 B on 4 devices, mesh <x=4>'
     """
     devices = counted(source.mesh.size, "device")
+    if not one_set(source.mesh, target.mesh):
+        shared = len(set(source.mesh.devices) & set(target.mesh.devices))
+        both = f"{shared} of them in both" if shared else "none of them in both"
+        devices = f"{devices}, to {target.mesh.size}, {both}"
     return f"{array_bytes_text(source)} on {devices}, mesh {meshes_text(source, target)}"

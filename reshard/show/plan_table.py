@@ -29,7 +29,8 @@ def show_steps(out: Console, plan: Plan) -> None:
         return
     timed = [] if plan.seconds is None else ["seconds"]
     rounds = ["launches"] if any(step.launches > 1 for step in plan.steps) else []
-    numbers = [*rounds, "received", "live", *timed]
+    sent = ["sent"] if plan.crosses else []
+    numbers = [*rounds, *sent, "received", "live", *timed]
     table = terminal.table("", "step", "type after it", *numbers, right=["", "step", *numbers])
     table.columns[1].justify = "left"
     for number, step in enumerate(plan.steps, 1):
@@ -44,6 +45,7 @@ def _figures(step: Step) -> dict[str, str]:
     """A step's numbers as text, by the heads of their columns."""
     return {
         "launches": str(step.launches),
+        "sent": bytes_text(step.sent_bytes),
         "received": bytes_text(step.received_bytes),
         "live": bytes_text(step.live_bytes),
         "seconds": seconds_text(step.seconds or 0.0),
@@ -70,12 +72,21 @@ def totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:
     """
     rows = [
         ("received", f"{bytes_text(plan.received_bytes)} on the worst device, {_against_bound(plan)}"),
+        *_sent(plan),
         ("launches", str(plan.launches)),
         ("peak", f"{bytes_text(plan.peak_bytes)} live on a device{_peak(plan)}"),
     ]
     if plan.seconds is not None:
         rows.append(("predicted", f"{seconds_text(plan.seconds)} on {network}"))
     return rows
+
+
+def _sent(plan: Plan) -> list[tuple[str, str]]:
+    """What the busiest sender sends, on the way to other devices: among the same ones, it is what devices receive."""
+    if not plan.crosses:
+        return []
+    bound = f"no plan's busiest device sends or receives less than {bytes_text(plan.endpoint_bound_bytes)}"
+    return [("sent", f"{bytes_text(plan.sent_bytes)} by the worst device; {bound}")]
 
 
 def _against_bound(plan: Plan) -> str:

@@ -79,14 +79,17 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str, device_ids: Sequence[int] | None = None) -> Mesh:
-        """Reads `x=4,y=2` (or `<x=4, y=2>`).
+        """Reads `x=4,y=2` (or `<x=4, y=2>`), or `x=4,y=2@8` for devices numbered from 8 on.
 
-        >>> Mesh.parse("x=4,y=2") == Mesh(x=4, y=2)
-        True
+        >>> Mesh.parse("x=4,y=2") == Mesh(x=4, y=2), Mesh.parse("z=4@8").devices
+        (True, (8, 9, 10, 11))
         """
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise NotationError(f"mesh {quoted(text)} is not text; write axes as name=size, e.g. x=4,y=2")
-        body = text.strip().removeprefix("<").removesuffix(">")
+        body, at, first = text.partition("@")
+        if at:
+            return _numbered_from(cls.parse(body), first.strip(), text)
+        body = body.strip().removeprefix("<").removesuffix(">")
         pairs: list[tuple[str, int]] = []
         for part in filter(None, (p.strip() for p in body.split(","))):
             match = _AXIS.fullmatch(part)
@@ -318,6 +321,16 @@ def _pairs(axes: object) -> list[tuple[object, object]]:
             given = cast("object", axes) if pairs is None else list(pairs)
             raise MeshError(f"mesh axes {quoted(given)}: give a dict of name to size, or (name, size) pairs")
     return [*(pairs or ())]
+
+
+def _numbered_from(mesh: Mesh, first: str, text: str) -> Mesh:
+    start = written(first) if first.isdecimal() and first.isascii() else None
+    if start is None or start + mesh.size > MOST or mesh.size > MOST_DEVICES:
+        raise MeshError(
+            f"mesh {quoted(text)}: after @ comes the number of the first device, such as 8 in z=4@8; at most "
+            f"{MOST_DEVICES} devices are numbered so"
+        )
+    return Mesh(mesh.axes, device_ids=range(start, start + mesh.size))
 
 
 def _checked_axis(name: object, size: object) -> tuple[str, int]:

@@ -219,17 +219,30 @@ class Plan:
         return import_module("reshard.draw.fragment").fragment(self)
 
     def __str__(self) -> str:
-        head = f"{self.source} -> {self.target} on {self.source.mesh}"
-        rows = [("step", "type after it", "received", "live")]
-        rows += [(s.kind, str(s.result), bytes_text(s.received_bytes), bytes_text(s.live_bytes)) for s in self.steps]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        table = [f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}  {r[2]:>{widths[2]}}  {r[3]:>{widths[3]}}" for r in rows]
+        meshes = f"{self.source.mesh} to {self.target.mesh}" if self.crosses else str(self.source.mesh)
+        head = f"{self.source} -> {self.target} on {meshes}"
+        numbers = ("sent", "received", "live") if self.crosses else ("received", "live")
+        rows = [("step", "type after it", *numbers)]
+        rows += [(step.kind, str(step.result), *(_figures(step)[name] for name in numbers)) for step in self.steps]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}"
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(r[2:], widths[2:], strict=True))
+            for r in rows
+        ]
+        sent = f"sent {bytes_text(self.sent_bytes)}, " if self.crosses else ""
+        busiest = f" and {bytes_text(self.endpoint_bound_bytes)} for the busiest end" if self.crosses else ""
         total = (
-            f"received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}), "
+            f"{sent}received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}{busiest}), "
             f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device"
         )
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
         return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
+
+
+def _figures(step: Step) -> dict[str, str]:
+    sizes = {"sent": step.sent_bytes, "received": step.received_bytes, "live": step.live_bytes}
+    return {name: bytes_text(size) for name, size in sizes.items()}
 
 
 def chain(

@@ -13,11 +13,11 @@ All devices of a collective send and receive as much as the busiest one; in an e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from reshard.types.pair.crossing import received_by_device, sent_by_device
-from reshard.types.pair.device_sets import one_set
+from reshard.types.pair.device_sets import disjoint, one_set
 from reshard.types.step import Step
 
 
@@ -28,8 +28,10 @@ class Traffic(NamedTuple):
     sent: int
 
 
-def traffic(steps: Iterable[Step]) -> Traffic:
+def traffic(steps: Sequence[Step]) -> Traffic:
     """The busiest devices of a plan's steps."""
+    if all(one_set(s.operand.mesh, s.result.mesh) or disjoint(s.operand.mesh, s.result.mesh) for s in steps):
+        return _by_side(steps)
     received, sent = Counter[int](), Counter[int]()
     for step in steps:
         received.update(_received(step))
@@ -37,17 +39,26 @@ def traffic(steps: Iterable[Step]) -> Traffic:
     return Traffic(max(received.values(), default=0), max(sent.values(), default=0))
 
 
+def _by_side(steps: Sequence[Step]) -> Traffic:
+    """Between disjoint sets, what one step loads each device of a side with adds up, and no device is listed."""
+    received, sent = Counter[bool](), Counter[bool]()
+    crossed = False
+    for step in steps:
+        sent[crossed] += step.sent_bytes
+        crossed = crossed or not one_set(step.operand.mesh, step.result.mesh)
+        received[crossed] += step.received_bytes
+    return Traffic(max(received.values(), default=0), max(sent.values(), default=0))
+
+
 def _received(step: Step) -> dict[int, int]:
-    crosses = step.kind == "exchange" and not one_set(step.operand.mesh, step.result.mesh)
-    if not crosses:
+    if step.kind != "exchange" or one_set(step.operand.mesh, step.result.mesh):
         return dict.fromkeys(step.result.mesh.devices, step.received_bytes)
     each = received_by_device(step.operand, step.result)
     return {device: step.operand.nbytes(count) for device, count in each.items()}
 
 
 def _sent(step: Step) -> dict[int, int]:
-    crosses = step.kind == "exchange" and not one_set(step.operand.mesh, step.result.mesh)
-    if not crosses:
+    if step.kind != "exchange" or one_set(step.operand.mesh, step.result.mesh):
         return dict.fromkeys(step.operand.mesh.devices, step.sent_bytes)
     each = sent_by_device(step.operand, step.result)
     return {device: step.operand.nbytes(count) for device, count in each.items()}

@@ -90,7 +90,7 @@ BAD = [
     (("plan", *MESH, *PAIR, "--budget", "1.2.3GB"), "cannot read the size '1.2.3GB'"),
     (("plan", *MESH, *PAIR, "--budget", "4095"), "the smallest that works is 4096 B"),
     (("plan", *MESH, *PAIR, "--network", "tpu-v99"), "tpu-v99"),
-    (("plan", *MESH, *PAIR, "--target-mesh", "x=4,y=2,z=2"), "different devices"),
+    (("plan", *MESH, *PAIR, "--target-mesh", "x=4,y=2@many"), "the first device, such as 8 in z=4@8"),
     (("plan", *MESH, SOURCE, "{devices=[1,4,1]<=[4]}"), "4"),
     (("plan", *MESH, SOURCE, "{devices=[1,8,1]<=[4,2]T(1,1)}"), "T(1,1)"),
     (("plan", *MESH, SOURCE, "{maximal device=0}"), "maximal"),

@@ -285,11 +285,3 @@ def test_refused_requests(source: str, target: str | None, options: dict[str, ob
     ends = [None if text is None else Layout.parse(text, mesh) for text in (source, target)]
     with pytest.raises(PlanError, match=message):
         rs.plan(*ends, **options)  # type: ignore[arg-type]
-
-
-def test_refused_devices():
-    source, target = Layout.parse("f32[{x}4]", Mesh(x=4)), Layout.parse("f32[{x}4]", Mesh(x=4, device_ids=[4, 5, 6, 7]))
-    with pytest.raises(PlanError, match="have different devices"):
-        rs.plan(source, target)
-    with pytest.raises(PlanError, match=r"\(4 and 2\); put both layouts on the same devices"):
-        rs.plan(source, Layout.parse("f32[16]", Mesh(x=2)))

@@ -23,6 +23,7 @@ from reshard.runtime.on_mpi.wire.messages import SMALL
 from reshard.synth import Network, plan
 from reshard.synth.planner import bytes_of, check_network
 from reshard.types import Layout
+from reshard.types.pair.device_sets import one_set
 from reshard.types.plan import Plan
 
 Way = Literal["pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
@@ -137,6 +138,11 @@ def _plan(request: MoveRequest) -> Plan:
     A caller's array stays alive for the whole call, so overwriting it is the only way to save its memory.
     """
     source, target, budget, network = request.source, request.target, request.budget, request.network
+    if not one_set(source.mesh, target.mesh):
+        raise PlanError(
+            f"mesh {source.mesh} of the source and mesh {target.mesh} of the target have different devices "
+            f"({source.mesh.size} and {target.mesh.size}); put both layouts on the same devices"
+        )
     try:
         return plan(source, target, budget, network)
     except BudgetError:

@@ -27,7 +27,7 @@ from reshard.errors import MeshError
 from reshard.synth.routes import permute_first, reduction
 from reshard.synth.routes import start as starting
 from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Layout, fitted
+from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
 from reshard.types.pair.refine import refine
 from reshard.types.plan import StepSpec
@@ -90,21 +90,23 @@ def _cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
 
 def _cut(layout: Layout, primes: Iterable[tuple[int, int]], order: Sequence[int]) -> Layout:
     """Each prime goes to the first dim, in this order, whose last local digit it divides, or else to the first that
-    is long enough."""
-    digits = [list(dim.digits) for dim in layout.dims]
-    rest = [dim[-1].radix if dim and dim[-1].axis is None else 1 for dim in digits]
-    held: list[list[Digit]] = [[] for _ in digits]
+    is long enough.
+    """
+    rest = [dim.digits[-1].radix if dim.digits and dim.digits[-1].axis is None else 1 for dim in layout.dims]
+    held: list[list[Digit]] = [[] for _ in rest]
     for stride, prime in primes:
         fits = [at for at in order if rest[at] >= prime]
         at = next((at for at in fits if rest[at] % prime == 0), fits[0] if fits else None)
         if at is not None:
             held[at] += [Digit(axis.size, axis) for axis in layout.mesh.sub_axes(stride, prime)]
             rest[at] = -(-rest[at] // prime)
-    dims = (
-        fitted((*own[:-1], *more, Digit(left, None)), dim.size) if more else dim
-        for dim, own, more, left in zip(layout.dims, digits, held, rest, strict=True)
-    )
+    dims = [_divided(dim, more, left) for dim, more, left in zip(layout.dims, held, rest, strict=True)]
     return replace(layout, dims=tuple(dims))
+
+
+def _divided(dim: Dim, held: Sequence[Digit], rest: int) -> Dim:
+    """The dim with its last local digit divided among held ones, of which each piece has `rest` elements."""
+    return fitted((*dim.digits[:-1], *held, Digit(rest, None)), dim.size) if held else dim
 
 
 def _idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:

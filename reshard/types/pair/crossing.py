@@ -2,7 +2,7 @@
 
     f32[6] on <x=4>, four holders of one tile, -> f32[6] on <d=3>, three other devices
 
-    requests   6       6       6        18 elements are asked of 4 holders, at best 5 of the busiest
+    requests   6       6       6        18 elements are wanted of 4 holders, at best 5 of the busiest
     whole      0: 6    1: 6    2: 6     taken, since each receiver has to receive 6 anyway
 
     f32[{x}6] on <x=2, y=4> -> f32[{e}4] on <d=3, e=3>, where nobody has to receive more than 4
@@ -107,7 +107,6 @@ def fewest_through(source: Layout, target: Layout) -> int:
     return max(fewest_received(source, target), *sent)
 
 
-@lru_cache(maxsize=64)
 def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
     """The elements that each device sends.
 
@@ -115,10 +114,11 @@ def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
     >>> sorted(sent_by_device(source, target).items())
     [(0, 16), (1, 16)]
     """
-    sent: Counter[int] = Counter()
-    for holder, _, size in _sizes(operand, result):
-        sent[holder] += size
-    return sent
+    refinement = _refinement(operand, result)
+    if refinement is not None and refinement.exact and operand.mesh.size == _pieces(operand):
+        demand, own = _requests_a_tile(result, refinement), _kept(operand, result)
+        return {device: (demand - (own[device] > 0)) * refinement.common for device in operand.mesh.devices}
+    return _listed(operand, result).sent
 
 
 def received_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
@@ -136,11 +136,11 @@ def messages(operand: Layout, result: Layout) -> Iterator[Message]:
     """Every message of the exchange, local copies included."""
     holders = _holders(operand)
     limit = _limit(operand, result)
-    for tile, asked in requests(operand, result, result.mesh.devices, _no_summand, shares).items():
+    for tile, demand in requests(operand, result, result.mesh.devices, _no_summand, shares).items():
         check_deadline()
         own = set(holders[tile])
-        yield from (Message(device, device, (runs,)) for device, runs in asked if device in own)
-        queue = [(device, runs) for device, runs in asked if device not in own]
+        yield from (Message(device, device, (runs,)) for device, runs in demand if device in own)
+        queue = [(device, runs) for device, runs in demand if device not in own]
         for share in dealt([elements(runs) for _, runs in queue], len(holders[tile]), limit):
             device, runs = queue[share.request]
             yield Message(holders[tile][share.holder], device, cut(runs, share.low, share.high))
@@ -198,12 +198,12 @@ def _renamed(layout: Layout, mesh: Mesh, name: str) -> Layout:
 
 def _even(operand: Layout, result: Layout, r: Refinement) -> Crossing:
     """Every tile has as many holders and as many requests, all of one size."""
-    asked = math.prod(digit.radix for digit in r.sliced) * (result.mesh.size // _pieces(result))
+    demand = _requests_a_tile(result, r)
     holders = operand.mesh.size // _pieces(operand)
     received = r.pieces * r.common
-    limit = max(received, -(-asked * r.common // holders))
+    limit = max(received, -(-demand * r.common // holders))
     sends, parts, sent, message, divided = Counter[int](), Counter[int](), Counter[int](), 0, False
-    for share in dealt([r.common] * asked, holders, limit):
+    for share in dealt([r.common] * demand, holders, limit):
         sends[share.holder] += 1
         sent[share.holder] += share.high - share.low
         parts[share.request] += 1
@@ -214,69 +214,75 @@ def _even(operand: Layout, result: Layout, r: Refinement) -> Crossing:
 
 
 def _held_once(operand: Layout, result: Layout, r: Refinement) -> Crossing:
-    """Each tile has one holder, who sends all that is asked but what it needs itself."""
-    asked = math.prod(digit.radix for digit in r.sliced) * (result.mesh.size // _pieces(result))
-    own = _kept(operand, result)
+    """Each tile has one holder, who sends all that is wanted but what it needs itself."""
+    demand, own = _requests_a_tile(result, r), _kept(operand, result)
     receives = max(r.pieces - (own[device] > 0) for device in result.mesh.devices)
-    sends = max(asked - (own[device] > 0) for device in operand.mesh.devices)
+    sends = max(demand - (own[device] > 0) for device in operand.mesh.devices)
     rounds = max(receives, sends) if r.common else 0
     return Crossing(receives * r.common, sends * r.common, rounds, r.common if rounds else 0, False)
 
 
+def _requests_a_tile(result: Layout, r: Refinement) -> int:
+    """How many devices ask for a part of each source tile, where all tiles are alike."""
+    return math.prod(digit.radix for digit in r.sliced) * (result.mesh.size // _pieces(result))
+
+
 def _counted(operand: Layout, result: Layout) -> Crossing:
     """The figures, message by message."""
+    listed = _listed(operand, result)
+    rounds = max([*listed.sends.values(), *listed.receives.values()], default=0)
+    received, sent = max(listed.received.values(), default=0), max(listed.sent.values(), default=0)
+    return Crossing(received, sent, rounds, listed.message, listed.cut)
+
+
+class _Listed(NamedTuple):
+    """By device, the messages and the elements that it sends and receives; the largest message; whether any is cut."""
+
+    sends: Counter[int]
+    receives: Counter[int]
+    sent: Counter[int]
+    received: Counter[int]
+    message: int
+    cut: bool
+
+
+@lru_cache(maxsize=64)
+def _listed(operand: Layout, result: Layout) -> _Listed:
     sends, receives, sent, received = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
-    largest = 0
-    for holder, receiver, size in _sizes(operand, result):
-        check_deadline()
-        sends[holder] += 1
-        sent[holder] += size
-        receives[receiver] += 1
-        received[receiver] += size
-        largest = max(largest, size)
-    rounds = max([*sends.values(), *receives.values()], default=0)
-    most_received, most_sent = max(received.values(), default=0), max(sent.values(), default=0)
-    return Crossing(most_received, most_sent, rounds, largest, _divides(operand, result))
-
-
-def _sizes(operand: Layout, result: Layout) -> Iterator[tuple[int, int, int]]:
-    """(sender, receiver, elements) of every message."""
+    largest, divided = 0, False
     holders = _holders(operand)
     limit = _limit(operand, result)
     for tile, queue in _queues(operand, result, holders):
+        check_deadline()
         for share in dealt([size for _, size in queue], len(holders[tile]), limit):
-            yield holders[tile][share.holder], queue[share.request][0], share.high - share.low
-
-
-def _divides(operand: Layout, result: Layout) -> bool:
-    holders = _holders(operand)
-    limit = _limit(operand, result)
-    return any(
-        share.high - share.low < queue[share.request][1]
-        for tile, queue in _queues(operand, result, holders)
-        for share in dealt([size for _, size in queue], len(holders[tile]), limit)
-    )
+            holder, (receiver, demand), size = holders[tile][share.holder], queue[share.request], share.high - share.low
+            sends[holder] += 1
+            sent[holder] += size
+            receives[receiver] += 1
+            received[receiver] += size
+            largest, divided = max(largest, size), divided or size < demand
+    return _Listed(sends, receives, sent, received, largest, divided)
 
 
 def _queues(
     operand: Layout, result: Layout, holders: Mapping[Tile, list[int]]
 ) -> Iterator[tuple[Tile, list[tuple[int, int]]]]:
     """For each source tile, the devices that lack part of it, with how many elements each lacks."""
-    for tile, asked in requests(operand, result, result.mesh.devices, _no_summand, shared_elements).items():
+    for tile, demand in requests(operand, result, result.mesh.devices, _no_summand, shared_elements).items():
         own = set(holders[tile])
-        yield tile, [(device, math.prod(sizes)) for device, sizes in asked if device not in own]
+        yield tile, [(device, math.prod(sizes)) for device, sizes in demand if device not in own]
 
 
 @lru_cache(maxsize=256)
 def _limit(operand: Layout, result: Layout) -> int:
     """What the busiest device sends or receives at least if every device asks holders for all that it lacks."""
-    asked: Counter[Tile] = Counter()
+    demand: Counter[Tile] = Counter()
     replicas = result.mesh.size // _pieces(result)
     holders = _holders(operand)
     own = _kept(operand, result)
     for tile, devices in holders.items():
-        asked[tile] = replicas * math.prod(operand.tile_shape_of(devices[0])) - sum(own[device] for device in devices)
-    sent = (-(-count // len(holders[tile])) for tile, count in asked.items())
+        demand[tile] = replicas * math.prod(operand.tile_shape_of(devices[0])) - sum(own[device] for device in devices)
+    sent = (-(-count // len(holders[tile])) for tile, count in demand.items())
     return max(fewest_received(operand, result), *sent)
 
 

@@ -92,15 +92,15 @@ def _messages(operand: Layout, result: Layout, devices: Sequence[int]) -> Iterat
     holders: dict[Tile, list[int]] = {}
     for device, tile in home.items():
         holders.setdefault(tile, []).append(device)
-    for tile, asked in requests(operand, result, devices, lambda device: home[device][rank:], shares).items():
-        yield from _dealt(holders[tile], [(device, runs) for device, runs in asked if home[device] != tile])
-        yield from (Message(device, device, (runs,)) for device, runs in asked if home[device] == tile)
+    for tile, wanted in requests(operand, result, devices, lambda device: home[device][rank:], shares).items():
+        yield from _dealt(holders[tile], [(device, runs) for device, runs in wanted if home[device] != tile])
+        yield from (Message(device, device, (runs,)) for device, runs in wanted if home[device] == tile)
 
 
-def _dealt(holders: list[int], asked: list[tuple[int, Runs]]) -> Iterator[Message]:
+def _dealt(holders: list[int], wanted: list[tuple[int, Runs]]) -> Iterator[Message]:
     """The requests for one tile, dealt evenly among the devices that hold it."""
-    for at, (device, runs) in enumerate(asked):
-        yield Message(holders[at * len(holders) // len(asked)], device, (runs,))
+    for at, (device, runs) in enumerate(wanted):
+        yield Message(holders[at * len(holders) // len(wanted)], device, (runs,))
 
 
 def _involved(operand: Layout, result: Layout) -> list[int]:
