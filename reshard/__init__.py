@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from reshard.synth import Network as Network
     from reshard.synth import plan as plan
     from reshard.types.plan import Plan as Plan
-    from reshard.types.plan import Step as Step
+    from reshard.types.step import Step as Step
 
 __version__ = "0.1.0"
 
@@ -49,7 +49,7 @@ _HOMES = {
     "Network": "reshard.synth",
     "Plan": "reshard.types.plan",
     "Proof": "reshard.proofs",
-    "Step": "reshard.types.plan",
+    "Step": "reshard.types.step",
     "plan": "reshard.synth",
     "prove": "reshard.proofs",
     "simulate": "reshard.runtime",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.pair.device_sets import one_set
 from reshard.types.reductions import REDUCTIONS, supports
 
 MESHES = (
@@ -160,3 +161,24 @@ def layouts(dtype: str = "int32", partial: bool = False) -> st.SearchStrategy[La
 def pairs(dtype: str = "int32", partial: bool = False, most_rank: int = 3) -> st.SearchStrategy[tuple[Layout, Layout]]:
     """Random pairs of a source and a target; see `random_pair`."""
     return st.randoms().map(lambda choose: random_pair(choose, dtype, partial, most_rank))
+
+
+def random_crossing(choose: random.Random, dtype: str = "int32", partial: bool = False) -> tuple[Layout, Layout]:
+    """Two random layouts of one array on two sets of devices, which may overlap; either may be partial."""
+    source, target = _random_mesh(choose), _random_mesh(choose)
+    while one_set(source, target):
+        target = _random_mesh(choose)
+    shape = [choose.choice(SIZES) for _ in range(choose.randint(0, 3))]
+    summed = partial and choose.random() < 0.5
+    started = partial and choose.random() < 0.3
+    return random_layout(choose, source, shape, dtype, summed), random_layout(choose, target, shape, dtype, started)
+
+
+def _random_mesh(choose: random.Random) -> Mesh:
+    """Up to 16 devices on up to 4 axes, numbered from 0 or from elsewhere, in order or not."""
+    size = choose.choice([1, 2, 3, 4, 6, 8, 12, 16])
+    factors = _factors(choose, size)
+    first, spare = choose.choice([0, 0, 4, 20]), choose.choice([0, 0, 3])
+    ids = list(range(first, first + size + spare))
+    picked = choose.sample(ids, size) if choose.random() < 0.4 else ids[:size]
+    return Mesh(zip("xyzw", factors, strict=False), device_ids=picked)

@@ -26,7 +26,7 @@ def python(code: str) -> str:
         ("Layout", "reshard.types.layout"),
         ("Mesh", "reshard.types.mesh"),
         ("Plan", "reshard.types.plan"),
-        ("Step", "reshard.types.plan"),
+        ("Step", "reshard.types.step"),
         ("plan", "reshard.synth.planner"),
         ("Network", "reshard.synth.network"),
         ("Link", "reshard.synth.network"),

@@ -57,6 +57,9 @@ def floor(source: Layout, target: Layout, form: Form) -> Floor:
     >>> floor(*pair, form_of(pair, (), ())).elements
     5
     """
+    one = source.mesh.size, source.mesh.device_ids
+    if one != (target.mesh.size, target.mesh.device_ids) and set(source.mesh.devices) != set(target.mesh.devices):
+        return _elsewhere(source, target)
     if not source.partial_as(target):
         kept, started = _target_factors(source, target)
         if math.prod(size for _, size in kept) == math.prod(axis.size for axis in source.partial):
@@ -89,17 +92,34 @@ def _even(digits: tuple[FormDigit, ...]) -> Floor:
     )
 
 
+def _elsewhere(source: Layout, target: Layout) -> Floor:
+    """On another set of devices: what a tile's devices lack; all of it, if the source is a sum to be finished."""
+    if not source.partial and not target.partial:
+        return _counted(source, target)
+    summands = math.prod(axis.size for axis in target.partial)
+    tile = math.prod(_real(_local(dim), dim.size) for dim in target.dims)
+    if not source.partial and not set(source.mesh.devices).isdisjoint(target.mesh.devices):
+        return Floor(0, "a device of both sets may hold all of its target tile before; no more is counted")
+    return Floor(
+        -(-tile // summands),
+        f"no device has a finished element of its target tile, of {tile} elements, before it receives something for "
+        f"it, and {summands} devices share what is received for a tile",
+    )
+
+
 def _counted(source: Layout, target: Layout) -> Floor:
     """Device by device: the size of a tile, and of what two tiles share, is a product over the dims."""
     devices = np.array(target.mesh.devices, np.int64)
-    at = positions(source.mesh, devices), positions(target.mesh, devices)
+    holding = np.isin(devices, np.array(source.mesh.devices, np.int64))
+    before = np.zeros_like(devices)
+    before[holding] = positions(source.mesh, devices[holding])
+    at = before, positions(target.mesh, devices)
     need = np.ones(len(devices), np.int64)
-    have = np.ones(len(devices), np.int64)
+    have = holding.astype(np.int64)
     for a, b in zip(source.dims, target.dims, strict=True):
         rows = np.stack([held_offset(a, source, at[0]), held_offset(b, target, at[1])], axis=1)
         kinds, which = np.unique(rows, axis=0, return_inverse=True)
-        before, after = _local(a), _local(b)
-        needed, held = _shared(before, kinds[:, 0], after, kinds[:, 1], b.size)
+        needed, held = _shared(_local(a), kinds[:, 0], _local(b), kinds[:, 1], b.size)
         need *= needed[which.ravel()]
         have *= held[which.ravel()]
     worst = int(np.argmax(need - have))

@@ -84,7 +84,7 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
             result = run(replace(program, dtype=kind), tiles, memory)
     except (LookupError, ValueError, TypeError) as error:
         return Counterexample("right", f"the program does not run ({type(error).__name__}: {error})", sizes=sizes)
-    for device in plan.target.mesh.devices:
+    for device in plan.source.mesh.devices:
         if not np.array_equal(tiles[device], given[device]):
             return Counterexample("right", f"device {device}'s source is written to", device, sizes=sizes)
     target = plan.target
@@ -103,7 +103,7 @@ def fits(plan: Plan) -> bool:
     """Whether the array and all its tiles are small enough to run here."""
     tiles = (math.prod(lay.tile_shape) for lay in (plan.source, *(s.result for s in plan.steps)))
     planes = math.prod(a.size for a in (*plan.source.partial, *plan.target.partial))
-    return max(*tiles, 1) * plan.source.mesh.size * planes <= MOST_ELEMENTS
+    return max(*tiles, 1) * max(plan.source.mesh.size, plan.target.mesh.size) * planes <= MOST_ELEMENTS
 
 
 def _marks(layout: Layout, seed: int) -> dict[oracle.Summand, Array]:

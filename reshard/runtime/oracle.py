@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from reshard.runtime.numpy_dtypes import ufunc
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
+from reshard.types.pair.device_sets import one_set
 
 Array = NDArray[Any]
 Summand = tuple[int, ...]
@@ -88,6 +89,8 @@ def combined(source: Layout, target: Layout, arrays: Arrays) -> dict[Summand, Ar
     {(): array([4, 6])}
     """
     groups: dict[Summand, dict[Summand, Array]] = {}
+    if not one_set(source.mesh, target.mesh):
+        return {(): combine(source.reduction, [arrays[own] for own in summands(source)])}
     for device in source.mesh.devices:
         own = summand(source, device)
         groups.setdefault(summand(target, device), {})[own] = arrays[own]
@@ -103,7 +106,10 @@ def finished(source: Layout, target: Layout, tiles: Mapping[int, Array]) -> tupl
     >>> str(layout), tiles[1]
     ('s64[2]', array([5, 6]))
     """
-    pairs = {(summand(source, device), summand(target, device)) for device in source.mesh.devices}
+    if not target.partial:
+        return target, tiles
+    same = one_set(source.mesh, target.mesh)
+    pairs = {(summand(source, device), summand(target, device)) for device in source.mesh.devices if same}
     if len(pairs) == len(summands(source)) and (not target.partial or source.reduction == target.reduction):
         return target, tiles
     groups: dict[int, list[int]] = {}

@@ -56,9 +56,20 @@ def _check_outside(plan: Plan, program: Program | Outline) -> None:
     require(program.keep_source != plan.donate, "program and plan disagree on whether the source is kept")
     require(program.tile_shape == plan.source.tile_shape, "the program starts from other tiles")
     require(len(program.instructions) == len(program.tile_shapes) == len(plan.steps), "the program has other steps")
-    for step, shape in zip(plan.steps, program.tile_shapes, strict=True):
+    devices = frozenset(program.devices)
+    for step, instruction, shape in zip(plan.steps, program.instructions, program.tile_shapes, strict=True):
+        devices = devices_after(instruction, devices)
         require(shape == step.result.tile_shape, f"{step.kind}: the result has tiles of shape {shape}")
-        require(set(step.result.mesh.devices) == set(program.devices), f"{step.kind}: other devices")
+        require(set(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
+
+
+def devices_after(instruction: Instruction | ByFormula, devices: frozenset[int]) -> frozenset[int]:
+    """The devices that have a tile after an instruction, given those that have one before it."""
+    if isinstance(instruction, Exchange):
+        return frozenset(instruction.receivers)
+    if isinstance(instruction, Permute):
+        return frozenset(receiver for _, receiver in instruction.pairs)
+    return devices
 
 
 def _step_claims(

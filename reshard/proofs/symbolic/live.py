@@ -27,7 +27,7 @@ from reshard.lower.program import (
     ReduceScatter,
 )
 from reshard.lower.traffic import instruction_traffic
-from reshard.proofs.symbolic.correctness import Outline
+from reshard.proofs.symbolic.correctness import Outline, devices_after
 from reshard.proofs.symbolic.formulas import ByFormula
 
 Buffers = tuple[int, ...]
@@ -46,11 +46,24 @@ def moments(program: Program | Outline) -> list[list[Buffers]]:
     source = math.prod(program.tile_shape)
     steps: list[list[Buffers]] = []
     before = source
+    home = here = frozenset(program.devices)
     for number, (instruction, shape) in enumerate(zip(program.instructions, program.tile_shapes, strict=True)):
-        retained = (source,) if program.keep_source and number else ()
-        steps.append([(*retained, *m) for m in _moments(instruction, before, math.prod(shape))])
-        before = math.prod(shape)
+        there = devices_after(instruction, here)
+        elsewhere = home.isdisjoint(here) and home.isdisjoint(there)
+        retained = (source,) if program.keep_source and number and not elsewhere else ()
+        if here.isdisjoint(there):
+            steps.append([*_ends(instruction, (*retained, before), math.prod(shape))])
+        else:
+            steps.append([(*retained, *m) for m in _moments(instruction, before, math.prod(shape))])
+        before, here = math.prod(shape), there
     return steps
+
+
+def _ends(instruction: Instruction | ByFormula, before: Buffers, after: int) -> Iterator[Buffers]:
+    """The buffers of senders, and those of receivers, where no device is both."""
+    staged = _staged(instruction) if isinstance(instruction, Exchange) and instruction.staged else 0
+    yield (*before, staged)
+    yield (after, staged)
 
 
 def wire(instruction: Instruction | ByFormula, before: int) -> Wire:

@@ -260,11 +260,11 @@ def _check_filled(boxes: Boxes, contract: StepContract, received: Ints) -> None:
     tables = [(held_offset(dim, contract.result, np.arange(mesh.size)), _local_offsets(dim)) for dim in dims]
     order = np.argsort(received, kind="stable")
     ends = np.searchsorted(received[order], np.arange(mesh.size + 1))
-    seen: set[bytes] = set()
+    seen: set[tuple[int, bytes]] = set()
     for device in range(mesh.size):
         own = boxes.dst[order[ends[device] : ends[device + 1]]]
         real = [local + held[device] < dim.size for (held, local), dim in zip(tables, dims, strict=True)]
-        key = own.tobytes() + b"".join(r.tobytes() for r in real)
+        key = (len(own), own.tobytes() + b"".join(r.tobytes() for r in real))
         if key not in seen:
             seen.add(key)
             _check_tile(own, real, contract)

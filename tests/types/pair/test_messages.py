@@ -97,7 +97,11 @@ def test_two_holders_share_the_requests():
     """The last piece is one element; the four devices along y hold it and deal the requests of the eight others."""
     mesh = Mesh(x=3, y=4)
     source, target = Layout.parse("f32[{x}3/7]", mesh), Layout.parse("f32[7]", mesh)
-    last = [m for m in all_messages(source, target) if m.sender != m.receiver and m.runs == ((Progression(0, 6, 1),),)]
+    last = [
+        m
+        for m in all_messages(source, target)
+        if m.sender != m.receiver and m.products == (((Progression(0, 6, 1),),),)
+    ]
     assert Counter(m.sender for m in last) == {8: 2, 9: 2, 10: 2, 11: 2}
     assert {m.receiver for m in last} == set(range(8))
 

@@ -1,0 +1,83 @@
+"""Linear programs for what the busiest device of a move must send or receive, element class by element class.
+
+Elements that the same devices hold and the same devices need are one class. They know nothing of tiles, layouts or
+plans: only who has what before and after, from `types.meaning`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import scipy.sparse
+from scipy.optimize import linprog
+
+from reshard.types.layout import Layout
+from tests.oracle import PADDING, tiles_of
+
+Class = tuple[frozenset[int], frozenset[int]]
+"""The devices that hold an element, and those that lack it."""
+
+
+def classes(source: Layout, target: Layout) -> Counter[Class]:
+    """How many elements each class has; those that nobody lacks are left out."""
+    holders, wanting = (_devices(layout) for layout in (source, target))
+    counts = Counter((frozenset(holders[at]), frozenset(wanting[at] - holders[at])) for at in wanting)
+    return Counter({key: count for key, count in counts.items() if key[1]})
+
+
+def _devices(layout: Layout) -> dict[int, set[int]]:
+    devices: dict[int, set[int]] = {}
+    for device, tile in tiles_of(layout).items():
+        for at in tile[tile != PADDING].ravel():
+            devices.setdefault(int(at), set()).add(device)
+    return devices
+
+
+def pulled(source: Layout, target: Layout) -> float:
+    """The least elements that the busiest device sends or receives if only holders send."""
+    return _least(classes(source, target), forwarding=False)
+
+
+def forwarded(source: Layout, target: Layout) -> float:
+    """The same if devices may pass on what they receive: each element leaves its holders at least once."""
+    return _least(classes(source, target), forwarding=True)
+
+
+def _least(sizes: Counter[Class], forwarding: bool) -> float:
+    """min t: each class is sent once to everyone who lacks it, and nobody sends, or receives, more than t."""
+    if not sizes:
+        return 0.0
+    received: Counter[int] = Counter()
+    variables: list[tuple[int, int]] = []  # (class, sender)
+    for number, (holders, lacking) in enumerate(sizes):
+        variables += [(number, device) for device in sorted(holders | lacking if forwarding else holders)]
+    rows, columns, values, bounds = [], [], [], []
+    every = list(sizes)
+    for number, ((holders, lacking), size) in enumerate(sizes.items()):
+        for device in lacking:
+            received[device] += size
+        for column, (of, device) in enumerate(variables):
+            if of == number and device in holders:
+                rows, columns, values = [*rows, number], [*columns, column], [*values, -1.0]
+        bounds.append(-float(size))
+    senders = sorted({device for _, device in variables})
+    for column, (_, device) in enumerate(variables):
+        rows.append(len(every) + senders.index(device))
+        columns.append(column)
+        values.append(1.0)
+    for at in range(len(senders)):
+        rows.append(len(every) + at)
+        columns.append(len(variables))
+        values.append(-1.0)
+        bounds.append(0.0)
+    equal_rows = [number for number, _ in variables]
+    equal = scipy.sparse.csr_matrix(
+        (np.ones(len(variables)), (equal_rows, range(len(variables)))), shape=(len(every), len(variables) + 1)
+    )
+    less = scipy.sparse.csr_matrix((values, (rows, columns)), shape=(len(bounds), len(variables) + 1))
+    demand = [size * len(lacking) for (_, lacking), size in sizes.items()]
+    goal = np.zeros(len(variables) + 1)
+    goal[-1] = 1.0
+    solved = linprog(goal, less, bounds, equal, demand, bounds=(0, None))
+    return max(float(solved.fun), float(max(received.values())))

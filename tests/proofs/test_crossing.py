@@ -1,0 +1,54 @@
+"""Proofs of plans between two sets of devices, and programs for them that are wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+import reshard as rs
+from reshard.errors import ProofError, UndecidedError
+from reshard.lower import Program, lower_plan
+from reshard.lower.program import Exchange
+from tests.layouts import random_crossing
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_crossing_is_proved_and_a_wrong_one_refused(seed: int):
+    plan = rs.plan(*random_crossing(random.Random(seed), partial=True))
+    proof = rs.prove(plan)
+    assert proof.right.holds
+    assert proof.bounded.holds
+    if proof.minimal.holds:
+        assert plan.received_bytes == plan.lower_bound_bytes
+    for fault in _faults(lower_plan(plan)):
+        with pytest.raises((ProofError, UndecidedError)):
+            rs.prove(plan, fault)
+
+
+def _faults(program: Program) -> Iterator[Program]:
+    """A message lost, one sent to another device, a receiver forgotten, and a box taken from elsewhere."""
+    for at, exchange in enumerate(program.instructions):
+        if not isinstance(exchange, Exchange) or not exchange.rounds:
+            continue
+        (first, *others), *later = exchange.rounds
+        wrong = [
+            replace(exchange, rounds=(tuple(others), *later)),
+            replace(exchange, receivers=exchange.receivers[1:]),
+        ]
+        elsewhere = [device for device in exchange.receivers if device != first.receiver]
+        if elsewhere:
+            misled = first._replace(receiver=elsewhere[0])
+            wrong.append(replace(exchange, rounds=((misled, *others), *later)))
+        for instruction in wrong:
+            before, after = program.instructions[:at], program.instructions[at + 1 :]
+            yield replace(program, instructions=(*before, instruction, *after))
+
+
+def test_the_proof_says_what_no_device_can_do_without():
+    source, target = rs.Layout.parse("f32[{x}4]", rs.Mesh(x=4)), rs.Layout.parse("f32[{d}8]", rs.Mesh.parse("d=2@4"))
+    proof = rs.prove(rs.plan(source, target))
+    assert proof.minimal.statement == "the worst device receives 32 bytes, as few as in any plan"
+    assert proof.bounded.statement == "at most 32 bytes live on a device"

@@ -1,0 +1,91 @@
+"""Routes to other devices: what they do, that every plan is right, and how near it comes to the bounds."""
+
+from __future__ import annotations
+
+import random
+from math import prod
+
+import pytest
+
+import reshard as rs
+from reshard.errors import BudgetError
+from reshard.synth.routes.crossing import routes
+from reshard.synth.routes.route import Pair
+from reshard.types.plan import StepSpec, chain
+from tests import oracle
+from tests.layouts import random_crossing
+
+TRAINER, SERVER = rs.Mesh(fsdp=16), rs.Mesh.parse("tp=8,rep=16@16")
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_every_plan_moves_every_element(seed: int):
+    choose = random.Random(seed)
+    source, target = random_crossing(choose, partial=True)
+    plan = rs.plan(source, target, donate=choose.random() < 0.3)
+    oracle.check(plan)
+    assert rs.Plan.from_json(plan.to_json()) == plan
+    pull = chain(source, target, [StepSpec("exchange", target)]) if not source.partial and not target.partial else None
+    if pull is not None:
+        oracle.check(pull)
+        assert plan.endpoint_bytes <= 1.05 * pull.endpoint_bytes
+        assert plan.endpoint_bound_bytes <= max(plan.sent_bytes, plan.received_bytes)
+    assert plan.lower_bound_bytes <= plan.received_bytes
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_budget_is_met_from_the_floor_on(seed: int):
+    source, target = random_crossing(random.Random(seed), partial=True)
+    plan = rs.plan(source, target)
+    try:
+        tight = rs.plan(source, target, budget=plan.floor_bytes)
+    except BudgetError as error:
+        assert source.partial or target.partial, "only reductions need more than their tiles"
+        tight = rs.plan(source, target, budget=error.smallest)
+    assert tight.peak_bytes <= plan.peak_bytes
+    oracle.check(tight)
+
+
+def test_what_the_target_replicates_crosses_once():
+    """A pull sends each tile 128 times; 16 replicas that pass it on among themselves receive it once."""
+    source, target = rs.Layout.parse("f32[{fsdp}8, 128]", TRAINER), rs.Layout.parse("f32[128, {tp}16]", SERVER)
+    plan, pull = rs.plan(source, target), chain(source, target, [StepSpec("exchange", target)])
+    assert [step.kind for step in plan.steps] == ["exchange", "all_gather"]
+    assert max(plan.sent_bytes, plan.received_bytes) == plan.endpoint_bound_bytes == 8192
+    assert pull.sent_bytes == 8 * plan.endpoint_bound_bytes
+    assert plan.launches == 9, "dim 0 is cut for the crossing; cut along dim 1, each device would send 128 messages"
+
+
+def test_an_element_that_a_device_has_never_moves():
+    source, target = rs.Layout.parse("f32[{x}4]", rs.Mesh(x=4)), rs.Layout.parse("f32[{d}8]", rs.Mesh.parse("d=2@0"))
+    plan = rs.plan(source, target)
+    assert (plan.received_bytes, plan.sent_bytes) == (32, 16)
+
+
+def test_equal_tiles_are_permuted():
+    source, target = (rs.Layout.parse("f32[{x}4, 8]", rs.Mesh.parse(text)) for text in ("x=4", "x=4@8"))
+    assert [step.kind for step in rs.plan(source, target).steps] == ["permute"]
+
+
+def test_sums_are_finished_before_they_cross():
+    source = rs.Layout.parse("f32[16, 8] + sum{x}", rs.Mesh(x=4))
+    target = rs.Layout.parse("f32[16, 8]", rs.Mesh.parse("d=2@4"))
+    plan = rs.plan(source, target)
+    assert next(step.kind for step in plan.steps) == "reduce_scatter"
+    oracle.check(plan)
+
+
+def test_the_same_devices_are_not_this_modules_business():
+    layout = rs.Layout.parse("f32[{x}4]", rs.Mesh(x=4))
+    assert list(routes(Pair(layout, layout))) == []
+
+
+def test_a_network_prices_the_crossing():
+    """A slow link between the two sets: crossing once costs less than every replica pulling for itself."""
+    source, target = rs.Layout.parse("f32[{fsdp}8, 128]", TRAINER), rs.Layout.parse("f32[128, {tp}16]", SERVER)
+    network = rs.Network("lab", inner=(1e-6, 1e11), outer=(1e-5, 1e10), domain=256, between=(2e-5, 1e9))
+    plan = rs.plan(source, target, network=network)
+    crossing, gather = plan.steps
+    assert crossing.seconds == pytest.approx(crossing.launches * 2e-5 + crossing.sent_bytes / 1e9)
+    assert plan.seconds == pytest.approx((crossing.seconds or 0) + (gather.seconds or 0))
+    assert prod(plan.target.shape) * 4 / TRAINER.size / 1e9 < (crossing.seconds or 0)
