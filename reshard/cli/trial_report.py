@@ -25,7 +25,7 @@ _MOST_FAULTS = 8  # Lines printed, one for each device with wrong elements.
 
 def check_size(plan: Plan) -> None:
     """Raises `ReshardError` for a plan that would not fit this machine, before anything is allocated."""
-    mesh = plan.source.mesh
+    mesh = max(plan.source.mesh, plan.target.mesh, key=lambda mesh: mesh.size)
     if mesh.size > MOST_DEVICES:
         raise ReshardError(
             f"{mesh.size} devices on mesh {mesh} are too many to simulate in one process (at most {MOST_DEVICES}); "
@@ -50,7 +50,7 @@ def _needed_bytes(plan: Plan) -> int:
     summands = math.prod(axis.size for axis in plan.source.partial)
     whole = plan.source.nbytes(math.prod(plan.source.shape))
     unpacked = max(1, 8 // dtypes.bits(plan.source.dtype))  # numpy stores an int4 in a byte.
-    return unpacked * (plan.source.mesh.size * plan.peak_bytes + summands * whole)
+    return unpacked * (max(plan.source.mesh.size, plan.target.mesh.size) * plan.peak_bytes + summands * whole)
 
 
 class Promise(NamedTuple):

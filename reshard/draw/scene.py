@@ -51,7 +51,7 @@ class Scene:
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """All device ids, ascending."""
-        return tuple(sorted(self.panels[0].layout.mesh.devices))
+        return tuple(sorted({device for layout in self.layouts for device in layout.mesh.devices}))
 
     def extent(self, at: int, dim: int) -> int:
         """The elements of a dim that a panel spans: the same in all panels if none of them leaves any out."""
@@ -129,6 +129,7 @@ def scene(plan: Plan) -> Scene:
     (('source', 'target'), (1, 2), (0,))
     """
     check_devices(plan.source.mesh)
+    check_devices(plan.target.mesh)
     layouts = [plan.source, *(step.result for step in plan.steps)]
     grid, slices = _drawn_dims(layouts)
     panels = tuple(LayoutCells(layout, _drawn_runs(_pattern(layout), grid, slices)) for layout in layouts)

@@ -12,6 +12,7 @@ from reshard.draw.canvas import LARGE, LEGIBLE, SMALL, Area, Size, byte_ticks, s
 from reshard.errors import ReshardError
 from reshard.lower import lower_plan
 from reshard.lower.traffic import TrafficMatrix, traffic
+from reshard.show.headings import meshes_text
 from reshard.types.plan import Plan
 from reshard.types.units import bytes_text
 
@@ -125,11 +126,11 @@ def traffic_of(plan: Plan) -> TrafficMatrix:
 
     Raises `ReshardError` for more devices or transfers than can be counted one by one.
     """
-    size = plan.source.mesh.size
+    size = plan.source.mesh.size + (plan.target.mesh.size if plan.crosses else 0)
     if size > MOST_DEVICES:
         raise ReshardError(
-            f"{size} devices on mesh {plan.source.mesh} are too many for a matrix of who sends to whom (at most "
-            f"{MOST_DEVICES}); draw the same plan on smaller axes, or use draw('memory')"
+            f"{size} devices on mesh {meshes_text(plan.source, plan.target)} are too many for a matrix of who sends to "
+            f"whom (at most {MOST_DEVICES}); draw the same plan on smaller axes, or use draw('memory')"
         )
     if size * plan.launches > MOST_TRANSFERS:
         raise ReshardError(

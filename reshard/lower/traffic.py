@@ -134,7 +134,8 @@ def traffic(program: Program) -> TrafficMatrix:
         for sender, receiver, count in moved:
             elements[sender, receiver] += count
         tile = math.prod(shape)
-    return TrafficMatrix(program.devices, program.dtype, elements, launches)
+    devices = dict.fromkeys([*program.devices, *(device for pair in elements for device in pair)])
+    return TrafficMatrix(tuple(devices), program.dtype, elements, launches)
 
 
 def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraffic:

@@ -85,7 +85,8 @@ class Proof:
 
 def _head(proof: Proof) -> Iterator[str]:
     plan, form = proof.plan, proof.form
-    yield f"{plan.source} -> {plan.target} on {plan.source.mesh}"
+    meshes = f"{plan.source.mesh} to {plan.target.mesh}" if plan.crosses else str(plan.source.mesh)
+    yield f"{plan.source} -> {plan.target} on {meshes}"
     yield f"form {form.spell(plan.source)} -> {form.spell(plan.target)}"
     if form.names:
         here = ", ".join(f"{name} = {size}" for name, size in sorted(form.sizes.items()))

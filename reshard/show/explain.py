@@ -11,6 +11,7 @@ from reshard.errors import BudgetError
 from reshard.show import terminal
 from reshard.synth import plan as make_plan
 from reshard.types import Dim, Layout, Mesh
+from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
 from reshard.types.rules.cost import PLAIN
@@ -142,6 +143,8 @@ def _exchange(step: Step, r: Refinement | None) -> str:
 
 def _reason(step: Step, r: Refinement | None) -> str:
     operand, result = step.operand, step.result
+    if not one_set(operand.mesh, result.mesh):
+        return _elsewhere(operand, result)
     if r is None or not r.exact:
         return _no_refinement(operand, result)
     if r.swapped:
@@ -150,6 +153,13 @@ def _reason(step: Step, r: Refinement | None) -> str:
     if step.mode != PLAIN:
         return "a collective would do, but what it needs beside operand and result does not fit the budget."
     return "a collective would do in as many launches, but boxes that go straight to their places need less memory."
+
+
+def _elsewhere(operand: Layout, result: Layout) -> str:
+    devices = f"the tiles go from {counted(operand.mesh.size, 'device')} to {result.mesh.size}"
+    shared = len(set(operand.mesh.devices) & set(result.mesh.devices))
+    kept = f", {shared} of which were among them and keep what they need" if shared else ""
+    return f"{devices}{kept}. The holders of a tile share evenly what is asked of them."
 
 
 def _no_refinement(operand: Layout, result: Layout) -> str:
@@ -233,6 +243,10 @@ def _bytes(plan: Plan, network: str | None) -> str:
     if received == 0:
         return "Bytes: every device holds all that it needs already, and receives nothing."
     what = f"some device must receive at least {bytes_text(bound)} of the target that it does not hold"
+    if plan.crosses:
+        ends = f"some device must send or receive at least {bytes_text(plan.endpoint_bound_bytes)} in all"
+        busiest = bytes_text(max(plan.sent_bytes, received))
+        return f"Bytes: {what}, and {ends}; here the busiest one sends or receives {busiest}."
     if received == bound:
         return f"Bytes: {what}, and no device receives more: no plan can beat that."
     over = f"{received / bound:.2f} times the bound" if bound else "more than the bound"

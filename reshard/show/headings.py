@@ -41,6 +41,6 @@ def size_text(source: Layout, target: Layout) -> str:
     devices = counted(source.mesh.size, "device")
     if not one_set(source.mesh, target.mesh):
         shared = len(set(source.mesh.devices) & set(target.mesh.devices))
-        both = f"{shared} of them in both" if shared else "none of them in both"
-        devices = f"{devices}, to {target.mesh.size}, {both}"
+        others = f"{target.mesh.size}, of which {shared} are among them" if shared else f"{target.mesh.size} others"
+        return f"{array_bytes_text(source)} from {devices} of {source.mesh} to {others}, mesh {target.mesh}"
     return f"{array_bytes_text(source)} on {devices}, mesh {meshes_text(source, target)}"

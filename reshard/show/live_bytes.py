@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from reshard.types.pair.device_sets import disjoint
 from reshard.types.plan import Plan, Step
 
 SOURCE, OPERAND, RESULT, SCRATCH = "source", "operand", "result", "scratch"
@@ -25,7 +26,8 @@ class Moment(NamedTuple):
 def live_parts(step: Step) -> tuple[tuple[str, int], ...]:
     """The bytes live on a device while a step runs, by what they are; they add up to `step.live_bytes`.
 
-    The source is a part of its own where it is neither donated nor the operand.
+    The source is a part of its own where it is neither donated nor the operand. On the way to other devices, none of
+    which has the operand too, they are those of a device that sends or of one that receives, whichever has more.
 
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=4)
@@ -35,7 +37,12 @@ def live_parts(step: Step) -> tuple[tuple[str, int], ...]:
     scratch = (SCRATCH, step.cost.scratch)
     if step.mode.in_place:
         return (IN_PLACE, max(step.operand.tile_bytes, step.result.tile_bytes)), scratch
-    return (SOURCE, step.retained_bytes), (OPERAND, step.operand.tile_bytes), (RESULT, step.result.tile_bytes), scratch
+    source, operand = (SOURCE, step.retained_bytes), (OPERAND, step.operand.tile_bytes)
+    result = (RESULT, step.result.tile_bytes)
+    if not disjoint(step.operand.mesh, step.result.mesh):
+        return source, operand, result, scratch
+    sends = source[1] + operand[1] >= result[1]
+    return (source, operand, scratch) if sends else (result, scratch)
 
 
 def moments(plan: Plan) -> list[Moment]:
@@ -51,7 +58,8 @@ def moments(plan: Plan) -> list[Moment]:
     before = Moment("before", ((SOURCE, plan.source.tile_bytes),))
     if not plan.steps:
         return [before]
-    kept = () if plan.donate else ((SOURCE, plan.source.tile_bytes),)
+    elsewhere = disjoint(plan.source.mesh, plan.target.mesh)
+    kept = () if plan.donate or elsewhere else ((SOURCE, plan.source.tile_bytes),)
     after = Moment("after", (*kept, (RESULT, plan.target.tile_bytes)))
     during = (Moment(f"{number} {step.kind}", live_parts(step)) for number, step in enumerate(plan.steps, 1))
     return [before, *during, after]
