@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from reshard.types.layout import Layout
 from reshard.types.pair import messages
 from reshard.types.pair.pieces import count, cut
 from reshard.types.pair.refine import Refinement, refine
+from reshard.types.pair.relay import relay, relay_figures
 from reshard.types.rules import tile_view
 from reshard.types.rules.exchange import exchange_size
 from reshard.types.rules.tile_view import TileView
@@ -41,11 +42,12 @@ class Box(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Boxes that one device sends to another in one message."""
+    """Boxes that one device sends to another in one message; `relayed` ones are read from the sender's result."""
 
     sender: int
     receiver: int
     boxes: tuple[Box, ...]
+    relayed: bool = False
 
     @property
     def elements(self) -> int:
@@ -57,7 +59,7 @@ Rounds = tuple[tuple[Transfer, ...], ...]
 
 
 def rounds(
-    operand: Layout, result: Layout, chunk: int | None, device: int | None = None
+    operand: Layout, result: Layout, chunk: int | None, device: int | None = None, *, relayed: bool = False
 ) -> tuple[TileView, TileView, tuple[Transfer, ...], Rounds]:
     """Views of both tiles, the local copies, and the rounds of messages of at most `chunk` elements.
 
@@ -72,7 +74,7 @@ def rounds(
         turns = _even(operand, r, chunk, send, receive, device)
         ends = send.view, receive.view
     else:
-        turns = _coloured(operand, result, chunk, device)
+        turns = _relayed(operand, result, chunk, device) if relayed else _coloured(operand, result, chunk, device)
         ends = _whole_tile(operand), _whole_tile(result)
     kept = [t for turn in turns if not _crosses(turn) for t in turn]
     return *ends, tuple(kept), tuple(tuple(turn) for turn in turns if _crosses(turn))
@@ -167,9 +169,22 @@ def _coloured(operand: Layout, result: Layout, chunk: int | None, device: int | 
     """
     size = exchange_size(operand, result)
     cap = None if chunk is None or chunk >= size.message else chunk
+    return _turns(messages.all_messages(operand, result), cap, device)
+
+
+def _relayed(operand: Layout, result: Layout, chunk: int | None, device: int | None) -> list[list[Transfer]]:
+    """Both turns of a relay, coloured one by one."""
+    largest = relay_figures(operand, result).message
+    cap = None if chunk is None or chunk >= largest else chunk
+    first, second = (_turns(turn, cap, device) for turn in relay(operand, result))
+    return [*first, *([transfer._replace(relayed=True) for transfer in turn] for turn in second)]
+
+
+def _turns(listed_messages: Iterable[messages.Message], cap: int | None, device: int | None) -> list[list[Transfer]]:
+    """The local copies as one turn, then the messages, or their pieces of at most `cap` elements, coloured."""
     local: list[Transfer] = []
     edges: list[Transfer] = []
-    for message in messages.all_messages(operand, result):
+    for message in listed_messages:
         check_deadline()
         listed = device is None or device in (message.sender, message.receiver)
         if message.sender == message.receiver:

@@ -186,7 +186,7 @@ def _plain(step: Step, device: int | None) -> Plain:
 def _exchange(step: Step, device: int | None) -> Exchange | ExchangeInPlace:
     if step.mode.in_place:
         return in_place(step.operand, step.result, step.mode.chunk)
-    send, receive, local, turns = rounds(step.operand, step.result, step.mode.chunk, device)
+    send, receive, local, turns = rounds(step.operand, step.result, step.mode.chunk, device, relayed=step.mode.relay)
     receivers = step.result.mesh.devices
     return Exchange(send, receive, local, turns, staged=step.cost.scratch > 0, receivers=receivers)
 

@@ -280,7 +280,7 @@ def _rearrange(buffer: Array, source: dict[int, int]) -> None:
 
 def _copy(transfer: Transfer, opened: Tiles, filled: Tiles) -> None:
     for box in transfer.boxes:
-        part = opened[transfer.sender][_at(box.src)]
+        part = (filled if transfer.relayed else opened)[transfer.sender][_at(box.src)]
         filled[transfer.receiver][_at(box.dst)] = part.reshape(_extents(box))
 
 

@@ -133,11 +133,12 @@ def _exchange(step: Step, r: Refinement | None) -> str:
         return "every device holds all that it needs already, and only copies it into place; nothing is sent."
     chunk = step.mode.chunk
     size = "" if chunk is None else f" with messages of at most {counted(chunk, 'element')}, to keep the scratch small"
+    relay = " What several devices lack is sent to them in shares, which they pass on to each other." * step.mode.relay
     place = " The result overwrites the source, which is donated." if step.mode.in_place else ""
     return (
         f"{_reason(step, r)} Each device sends every other one just the boxes that it needs, in "
         f"{counted(step.launches, 'round')}{size}; in a round, a device sends to at most one other and receives from "
-        f"at most one.{place}"
+        f"at most one.{relay}{place}"
     )
 
 

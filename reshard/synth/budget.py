@@ -77,9 +77,10 @@ def _in_chunks(step: Step, spare: int) -> StepSpec | None:
     """An exchange in the largest chunks whose two buffers fit in `spare` bytes; None for a reduction."""
     if spare < 0 or not step.operand.partial_as(step.result):
         return None
-    size = exchange_size(step.operand, step.result)
+    relay = step.mode.relay
+    run = 1 if relay else exchange_size(step.operand, step.result).run
     element = max(1, step.operand.nbytes(1))
-    return StepSpec("exchange", step.result, StepMode(max(spare // (2 * element), size.run, 1)))
+    return StepSpec("exchange", step.result, StepMode(max(spare // (2 * element), run, 1), relay=relay))
 
 
 def _overwrites(plan: Plan) -> bool:

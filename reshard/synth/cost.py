@@ -110,7 +110,7 @@ def timed_across(plan: Plan, network: Network | None) -> Plan:
 def _across(step: Step, network: Network) -> float:
     if one_set(step.operand.mesh, step.result.mesh):
         return seconds(StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh))
-    return _boxes(step.launches, max(step.received_bytes, step.sent_bytes), network.crossing)
+    return _boxes(step.launches, step.endpoint_bytes, network.crossing)
 
 
 def _reduce_scatter(operand: Layout, refinement: Refinement, links: Links) -> float:

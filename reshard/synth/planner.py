@@ -109,6 +109,8 @@ def _crossing(pair: Pair, budget: int | None, network: Network | None, donate: b
     """The best plan to other devices; `slack` holds for even layouts too, whose rounds can be as many."""
     routes = list(dict.fromkeys(crossing.routes(pair)))
     plans = [chain(pair.source, pair.target, route, donate) for route in routes]
+    if not all(_within(max(plan.sent_bytes, plan.received_bytes), plan.endpoint_bound_bytes, SLACK) for plan in plans):
+        plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
     if budget is not None:
         plans = within(plans, budget, None)
     return _best([cost.timed_across(plan, network) for plan in plans], slack)
@@ -137,13 +139,24 @@ def _best(plans: Sequence[Plan], slack: float) -> Plan:
     """The plan of least seconds, then of fewest bytes, then the first by `_preference`."""
     least = min(_seconds(plan) for plan in plans)
     plans = [plan for plan in plans if cost.as_fast(_seconds(plan), least)]
-    fewest = min(_bytes(plan) for plan in plans)
-    return min((plan for plan in plans if _within(_bytes(plan), fewest, slack)), key=_preference)
+    for figure in _FIGURES:
+        fewest = min(figure(plan) for plan in plans)
+        plans = [plan for plan in plans if _within(figure(plan), fewest, slack)]
+    return min(plans, key=_preference)
 
 
-def _bytes(plan: Plan) -> int:
-    """What plans are compared by: among the same devices, those that send much receive much."""
-    return plan.endpoint_bytes if plan.crosses else plan.received_bytes
+def _busiest(plan: Plan) -> int:
+    """What the busiest device receives; to other devices, what it sends or receives."""
+    return max(plan.sent_bytes, plan.received_bytes) if plan.crosses else plan.received_bytes
+
+
+def _in_turn(plan: Plan) -> int:
+    """What the busiest devices of the steps to other devices send or receive, one step after the other."""
+    return plan.endpoint_bytes if plan.crosses else 0
+
+
+_FIGURES = (_busiest, _in_turn)
+"""The bytes that decide, the first before the second."""
 
 
 def _within(received: int, fewest: int, slack: float) -> bool:

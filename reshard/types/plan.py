@@ -105,7 +105,7 @@ class Plan:
     @property
     def endpoint_bytes(self) -> int:
         """The sum over steps of what the busiest device sends or receives, whichever is more."""
-        return sum(max(step.received_bytes, step.sent_bytes) for step in self.steps)
+        return sum(step.endpoint_bytes for step in self.steps)
 
     @cached_property
     def _traffic(self) -> Traffic:
@@ -345,7 +345,7 @@ def _check_parts(source: object, target: object, steps: object) -> None:
 
 
 def _step_spec(step: Mapping[str, Any]) -> StepSpec:
-    mode = StepMode(step.get("chunk"), step.get("in_place", False), step.get("parts", 1))
+    mode = StepMode(step.get("chunk"), step.get("in_place", False), step.get("parts", 1), step.get("relay", False))
     return StepSpec(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), mode)
 
 
@@ -358,6 +358,7 @@ def _step_data(step: Step) -> dict[str, Any]:
         "chunk": step.mode.chunk,
         "in_place": step.mode.in_place,
         "parts": step.mode.parts,
+        **({"relay": True} if step.mode.relay else {}),
         "received_bytes": step.received_bytes,
         "live_bytes": step.live_bytes,
         "launches": step.launches,

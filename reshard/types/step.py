@@ -14,6 +14,7 @@ from reshard.errors import PlanError, StepError, quoted
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.pair.device_sets import disjoint
+from reshard.types.pair.relay import relay_figures
 from reshard.types.rules.checker import RULES, check_step
 from reshard.types.rules.cost import PLAIN, Cost, StepMode
 from reshard.types.rules.exchange import sent
@@ -67,7 +68,15 @@ class Step:
         """Bytes that the busiest device sends in this step; a reduction's are those that it receives."""
         if self.kind != "exchange":
             return self.received_bytes
-        return self.operand.nbytes(sent(self.operand, self.result))
+        return self.operand.nbytes(sent(self.operand, self.result, self.mode))
+
+    @property
+    def endpoint_bytes(self) -> int:
+        """What the busiest device sends or receives, whichever is more; of a relay, the sum of both turns."""
+        if not self.mode.relay:
+            return max(self.received_bytes, self.sent_bytes)
+        turns = relay_figures(self.operand, self.result).turns
+        return sum(self.operand.nbytes(max(turn.received, turn.sent)) for turn in turns)
 
     @property
     def launches(self) -> int:
@@ -114,4 +123,7 @@ def _checked_mode(mode: object) -> StepMode:
         raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
     if not isinstance(mode.in_place, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: in_place is True or False")
-    return StepMode(None if mode.chunk is None else whole(mode.chunk), mode.in_place, whole(mode.parts) or 1)
+    if not isinstance(mode.relay, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StepError(f"{quoted(mode)}: relay is True or False")
+    chunk = None if mode.chunk is None else whole(mode.chunk)
+    return StepMode(chunk, mode.in_place, whole(mode.parts) or 1, mode.relay)

@@ -44,7 +44,8 @@ def _by_side(steps: Sequence[Step]) -> Traffic:
     received, sent = Counter[bool](), Counter[bool]()
     crossed = False
     for step in steps:
-        sent[crossed] += step.sent_bytes
+        for side in {crossed, crossed or step.mode.relay}:  # A relay's second turn is on the other side.
+            sent[side] += step.sent_bytes
         crossed = crossed or not one_set(step.operand.mesh, step.result.mesh)
         received[crossed] += step.received_bytes
     return Traffic(max(received.values(), default=0), max(sent.values(), default=0))
@@ -58,6 +59,8 @@ def _received(step: Step) -> dict[int, int]:
 
 
 def _sent(step: Step) -> dict[int, int]:
+    if step.mode.relay:
+        return dict.fromkeys({*step.operand.mesh.devices, *step.result.mesh.devices}, step.sent_bytes)
     if step.kind != "exchange" or one_set(step.operand.mesh, step.result.mesh):
         return dict.fromkeys(step.operand.mesh.devices, step.sent_bytes)
     each = sent_by_device(step.operand, step.result)

@@ -11,7 +11,10 @@ import pytest
 import reshard as rs
 from reshard.errors import ProofError, UndecidedError
 from reshard.lower import Program, lower_plan
+from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
+from reshard.types.plan import StepSpec, chain
+from reshard.types.rules.cost import StepMode
 from tests.layouts import random_crossing
 
 
@@ -52,3 +55,29 @@ def test_the_proof_says_what_no_device_can_do_without():
     proof = rs.prove(rs.plan(source, target))
     assert proof.minimal.statement == "the worst device receives 32 bytes, as few as in any plan"
     assert proof.bounded.statement == "at most 32 bytes live on a device"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_relay_is_proved_and_a_wrong_one_refused(seed: int):
+    source, target = random_crossing(random.Random(seed))
+    plan = chain(source, target, [StepSpec("exchange", target, StepMode(relay=True))])
+    assert rs.prove(plan).right.holds
+    program = lower_plan(plan)
+    (exchange,) = program.instructions
+    assert isinstance(exchange, Exchange)
+    passed = [(at, t) for at, turn in enumerate(exchange.rounds) for t in turn if t.relayed]
+    for at, transfer in passed[:: max(1, len(passed) // 3)]:
+        reversed_ends = transfer._replace(sender=transfer.receiver, receiver=transfer.sender)
+        for wrong in (None, transfer._replace(relayed=False), reversed_ends):
+            rounds = tuple(_with(turn, transfer, wrong) for turn in exchange.rounds)
+            with pytest.raises((ProofError, UndecidedError)):
+                rs.prove(plan, replace(program, instructions=(replace(exchange, rounds=rounds),)))
+        too_early = (*exchange.rounds[at:], *exchange.rounds[:at])
+        with pytest.raises((ProofError, UndecidedError)):
+            rs.prove(plan, replace(program, instructions=(replace(exchange, rounds=too_early),)))
+
+
+def _with(turn: tuple[Transfer, ...], old: Transfer, new: Transfer | None) -> tuple[Transfer, ...]:
+    """A round with one transfer replaced, or left out."""
+    changed = (new if transfer is old else transfer for transfer in turn)
+    return tuple(transfer for transfer in changed if transfer is not None)

@@ -60,7 +60,7 @@ def _check_outside(plan: Plan, program: Program | Outline) -> None:
     for step, instruction, shape in zip(plan.steps, program.instructions, program.tile_shapes, strict=True):
         devices = devices_after(instruction, devices)
         require(shape == step.result.tile_shape, f"{step.kind}: the result has tiles of shape {shape}")
-        require(set(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
+        require(frozenset(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
 
 
 def devices_after(instruction: Instruction | ByFormula, devices: frozenset[int]) -> frozenset[int]:

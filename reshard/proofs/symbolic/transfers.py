@@ -59,6 +59,10 @@ def check_exchange(step: Exchange, contract: StepContract) -> None:
     for view, tile in ((step.send, contract.tiles[0]), (step.receive, contract.tiles[1])):
         require(view.tile == tile == view.padded, f"{contract.about}: a view of another tile")
         require(math.prod(view.digits) == math.prod(tile), f"{contract.about}: a view of other sizes")
+    passed = [t for t in itertools.chain.from_iterable(step.rounds) if t.relayed]
+    if passed:
+        check_relay(step, passed, contract)
+        return
     boxes = boxes_of(step)
     _check_summands(boxes, contract)
     if not step.staged:
@@ -86,9 +90,39 @@ def check_permute(step: Permute, contract: StepContract) -> None:
     require(contract.tiles[0] == contract.tiles[1], "tiles of other shapes")
 
 
-def boxes_of(step: Exchange) -> Boxes:
-    """All boxes of an exchange, the local ones first."""
-    transfers = [*step.local, *itertools.chain.from_iterable(step.rounds)]
+def check_relay(step: Exchange, passed: Sequence[Transfer], contract: StepContract) -> None:
+    """Compares a relay: first what is sent out of the operand, then what is passed on out of tiles of the result.
+
+    What a device passes on has arrived before, and goes to the same place of the same tile of another device.
+    """
+    turns = [any(t.relayed for t in turn) for turn in step.rounds]
+    mixed = any(t.relayed != later for turn, later in zip(step.rounds, turns, strict=True) for t in turn)
+    require(turns == sorted(turns) and not mixed, f"{contract.about}: elements are passed on before all have arrived")
+    single = all(t.elements <= 1 for t in itertools.chain.from_iterable(step.rounds))
+    require(step.staged or single, f"{contract.about}: a relay without buffers")
+    first = boxes_of(step, relayed=False)
+    _check_tables(step, first, contract, filled=False)
+    spans = _spans(passed, "src", step.receive), _spans(passed, "dst", step.receive)
+    require(np.array_equal(*spans), f"{contract.about}: an element is passed on to another place")
+    ends = array([(t.sender, t.receiver) for t in passed for _ in t.boxes], 2, "transfers")
+    at = [positions(contract.result.mesh, ends[:, side]) for side in (0, 1)]
+    for dim in contract.result.dims:
+        tiles = [held_offset(dim, contract.result, side) for side in at]
+        require(np.array_equal(tiles[0], tiles[1]), f"{contract.about}: an element is passed on to another tile")
+    received = first.at(contract.result, "dst")
+    for sender in np.unique(at[0]):
+        _check_covered(first.dst[received == sender], spans[0][at[0] == sender], contract)
+    everything = Boxes(
+        *(np.concatenate([first.sender, ends[:, 0]]), np.concatenate([first.receiver, ends[:, 1]])),
+        *(np.concatenate([first.dst, spans[1]]), np.concatenate([first.dst, spans[1]])),
+    )
+    _check_filled(everything, contract, everything.at(contract.result, "dst"))
+
+
+def boxes_of(step: Exchange, *, relayed: bool = True) -> Boxes:
+    """All boxes of an exchange, the local ones first; without those that are `relayed` if so wished."""
+    every = [*step.local, *itertools.chain.from_iterable(step.rounds)]
+    transfers = [t for t in every if relayed or not t.relayed]
     ends = array([(t.sender, t.receiver) for t in transfers for _ in t.boxes], 2, "transfers")
     return Boxes(ends[:, 0], ends[:, 1], _spans(transfers, "src", step.send), _spans(transfers, "dst", step.receive))
 
@@ -214,7 +248,7 @@ def _check_pieces(pieces: Ints, radices: Sequence[int]) -> None:
 # ---- boxes of runs -------------------------------------------------------------------------------
 
 
-def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
+def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract, *, filled: bool = True) -> None:
     by_dim = step.send.digits == contract.tiles[0] and step.receive.digits == contract.tiles[1]
     require(by_dim, "boxes of other axes than dims")
     require(not contract.part, f"{contract.about}: parts of an exchange of uneven boxes")
@@ -230,7 +264,8 @@ def _check_tables(step: Exchange, boxes: Boxes, contract: StepContract) -> None:
             real = written < b.size
             same = np.array_equal(read[real], written[real])
             require(same, f"{contract.about}: a box of other elements, dim {at}")
-    _check_filled(boxes, contract, received)
+    if filled:
+        _check_filled(boxes, contract, received)
 
 
 def _tie_touched_dims(boxes: Boxes, contract: StepContract) -> None:
@@ -268,6 +303,20 @@ def _check_filled(boxes: Boxes, contract: StepContract, received: Ints) -> None:
         if key not in seen:
             seen.add(key)
             _check_tile(own, real, contract)
+
+
+def _check_covered(arrived: Ints, passed: Ints, contract: StepContract) -> None:
+    """Checks, on the grid of all ends of boxes, that what a device passes on lies in what has arrived."""
+    both = np.concatenate([arrived, passed])
+    edges = [np.unique(np.concatenate([both[:, i, 0], both[:, i].sum(axis=1)])) for i in range(both.shape[1])]
+    require(math.prod(len(e) for e in edges) <= MOST_CELLS, f"{contract.about}: a grid of too many boxes")
+    there = np.zeros([max(len(e) - 1, 0) for e in edges], bool)
+    for boxes, value in ((arrived, True), (passed, None)):
+        for box in boxes:
+            cells = tuple(slice(*np.searchsorted(e, [s, s + n])) for e, (s, n) in zip(edges, box, strict=True))
+            if value:
+                there[cells] = True
+            require(there[cells].all(), f"{contract.about}: a device passes on what it has not received")
 
 
 def _check_tile(own: Ints, real: Sequence[Ints], contract: StepContract) -> None:

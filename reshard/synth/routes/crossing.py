@@ -20,6 +20,7 @@ that its summands hold in parts.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -31,6 +32,10 @@ from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
 from reshard.types.pair.refine import refine
 from reshard.types.plan import StepSpec
+from reshard.types.rules.cost import StepMode
+
+MOST_RELAYED = 1 << 14
+"""Pairs of devices: more are not listed to see whether a relay is better."""
 
 
 def routes(pair: Pair) -> Iterator[Route]:
@@ -47,6 +52,21 @@ def routes(pair: Pair) -> Iterator[Route]:
     for before, near in _finished(pair.source):
         for far, after in ends:
             yield (*before, StepSpec("permute" if permute_first.permutes(near, far) else "exchange", far), *after)
+
+
+def relays(pair: Pair) -> Iterator[Route]:
+    """One exchange in two turns, where the target replicates: for what the other routes send too much of.
+
+    >>> source, target = Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))
+    >>> [[(step.kind, step.mode.relay) for step in route] for route in relays(Pair(source, target))]
+    [[('exchange', True)]]
+    """
+    source, target = pair.source, pair.target
+    replicas = target.mesh.size // math.prod(axis.size for axis in target.held)
+    partial = source.partial or target.partial
+    if partial or replicas == 1 or target.mesh.size * max(replicas, source.mesh.size) > MOST_RELAYED:
+        return
+    yield (StepSpec("exchange", target, StepMode(relay=True)),)
 
 
 def _finished(source: Layout) -> Iterator[tuple[Route, Layout]]:
@@ -89,24 +109,33 @@ def _cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
 
 
 def _cut(layout: Layout, primes: Iterable[tuple[int, int]], order: Sequence[int]) -> Layout:
-    """Each prime goes to the first dim, in this order, whose last local digit it divides, or else to the first that
-    is long enough.
+    """Each prime goes to the first dim, in this order, whose longest local digit it divides, or else to the first whose
+    last digit is long enough: only there can pieces be padded.
     """
-    rest = [dim.digits[-1].radix if dim.digits and dim.digits[-1].axis is None else 1 for dim in layout.dims]
+    places = [_longest_local(dim) for dim in layout.dims]
+    rest = [1 if at is None else dim.digits[at].radix for dim, at in zip(layout.dims, places, strict=True)]
     held: list[list[Digit]] = [[] for _ in rest]
     for stride, prime in primes:
-        fits = [at for at in order if rest[at] >= prime]
-        at = next((at for at in fits if rest[at] % prime == 0), fits[0] if fits else None)
-        if at is not None:
+        whole = [at for at in order if rest[at] and rest[at] % prime == 0]
+        padded = [at for at in order if places[at] == len(layout.dims[at].digits) - 1 and rest[at] >= prime]
+        for at in [*whole, *padded][:1]:
             held[at] += [Digit(axis.size, axis) for axis in layout.mesh.sub_axes(stride, prime)]
             rest[at] = -(-rest[at] // prime)
-    dims = [_divided(dim, more, left) for dim, more, left in zip(layout.dims, held, rest, strict=True)]
-    return replace(layout, dims=tuple(dims))
+    dims = zip(layout.dims, places, held, rest, strict=True)
+    return replace(layout, dims=tuple(_divided(*each) for each in dims))
 
 
-def _divided(dim: Dim, held: Sequence[Digit], rest: int) -> Dim:
-    """The dim with its last local digit divided among held ones, of which each piece has `rest` elements."""
-    return fitted((*dim.digits[:-1], *held, Digit(rest, None)), dim.size) if held else dim
+def _longest_local(dim: Dim) -> int | None:
+    """The number of the longest local digit of a dim, of the last one among equals."""
+    local = [(digit.radix, at) for at, digit in enumerate(dim.digits) if digit.axis is None]
+    return max(local)[1] if local else None
+
+
+def _divided(dim: Dim, at: int | None, held: Sequence[Digit], rest: int) -> Dim:
+    """The dim with a local digit divided among held ones, of which each piece has `rest` elements."""
+    if at is None or not held:
+        return dim
+    return fitted((*dim.digits[:at], *held, Digit(rest, None), *dim.digits[at + 1 :]), dim.size)
 
 
 def _idle(mesh: Mesh, used: Iterable[SubAxis]) -> list[SubAxis]:

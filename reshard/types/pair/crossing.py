@@ -95,10 +95,10 @@ def fewest_through(source: Layout, target: Layout) -> int:
     >>> fewest_through(Layout.parse("f32[{x}12]", Mesh(x=1)), Layout.parse("f32[{d}4]", Mesh(d=3)))
     8
     """
-    holders = _holders(source)
+    holders = holders_of(source)
     every = {tile: math.prod(source.tile_shape_of(devices[0])) for tile, devices in holders.items()}
     kept: Counter[Tile] = Counter()
-    for devices in _holders(target).values():
+    for devices in holders_of(target).values():
         homes = {_home(source, device) for device in devices}
         tile = homes.pop()
         if tile is not None and not homes:  # All devices that need this target tile hold the same source tile.
@@ -134,7 +134,7 @@ def received_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
 
 def messages(operand: Layout, result: Layout) -> Iterator[Message]:
     """Every message of the exchange, local copies included."""
-    holders = _holders(operand)
+    holders = holders_of(operand)
     limit = _limit(operand, result)
     for tile, demand in requests(operand, result, result.mesh.devices, _no_summand, shares).items():
         check_deadline()
@@ -250,7 +250,7 @@ class _Listed(NamedTuple):
 def _listed(operand: Layout, result: Layout) -> _Listed:
     sends, receives, sent, received = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     largest, divided = 0, False
-    holders = _holders(operand)
+    holders = holders_of(operand)
     limit = _limit(operand, result)
     for tile, queue in _queues(operand, result, holders):
         check_deadline()
@@ -278,7 +278,7 @@ def _limit(operand: Layout, result: Layout) -> int:
     """What the busiest device sends or receives at least if every device asks holders for all that it lacks."""
     demand: Counter[Tile] = Counter()
     replicas = result.mesh.size // _pieces(result)
-    holders = _holders(operand)
+    holders = holders_of(operand)
     own = _kept(operand, result)
     for tile, devices in holders.items():
         demand[tile] = replicas * math.prod(operand.tile_shape_of(devices[0])) - sum(own[device] for device in devices)
@@ -310,7 +310,7 @@ def _wanted(target: Layout) -> Mapping[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _holders(layout: Layout) -> Mapping[Tile, list[int]]:
+def holders_of(layout: Layout) -> Mapping[Tile, list[int]]:
     """The devices that hold each tile."""
     holders: dict[Tile, list[int]] = {}
     for device in layout.mesh.devices:

@@ -51,9 +51,14 @@ def all_messages(operand: Layout, result: Layout) -> list[Message]:
 @lru_cache(maxsize=256)
 def loads(operand: Layout, result: Layout) -> frozenset[Load]:
     """The distinct loads of devices, from one device for every coordinate that the exchange involves."""
+    return loads_of(_typical(operand, result))
+
+
+def loads_of(listed: Iterable[Message]) -> frozenset[Load]:
+    """The distinct loads of devices in some messages, local copies left out."""
     sent: dict[int, Counter[Shape]] = {}
     received: dict[int, Counter[Shape]] = {}
-    for message in _typical(operand, result):
+    for message in listed:
         if message.sender != message.receiver:
             shape = message.shape
             sent.setdefault(message.sender, Counter())[shape] += 1

@@ -66,7 +66,8 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     if mode.parts != 1:
         return _in_parts(kind, operand, result, mode)
     if kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
-        raise refusal(kind, operand, result, f"{mode}: only an exchange is chunked, by at least 1 element, or in place")
+        why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, or relayed"
+        raise refusal(kind, operand, result, why)
     return rule(operand, result, mode)
 
 

@@ -20,13 +20,14 @@ class Cost(NamedTuple):
 class StepMode(NamedTuple):
     """How a step runs: at once, or in `parts` parts, one after the other.
 
-    For an exchange, `chunk` limits the elements of one message (None: no limit), and `in_place` writes the result
-    over the operand.
+    For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
+    operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
     """
 
     chunk: int | None = None
     in_place: bool = False
     parts: int = 1
+    relay: bool = False
 
 
 FREE = Cost(0, 0, 0)

@@ -18,7 +18,7 @@ tile of the other layout, and no buffer for what it never does, to send or to re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from reshard.types.layout import Layout
@@ -26,8 +26,9 @@ from reshard.types.pair import exchange_stats, messages, pieces
 from reshard.types.pair.crossing import crossing
 from reshard.types.pair.device_sets import disjoint, one_set
 from reshard.types.pair.refine import Refinement, refine
+from reshard.types.pair.relay import relay, relay_figures
 from reshard.types.rules.bounds import lower_bound
-from reshard.types.rules.cost import Cost, StepMode, refusal
+from reshard.types.rules.cost import PLAIN, Cost, StepMode, refusal
 
 
 def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
@@ -36,6 +37,8 @@ def check_exchange(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         raise refusal("exchange", operand, result, "an exchange moves data and reduces nothing")
     if not one_set(operand.mesh, result.mesh):
         return _crossing(operand, result, mode)
+    if mode.relay:
+        raise refusal("exchange", operand, result, "only an exchange to other devices is relayed")
     if mode.in_place:
         return _in_place(operand, result, mode.chunk)
     size = exchange_size(operand, result)
@@ -52,12 +55,22 @@ def _crossing(operand: Layout, result: Layout, mode: StepMode) -> Cost:
         raise refusal("exchange", operand, result, "a sum cannot stay partial on other devices; finish it first")
     if mode.in_place:
         raise refusal("exchange", operand, result, "only an exchange among the same devices goes in place")
-    size = exchange_size(operand, result)
+    size = _relay_size(operand, result) if mode.relay else exchange_size(operand, result)
     cap = size.message if mode.chunk is None else min(mode.chunk, size.message)
     rounds, chunk = size.cut(cap)
     buffers = 1 if disjoint(operand.mesh, result.mesh) else 2
+    buffers = 2 if mode.relay else buffers  # Receivers pass on in the same round as they receive.
     scratch = 0 if cap <= size.run else buffers * operand.nbytes(chunk)
     return Cost(lower_bound(operand, result), rounds, scratch)
+
+
+def _relay_size(operand: Layout, result: Layout) -> ExchangeSize:
+    """The messages of both turns, one after the other."""
+    figures = relay_figures(operand, result)
+    turns = relay(operand, result)
+    return ExchangeSize(
+        sum(t.rounds for t in figures.turns), figures.message, 1, lambda: [*map(messages.loads_of, turns)]
+    )
 
 
 def _in_place(operand: Layout, result: Layout, chunk: int | None) -> Cost:
@@ -84,23 +97,31 @@ def in_place_cut(message: int, chunk: int | None) -> tuple[int, int]:
 class ExchangeSize(NamedTuple):
     """The rounds of an exchange, the elements of its largest message, and those of its shortest run in memory.
 
-    `loads` lists the messages of each device by their shapes; only cutting messages into chunks needs it.
+    `loads` lists the messages of each device by their shapes, turn by turn; only cutting messages into chunks needs it.
     """
 
     rounds: int
     message: int
     run: int
-    loads: Callable[[], Collection[messages.Load]]
+    loads: Callable[[], Sequence[Collection[messages.Load]]]
 
     def cut(self, cap: int) -> tuple[int, int]:
         """The rounds with messages cut to at most `cap` elements, and the elements of the largest chunk."""
         if cap >= self.message:
             return self.rounds, self.message
-        loads = self.loads()
-        rounds = max(
-            sum(n * count * pieces.count(box, cap) for n, shape in load for box, count in shape) for load in loads
+        turns = self.loads()
+        rounds = sum(
+            max(
+                (
+                    sum(n * count * pieces.count(box, cap) for n, shape in load for box, count in shape)
+                    for load in loads
+                ),
+                default=0,
+            )
+            for loads in turns
         )
-        return rounds, max(pieces.largest(box, cap) for load in loads for _, shape in load for box, _ in shape)
+        boxes = (box for loads in turns for load in loads for _, shape in load for box, _ in shape)
+        return rounds, max(pieces.largest(box, cap) for box in boxes)
 
 
 def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
@@ -108,18 +129,18 @@ def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
     if not one_set(operand.mesh, result.mesh):
         figures = crossing(operand, result)
         run = 1 if figures.cut else exchange_stats.shortest_run(operand, result)
-        return ExchangeSize(figures.rounds, figures.message, run, lambda: messages.loads(operand, result))
+        return ExchangeSize(figures.rounds, figures.message, run, lambda: [messages.loads(operand, result)])
     r = refine(operand, result)
     if r is None or not r.exact:
         rounds, message = exchange_stats.rounds(operand, result), exchange_stats.largest_message(operand, result)
         run = exchange_stats.shortest_run(operand, result)
-        return ExchangeSize(rounds, message, run, lambda: messages.loads(operand, result))
+        return ExchangeSize(rounds, message, run, lambda: [messages.loads(operand, result)])
     extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
     rounds = _even_rounds(r)
-    return ExchangeSize(rounds, r.common, _even_run(r), lambda: (((rounds, ((extents, 1),)),),))
+    return ExchangeSize(rounds, r.common, _even_run(r), lambda: ((((rounds, ((extents, 1),)),),),))
 
 
-def sent(operand: Layout, result: Layout) -> int:
+def sent(operand: Layout, result: Layout, mode: StepMode = PLAIN) -> int:
     """Elements that the busiest device sends in an exchange.
 
     >>> from reshard.types import Mesh
@@ -127,6 +148,8 @@ def sent(operand: Layout, result: Layout) -> int:
     >>> sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
     6
     """
+    if mode.relay:
+        return relay_figures(operand, result).sent
     if not one_set(operand.mesh, result.mesh):
         return crossing(operand, result).sent
     r = refine(operand, result)
