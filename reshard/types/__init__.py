@@ -5,7 +5,8 @@
 
     canonical.py         the invariants of layouts, one check each
     meaning.py           which elements a device holds: the definition of correctness
-    plan.py              Step and Plan: chains of steps, checked as they are built
+    step.py, plan.py     Step and Plan: chains of steps, checked as they are built
+    traffic.py           the busiest devices of a plan between two sets of devices
     rules/               one typing rule a collective
     pair/                what two layouts have in common
     notation/            shardings written as in JAX, Shardy, HLO, DTensor, ScaLAPACK

@@ -4,9 +4,13 @@
     remesh.py           the same placement, written on another mesh of the same devices
     runs.py             runs of neighbouring elements, and progressions of equal runs
     overlap.py          the elements of a dim that two pieces share, as progressions
+    message.py          one message: the elements that one device sends to another
     messages.py         who sends what to whom in an exchange of boxes
     exchange_stats.py   the figures of such an exchange, without listing its messages
     pieces.py           a box cut into pieces of bounded size
+    device_sets.py      whether two meshes have the same devices, some in common, or none
+    crossing.py         an exchange between two sets of devices: who sends, how much, how many rounds
+    relay.py            such an exchange in two turns: to devices that pass elements on, then from them
 
 Nothing here knows what a step is; that is for the rules.
 """

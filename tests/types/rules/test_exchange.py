@@ -131,7 +131,7 @@ def test_in_place_chunks_cover_the_message(message: int, chunk: int | None):
 def test_prod_of_extents_is_the_message():
     """An even exchange sends the digits that are local on both sides."""
     size = exchange_size(Layout.parse("f32[{x}6, 20, 3]", MESH), Layout.parse("f32[24, {x}5, 3]", MESH))
-    ((rounds, ((extents, count),)),) = next(iter(size.loads()))
+    ((((rounds, ((extents, count),)),),),) = size.loads()
     assert (rounds, extents, count, prod(extents)) == (3, (6, 5, 3), 1, size.message)
     assert size.run == 15
 
