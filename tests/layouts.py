@@ -35,6 +35,8 @@ MESHES = (
 )
 """Small meshes of all kinds: prime, composite and unit axes, a single device, devices in other orders."""
 
+DEVICE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+
 SIZES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17, 24)
 
 
@@ -163,22 +165,24 @@ def pairs(dtype: str = "int32", partial: bool = False, most_rank: int = 3) -> st
     return st.randoms().map(lambda choose: random_pair(choose, dtype, partial, most_rank))
 
 
-def random_crossing(choose: random.Random, dtype: str = "int32", partial: bool = False) -> tuple[Layout, Layout]:
+def random_crossing(
+    choose: random.Random, dtype: str = "int32", partial: bool = False, counts: Sequence[int] = DEVICE_COUNTS
+) -> tuple[Layout, Layout]:
     """Two random layouts of one array on two sets of devices, which may overlap; either may be partial."""
-    source, target = _random_mesh(choose), _random_mesh(choose)
+    source, target = _random_mesh(choose, counts), _random_mesh(choose, counts)
     while one_set(source, target):
-        target = _random_mesh(choose)
+        target = _random_mesh(choose, counts)
     shape = [choose.choice(SIZES) for _ in range(choose.randint(0, 3))]
     summed = partial and choose.random() < 0.5
     started = partial and choose.random() < 0.3
     return random_layout(choose, source, shape, dtype, summed), random_layout(choose, target, shape, dtype, started)
 
 
-def _random_mesh(choose: random.Random) -> Mesh:
-    """Up to 16 devices on up to 4 axes, numbered from 0 or from elsewhere, in order or not."""
-    size = choose.choice([1, 2, 3, 4, 6, 8, 12, 16])
+def _random_mesh(choose: random.Random, counts: Sequence[int]) -> Mesh:
+    """Devices on up to 5 axes, numbered from 0 or from elsewhere, in order or not."""
+    size = choose.choice(counts)
     factors = _factors(choose, size)
     first, spare = choose.choice([0, 0, 4, 20]), choose.choice([0, 0, 3])
     ids = list(range(first, first + size + spare))
     picked = choose.sample(ids, size) if choose.random() < 0.4 else ids[:size]
-    return Mesh(zip("xyzw", factors, strict=False), device_ids=picked)
+    return Mesh(zip("vwxyz", factors, strict=False), device_ids=picked)

@@ -14,8 +14,9 @@ Seconds that differ in their last digits are equal: they are sums in different o
 without a network, bytes within `slack` of the fewest are equal, too: the padding that one all-gather carries along is
 cheaper than the 511 messages of an exchange that leaves it out.
 
-A source and a target on different devices have routes of their own (`routes.crossing`), and bytes mean the busiest
-device's, sent or received, summed over steps.
+A source and a target on different devices have routes of their own (`routes.crossing`). Bytes then mean what the
+busiest device sends or receives in all, and after that the sum over steps of what the busiest one of each does: the
+steps run one after the other. A relay is tried only where no other route comes near the bound.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def plan(
     share of at most `slack` count as equal in bytes; 0 is exact. Plans are cached, and equal arguments give equal plans
     in every process.
 
-    The devices of source and target may differ. Then the best plan without a network is the one with the least sum over
-    steps of what the busiest device sends or receives.
+    The devices of source and target may differ. Then the best plan without a network is the one whose busiest device
+    sends or receives the fewest bytes in all, then the one with the least sum of that over steps.
 
     Raises `PlanError` for layouts of different arrays, for a target that is a mean where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
@@ -107,7 +108,7 @@ def _plan(
 
 def _crossing(pair: Pair, budget: int | None, network: Network | None, donate: bool, slack: float) -> Plan:
     """The best plan to other devices; `slack` holds for even layouts too, whose rounds can be as many."""
-    routes = list(dict.fromkeys(crossing.routes(pair)))
+    routes = list(dict.fromkeys(crossing.routes(pair, network)))
     plans = [chain(pair.source, pair.target, route, donate) for route in routes]
     if not all(_within(max(plan.sent_bytes, plan.received_bytes), plan.endpoint_bound_bytes, SLACK) for plan in plans):
         plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]

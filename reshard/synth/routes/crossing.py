@@ -13,6 +13,8 @@ themselves. Its target is cut along the idle axes, in one dim or another: which 
 here 8 from every device, or 128 if dim 1 is cut. Holders of one source tile need no slices before the exchange, since
 they share what is asked of them.
 
+With a network, a cut along the idle axes of the fastest links only is tried too: elements cross once for each domain.
+
 A partial source is reduced on its own devices first, scattered if it can be. A partial target is started from tiles
 that its summands hold in parts.
 """
@@ -20,11 +22,13 @@ that its summands hold in parts.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from reshard.errors import MeshError
+from reshard.synth.network import Network
 from reshard.synth.routes import permute_first, reduction
 from reshard.synth.routes import start as starting
 from reshard.synth.routes.route import Pair, Route
@@ -38,17 +42,17 @@ MOST_RELAYED = 1 << 14
 """Pairs of devices: more are not listed to see whether a relay is better."""
 
 
-def routes(pair: Pair) -> Iterator[Route]:
+def routes(pair: Pair, network: Network | None) -> Iterator[Route]:
     """One step across, after the source's sum is finished, and before what the target replicates is gathered.
 
     >>> trainer, server = Mesh(fsdp=4), Mesh({"tp": 2, "rep": 2}, device_ids=[4, 5, 6, 7])
     >>> source, target = Layout.parse("f32[{fsdp}4, 8]", trainer), Layout.parse("f32[16, {tp}4]", server)
-    >>> [[step.kind for step in route] for route in routes(Pair(source, target))]
+    >>> [[step.kind for step in route] for route in routes(Pair(source, target), None)]
     [['exchange'], ['exchange', 'all_gather'], ['exchange', 'all_gather']]
     """
     if not pair.crosses:
         return
-    ends = [*_ends(pair.target)]
+    ends = [*_ends(pair.target, network)]
     for before, near in _finished(pair.source):
         for far, after in ends:
             yield (*before, StepSpec("permute" if permute_first.permutes(near, far) else "exchange", far), *after)
@@ -82,16 +86,30 @@ def _finished(source: Layout) -> Iterator[tuple[Route, Layout]]:
             yield route, near
 
 
-def _ends(target: Layout) -> Iterator[tuple[Layout, Route]]:
+def _ends(target: Layout, network: Network | None) -> Iterator[tuple[Layout, Route]]:
     """Layouts to cross to, and the steps from there to the target."""
     whole = replace(target, partial=(), reduction=None)
     for start in dict.fromkeys([*_cuts(whole, target.partial), whole]):
         last = next(starting.routes(Pair(start, target), None)) if target.partial else ()
         yield start, last
-        for far in _cuts(start, _idle(start.mesh, (*target.held, *target.partial))):
+        cuts = (_cuts(start, axes) for axes in _gathered(start, (*target.held, *target.partial), network))
+        for far in dict.fromkeys(itertools.chain.from_iterable(cuts)):
             # Padded pieces may not nest in the target's.
             gather = "exchange" if refine(far, start) is None else "all_gather"
             yield far, (StepSpec(gather, start), *last)
+
+
+def _gathered(target: Layout, used: Sequence[SubAxis], network: Network | None) -> Iterator[list[SubAxis]]:
+    """The sub-axes to gather along: all idle ones; with a network, also only those with the fastest links.
+
+    Elements then cross once for each domain that needs them, and no gather runs between domains.
+    """
+    idle = _idle(target.mesh, used)
+    yield idle
+    if network is not None:
+        links = network.links(target.mesh)
+        for slowest in sorted({links[axis.axis].bandwidth for axis in idle})[1:]:
+            yield [axis for axis in idle if links[axis.axis].bandwidth >= slowest]
 
 
 def _cuts(layout: Layout, axes: Sequence[SubAxis]) -> Iterator[Layout]:
