@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
 from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
 from reshard.errors import ReshardError
@@ -50,7 +51,7 @@ def run(options: SimulateOptions) -> int:
     source, target, plan = planned(options)
     check_size(plan)
     trial, account = Trial(source, target, options.seed, plan.view), Account(plan.source.dtype)
-    fills = {} if (into := trial.target_tiles()) is None else {"into": into}
+    fills: dict[str, Any] = {} if (into := trial.target_tiles()) is None else {"into": into}
     faults = trial.faults(simulate(plan, trial.source_tiles(), account, **fills))
     measured = promises(plan, account)
     kept = all(promise.kept for promise in measured)

@@ -68,7 +68,7 @@ def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mappi
             f"source {before.spec} on {dict(before.mesh.shape)}, target {after.spec} on {dict(after.mesh.shape)}: the "
             f"two have other devices, or list them in another order; move the array there first, then by its view"
         )
-    made = _plan(before, after, view, x.dtype.name, dtype.name, **options)
+    made = _plan(before, after, view, x.dtype.name, dtype.name, options["budget"], options["network"])
     out = _existing(made, given.out, after)
     if isinstance(x, Tracer) or placement.manual_mesh() is not None:
         with placement.without_context_mesh():
@@ -77,7 +77,10 @@ def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mappi
         raise LayoutError(f"the target {after.spec} does not divide {view.target_shape}: pad it, or move it under jit")
     run = _compiled(made, before, after)
     with placement.without_context_mesh():
-        return run(x) if out is None else run(x, out)
+        result = run(x) if out is None else run(x, out)
+    if options["donate"]:
+        x.delete()  # XLA keeps the buffer until the move has read it.
+    return result
 
 
 def _view(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:
@@ -111,11 +114,10 @@ def _plan(
     target_dtype: str,
     budget: int | None,
     network: Network | None,
-    donate: bool,
 ) -> Plan:
     source = placement.layout_of(before, view.source_shape, dtype)
     target = placement.layout_of(after, view.target_shape, target_dtype)
-    made = plan(Move(source, target, view, cast=True), None, budget, network, donate)
+    made = plan(Move(source, target, view, cast=True), None, budget, network)
     if placement.platform_of(after.mesh) == "cpu" or budget is not None:
         return made
     return on_jax.in_parts(made)

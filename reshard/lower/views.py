@@ -18,7 +18,7 @@ from functools import cached_property
 from reshard.lower.colouring import colouring
 from reshard.types.layout import Layout
 from reshard.types.pair.view_boxes import StridedBox
-from reshard.types.pair.view_messages import ViewMessage, view_messages
+from reshard.types.pair.view_messages import ViewMessage, chunk_cap, view_messages
 from reshard.types.plan import Step
 from reshard.types.rules.view import TileOrder, tile_order
 from reshard.types.view import View
@@ -140,16 +140,13 @@ def _spans(layout: Layout, view: View) -> Spans:
 def _exchange(step: Step, view: View, device: int | None) -> ViewExchange:
     messages = [m for m in view_messages(step.operand, step.result, view) if m.elements]
     crossing = [m for m in messages if m.sender != m.receiver]
-    chunk = step.mode.chunk
-    cap = None if chunk is None or chunk >= max((m.elements for m in crossing), default=0) else chunk
+    kept = [m for m in messages if m.sender == m.receiver]
+    cap = chunk_cap(crossing, step.mode.chunk)
     pieces = [piece for message in crossing for piece in _pieces(message, cap, device)]
     turns = colouring([(sender, receiver) for sender, receiver, _ in pieces])
-    local = (
-        piece for message in messages if message.sender == message.receiver for piece in _pieces(message, None, device)
-    )
     return ViewExchange(
         step.result.mesh.devices,
-        _listed(local, device),
+        _listed((piece for message in kept for piece in _pieces(message, None, device)), device),
         tuple(_listed((pieces[at] for at in turn), device) for turn in turns),
         step.cost.scratch > 0,
         view.into,

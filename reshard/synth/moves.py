@@ -94,7 +94,10 @@ def _with_cast(move: Move, specs: Specs) -> Specs:
 def _uncast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
     """The routes of a move that keeps its dtype."""
     if move.plain:
-        yield from _between(move.source, move.target, between, budget)
+        for inner in _between(move.source, move.target, between, budget):
+            same = View.identity(move.source.shape)
+            steps = [_view(inner.source, same), *_specs(inner), _view(move.target, same)]
+            yield _needed(move.source, steps)
         return
     parts = stages(move.source, move.target, move.view)
     at_once = StepSpec("view", move.target, StepMode(view=fused(move.view)))
@@ -117,22 +120,25 @@ def _chunk(move: Move, budget: int) -> int:
     return max(1, spare // max(1, 2 * move.source.nbytes(1)))
 
 
-def _between(source: Layout, target: Layout, between: Between, budget: int | None) -> Iterator[Specs]:
-    """The steps between two layouts: the best, and under a budget the best within it and those of least memory."""
-    yield _specs(between(source, target, None))
+def _between(source: Layout, target: Layout, between: Between, budget: int | None) -> Iterator[Plan]:
+    """Plans between two layouts: the best, and under a budget the best within it and that of least memory.
+
+    They may spell the two on another mesh.
+    """
+    yield between(source, target, None)
     if budget is None:
         return
     with suppress(BudgetError):
-        yield _specs(between(source, target, budget))
+        yield between(source, target, budget)
     try:
-        yield _specs(between(source, target, 0))
+        yield between(source, target, 0)
     except BudgetError as error:
-        yield _specs(between(source, target, error.smallest))
+        yield between(source, target, error.smallest)
 
 
-def _around(move: Move, parts: Stages, inner: Specs) -> Iterator[Specs]:
+def _around(move: Move, parts: Stages, plan: Plan) -> Iterator[Specs]:
     """The steps of the middle between those of the two sides, with the transposition at every place."""
-    middle = parts.middle
+    middle, inner = parts.middle, _specs(plan)
     before: Specs = []
     after: Specs = []
     if parts.before is not None:
@@ -142,7 +148,7 @@ def _around(move: Move, parts: Stages, inner: Specs) -> Iterator[Specs]:
         opened = parts.after
         put = StepSpec("put", opened.whole, StepMode(view=inverse(opened.taking)))
         after = [put, _view(move.target, inverse(opened.opening))]
-    start, end = middle.source, move.target if parts.after is None else parts.after.part
+    start, end = plan.source, move.target if parts.after is None else parts.after.part
     straight = middle.order == tuple(range(len(middle.order)))
     for at in range(1 if straight else len(inner) + 1):
         turned = [spec._replace(result=middle.turned(spec.result)) for spec in inner[at:]]
@@ -172,7 +178,7 @@ def _needed(source: Layout, specs: Specs) -> Specs:
     needed: Specs = []
     at = source
     for spec in specs:
-        idle = spec.kind == "view" and spec.result == at and spec.mode.view is not None and spec.mode.view.plain
+        idle = spec.result == at and spec.mode.view is not None and spec.mode.view.plain
         needed += [] if idle else [spec]
         at = spec.result
     return needed

@@ -315,11 +315,18 @@ def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate:
     at, is_source = source, True
     for number, spec in enumerate(specs):
         elsewhere = disjoint(source.mesh, at.mesh) and disjoint(source.mesh, spec.result.mesh)
-        waiting = target.tile_bytes if number < fills and not disjoint(target.mesh, at.mesh) else 0
+        waiting = _waiting(target, at, spec.result) if number < fills else 0
         retained.append(waiting + (0 if donate or is_source or elsewhere else source.tile_bytes))
         is_source = is_source and aliases(spec.kind, at, spec.result, spec.mode)
         at = spec.result
     return retained
+
+
+def _waiting(target: Layout, operand: Layout, result: Layout) -> int:
+    """The bytes of a target that is there before a step: what it holds beside the operand, or beside the result."""
+    if disjoint(target.mesh, operand.mesh) and disjoint(target.mesh, result.mesh):
+        return 0
+    return target.tile_bytes + (max(0, result.tile_bytes - operand.tile_bytes) if operand.mesh != result.mesh else 0)
 
 
 def _check_view(plan: Plan) -> None:

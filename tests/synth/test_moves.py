@@ -151,6 +151,59 @@ def test_budgets():
     assert rs.plan(made, budget=refused.value.smallest).peak_bytes <= refused.value.smallest
 
 
+def test_every_budget_of_source_and_target_is_met():
+    for seed in range(40):
+        case = random_case(random.Random(seed), most=96)
+        move = case.move
+        plan = rs.plan(move, budget=move.source.tile_bytes + move.target.tile_bytes)
+        run_plan(plan, move, case.reference)
+        assert plan.received_bytes >= plan.lower_bound_bytes
+        with pytest.raises(BudgetError) as refused:
+            rs.plan(move, budget=0)
+        assert rs.plan(move, budget=refused.value.smallest).peak_bytes <= refused.value.smallest
+
+
+TRAINER = rs.Mesh({"fsdp": 4}, device_ids=range(4))
+CROSSINGS = {
+    "apart": rs.Mesh({"tp": 4, "rep": 2}, device_ids=range(4, 12)),
+    "overlapping": rs.Mesh({"tp": 4, "rep": 2}, device_ids=range(2, 10)),
+}
+
+
+@pytest.mark.parametrize("where", CROSSINGS)
+def test_a_trainers_layout_on_a_server(where):
+    for source, target, options, reference in (
+        (
+            "s64[2, {fsdp}24, 5]",
+            "s64[3, 2, {tp}8, 5]",
+            {"view": "l (t h) m -> t l h m", "t": 3},
+            lambda a: a.reshape(2, 3, 32, 5).transpose(1, 0, 2, 3),
+        ),
+        (
+            "s64[2, 3{fsdp}8, 5]",
+            "s64[2, {tp}8, 5]",
+            {"view": "l (t h) m -> l h m", "t": 3, "take": {"t": 1}},
+            lambda a: a.reshape(2, 3, 32, 5)[:, 1],
+        ),
+        (
+            "s64[2, {fsdp}24, 5]",
+            "s64[2, {tp}8, 5]",
+            {"view": "l (t h) m -> l h m", "t": 3, "take": {"t": 1}},
+            lambda a: a.reshape(2, 3, 32, 5)[:, 1],
+        ),
+        (
+            "s64[{fsdp}6]",
+            "s64[{tp}{rep}3]",
+            {"view": "(a b) -> (b a)", "a": 2},
+            lambda a: a.reshape(2, 12).T.reshape(-1),
+        ),
+    ):
+        move = rs.Move(Layout.parse(source, TRAINER), Layout.parse(target, CROSSINGS[where]), **options)
+        plan = check_move(move, reference, at_bound=False)
+        assert plan.crosses and plan.received_bytes == plan.lower_bound_bytes
+        assert plan.sent_bytes >= plan.endpoint_bound_bytes or plan.received_bytes >= plan.endpoint_bound_bytes
+
+
 def test_networks_and_donated_sources():
     network = rs.Network("two", axes={"fsdp": rs.Link(1e-5, 1e9), "tp": rs.Link(1e-6, 1e11)})
     for made, reference in MODELS.values():

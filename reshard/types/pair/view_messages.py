@@ -106,18 +106,30 @@ def view_stats(operand: Layout, result: Layout, view: View, chunk: int | None = 
     """
     crossing = [m for m in view_messages(operand, result, view) if m.sender != m.receiver and m.elements]
     received, sent = by_device(operand, result, view)
+    cap = chunk_cap(crossing, chunk)
     most = max((message.elements for message in crossing), default=0)
-    cap = None if chunk is None or chunk >= most else chunk
+    if cap is not None:
+        most = max(largest(box.extents, cap) for message in crossing for box in message.boxes)
+    staged = most > 1 and (cap is not None or not all(message.one_run for message in crossing))
+    return ViewStats(
+        max(received.values(), default=0), max(sent.values(), default=0), _rounds(crossing, cap), most, staged
+    )
+
+
+def chunk_cap(crossing: Sequence[ViewMessage], chunk: int | None) -> int | None:
+    """The most elements of a message; None if all are within the chunk as they are."""
+    most = max((message.elements for message in crossing), default=0)
+    return None if chunk is None or chunk >= most else chunk
+
+
+def _rounds(crossing: Sequence[ViewMessage], cap: int | None) -> int:
+    """The most messages that a device sends or receives."""
     sends, receipts = Counter[int](), Counter[int]()
     for message in crossing:
         number = 1 if cap is None else sum(count(box.extents, cap) for box in message.boxes)
         sends[message.sender] += number
         receipts[message.receiver] += number
-    rounds = max((*sends.values(), *receipts.values()), default=0)
-    if cap is not None:
-        most = max(largest(box.extents, cap) for message in crossing for box in message.boxes)
-    staged = most > 1 and (cap is not None or any(not message.one_run for message in crossing))
-    return ViewStats(max(received.values(), default=0), max(sent.values(), default=0), rounds, most, staged)
+    return max((*sends.values(), *receipts.values()), default=0)
 
 
 def by_device(operand: Layout, result: Layout, view: View) -> tuple[Counter[int], Counter[int]]:

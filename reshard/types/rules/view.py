@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from reshard.errors import StepError
 from reshard.types.layout import Dim, Layout
+from reshard.types.pair.remesh import remesh
 from reshard.types.pair.view_layouts import is_local, over, over_atoms
 from reshard.types.rules.cost import FREE, Cost, StepMode, refusal
 from reshard.types.view import Groups, View
@@ -62,18 +63,25 @@ def tile_order(operand: Layout, result: Layout, view: View) -> TileOrder:
     """
     if view.taken or view.into:
         raise refusal("view", operand, result, f"{view}: a view step moves all elements; take and put choose some")
-    if (operand.dtype, operand.mesh) != (result.dtype, result.mesh) or not operand.partial_as(result):
-        raise refusal("view", operand, result, f"{view}: mesh, dtype and reduction must stay")
-    before, after = _on_atoms(operand, view.source, view), _on_atoms(result, view.target, view)
+    spelled = _on_one_mesh(operand, result)
+    if spelled is None or operand.dtype != result.dtype or not spelled[0].partial_as(spelled[1]):
+        raise refusal("view", operand, result, f"{view}: devices, dtype and reduction must stay")
+    before, after = _on_atoms(spelled[0], view.source, view), _on_atoms(spelled[1], view.target, view)
     if before is None or after is None:
         raise refusal("view", operand, result, f"{view}: a digit lies across two atoms")
-    if _layout(operand, before) != _layout(operand, after):
+    if _layout(spelled[0], before) != _layout(spelled[0], after):
         raise refusal("view", operand, result, f"{view}: the two are different layouts of its atoms")
     digits, order = (
         [at for group in groups for at in group if at in before and at in after]
         for groups in (view.source, view.target)
     )
     return TileOrder(tuple(before[at].tile for at in digits), tuple(digits.index(at) for at in order))
+
+
+def _on_one_mesh(operand: Layout, result: Layout) -> tuple[Layout, Layout] | None:
+    """Both layouts spelled on the mesh of one of them; None if neither mesh can spell the other's."""
+    here, there = remesh(result, operand.mesh), remesh(operand, result.mesh)
+    return (operand, here) if here is not None else None if there is None else (there, result)
 
 
 def _on_atoms(layout: Layout, groups: Groups, view: View) -> dict[int, Dim] | None:
