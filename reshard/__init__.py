@@ -1,6 +1,7 @@
 """Sharding specs as types: the cheapest collectives between two layouts of a distributed array.
 
     Mesh, Layout        devices on named axes; where each element of an array is
+    Move                source and target with a view between their indices, parts, and a cast
     plan, Plan, Step    the steps from one layout to another, with their bytes, launches and memory
     Network, Link       what bytes cost along each mesh axis
     prove, Proof        that a plan is right for all sizes of its form, and within its promise
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from reshard.synth import Link as Link
     from reshard.synth import Network as Network
     from reshard.synth import plan as plan
+    from reshard.types.move import Move as Move
     from reshard.types.plan import Plan as Plan
     from reshard.types.step import Step as Step
 
@@ -46,6 +48,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Link": "reshard.synth",
+    "Move": "reshard.types.move",
     "Network": "reshard.synth",
     "Plan": "reshard.types.plan",
     "Proof": "reshard.proofs",

@@ -7,7 +7,8 @@ arguments to a parser; a group that several commands share is a base class and a
       ArrayOptions               --mesh, --shape, --dtype
         show.ShowOptions         LAYOUT, --limit
         PairOptions              SOURCE, TARGET, --target-mesh, --budget, --network, --donate, --slack
-          plan.PlanOptions       --json, --html, --explain
+          MoveOptions            --view, --size, --take, --into, --cast
+            plan.PlanOptions     --json, --html, --explain
           ...
       doctor.DoctorOptions       FILE, --platform, ...
 
@@ -85,6 +86,31 @@ class PairOptions(ArrayOptions):
         parser.add_argument("--donate", action="store_true", help="the source may be given up once its data has moved")
         slack = "share of bytes that may be spent to save launches, for uneven layouts without a network; default 0.05"
         parser.add_argument("--slack", metavar="SHARE", help=slack)
+
+
+@dataclass(frozen=True)
+class MoveOptions(PairOptions):
+    """A pair of layouts whose indices a view relates, of which parts may move, and whose dtypes may differ."""
+
+    view: str | None
+    size: list[str] | None
+    take: list[str] | None
+    into: list[str] | None
+    cast: bool
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds those of a pair of layouts, and `--view`, `--size`, `--take`, `--into`, `--cast`."""
+        super().add_to(parser)
+        view = "which index becomes which, in einops' notation: '(three h) d -> three h d'"
+        parser.add_argument("--view", metavar="TEXT", help=view)
+        size = "the size of an atom of the view that does not follow from the shapes, e.g. three=3"
+        parser.add_argument("--size", metavar="NAME=N", action="append", help=size)
+        take = "move only this index or range of an atom of SOURCE, e.g. three=0 or h=0:8 (a dim's number without view)"
+        parser.add_argument("--take", metavar="NAME=PART", action="append", help=take)
+        into = "fill only this index or range of an atom of TARGET"
+        parser.add_argument("--into", metavar="NAME=PART", action="append", help=into)
+        parser.add_argument("--cast", action="store_true", help="cast, where the dtypes of the two layouts differ")
 
 
 def add_network(parser: argparse.ArgumentParser) -> None:

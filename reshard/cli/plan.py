@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reshard.cli.options import NOTATIONS, Commands, PairOptions, add_command
+from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
 from reshard.types.plan import Plan
 
 if TYPE_CHECKING:
@@ -23,13 +23,15 @@ examples:
       --shape 16,16,16 --dtype f32 --json
   reshard plan --mesh x=4,y=2 'f32[8, 16] + sum{x}' 'f32[{x}2, 16]' --donate
   reshard plan --mesh p=2,q=3 --target-mesh r=6 'f32[{p}{q}7/40]' 'f32[{r}7/40]'
+  reshard plan --mesh x=4 'f32[{x}24, 5]' 'f32[3, {x}8, 5]' \\
+      --view '(three h) d -> three h d' --size three=3
   reshard plan --mesh x=4 'f64[16{x}64, 1024]' 'f64[4096, {x}256]' \\
       --html plan.html
 """
 
 
 @dataclass(frozen=True)
-class PlanOptions(PairOptions):
+class PlanOptions(MoveOptions):
     """The options of `reshard plan`."""
 
     json: bool
@@ -38,7 +40,7 @@ class PlanOptions(PairOptions):
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds those of a pair of layouts, and the forms of output."""
+        """Adds those of a move, and the forms of output."""
         super().add_to(parser)
         parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
         parser.add_argument("--html", metavar="FILE", help="write one self-contained page, with pictures, instead")

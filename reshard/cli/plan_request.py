@@ -12,14 +12,17 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from reshard.cli.options import ArrayOptions, PairOptions
-from reshard.errors import ReshardError
+from reshard.cli.options import ArrayOptions, MoveOptions, PairOptions
+from reshard.errors import NotationError, ReshardError
 from reshard.synth import plan
 from reshard.synth.planner import SLACK
 from reshard.types import Layout, Mesh
+from reshard.types.move import Move
 from reshard.types.notation.detect import read
+from reshard.types.notation.einops import read_part
 from reshard.types.plan import Plan
 from reshard.types.units import parse_shape
+from reshard.types.whole import written
 
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
@@ -38,7 +41,40 @@ def planned(options: PairOptions) -> PlanRequest:
     """The layouts of a call, and the plan between them."""
     source, target = two_layouts(options)
     slack = SLACK if options.slack is None else _share(options.slack)
-    return PlanRequest(source, target, plan(source, target, options.budget, options.network, options.donate, slack))
+    move = _move(source, target, options) if isinstance(options, MoveOptions) else None
+    if move is None:
+        return PlanRequest(source, target, plan(source, target, options.budget, options.network, options.donate, slack))
+    return PlanRequest(source, target, plan(move, None, options.budget, options.network, options.donate, slack))
+
+
+def _move(source: Layout, target: Layout, options: MoveOptions) -> Move | None:
+    """The move of a call that has a view, a part or a cast; None for two layouts of one array."""
+    if options.view is None and not (options.size or options.take or options.into or options.cast):
+        return None
+    sizes = {name: size if (size := written(text)) is not None else -1 for name, text in _pairs("size", options.size)}
+    take, into = (
+        {_key(name, options.view): read_part(text) for name, text in _pairs(what, given)}
+        for what, given in (("take", options.take), ("into", options.into))
+    )
+    return Move(source, target, options.view, take=take, into=into, cast=options.cast, **sizes)
+
+
+def _pairs(what: str, given: list[str] | None) -> list[tuple[str, str]]:
+    """NAME=VALUE texts as pairs."""
+    pairs: list[tuple[str, str]] = []
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (equals and name and value) or (what == "size" and not value.isdecimal()):
+            raise NotationError(
+                f"--{what} {text!r}: write NAME={'N' if what == 'size' else 'INDEX or NAME=START:STOP'}"
+            )
+        pairs.append((name, value))
+    return pairs
+
+
+def _key(name: str, view: str | None) -> str | int:
+    """An atom by name; without a view, a dim by number."""
+    return int(name) if view is None and re.fullmatch("[0-9]{1,4}", name) else name
 
 
 def one_layout(text: str, options: ArrayOptions) -> Layout:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import dataclass
 
-from reshard.cli.options import NOTATIONS, Commands, PairOptions, add_command
+from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
 from reshard.errors import ProofError, ReshardError
 
 _EXAMPLES = """\
@@ -19,7 +19,7 @@ examples:
 
 
 @dataclass(frozen=True)
-class ProveOptions(PairOptions):
+class ProveOptions(MoveOptions):
     """The options of `reshard prove`."""
 
     output: str | None
@@ -28,7 +28,7 @@ class ProveOptions(PairOptions):
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds those of a pair of layouts, the file for the queries, and the search for fewer launches."""
+        """Adds those of a move, the file for the queries, and the search for fewer launches."""
         super().add_to(parser)
         what = "write its queries as SMT-LIB, for another solver"
         parser.add_argument("-o", "--output", metavar="FILE", help=what)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
-from reshard.cli.options import NOTATIONS, Commands, PairOptions, add_command
+from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
 from reshard.errors import ReshardError
 
 _EXAMPLES = """\
@@ -18,14 +19,14 @@ examples:
 
 
 @dataclass(frozen=True)
-class SimulateOptions(PairOptions):
+class SimulateOptions(MoveOptions):
     """The options of `reshard simulate`."""
 
     seed: int
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds those of a pair of layouts, and the seed."""
+        """Adds those of a move, and the seed."""
         super().add_to(parser)
         parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random data (default 0)")
 
@@ -49,8 +50,9 @@ def run(options: SimulateOptions) -> int:
         raise ReshardError(f"--seed {options.seed}: give a whole number of at least 0")
     source, target, plan = planned(options)
     check_size(plan)
-    trial, account = Trial(source, target, options.seed), Account(plan.source.dtype)
-    faults = trial.faults(simulate(plan, trial.source_tiles(), account))
+    trial, account = Trial(source, target, options.seed, plan.view), Account(plan.source.dtype)
+    fills: dict[str, Any] = {} if (into := trial.target_tiles()) is None else {"into": into}
+    faults = trial.faults(simulate(plan, trial.source_tiles(), account, **fills))
     measured = promises(plan, account)
     kept = all(promise.kept for promise in measured)
     out = terminal.console()

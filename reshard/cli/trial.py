@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from reshard.runtime import oracle
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, dtypes
+from reshard.types.view import View
 
 Array = NDArray[Any]
 
@@ -49,8 +50,8 @@ class Trial:
     device 1: 1 wrong, first at global (4,): 7.0, not ...
     """
 
-    def __init__(self, source: Layout, target: Layout, seed: int) -> None:
-        self.source, self.target = source, target
+    def __init__(self, source: Layout, target: Layout, seed: int, view: View | None = None) -> None:
+        self.source, self.target, self.view = source, target, view
         self.random = np.random.default_rng(seed)
         self.dtype = numpy_dtype(source.dtype)
         summands = oracle.summands(source)
@@ -87,14 +88,34 @@ class Trial:
         """The source's tiles, cut from the global arrays, with noise as padding."""
         return oracle.cut_tiles(self.source, self.summands, lambda: self._numbers(self.source.tile_shape, 1))
 
+    def target_tiles(self) -> dict[int, Array] | None:
+        """The target's tiles before a move that fills part of them: zeros; None for other moves."""
+        if self.view is None or not self.view.into:
+            return None
+        zeros = {(): np.zeros(self.target.shape, numpy_dtype(self.target.dtype))}
+        return oracle.cut_tiles(
+            self.target, zeros, lambda: np.zeros(self.target.tile_shape, numpy_dtype(self.target.dtype))
+        )
+
     def faults(self, tiles: Mapping[int, Array]) -> list[Fault]:
         """The devices whose tiles differ from what the target demands."""
         target = self.target
         if all(device in tiles and tiles[device].shape == target.tile_shape for device in target.mesh.devices):
             target, tiles = oracle.finished(self.source, target, tiles)
-        wanted = oracle.combined(self.source, target, self._in_double_precision(target))
+        wanted = self._seen(oracle.combined(self.source, target, self._in_double_precision(target)))
         faults = [self._fault(target, device, tiles.get(device), wanted) for device in target.mesh.devices]
         return [fault for fault in faults if fault is not None]
+
+    def _seen(self, arrays: oracle.Arrays) -> oracle.Arrays:
+        """The arrays through the view, cast if the target has another dtype and nothing was combined."""
+        dtype = numpy_dtype(self.target.dtype)
+        casts = self.source.dtype != self.target.dtype and len(self.summands) == 1
+        if self.view is None and not casts:
+            return arrays
+        view = View.identity(self.source.shape) if self.view is None else self.view
+        each = {at: array.astype(dtype) if casts else array for at, array in arrays.items()}
+        zeros = {at: np.zeros(self.target.shape, array.dtype) for at, array in each.items()}
+        return {at: oracle.viewed(view, array, zeros[at]) for at, array in each.items()}
 
     def _in_double_precision(self, target: Layout) -> oracle.Arrays:
         """The summands, as doubles if they are floats and will be combined."""

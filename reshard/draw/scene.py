@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.draw.cells import MOST_CELLS, Cell, LayoutCells, Span, bounded, check_devices, counts, periods
+from reshard.errors import ReshardError
 from reshard.show.holders import set_text
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
@@ -131,6 +132,11 @@ def scene(plan: Plan) -> Scene:
     check_devices(plan.source.mesh)
     check_devices(plan.target.mesh)
     layouts = [plan.source, *(step.result for step in plan.steps)]
+    if any(layout.shape != plan.source.shape for layout in layouts):
+        raise ReshardError(
+            f"{plan.source} -> {plan.target}: the steps change the array's dims, so its tiles have no common picture; "
+            f'draw "memory" or "traffic"'
+        )
     grid, slices = _drawn_dims(layouts)
     panels = tuple(LayoutCells(layout, _drawn_runs(_pattern(layout), grid, slices)) for layout in layouts)
     return Scene(_names(len(plan.steps)), panels, grid, slices)

@@ -11,6 +11,7 @@ partitioner_hook    ... whose source tracing does not know (auto axes under jit)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from reshard.errors import LayoutError, PlanError, quoted
-from reshard.jax import placement, traced
+from reshard.jax import placement, traced, views
 from reshard.jax.batches import run_all
 from reshard.jax.eager import EagerMove, Pending, prepared, put
 from reshard.jax.request import ReshardRequest
@@ -35,6 +36,12 @@ def redistribute(
     budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
+    view: str | None = None,
+    take: Mapping[Any, Any] | None = None,
+    into: Mapping[Any, Any] | None = None,
+    out: jax.Array | None = None,
+    dtype: Any = None,
+    **sizes: int,
 ) -> Any:
     """Moves an array to another sharding, in place of `jax.device_put`, `with_sharding_constraint` and `reshard`.
 
@@ -45,6 +52,9 @@ def redistribute(
     and result included; without one, large moves are split into parts, which need little more than source and result.
     `network` is that of `reshard.plan`.
     With `donate`, `x` is deleted once the move is under way.
+
+    `view` (with `sizes`), `take` and `into` are those of `reshard.Move`, and `dtype` that of the result; `sharding` is
+    then the target's. `out` is the array of which `into` fills a part; the result has the rest of it.
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`, and
     inside a `shard_map` that is manual over other axes. Concrete leaves of a tree share programs, and an array that is
@@ -71,6 +81,9 @@ def redistribute(
     True
     """
     options = _options(budget, network, donate)
+    given = views.ViewOptions(view, take, into, out, dtype, sizes)
+    if not given.plain:
+        return views.moved(x, sharding, source, given, options)
     if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
         return put(x, sharding, donate=False)
     leaves, tree = jax.tree.flatten(x)

@@ -9,6 +9,7 @@
     permute          (sender, receiver) pairs of whole tiles
     exchange         local copies, then rounds of transfers; in a round each device sends at most
                      one list of boxes and receives at most one; or in place, slot by slot
+    views            what changes indices or the dtype; see `lower.views`
 
 Devices are ids of the meshes. Tile views say how a tile falls into blocks. A runtime needs nothing else, and in
 particular no layout.
@@ -24,10 +25,12 @@ from reshard.lower.exchange import Transfer, rounds
 from reshard.lower.exchange_in_place import ExchangeInPlace, in_place
 from reshard.lower.groups import Groups, block_numbers, coordinate, groups_along
 from reshard.lower.permutation import permutation
+from reshard.lower.views import ViewInstruction, view_instruction
 from reshard.types.layout import Layout
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
 from reshard.types.rules import tile_view
+from reshard.types.rules.checker import VIEW_RULES
 from reshard.types.rules.parts import Cut, split_step
 from reshard.types.rules.tile_view import TileView, gather_order, scatter_order
 
@@ -125,7 +128,7 @@ class InParts:
     put: Cut
 
 
-Instruction = Plain | InParts
+Instruction = Plain | InParts | ViewInstruction
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,8 @@ def lower_plan(plan: Plan, device: int | None = None) -> Program:
 
 
 def _instruction(step: Step, device: int | None) -> Instruction:
+    if step.kind in VIEW_RULES:
+        return view_instruction(step, device)
     part = split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None
     if part is None:
         return _plain(step, device)

@@ -35,6 +35,7 @@ from reshard.lower.program import (
     Slice,
     SplitSum,
 )
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange
 from reshard.types import dtypes
 from reshard.types.reductions import all_reduce_elements
 
@@ -78,7 +79,10 @@ class InstructionTraffic:
 
 
 class TrafficMatrix(NamedTuple):
-    """What a program moves: elements by (sender, receiver), never from a device to itself."""
+    """What a program moves: elements by (sender, receiver), never from a device to itself.
+
+    Where a program casts, elements of the wider dtype count as several of the narrower one.
+    """
 
     devices: tuple[int, ...]
     dtype: str
@@ -128,14 +132,18 @@ def traffic(program: Program) -> TrafficMatrix:
     elements: Counter[tuple[int, int]] = Counter()
     launches = 0
     tile = math.prod(program.tile_shape)
+    dtype = program.dtype
+    casts = [instruction.dtype for instruction in program.instructions if isinstance(instruction, CastTiles)]
+    narrow = min((dtype, *casts), key=dtypes.bits)
     for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
         moved = instruction_traffic(instruction, tile)
+        dtype = instruction.dtype if isinstance(instruction, CastTiles) else dtype
         launches += moved.launches
         for sender, receiver, count in moved:
-            elements[sender, receiver] += count
+            elements[sender, receiver] += count * dtypes.bits(dtype) // dtypes.bits(narrow)
         tile = math.prod(shape)
     devices = dict.fromkeys([*program.devices, *(device for pair in elements for device in pair)])
-    return TrafficMatrix(tuple(devices), program.dtype, elements, launches)
+    return TrafficMatrix(tuple(devices), narrow, elements, launches)
 
 
 def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraffic:
@@ -143,7 +151,7 @@ def instruction_traffic(instruction: Instruction, tile: int) -> InstructionTraff
     return _TRAFFIC[type(instruction)](instruction, tile)
 
 
-def _local(step: Slice | SplitSum, tile: int) -> InstructionTraffic:
+def _local(step: Slice | SplitSum | Reorder | TakePart | PutPart | CastTiles, tile: int) -> InstructionTraffic:
     return InstructionTraffic(launches=0)
 
 
@@ -164,7 +172,7 @@ def _permute(step: Permute, tile: int) -> InstructionTraffic:
     return _listed(1, ((sender, receiver, tile) for sender, receiver in step.pairs))
 
 
-def _exchange(step: Exchange, tile: int) -> InstructionTraffic:
+def _exchange(step: Exchange | ViewExchange, tile: int) -> InstructionTraffic:
     transfers = itertools.chain(*step.rounds)
     return _listed(len(step.rounds), ((t.sender, t.receiver, t.elements) for t in transfers))
 
@@ -196,4 +204,9 @@ _TRAFFIC: dict[type[Instruction], Callable[[Any, int], InstructionTraffic]] = {
     Exchange: _exchange,
     ExchangeInPlace: _exchange_in_place,
     InParts: _in_parts,
+    Reorder: _local,
+    TakePart: _local,
+    PutPart: _local,
+    CastTiles: _local,
+    ViewExchange: _exchange,
 }

@@ -1,6 +1,7 @@
 """reshard for MPI: arrays in tiles on the ranks of a communicator, moved from one layout to another.
 
     redistribute(tile, source, target, comm)    moves plain numpy or GPU arrays, one tile per rank
+    move(tile, move, comm)                      the same through a view, in part, or to another dtype
     DistArray(layout, tile, comm)               a distributed array: layout, tile and communicator in one object
     relabelled(source, target)                  the target with tiles assigned to ranks so that the fewest bytes move
     calibrate(comm)                             measures the communicator as a `Network` to plan for
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
+    from reshard.mpi.view_moves import move as move
     from reshard.runtime.on_mpi.team import world as world
 
 _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "RAW": "reshard.mpi.tiles",
     "calibrate": "reshard.mpi.calibration",
+    "move": "reshard.mpi.view_moves",
     "redistribute": "reshard.mpi.redistribution",
     "relabelled": "reshard.mpi.relabel",
     "world": "reshard.runtime.on_mpi.team",

@@ -21,8 +21,10 @@ from reshard.proofs.least import floor
 from reshard.proofs.proof import Proof, ProofPart
 from reshard.proofs.refute import fits, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
+from reshard.proofs.view_proof import prove_view
 from reshard.types import dtypes
 from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.rules.checker import VIEW_RULES
 
 MANY_TRANSFERS = 1 << 14
 """Even exchanges and permutes that list more transfers are proved by the formulas that would list them."""
@@ -48,6 +50,10 @@ def prove(plan: Plan, program: Program | None = None, *, launches: bool = False,
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
     if not (program is None or isinstance(program, Program)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
+    if plan.view is not None or any(step.kind in VIEW_RULES for step in plan.steps):
+        if launches:
+            raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")
+        return prove_view(plan, program, lambda part: prove(part))
     made = _outline(plan) if program is None else program
     try:
         if 0 in plan.source.shape:

@@ -17,6 +17,7 @@ from reshard.lower import Program
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Exchange
 from reshard.runtime import Account, oracle, run
+from reshard.runtime.numpy_views import Extras
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
@@ -81,7 +82,7 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
         return Counterexample("right", f"the program is for {program.dtype}, not {plan.source.dtype}", sizes=sizes)
     try:
         with np.errstate(over="ignore"):
-            result = run(replace(program, dtype=kind), tiles, memory)
+            result = run(replace(program, dtype=kind), tiles, memory, _extras(plan, kind))
     except (LookupError, ValueError, TypeError) as error:
         return Counterexample("right", f"the program does not run ({type(error).__name__}: {error})", sizes=sizes)
     for device in plan.source.mesh.devices:
@@ -91,12 +92,34 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
     with np.errstate(over="ignore"):
         if all(device in result and result[device].shape == target.tile_shape for device in target.mesh.devices):
             target, result = oracle.finished(plan.source, target, result)
-        wanted = oracle.combined(plan.source, target, marks)
+        wanted = _viewed(plan, oracle.combined(plan.source, target, marks))
     for device in plan.target.mesh.devices:
         wrong = _wrong(target, device, result.get(device), wanted, marks, sizes)
         if wrong is not None:
             return wrong
     return _broken_promise(plan, program, memory, sizes)
+
+
+def _extras(plan: Plan, kind: str) -> Extras:
+    """Marks in what the target holds already, where only part of it is filled."""
+    if plan.view is None or not plan.view.into:
+        return Extras(casts=False)
+    target = plan.target
+    held = {(): _held(plan, kind)}
+    return Extras(oracle.cut_tiles(target, held, lambda: np.zeros(target.tile_shape, kind)), casts=False)
+
+
+def _held(plan: Plan, kind: str) -> Array:
+    """What the target holds before the move."""
+    return np.random.default_rng(_SEEDS).integers(0, 1 << 20, plan.target.shape).astype(kind)
+
+
+def _viewed(plan: Plan, arrays: oracle.Arrays) -> oracle.Arrays:
+    """The source's arrays as the target's: the pairs of row-major indices that the plan's view relates, one by one."""
+    if plan.view is None:
+        return arrays
+    view = plan.view
+    return {summand: oracle.viewed(view, array, _held(plan, str(array.dtype))) for summand, array in arrays.items()}
 
 
 def fits(plan: Plan) -> bool:

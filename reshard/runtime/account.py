@@ -31,21 +31,25 @@ class Account:
         self.dtype = dtype
         self.live: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
-        self.elements: Counter[int] = Counter()
+        self._received_bits: Counter[int] = Counter()
         self.launches = 0
 
-    def take(self, device: int, elements: int) -> None:
-        """Counts a buffer that a device allocates."""
-        self.live[device] += dtypes.nbytes(elements, self.dtype)
+    def take(self, device: int, elements: int, dtype: str | None = None) -> None:
+        """Counts a buffer that a device allocates, of the account's dtype or of another one."""
+        self.live[device] += dtypes.nbytes(elements, dtype or self.dtype)
         self.peak[device] = max(self.peak[device], self.live[device])
 
-    def free(self, device: int, elements: int) -> None:
+    def free(self, device: int, elements: int, dtype: str | None = None) -> None:
         """Counts a buffer that a device frees."""
-        self.live[device] -= dtypes.nbytes(elements, self.dtype)
+        self.live[device] -= dtypes.nbytes(elements, dtype or self.dtype)
+
+    def cast(self, dtype: str) -> None:
+        """From here on, elements are of this dtype."""
+        self.dtype = dtype
 
     def receive(self, device: int, elements: int) -> None:
         """Counts elements that a device receives from another one."""
-        self.elements[device] += elements
+        self._received_bits[device] += elements * dtypes.bits(self.dtype)
 
     @property
     def peak_bytes(self) -> int:
@@ -53,9 +57,15 @@ class Account:
         return max(self.peak.values(), default=0)
 
     @property
+    def elements(self) -> Counter[int]:
+        """Elements that each device received, those of another dtype as what they make of this one."""
+        each = dtypes.bits(self.dtype)
+        return Counter({device: bits // each for device, bits in self._received_bits.items()})
+
+    @property
     def received(self) -> Counter[int]:
         """The bytes that each device received, as if all its messages were packed into one."""
-        return Counter({device: dtypes.nbytes(count, self.dtype) for device, count in self.elements.items()})
+        return Counter({device: (bits + 7) // 8 for device, bits in self._received_bits.items()})
 
     @property
     def received_bytes(self) -> int:

@@ -27,6 +27,7 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import jax_sharding
 from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.rules.checker import VIEW_RULES
 from reshard.types.rules.cost import PLAIN, StepMode
 from reshard.types.rules.exchange import exchange_size
 from reshard.types.rules.parts import counts, split_step
@@ -38,8 +39,8 @@ PARTS = 8
 """The number of parts aimed at."""
 
 
-def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
-    """Moves an array by a plan; may be traced inside `jax.jit`.
+def apply(plan: Plan, mesh: AnyMesh, array: jax.Array, into: jax.Array | None = None) -> jax.Array:
+    """Moves an array by a plan; may be traced inside `jax.jit`. `into` is a target of which the plan fills a part.
 
     The axes of `mesh` that are not manual have the plan's devices by position; they are cut where the layouts use
     parts of them. Layouts are contiguous, as those of a `NamedSharding` are. Raises `LayoutError` for a reduction
@@ -56,7 +57,11 @@ def apply(plan: Plan, mesh: AnyMesh, array: jax.Array) -> jax.Array:
     axes = free_axes(mesh)
     before, after = spec(plan.source, axes), spec(plan.target, axes)
     array = _padded(_not_reduced(array), plan.source, NamedSharding(mesh, before))
-    moved = _on_tiles(plan, mesh, axes, before, after)(array)
+    if into is None:
+        moved = _on_tiles(plan, mesh, axes, (before,), after)(array)
+    else:
+        into = _padded(into, plan.target, NamedSharding(mesh, after))
+        moved = _on_tiles(plan, mesh, axes, (before, after), after)(array, into)
     return _trimmed(moved, plan.target, NamedSharding(mesh, after))
 
 
@@ -79,12 +84,12 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
 def _stacked(plan: Plan, mesh: JaxMesh) -> Callable[[jax.Array], jax.Array]:
     """The compiled move, its result's tiles stacked along dim 0 in the order of the source's devices."""
     axes = free_axes(mesh)
-    return jax.jit(_on_tiles(plan, mesh, axes, spec(plan.source, axes), PartitionSpec(tuple(axes.axes))))
+    return jax.jit(_on_tiles(plan, mesh, axes, (spec(plan.source, axes),), PartitionSpec(tuple(axes.axes))))
 
 
 def _on_tiles(
-    plan: Plan, mesh: AnyMesh, axes: Mesh, before: PartitionSpec, after: PartitionSpec
-) -> Callable[[jax.Array], jax.Array]:
+    plan: Plan, mesh: AnyMesh, axes: Mesh, before: tuple[PartitionSpec, ...], after: PartitionSpec
+) -> Callable[..., jax.Array]:
     return jax.shard_map(
         tile_function(lower_plan(plan), axes.axes),
         mesh=mesh,
@@ -114,13 +119,13 @@ def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS) -> Plan:
     source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part.
     """
     moves = [_parted(step, least, count) for step in plan.steps]
-    return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps])
+    return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps], plan.view)
 
 
 def _parted(step: Step, least: int, count: int) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
-    if step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
+    if step.kind in VIEW_RULES or step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
         return as_it_is
     if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
         return as_it_is  # TPU copies the whole operand only for a slice of its minor dim.

@@ -31,10 +31,12 @@ from reshard.lower.program import (
     Slice,
     SplitSum,
 )
+from reshard.lower.views import VIEW_INSTRUCTIONS, aliases, last_dtype
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.given_tiles import checked_tiles, tile_per_device, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import identities, ufunc
 from reshard.runtime.numpy_tiles import closed, numbered, opened
+from reshard.runtime.numpy_views import NO_EXTRAS, Extras, extras, run_view
 from reshard.types.plan import Plan
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.rules.parts import Cut
@@ -44,12 +46,22 @@ Array = NDArray[Any]
 Tiles = dict[int, Array]
 
 
-def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = None, *, padded: bool = True) -> Tiles:
+def simulate(
+    plan: Plan,
+    tiles: Mapping[int, Array],
+    memory: Account | None = None,
+    *,
+    padded: bool = True,
+    into: Mapping[int, Array] | None = None,
+    scale: Any = None,
+) -> Tiles:
     """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
 
     Tiles have their layout's tile shape, padding included, or `tile_shape_of(device)` without it, and its dtype. With
     `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
-    bytes live and received. Raises `TileError` for tiles that do not fit the source.
+    bytes live and received. `into` has the target's tiles of a move that fills part of them; they are copied. `scale`
+    is what a cast divides by where it narrows, and multiplies by where it widens: a number, or by device id an array
+    that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
 
     >>> import numpy as np, reshard as rs
     >>> mesh = rs.Mesh(x=2)
@@ -61,11 +73,11 @@ def simulate(plan: Plan, tiles: Mapping[int, Array], memory: Account | None = No
     source = plan.source
     shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in program.devices}
     given = {d: with_padding(source, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
-    moved = run(program, given, memory)
+    moved = run(program, given, memory, extras(plan, into, scale))
     return moved if padded else {d: without_padding(plan.target, d, tile) for d, tile in moved.items()}
 
 
-def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None) -> Tiles:
+def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None, more: Extras = NO_EXTRAS) -> Tiles:
     """Runs a program on one tile for each device id; returns the result's tiles.
 
     The given tiles are never written to. Raises `TileError` for tiles that do not fit the program's source.
@@ -81,16 +93,22 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     memory = begin_account(program.dtype, memory)
     for device, tile in checked.items():
         memory.take(device, tile.size)
-    after = checked
+    for device, tile in more.into.items():
+        memory.take(device, tile.size, last_dtype(program.instructions))
+    given = after = checked
     for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
-        before = after
-        after = _RUN[type(instruction)](instruction, before, shape, memory)
-        if isinstance(instruction, ExchangeInPlace):
-            continue  # The operand's buffer is now the result's.
-        if before is not checked or not program.keep_source:
+        before, dtype = after, memory.dtype
+        if isinstance(instruction, VIEW_INSTRUCTIONS):
+            after = run_view(instruction, before, shape, memory, more)
+        else:
+            after = _RUN[type(instruction)](instruction, before, shape, memory)
+        if aliases(instruction):
+            given = after if before is given else given
+        elif not isinstance(instruction, ExchangeInPlace) and (before is not given or not program.keep_source):
+            # An exchange in place has made the operand's buffer the result's.
             for device, tile in before.items():
-                memory.free(device, tile.size)
-    return {device: tile.copy() if after is checked else tile for device, tile in after.items()}
+                memory.free(device, tile.size, dtype)
+    return {device: tile.copy() if after is given else tile for device, tile in after.items()}
 
 
 def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:

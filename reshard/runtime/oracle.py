@@ -29,6 +29,7 @@ from reshard.runtime.numpy_dtypes import ufunc
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.pair.device_sets import one_set
+from reshard.types.view import View
 
 Array = NDArray[Any]
 Summand = tuple[int, ...]
@@ -95,6 +96,31 @@ def combined(source: Layout, target: Layout, arrays: Arrays) -> dict[Summand, Ar
         own = summand(source, device)
         groups.setdefault(summand(target, device), {})[own] = arrays[own]
     return {to: combine(source.reduction, list(group.values())) for to, group in groups.items()}
+
+
+def index_pairs(view: View) -> tuple[Array, Array]:
+    """The row-major indices of the source and of the target that a view relates, in one order.
+
+    >>> [list(index) for index in index_pairs(View.identity((3,)))]
+    [[0, 1, 2], [0, 1, 2]]
+    """
+    src, dst = np.full((), view.map.start, np.int64), np.full((), view.map.end, np.int64)
+    for count, source, target in view.map.digits:
+        src = src[..., None] + np.arange(count) * source
+        dst = dst[..., None] + np.arange(count) * target
+    return src.reshape(-1), dst.reshape(-1)
+
+
+def viewed(view: View, array: Array, held: Array) -> Array:
+    """The target's array of a source's, seen through a view; `held` is what the target holds before.
+
+    >>> viewed(View.identity((3,)), np.arange(3), np.zeros(3))
+    array([0., 1., 2.])
+    """
+    src, dst = index_pairs(view)
+    full = held.reshape(-1).copy()
+    full[dst] = array.reshape(-1)[src]
+    return full.reshape(held.shape)
 
 
 def finished(source: Layout, target: Layout, tiles: Mapping[int, Array]) -> tuple[Layout, Mapping[int, Array]]:

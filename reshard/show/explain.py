@@ -9,11 +9,13 @@ from rich.console import Console
 
 from reshard.errors import BudgetError
 from reshard.show import terminal
+from reshard.show.explain_views import move_of, why_view
 from reshard.synth import plan as make_plan
 from reshard.types import Dim, Layout, Mesh
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
+from reshard.types.rules.checker import VIEW_RULES
 from reshard.types.rules.cost import PLAIN
 from reshard.types.units import bytes_text, counted, listed, seconds_text
 
@@ -56,6 +58,8 @@ def why(step: Step, last: bool = True) -> str:
     >>> why(Step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)))
     'each device collects the 4 tiles along x, and dim 0 is no longer split over x. It comes last, because ...'
     """
+    if step.kind in VIEW_RULES:
+        return why_view(step)
     r = refine(step.operand, step.result)
     if step.kind == "exchange":
         return _exchange(step, r)
@@ -253,7 +257,7 @@ def _bytes(plan: Plan, network: str | None) -> str:
     over = f"{received / bound:.2f} times the bound" if bound else "more than the bound"
     if network is None:
         return f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}.{_exact(plan)}"
-    least = make_plan(plan.source, plan.target, donate=plan.donate)
+    least = make_plan(move_of(plan), donate=plan.donate)
     return (
         f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}. Without --network the plan would "
         f"receive {bytes_text(least.received_bytes)} in {counted(least.launches, 'launch')}."
@@ -262,7 +266,7 @@ def _bytes(plan: Plan, network: str | None) -> str:
 
 def _exact(plan: Plan) -> str:
     """What the fewest bytes would take, where the plan receives more to save launches."""
-    least = make_plan(plan.source, plan.target, donate=plan.donate, slack=0)
+    least = make_plan(move_of(plan), donate=plan.donate, slack=0)
     if least.received_bytes >= plan.received_bytes or least.launches <= plan.launches:
         return ""
     return (
@@ -275,7 +279,7 @@ def _memory(plan: Plan, network: str | None) -> str:
     peak = f"Memory: the peak is {bytes_text(plan.peak_bytes)} a device, counting source, target and all between."
     if smallest >= plan.peak_bytes:
         return f"{peak} No plan gets by with less."
-    least = make_plan(plan.source, plan.target, smallest, network, plan.donate)
+    least = make_plan(move_of(plan), None, smallest, network, plan.donate)
     exact = "" if smallest < 10240 else f" ({bytes_text(smallest)})"
     return f"{peak} Every --budget from {smallest} B{exact} up can be met; the smallest takes {_summary(least)}."
 
@@ -283,7 +287,7 @@ def _memory(plan: Plan, network: str | None) -> str:
 def _smallest(plan: Plan, network: str | None) -> int:
     """The smallest budget that can be met, which the planner names when it refuses a budget of 0."""
     try:
-        return make_plan(plan.source, plan.target, 0, network, plan.donate).peak_bytes
+        return make_plan(move_of(plan), None, 0, network, plan.donate).peak_bytes
     except BudgetError as error:
         return error.smallest
 

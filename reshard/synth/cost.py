@@ -48,6 +48,8 @@ def seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     cost = check_step(kind, operand, result, mode)
     if not cost.launches:
         return 0.0
+    if kind == "view_exchange":
+        return _boxes(cost.launches, cost.received, _slowest(operand, result, links))
     refinement = refine(operand, result)
     if refinement is None or (kind == "exchange" and not refinement.exact):
         return _boxes(cost.launches, cost.received, _slowest(operand, result, links))

@@ -28,12 +28,13 @@ from numbers import Real
 from typing import cast
 
 from reshard.errors import PlanError, ReshardError, quoted
-from reshard.synth import cost
+from reshard.synth import cost, moves
 from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
 from reshard.synth.routes import ROUTES, Pair, Route, crossing
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
+from reshard.types.move import Move
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.remesh import common_mesh, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
@@ -46,14 +47,14 @@ SLACK = 0.05
 
 
 def plan(
-    source: Layout,
-    target: Layout,
+    source: Layout | Move,
+    target: Layout | None = None,
     budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
     slack: float = SLACK,
 ) -> Plan:
-    """The best checked plan from source to target.
+    """The best checked plan from source to target, or of a `Move` with its view, its parts and its cast.
 
     `budget` is in bytes a device, or text such as "64MiB", and counts everything live during the move, source and
     target included; `network` is a `Network` or the name of a preset; `donate` lets the source be overwritten or freed
@@ -75,12 +76,29 @@ def plan(
     """
     if isinstance(network, str):
         network = Network.load(network)
-    _check_request(source, target, network, slack)
-    same = one_set(source.mesh, target.mesh)
-    exact = network is not None or (same and source.even and target.even)
-    return _plan(
-        source, target, bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else float(slack)
-    )
+    check_network(network)
+    _check_slack(slack)
+    before, after = _ends(source, target)
+    same = one_set(before.mesh, after.mesh)
+    exact = network is not None or (same and before.even and after.even)
+    options = (bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else float(slack))
+    if isinstance(source, Move) and not source.plain:
+        return _plan_move(source, *options)
+    return _plan(before, after, *options)
+
+
+@lru_cache(maxsize=4096)
+def _plan_move(move: Move, budget: int | None, network: Network | None, donate: bool, slack: float) -> Plan:
+    """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
+
+    def between(source: Layout, target: Layout, limit: int | None) -> Plan:
+        return _plan(source, target, limit, network, donate, slack)
+
+    made = moves.plans(move, between, budget, donate)
+    if not one_set(move.source.mesh, move.target.mesh):
+        return _best([cost.timed_across(plan, network) for plan in made], slack)
+    links = None if network is None else network.links(move.source.mesh)
+    return _best([cost.timed(plan, links) for plan in made], slack)
 
 
 @lru_cache(maxsize=4096)
@@ -185,7 +203,12 @@ def _message(step: Step) -> int:
     return 0 if staged or not step.launches else -(-step.received_bytes // step.launches)
 
 
-def _check_request(source: object, target: object, network: object, slack: object) -> None:
+def _ends(source: object, target: object) -> tuple[Layout, Layout]:
+    """The source and the target of a request; refuses what is none, and arrays that differ in more than layouts."""
+    if isinstance(source, Move):
+        if target is not None:
+            raise PlanError(f"a move has its target; give {source} alone, or two layouts")
+        return source.source, source.target
     for name, layout in (("source", source), ("target", target)):
         if not isinstance(layout, Layout):
             jax = hasattr(layout, "spec") and hasattr(layout, "mesh")
@@ -193,9 +216,8 @@ def _check_request(source: object, target: object, network: object, slack: objec
             raise PlanError(
                 f"the {name} {quoted(layout)} is a {type(layout).__name__}, not a Layout; read it with {advice}"
             )
-    check_network(network)
-    _check_slack(slack)
     _check_arrays(cast(Layout, source), cast(Layout, target))
+    return cast(Layout, source), cast(Layout, target)
 
 
 def check_network(network: object) -> None:
@@ -247,12 +269,12 @@ def _check_arrays(source: Layout, target: Layout) -> None:
     if source.shape != target.shape:
         raise PlanError(
             f"source {source} has global shape {source.shape}, target {target} has {target.shape}; a "
-            f"redistribution keeps the array, so give both the same global shape"
+            f"redistribution keeps the array, so give both the same global shape, or a Move with a view"
         )
     if source.dtype != target.dtype:
         raise PlanError(
             f"source {source} is {source.dtype}, target {target} is {target.dtype}; a redistribution keeps the "
-            f"dtype, so cast before or after it"
+            f"dtype, so cast before or after it, or give Move(source, target, cast=True)"
         )
 
 

@@ -100,6 +100,20 @@ class Mesh:
             pairs.append((match[1], _axis_size(match[1], match[2])))
         return cls(pairs, device_ids=device_ids)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The mesh as plain data of JSON, which `from_dict` reads back.
+
+        >>> Mesh.from_dict(Mesh(x=4).to_dict())
+        Mesh({'x': 4})
+        """
+        ids = {} if self.device_ids is None else {"device_ids": list(self.device_ids)}
+        return {"axes": dict(self.axes), **ids}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Mesh:
+        """Reads the plain data of `to_dict`; raises KeyError, TypeError or `MeshError` for other data."""
+        return cls(data["axes"], device_ids=data.get("device_ids"))
+
     @cached_property
     def size(self) -> int:
         """The number of devices."""

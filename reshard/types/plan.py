@@ -4,9 +4,10 @@ The constructor of `Step` calls the typing rule of its kind, and the constructor
 from source to target and count all live bytes. An unchecked step or plan therefore cannot exist, and what makes plans
 (the planner, a JSON file) need not be trusted. Lowering takes nothing but plans.
 
-`chain` makes a plan of several `StepSpec`s. A later kind of step, such as a view or a cast between source and target,
-needs a rule in `types.rules`, a field of `StepMode` for its options, and their lines of JSON in `_step_data` and
-`_step_spec`.
+`chain` makes a plan of several `StepSpec`s. A later kind of step needs a rule in `types.rules`, a field of `StepMode`
+for its options, and their lines of JSON in `plan_data`.
+
+A plan with a view leads from one index space to another: the views of its steps, one after another, must be its own.
 
 Source and target may be on different sets of devices. Then some steps are among the devices of one set, and the source
 counts as kept beside a step only where some device of the step may hold it.
@@ -15,7 +16,7 @@ counts as kept beside a step only where some device of the step may hold it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -25,19 +26,19 @@ from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.device_sets import disjoint, one_set
-from reshard.types.rules.bounds import endpoint_bound, lower_bound
-from reshard.types.rules.cost import StepMode
+from reshard.types.plan_data import FORMAT, check_format, compare, read_view, step_data, step_spec, view_data
+from reshard.types.rules.view import aliases
+from reshard.types.rules.view_bounds import view_bound, view_endpoint_bound
 from reshard.types.step import Step as Step
 from reshard.types.step import StepSpec as StepSpec
 from reshard.types.step import checked_seconds
 from reshard.types.traffic import Traffic, traffic
 from reshard.types.units import bytes_text, counted, seconds_text
+from reshard.types.view import View
+from reshard.types.view_map import ViewMap, after
 from reshard.types.whole import listed, whole
 
 _MOST_INDENT = 64
-
-FORMAT = 1
-"""The format of plans in JSON. A reader of another one cannot tell what the fields mean, so it refuses."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,20 @@ class Plan:
     steps: tuple[Step, ...]
     donate: bool = False
     seconds: float | None = None
+    view: View | None = None
 
     def __post_init__(self) -> None:
         _check_parts(self.source, self.target, self.steps)
         checked_seconds(self.seconds)
         object.__setattr__(self, "donate", checked_flag(self.donate, "donate"))
         at = self.source
-        for number, step in enumerate(self.steps, 1):
+        retained = _retained(self.source, self.target, [step.spec for step in self.steps], self.donate)
+        for number, (step, kept) in enumerate(zip(self.steps, retained, strict=True), 1):
             if step.operand != at:
                 raise PlanError(
                     f"step {number} ({step.kind}) starts from {step.operand}, but the data is {at}; fix the chain"
                 )
-            if step.retained_bytes != _retained(self.source, self.donate, number, step.operand, step.result):
+            if step.retained_bytes != kept:
                 raise PlanError(
                     f"step {number} ({step.kind}) leaves the source beside it out of its live bytes; use chain()"
                 )
@@ -83,6 +86,7 @@ class Plan:
             raise PlanError(
                 f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain"
             )
+        _check_view(self)
 
     @property
     def crosses(self) -> bool:
@@ -114,12 +118,12 @@ class Plan:
     @property
     def lower_bound_bytes(self) -> int:
         """Bytes that some device receives in every plan."""
-        return lower_bound(self.source, self.target)
+        return view_bound(self.source, self.target, self.view)
 
     @property
     def endpoint_bound_bytes(self) -> int:
         """Bytes that some device sends or receives, in total, in every plan."""
-        return endpoint_bound(self.source, self.target)
+        return view_endpoint_bound(self.source, self.target, self.view)
 
     @property
     def launches(self) -> int:
@@ -133,8 +137,8 @@ class Plan:
 
     @property
     def floor_bytes(self) -> int:
-        """The least peak memory of any plan; see `floor`."""
-        return floor(self.source, self.target, self.donate)
+        """The least peak memory of any plan; see `floor`. A view that keeps every tile's memory needs one tile."""
+        return min(floor(self.source, self.target, self.donate), self.peak_bytes)
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as a JSON object, with all steps and totals; `from_json` reads it back.
@@ -155,9 +159,9 @@ class Plan:
             "format": FORMAT,
             "source": str(self.source),
             "target": str(self.target),
-            "mesh": _mesh_data(self.source.mesh),
-            "target_mesh": _mesh_data(self.target.mesh),
-            "steps": [_step_data(step) for step in self.steps],
+            "mesh": self.source.mesh.to_dict(),
+            "target_mesh": self.target.mesh.to_dict(),
+            "steps": [step_data(step) for step in self.steps],
             "received_bytes": self.received_bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
             **self._crossing_figures,
@@ -165,6 +169,7 @@ class Plan:
             "peak_bytes": self.peak_bytes,
             "donate": self.donate,
             "seconds": self.seconds,
+            **view_data(self.view),
         }
 
     @property
@@ -183,12 +188,12 @@ class Plan:
         """
         try:
             data = json.loads(text)
-            _check_format(data.get("format", FORMAT))
-            source = Layout.parse(data["source"], _mesh(data["mesh"]))
-            specs = [_step_spec(step) for step in data["steps"]]
-            target = Layout.parse(data["target"], _mesh(data["target_mesh"]))
+            check_format(data.get("format", FORMAT))
+            source = Layout.parse(data["source"], Mesh.from_dict(data["mesh"]))
+            specs = [StepSpec(*step_spec(step)) for step in data["steps"]]
+            target = Layout.parse(data["target"], Mesh.from_dict(data["target_mesh"]))
             seconds = [checked_seconds(step["seconds"]) for step in data["steps"]]
-            plan = chain(source, target, specs, data.get("donate", False) is True, seconds)
+            plan = chain(source, target, specs, data.get("donate", False) is True, seconds, read_view(data))
             if not specs:
                 plan = replace(plan, seconds=checked_seconds(data["seconds"]))
         except ReshardError:
@@ -199,9 +204,9 @@ class Plan:
                 f"this is not a plan in JSON ({type(error).__name__}: {shortened(str(error))}); use the output of "
                 f"to_json()"
             ) from None
-        _compare(data, plan.to_dict(), "the plan")
+        compare(data, plan.to_dict(), "the plan")
         for number, (given, step) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
-            _compare(given, _step_data(step), f"step {number}")
+            compare(given, step_data(step), f"step {number}")
         return plan
 
     def draw(self, what: str | None = None) -> Any:
@@ -220,7 +225,8 @@ class Plan:
 
     def __str__(self) -> str:
         meshes = f"{self.source.mesh} to {self.target.mesh}" if self.crosses else str(self.source.mesh)
-        head = f"{self.source} -> {self.target} on {meshes}"
+        view = "" if self.view is None or self.view.plain else f", view {self.view}"
+        head = f"{self.source} -> {self.target} on {meshes}{view}"
         numbers = ("sent", "received", "live") if self.crosses else ("received", "live")
         rows = [("step", "type after it", *numbers)]
         rows += [(step.kind, str(step.result), *(_figures(step)[name] for name in numbers)) for step in self.steps]
@@ -251,6 +257,7 @@ def chain(
     specs: Sequence[StepSpec],
     donate: bool = False,
     seconds: Sequence[float | None] | None = None,
+    view: View | None = None,
 ) -> Plan:
     """Builds the plan of these steps, each of which starts from the result of the one before.
 
@@ -271,13 +278,13 @@ def chain(
     times = listed([None] * len(specs) if seconds is None else seconds)
     if times is None or len(times) != len(specs):
         raise PlanError(f"seconds {quoted(seconds)} of {len(specs)} steps: give a list of one time for each, or None")
-    for number, (spec, time) in enumerate(zip(specs, times, strict=True), 1):
-        retained = _retained(source, donate, number, at, spec.result)
-        steps.append(Step(spec.kind, at, spec.result, spec.mode, retained, time))
+    retained = _retained(source, target, specs, donate)
+    for spec, time, kept in zip(specs, times, retained, strict=True):
+        steps.append(Step(spec.kind, at, spec.result, spec.mode, kept, time))
         at = spec.result
     known = [s.seconds for s in steps if s.seconds is not None]
     total = sum(known) if known and len(known) == len(steps) else None
-    return Plan(source, target, tuple(steps), donate, total)
+    return Plan(source, target, tuple(steps), donate, total, view)
 
 
 def floor(source: Layout, target: Layout, donate: bool = False) -> int:
@@ -300,29 +307,39 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
     return source.tile_bytes + target.tile_bytes
 
 
-def _retained(source: Layout, donate: bool, number: int, operand: Layout, result: Layout) -> int:
-    """The source's bytes, unless it is donated, is the operand itself, or is on none of the step's devices."""
-    if donate or number == 1:
+def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:
+    """The bytes beside each step: the source, unless it is donated, is the operand itself, or is on none of the step's
+    devices; and before a step that fills part of the target, the target."""
+    fills = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), 0)
+    retained: list[int] = []
+    at, is_source = source, True
+    for number, spec in enumerate(specs):
+        elsewhere = disjoint(source.mesh, at.mesh) and disjoint(source.mesh, spec.result.mesh)
+        waiting = _waiting(target, at, spec.result) if number < fills else 0
+        retained.append(waiting + (0 if donate or is_source or elsewhere else source.tile_bytes))
+        is_source = is_source and aliases(spec.kind, at, spec.result, spec.mode)
+        at = spec.result
+    return retained
+
+
+def _waiting(target: Layout, operand: Layout, result: Layout) -> int:
+    """The bytes of a target that is there before a step: what it holds beside the operand, or beside the result."""
+    if disjoint(target.mesh, operand.mesh) and disjoint(target.mesh, result.mesh):
         return 0
-    elsewhere = disjoint(source.mesh, operand.mesh) and disjoint(source.mesh, result.mesh)
-    return 0 if elsewhere else source.tile_bytes
+    return target.tile_bytes + (max(0, result.tile_bytes - operand.tile_bytes) if operand.mesh != result.mesh else 0)
 
 
-def _compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:
-    """Refuses JSON whose figures differ from those of its steps."""
-    for name, value in made.items():
-        if name != "steps" and given.get(name, value) != value:
-            raise PlanError(
-                f"the JSON says {name} {quoted(given[name])} of {what}, but its steps make {quoted(value)}; plan "
-                f"it again"
-            )
-
-
-def _check_format(number: object) -> None:
-    if number != FORMAT or isinstance(number, bool):
+def _check_view(plan: Plan) -> None:
+    """Refuses steps whose views, one after another, are not the plan's."""
+    if plan.view is None and plan.source.shape == plan.target.shape and all(s.mode.view is None for s in plan.steps):
+        return
+    wanted = View.identity(plan.source.shape) if plan.view is None else plan.view
+    made: ViewMap | None = View.identity(plan.source.shape).map
+    for view in (step.mode.view for step in plan.steps):
+        made = made if view is None or made is None else after(made, view.map)
+    if (wanted.source_shape, wanted.target_shape) != (plan.source.shape, plan.target.shape) or made != wanted.map:
         raise PlanError(
-            f"this plan in JSON has format {quoted(number)}, and this version of reshard reads format {FORMAT}; read "
-            f"it with the version that wrote it, or plan again"
+            f"the views of the steps do not lead from {plan.source} to {plan.target} as {wanted} does; plan it again"
         )
 
 
@@ -342,34 +359,3 @@ def _check_parts(source: object, target: object, steps: object) -> None:
     given = cast("tuple[object, ...]", steps) if isinstance(steps, tuple) else None
     if given is None or not all(isinstance(step, Step) for step in given):
         raise PlanError(f"the steps {quoted(cast('object', steps))} of a plan are not a tuple of Step; use chain()")
-
-
-def _step_spec(step: Mapping[str, Any]) -> StepSpec:
-    mode = StepMode(step.get("chunk"), step.get("in_place", False), step.get("parts", 1), step.get("relay", False))
-    return StepSpec(cast(str, step["kind"]), Layout.parse(step["result"], _mesh(step["mesh"])), mode)
-
-
-def _step_data(step: Step) -> dict[str, Any]:
-    return {
-        "kind": step.kind,
-        "operand": str(step.operand),
-        "result": str(step.result),
-        "mesh": _mesh_data(step.result.mesh),
-        "chunk": step.mode.chunk,
-        "in_place": step.mode.in_place,
-        "parts": step.mode.parts,
-        **({"relay": True} if step.mode.relay else {}),
-        "received_bytes": step.received_bytes,
-        "live_bytes": step.live_bytes,
-        "launches": step.launches,
-        "seconds": step.seconds,
-    }
-
-
-def _mesh_data(mesh: Mesh) -> dict[str, Any]:
-    ids = {} if mesh.device_ids is None else {"device_ids": list(mesh.device_ids)}
-    return {"axes": dict(mesh.axes), **ids}
-
-
-def _mesh(data: Mapping[str, Any]) -> Mesh:
-    return Mesh(data["axes"], device_ids=data.get("device_ids"))

@@ -15,9 +15,12 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.pair.device_sets import disjoint
 from reshard.types.pair.relay import relay_figures
-from reshard.types.rules.checker import RULES, check_step
+from reshard.types.pair.view_messages import view_stats
+from reshard.types.rules.checker import RULES, VIEW_RULES, check_step
 from reshard.types.rules.cost import PLAIN, Cost, StepMode
 from reshard.types.rules.exchange import sent
+from reshard.types.rules.view import aliases
+from reshard.types.view import View
 from reshard.types.whole import whole
 
 
@@ -46,7 +49,8 @@ class Step:
             if not isinstance(layout, Layout):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise StepError(f"the {what} {quoted(layout)} of a step is not a Layout; read it with Layout.parse")
         if not isinstance(self.kind, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {', '.join(RULES)}")
+            steps = ", ".join((*RULES, *VIEW_RULES))
+            raise StepError(f"the kind {quoted(self.kind)} of a step is not text; the steps are {steps}")
         object.__setattr__(self, "mode", _checked_mode(self.mode))
         if whole(self.retained_bytes) is None:
             raise StepError(f"retained_bytes {quoted(self.retained_bytes)} of a step: give bytes, an int of at least 0")
@@ -66,6 +70,8 @@ class Step:
     @property
     def sent_bytes(self) -> int:
         """Bytes that the busiest device sends in this step; a reduction's are those that it receives."""
+        if self.kind == "view_exchange" and self.mode.view is not None:
+            return self.operand.nbytes(view_stats(self.operand, self.result, self.mode.view).sent)
         if self.kind != "exchange":
             return self.received_bytes
         return self.operand.nbytes(sent(self.operand, self.result, self.mode))
@@ -79,6 +85,11 @@ class Step:
         return sum(self.operand.nbytes(max(turn.received, turn.sent)) for turn in turns)
 
     @property
+    def spec(self) -> StepSpec:
+        """The step before it was checked."""
+        return StepSpec(self.kind, self.result, self.mode)
+
+    @property
     def launches(self) -> int:
         """Collective calls: one, or the rounds of an exchange."""
         return self.cost.launches
@@ -90,7 +101,7 @@ class Step:
         On the way to other devices, none of which has the operand too, no device has both.
         """
         before, after = self.operand.tile_bytes, self.result.tile_bytes
-        if self.mode.in_place:
+        if self.mode.in_place or aliases(self.kind, self.operand, self.result, self.mode):
             tiles = self.retained_bytes + max(before, after)
         elif disjoint(self.operand.mesh, self.result.mesh):
             tiles = max(self.retained_bytes + before, after)
@@ -125,5 +136,7 @@ def _checked_mode(mode: object) -> StepMode:
         raise StepError(f"{quoted(mode)}: in_place is True or False")
     if not isinstance(mode.relay, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: relay is True or False")
+    if mode.view is not None and not isinstance(mode.view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StepError(f"{quoted(mode)}: view is a View, or None")
     chunk = None if mode.chunk is None else whole(mode.chunk)
-    return StepMode(chunk, mode.in_place, whole(mode.parts) or 1, mode.relay)
+    return StepMode(chunk, mode.in_place, whole(mode.parts) or 1, mode.relay, mode.view)

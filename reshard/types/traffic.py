@@ -13,11 +13,12 @@ All devices of a collective send and receive as much as the busiest one; in an e
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reshard.types.pair.crossing import received_by_device, sent_by_device
 from reshard.types.pair.device_sets import disjoint, one_set
+from reshard.types.pair.view_messages import by_device
 from reshard.types.step import Step
 
 
@@ -52,16 +53,22 @@ def _by_side(steps: Sequence[Step]) -> Traffic:
 
 
 def _received(step: Step) -> dict[int, int]:
+    if step.kind == "view_exchange" and step.mode.view is not None:
+        return _in_bytes(step, by_device(step.operand, step.result, step.mode.view)[0])
     if step.kind != "exchange" or one_set(step.operand.mesh, step.result.mesh):
         return dict.fromkeys(step.result.mesh.devices, step.received_bytes)
-    each = received_by_device(step.operand, step.result)
-    return {device: step.operand.nbytes(count) for device, count in each.items()}
+    return _in_bytes(step, received_by_device(step.operand, step.result))
 
 
 def _sent(step: Step) -> dict[int, int]:
     if step.mode.relay:
         return dict.fromkeys({*step.operand.mesh.devices, *step.result.mesh.devices}, step.sent_bytes)
+    if step.kind == "view_exchange" and step.mode.view is not None:
+        return _in_bytes(step, by_device(step.operand, step.result, step.mode.view)[1])
     if step.kind != "exchange" or one_set(step.operand.mesh, step.result.mesh):
         return dict.fromkeys(step.operand.mesh.devices, step.sent_bytes)
-    each = sent_by_device(step.operand, step.result)
+    return _in_bytes(step, sent_by_device(step.operand, step.result))
+
+
+def _in_bytes(step: Step, each: Mapping[int, int]) -> dict[int, int]:
     return {device: step.operand.nbytes(count) for device, count in each.items()}

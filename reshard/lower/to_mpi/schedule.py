@@ -39,6 +39,8 @@ from reshard.lower.program import (
     lower_plan,
 )
 from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole_tile
+from reshard.lower.to_mpi.views import Turn, exchanged, local_blocks
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange
 from reshard.types.plan import Plan
 from reshard.types.rules.tile_view import TileView
 
@@ -64,11 +66,15 @@ class SendReceive(NamedTuple):
 
 @dataclass(frozen=True)
 class StepMessages:
-    """Local copies, then turns in an order common to all devices; up to `scratch` bytes may stage messages."""
+    """Local copies, then turns in an order common to all devices; up to `scratch` bytes may stage messages.
+
+    With `flat`, the blocks are of flat tiles.
+    """
 
     local: tuple[Block, ...]
     turns: tuple[SendReceive, ...]
     scratch: int
+    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,14 +154,23 @@ def schedule(plan: Plan, device: int) -> Schedule:
     program = lower_plan(plan, device)
     shapes = (program.tile_shape, *program.tile_shapes)
     steps = tuple(
-        _step(instruction, device, shapes[at], step.cost.scratch)
+        _step(instruction, device, shapes[at], step.cost.scratch, shapes[at + 1])
         for at, (instruction, step) in enumerate(zip(program.instructions, plan.steps, strict=True))
     )
     return Schedule(program.tile_shape, steps, program.tile_shapes)
 
 
-def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: int) -> RankStep:
+def _step(
+    instruction: Instruction, device: int, shape: Sequence[int], scratch: int, after: Sequence[int] = ()
+) -> RankStep:
     match instruction:
+        case CastTiles():
+            return StepMessages((), (), 0, flat=True)
+        case ViewExchange():
+            local, turns = exchanged(instruction, device)
+            return StepMessages(local, tuple(_of_peers(turn) for turn in turns), scratch, flat=True)
+        case Reorder() | TakePart() | PutPart():
+            return StepMessages(local_blocks(instruction, shape, after), (), 0, flat=True)
         case InParts():
             return _in_parts(instruction, device, shape, scratch)
         case ReduceScatter() | AllReduce():
@@ -166,6 +181,11 @@ def _step(instruction: Instruction, device: int, shape: Sequence[int], scratch: 
             return _overwrite(instruction, device, scratch)
         case _:
             return _messages(instruction, device, shape, scratch)
+
+
+def _of_peers(turn: Turn) -> SendReceive:
+    sent, received = turn
+    return SendReceive(None if sent is None else PeerBlocks(*sent), None if received is None else PeerBlocks(*received))
 
 
 def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -> RankStep:

@@ -19,7 +19,6 @@ from reshard.lower.program import (
     AllToAll,
     Exchange,
     InParts,
-    Instruction,
     Permute,
     Plain,
     Program,
@@ -32,12 +31,16 @@ from reshard.lower.to_shard_map.exchange import exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
 from reshard.lower.to_shard_map.parts import run_in_parts
 from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.views import run_view
+from reshard.lower.views import VIEW_INSTRUCTIONS
 
 Array = jax.Array
 
 
-def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[[Array], Array]:
+def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Array]:
     """The function from a device's tile of the source to its tile of the target.
+
+    A program that fills part of its target takes the target's tile as a second argument.
 
     `axes` are the mesh axes in order, with their sizes; the n-th device of the program is the n-th of the mesh.
     Raises `PlanError` if the sizes do not multiply to the number of the program's devices.
@@ -56,16 +59,19 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[[Array]
     if math.prod(axes.values()) != len(program.devices):
         raise PlanError(f"mesh axes {dict(axes)} have {math.prod(axes.values())} devices, not {len(program.devices)}")
 
-    def run(tile: Array) -> Array:
+    def run(tile: Array, into: Array | None = None) -> Array:
         place = MeshPlace(program.devices, axes)
         for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
-            tile = _run(instruction, place, tile, shape)
+            if isinstance(instruction, VIEW_INSTRUCTIONS):
+                tile = run_view(instruction, place, tile, shape, into)
+            else:
+                tile = _run(instruction, place, tile, shape)
         return tile
 
     return run
 
 
-def _run(instruction: Instruction, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def _run(instruction: Plain | InParts, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     if not isinstance(instruction, InParts):
         return _RUN[type(instruction)](instruction, place, tile, shape)
     each = instruction.each

@@ -57,7 +57,7 @@ def run_plan(
     `place` is called once, for the last step, so that the result is not live before. `ready` is called before the
     result is written to, as late as the plan's buffers allow.
     """
-    _make_groups(call, plan)
+    make_groups(call, plan)
     if not plan.steps:
         call.memory.take(call.device, tile.size)
         result = place()
@@ -66,26 +66,35 @@ def run_plan(
     before = tile
     for step, shape in zip(plan.steps[:-1], plan.tile_shapes[:-1], strict=True):
         after = call.pool.take(math.prod(shape) * tile.itemsize).view(tile.dtype).reshape(shape)
-        _run_step(call, plan, step, before, after)
+        run_step(call, plan, step, before, after)
         _give_back(call, before, tile)
         before = after
     result = place()
-    _run_step(call, plan, plan.steps[-1], before, result.tile, ready)
+    run_step(call, plan, plan.steps[-1], before, result.tile, ready)
     _give_back(call, before, tile)
     return result
 
 
-def _make_groups(call: Call, plan: RankPlan) -> None:
+def make_groups(call: Call, plan: RankPlan) -> None:
     """Makes the communicators of all reductions first: MPI waits for all ranks there, and a step may fail on one."""
     for step in plan.steps:
         if isinstance(step, Reduce):
             call.team.group(tuple(plan.ranks[device] for device in step.group))
 
 
-def _run_step(
-    call: Call, plan: RankPlan, step: RunnableStep, before: Array, after: Array, ready: Ready | None = None
+def run_step(
+    call: Call,
+    plan: RankPlan,
+    step: RunnableStep,
+    before: Array,
+    after: Array,
+    ready: Ready | None = None,
+    *,
+    counted: bool = True,
 ) -> None:
-    call.memory.take(call.device, after.size)
+    """Runs one step; `counted` says whether the result's memory is new."""
+    if counted:
+        call.memory.take(call.device, after.size)
     match step:
         case Reduce():
             reduce(call, step, plan.ranks, before, after, ready)

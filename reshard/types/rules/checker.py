@@ -22,6 +22,8 @@ from reshard.types.rules.permute import check_permute
 from reshard.types.rules.reduce import check_all_reduce, check_reduce_scatter
 from reshard.types.rules.slice import check_slice
 from reshard.types.rules.split_sum import check_split_sum
+from reshard.types.rules.view import check_cast, check_put, check_take, check_view
+from reshard.types.rules.view_exchange import check_view_exchange
 
 Rule = Callable[[Layout, Layout, StepMode], Cost]
 
@@ -35,8 +37,18 @@ RULES: dict[str, Rule] = {
     "all_reduce": check_all_reduce,
     "split_sum": check_split_sum,
 }
+"""The steps of one array, which keep its shape and its dtype."""
 
-CROSSING = ("permute", "exchange")
+VIEW_RULES: dict[str, Rule] = {
+    "view": check_view,
+    "take": check_take,
+    "put": check_put,
+    "cast": check_cast,
+    "view_exchange": check_view_exchange,
+}
+"""The steps of a move with a view or a cast, which change the array's shape or its dtype."""
+
+CROSSING = ("permute", "exchange", "view_exchange")
 """The kinds whose result may be on other devices than their operand."""
 
 
@@ -52,23 +64,40 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     Cost(received=48, launches=1, scratch=0)
     """
     check_deadline()
+    if isinstance(kind, str) and kind in VIEW_RULES:  # pyright: ignore[reportUnnecessaryIsInstance]
+        return _viewed(kind, operand, result, mode)
     rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if rule is None:
-        raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join(RULES)}")
-    if operand.shape != result.shape or operand.dtype != result.dtype:
-        raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
-    if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
-        raise refusal(kind, operand, result, f"only {' and '.join(CROSSING)} lead to other devices")
-    if operand.partial and result.partial and operand.reduction != result.reduction:
-        raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
+        raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join((*RULES, *VIEW_RULES))}")
+    _check_array(kind, operand, result)
     if mode == PLAIN:
         return rule(operand, result, mode)
     if mode.parts != 1:
         return _in_parts(kind, operand, result, mode)
-    if kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
+    if mode.view is not None or kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
         why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, or relayed"
         raise refusal(kind, operand, result, why)
     return rule(operand, result, mode)
+
+
+def _check_array(kind: str, operand: Layout, result: Layout) -> None:
+    """Refuses a step between different arrays, devices or reductions."""
+    if operand.shape != result.shape or operand.dtype != result.dtype:
+        raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
+    _check_devices(kind, operand, result)
+    if operand.partial and result.partial and operand.reduction != result.reduction:
+        raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
+
+
+def _check_devices(kind: str, operand: Layout, result: Layout) -> None:
+    if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
+        raise refusal(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
+
+
+def _viewed(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """A step that changes the shape or the dtype."""
+    _check_devices(kind, operand, result)
+    return VIEW_RULES[kind](operand, result, mode)
 
 
 def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from reshard.errors import StepError
 from reshard.types.layout import Layout
 from reshard.types.pair.refine import Refinement, refine
+from reshard.types.view import View
 
 
 class Cost(NamedTuple):
@@ -22,12 +23,20 @@ class StepMode(NamedTuple):
 
     For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
     operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
+    `view` is that of the steps that change indices (`rules.view`).
     """
 
     chunk: int | None = None
     in_place: bool = False
     parts: int = 1
     relay: bool = False
+    view: View | None = None
+
+    def __repr__(self) -> str:
+        """The options; relays and a view only where there are some."""
+        relay = ", relay=True" if self.relay else ""
+        view = "" if self.view is None else f", view={self.view!r}"
+        return f"StepMode(chunk={self.chunk!r}, in_place={self.in_place!r}, parts={self.parts!r}{relay}{view})"
 
 
 FREE = Cost(0, 0, 0)

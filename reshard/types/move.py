@@ -1,0 +1,221 @@
+"""Moves: from one layout to another, with a view between their index spaces and a cast.
+
+    Move(src, dst)                                                          the same array
+    Move(src, dst, view="l (three h d) m -> three l h d m", three=3, h=32)  its dims split, merged, permuted
+    Move(src, dst, view="(three h d) m -> h d m", take={"three": 0})        only part of the source
+    Move(src, dst, view="h d m -> (three h d) m", into={"three": 0})        fills only part of the target
+    Move(src, dst, cast=True)                                               another dtype
+
+A move says what is wanted. A plan says how, and is checked against it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+from reshard.errors import NotationError, PlanError, ReshardError, quoted, shortened
+from reshard.types.layout import Layout
+from reshard.types.notation import einops
+from reshard.types.view import View
+
+
+@dataclass(frozen=True, init=False)
+class Move:
+    """What a plan does: `source`, `target`, the `view` between their indices, and whether values are cast.
+
+    `view` is text in einops' notation, with the sizes that cannot be inferred as further arguments; without it the
+    arrays have the same dims. `take` says which index or slice of a source's atom the target wants, `into` which part
+    of a target's atom is filled; what the target's other parts hold stays. Atoms are named by the view, or by the
+    number of their dim. Raises `PlanError` or `NotationError` for arrays that do not fit.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2)
+    >>> source, target = Layout.parse("f32[6, {x}2]", mesh), Layout.parse("f32[{x}2, 3, 2]", mesh)
+    >>> print(Move(source, target, view="(a b) c -> c b a", a=2))
+    f32[6, {x}2] -> f32[{x}2, 3, 2] on <x=2>, view (a b) c -> c b a
+    """
+
+    source: Layout
+    target: Layout
+    view: View
+    cast: bool = False
+
+    def __init__(
+        self,
+        source: Layout,
+        target: Layout,
+        view: str | View | None = None,
+        *,
+        take: Mapping[Any, Any] | None = None,
+        into: Mapping[Any, Any] | None = None,
+        cast: bool = False,
+        **sizes: int,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "source", _layout("source", source))
+        put(self, "target", _layout("target", target))
+        put(self, "cast", _flag(cast))
+        if isinstance(view, View):
+            put(self, "view", _whole_view(view, take, into, sizes))
+        else:
+            put(self, "view", _resolved(source, target, view, (take, into), sizes))
+        self._check()
+
+    def _check(self) -> None:
+        source, target, view = self.source, self.target, self.view
+        for what, layout, shape in (("source", source, view.source_shape), ("target", target, view.target_shape)):
+            if layout.shape != shape:
+                raise PlanError(
+                    f"the view {view} has a {what} of global shape {shape}, but {layout} has {layout.shape}; give the "
+                    f"view and the {what} the same shape"
+                )
+        if source.dtype != target.dtype and not self.cast:
+            raise PlanError(
+                f"source {source} is {source.dtype}, target {target} is {target.dtype}; a move keeps the dtype unless "
+                f"cast=True"
+            )
+        if source.dtype.startswith("complex") and not target.dtype.startswith("complex"):
+            raise PlanError(
+                f"source {source} is cast to {target.dtype}, which has no imaginary parts; take them before"
+            )
+        if view.into and (source.partial or target.partial):
+            raise PlanError(
+                f"source {source}, target {target}: `into` fills part of an array, which no summand of a sum has; "
+                f"finish the sum first"
+            )
+        if self.casts and target.partial:
+            raise PlanError(
+                f"source {source} is cast to the partial target {target}: the sum of rounded values is not the "
+                f"rounded sum; cast to a target that is not partial"
+            )
+
+    @property
+    def casts(self) -> bool:
+        """Whether the dtypes differ."""
+        return self.source.dtype != self.target.dtype
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the array, its dims and its dtype stay as they are."""
+        return not self.casts and self.view.plain
+
+    def to_json(self) -> str:
+        """The move as a JSON object; `from_json` reads it back.
+
+        >>> from reshard.types import Mesh
+        >>> layout = Layout.parse("f32[{x}4]", Mesh(x=2))
+        >>> Move.from_json(Move(layout, layout).to_json()) == Move(layout, layout)
+        True
+        """
+        data = {
+            "source": str(self.source),
+            "target": str(self.target),
+            "mesh": self.source.mesh.to_dict(),
+            "target_mesh": self.target.mesh.to_dict(),
+            "view": self.view.to_dict(),
+            "cast": self.cast,
+        }
+        return json.dumps(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> Move:
+        """Reads the text of `to_json` and checks the move again; raises `PlanError` for other text."""
+        from reshard.types.mesh import Mesh
+
+        try:
+            data = json.loads(text)
+            source = Layout.parse(data["source"], Mesh.from_dict(data["mesh"]))
+            target = Layout.parse(data["target"], Mesh.from_dict(data["target_mesh"]))
+            return cls(source, target, View.from_dict(data["view"]), cast=data["cast"])
+        except ReshardError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise PlanError(
+                f"this is not a move in JSON ({type(error).__name__}: {shortened(str(error))}); use the output of "
+                f"to_json()"
+            ) from None
+
+    def __str__(self) -> str:
+        view = "" if self.view.plain else f", view {self.view}"
+        return f"{self.source} -> {self.target} on {self.source.mesh}{view}{', cast' * self.casts}"
+
+
+def _layout(what: str, layout: object) -> Layout:
+    if isinstance(layout, Layout):
+        return layout
+    raise PlanError(
+        f"the {what} {quoted(layout)} of a move is a {type(layout).__name__}, not a Layout; read it with Layout.parse"
+    )
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise PlanError(f"cast {quoted(value)}: give True or False")
+
+
+def _whole_view(view: View, take: object, into: object, sizes: Mapping[str, object]) -> View:
+    if take or into or sizes:
+        raise PlanError(
+            f"the view {view} has its sizes and parts already; give take, into and sizes only with a view as text"
+        )
+    return view
+
+
+def _resolved(
+    source: Layout, target: Layout, view: object, parts: tuple[object, object], sizes: Mapping[str, object]
+) -> View:
+    take, into = (_mapping(what, part) for what, part in zip(("take", "into"), parts, strict=True))
+    if view is None:
+        return _of_dims(source, target, take, into, sizes)
+    if not isinstance(view, str):
+        raise PlanError(f'view {quoted(view)}: give text such as "(a b) -> b a", or a View')
+    return einops.resolve(einops.parse(view), (source.shape, target.shape), sizes, _named(take), _named(into))
+
+
+def _of_dims(
+    source: Layout, target: Layout, take: Mapping[Any, Any], into: Mapping[Any, Any], sizes: Mapping[str, object]
+) -> View:
+    """The view of arrays with the same dims, of which parts may be taken or filled, named by their numbers."""
+    if sizes:
+        raise PlanError(
+            f"unknown argument {quoted(min(sizes))}; sizes of atoms need a view, such as view='(a b) -> b a'"
+        )
+    if not take and not into:
+        if source.shape != target.shape:
+            raise PlanError(
+                f"source {source} has global shape {source.shape}, target {target} has {target.shape}; give a view, "
+                f'such as view="(a b) -> a b", or both the same global shape'
+            )
+        return View.identity(source.shape)
+    rank = max(len(source.shape), len(target.shape))
+    wrong = next((name for name in (*take, *into) if not (isinstance(name, int) and 0 <= name < rank)), None)
+    if wrong is not None:
+        raise NotationError(
+            f"part of {quoted(wrong)}: without a view, parts are of dims by number, from 0 to {rank - 1}; name atoms "
+            f'with a view, such as view="(three h) -> three h"'
+        )
+    names = tuple((f"d{at}",) for at in range(rank))
+    text = " ".join(f"d{at}" for at in range(rank))
+    pattern = einops.Pattern(f"{text} -> {text}", names, names)
+    renamed = [{f"d{name}": part for name, part in given.items()} for given in (take, into)]
+    return einops.resolve(pattern, (source.shape, target.shape), {}, *renamed)
+
+
+def _mapping(what: str, given: object) -> Mapping[Any, Any]:
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return cast("Mapping[Any, Any]", given)
+    raise PlanError(f'{what} {quoted(given)}: give a dict of atom to index or slice, such as {{"three": 0}}')
+
+
+def _named(parts: Mapping[Any, Any]) -> Mapping[str, Any]:
+    wrong = next((name for name in parts if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise NotationError(f"part of {quoted(wrong)}: with a view, name the atom as the view does")
+    return parts

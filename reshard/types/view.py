@@ -1,0 +1,210 @@
+"""Views: which element of the source is which element of the target, when their index spaces differ.
+
+    "l (three h d) m -> three l h d m", three=3, h=32, on a source of 2 x 6144 x 1024
+
+    atom    size   source dim   target dim
+    l          2   0            1
+    three      3   1            0
+    h         32   1            2
+    d         64   1            3
+    m       1024   2            4
+
+An *atom* is a factor of an index. A source dim is the product of its atoms, major first, and so is a target dim: a
+view permutes, splits and merges the digits of indices, and moves no element. Where only part of an atom takes part,
+a `Window` says which: `taken` of the source's atom, `into` the target's. An atom of one value may be on one side only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+from reshard.errors import PlanError, quoted
+from reshard.types.view_map import ViewMap, canonical_map
+from reshard.types.whole import MOST, listed, whole
+
+
+class Window(NamedTuple):
+    """The part of an atom of `size` values that starts at `start`."""
+
+    start: int
+    size: int
+
+
+class Atom(NamedTuple):
+    """A factor of an index: its name, how many values move, and the window of them on either side, None for all.
+
+    >>> q = Atom("three", 1, taken=Window(0, 3))
+    >>> q.source_size, q.target_size
+    (3, 1)
+    """
+
+    name: str
+    size: int
+    taken: Window | None = None
+    into: Window | None = None
+
+    @property
+    def source_size(self) -> int:
+        """The atom's values in the source."""
+        return self.size if self.taken is None else self.taken.size
+
+    @property
+    def target_size(self) -> int:
+        """The atom's values in the target."""
+        return self.size if self.into is None else self.into.size
+
+
+Groups = tuple[tuple[int, ...], ...]
+"""For each dim, its atoms by number, major first."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The atoms, and those of each dim of the source and of the target.
+
+    Raises `PlanError` for atoms that occur twice on a side, or on one side only with more than one value.
+
+    >>> view = View((Atom("a", 2), Atom("b", 3)), ((0, 1),), ((1,), (0,)))
+    >>> str(view), view.source_shape, view.target_shape
+    ('(a b) -> b a', (6,), (3, 2))
+    """
+
+    atoms: tuple[Atom, ...]
+    source: Groups
+    target: Groups
+
+    def __post_init__(self) -> None:
+        for at, atom in enumerate(self.atoms):
+            _check_atom(atom)
+            sides = [sum(dim.count(at) for dim in groups) for groups in (self.source, self.target)]
+            alone = sides in ([1, 0], [0, 1]) and atom.size == 1
+            if sides != [1, 1] and not alone:
+                raise PlanError(
+                    f"atom {atom.name!r} of {atom.size} values occurs {sides[0]} times in the source and {sides[1]} "
+                    f"times in the target of a view; name it once on each side"
+                )
+        if any(size > MOST for size in (*self.source_shape, *self.target_shape)):
+            raise PlanError(f"view {self}: the sizes of a dim multiply to more than {MOST}, the largest index")
+
+    @classmethod
+    def identity(cls, shape: Sequence[int]) -> View:
+        """The view that leaves an array of this shape as it is.
+
+        >>> str(View.identity((4, 2)))
+        'd0 d1 -> d0 d1'
+        """
+        atoms = tuple(Atom(f"d{at}", size) for at, size in enumerate(shape))
+        each = tuple((at,) for at in range(len(atoms)))
+        return cls(atoms, each, each)
+
+    @cached_property
+    def source_shape(self) -> tuple[int, ...]:
+        """The global shape of the source."""
+        return tuple(math.prod(self.atoms[at].source_size for at in dim) for dim in self.source)
+
+    @cached_property
+    def target_shape(self) -> tuple[int, ...]:
+        """The global shape of the target."""
+        return tuple(math.prod(self.atoms[at].target_size for at in dim) for dim in self.target)
+
+    @property
+    def taken(self) -> bool:
+        """Whether only part of the source is wanted."""
+        return any(atom.taken is not None for atom in self.atoms)
+
+    @property
+    def into(self) -> bool:
+        """Whether only part of the target is filled."""
+        return any(atom.into is not None for atom in self.atoms)
+
+    @cached_property
+    def map(self) -> ViewMap:
+        """The pairs of row-major indices that it relates, in the one form that equal views share."""
+        source = _strides(self.source, [atom.source_size for atom in self.atoms])
+        target = _strides(self.target, [atom.target_size for atom in self.atoms])
+        start = sum(atom.taken.start * source.get(at, 0) for at, atom in enumerate(self.atoms) if atom.taken)
+        end = sum(atom.into.start * target.get(at, 0) for at, atom in enumerate(self.atoms) if atom.into)
+        digits = [(atom.size, source.get(at, 0), target.get(at, 0)) for at, atom in enumerate(self.atoms)]
+        return canonical_map(digits, start, end)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it leaves every array as it is; filling a part does not, even if that is all of the target."""
+        return (
+            not self.into
+            and self.source_shape == self.target_shape
+            and self.map == View.identity(self.source_shape).map
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The view as plain data of JSON; `from_dict` reads it back."""
+        atoms = [[a.name, a.size, *([None] if w is None else [list(w)] for w in (a.taken, a.into))] for a in self.atoms]
+        flat = [[name, size, taken[0], into[0]] for name, size, taken, into in cast("list[list[Any]]", atoms)]
+        return {"atoms": flat, "source": [list(d) for d in self.source], "target": [list(d) for d in self.target]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> View:
+        """Reads what `to_dict` makes; raises `PlanError` for anything else.
+
+        >>> view = View.identity((4, 2))
+        >>> View.from_dict(view.to_dict()) == view
+        True
+        """
+        try:
+            atoms = [
+                Atom(name, size, *(None if w is None else Window(*w) for w in (taken, into)))
+                for name, size, taken, into in data["atoms"]
+            ]
+            source, target = (tuple(tuple(dim) for dim in data[side]) for side in ("source", "target"))
+            if not all(whole(at, 0, len(atoms) - 1) is not None for dim in (*source, *target) for at in dim):
+                raise PlanError(f"the dims of a view in JSON name its atoms by number, below {len(atoms)}")
+            return cls(tuple(atoms), source, target)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(f"{quoted(data)} is not a view in JSON; use the output of to_json()") from None
+
+    def __str__(self) -> str:
+        arrow = " -> ".join(" ".join(_dim_text(dim, self.atoms) for dim in side) for side in (self.source, self.target))
+        parts = [f"{a.name}={_part(a.size, w)} of the {side}'s {w.size}" for a, side, w in _windows(self.atoms)]
+        return ", ".join([arrow.strip() if arrow.strip() != "->" else "->", *parts])
+
+
+def _windows(atoms: Sequence[Atom]) -> list[tuple[Atom, str, Window]]:
+    both = [(atom, side, w) for atom in atoms for side, w in (("source", atom.taken), ("target", atom.into))]
+    return [(atom, side, w) for atom, side, w in both if w is not None]
+
+
+def _part(size: int, window: Window) -> str:
+    return str(window.start) if size == 1 else f"{window.start}:{window.start + size}"
+
+
+def _dim_text(dim: Sequence[int], atoms: Sequence[Atom]) -> str:
+    names = " ".join(atoms[at].name for at in dim)
+    return names if len(dim) == 1 else f"({names})" if dim else "1"
+
+
+def _check_atom(atom: object) -> None:
+    if not isinstance(atom, Atom) or not isinstance(cast("object", atom.name), str) or whole(atom.size) is None:
+        raise PlanError(f"{quoted(atom)} is not an Atom; give a name and a size of at least 0")
+    for window in (atom.taken, atom.into):
+        given = listed(window) if window is not None else None
+        if window is not None and (given is None or len(given) != 2 or any(whole(each) is None for each in given)):
+            raise PlanError(f"{quoted(window)} of atom {atom.name!r} is not a Window; give its start and the size")
+        if window is not None and window.start + atom.size > window.size:
+            raise PlanError(
+                f"atom {atom.name!r}: the {atom.size} values from {window.start} on leave its {window.size} values"
+            )
+
+
+def _strides(groups: Groups, sizes: Sequence[int]) -> dict[int, int]:
+    """What one value of each atom is worth in the row-major index of a side's array."""
+    place, strides = 1, dict[int, int]()
+    for at in (at for dim in reversed(groups) for at in reversed(dim)):
+        strides[at] = place
+        place *= sizes[at]
+    return strides

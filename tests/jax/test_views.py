@@ -1,0 +1,123 @@
+"""`redistribute` with a view, a part or a cast: eager, under jit and grad, and what it refuses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.errors import LayoutError, MeshError, NotationError, PlanError
+from reshard.jax import redistribute
+
+MESH = jax.make_mesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+SPLIT = "l (three h) d -> l three h d"
+
+
+def on(*spec: object) -> NamedSharding:
+    return NamedSharding(MESH, P(*spec))
+
+
+QKV = np.arange(2 * 96 * 8, dtype="float32").reshape(2, 96, 8)
+
+
+def fused() -> jax.Array:
+    return jax.device_put(QKV, on(None, ("a", "b")))
+
+
+def check(moved: jax.Array, wanted: np.ndarray, sharding: NamedSharding) -> None:
+    assert moved.sharding.is_equivalent_to(sharding, moved.ndim)
+    assert np.array_equal(np.asarray(moved), wanted)
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "wanted"),
+    [
+        ((None, None, ("a", "b")), {"view": SPLIT, "three": 3}, QKV.reshape(2, 3, 32, 8)),
+        (
+            (None, None, "b"),
+            {"view": "l (h three) d -> three l h d", "three": 3},
+            QKV.reshape(2, 32, 3, 8).transpose(2, 0, 1, 3),
+        ),
+        ((None, "b"), {"view": SPLIT, "take": {"three": 1}, "three": 3}, QKV.reshape(2, 3, 32, 8)[:, 1]),
+        (
+            ("b",),
+            {"view": "l (t h) d -> (h t l) d", "t": 3},
+            QKV.reshape(2, 3, 32, 8).transpose(2, 1, 0, 3).reshape(192, 8),
+        ),
+        ((None, "b"), {"take": {1: slice(8, 72)}}, QKV[:, 8:72]),
+        (("b",), {"take": {0: 1}}, QKV[1]),
+        ((None, None, "b"), {"dtype": "bfloat16"}, QKV.astype(jnp.bfloat16)),
+        ((None, "b"), {"view": "l ... -> ... l", "dtype": jnp.bfloat16}, QKV.transpose(1, 2, 0).astype(jnp.bfloat16)),
+    ],
+)
+def test_eager_and_jitted(spec, options, wanted):
+    target = on(*spec)
+    check(redistribute(fused(), target, **options), wanted, target)
+    move = jax.jit(lambda x: redistribute(x + 0, target, source=on(None, ("a", "b")), **options))
+    check(move(fused()), wanted, target)
+
+
+def test_into_a_part_of_an_array():
+    part = jax.device_put(QKV[:, :32], on(None, "b"))
+    for spec in (on(None, "b"), on("a"), on(None, ("b", "a"))):
+        out = jax.device_put(np.ones_like(QKV), spec)
+        wanted = np.ones_like(QKV)
+        wanted[:, 32:64] = QKV[:, :32]
+        options = {"view": "l h d -> l (three h) d", "into": {"three": 1}, "three": 3}
+        check(redistribute(part, spec, out=out, **options), wanted, spec)
+        assert np.array_equal(np.asarray(out), np.ones_like(QKV))
+
+
+@pytest.mark.slow
+def test_derivatives():
+    for target in (on(None, None, "b"), on("a", None, "b")):
+
+        def loss(x, target=target):
+            moved = redistribute(x, target, source=on(None, ("a", "b")), view=SPLIT, three=3)
+            return (moved**2).sum()
+
+        assert np.array_equal(np.asarray(jax.jit(jax.grad(loss))(fused())), 2 * QKV)
+
+
+def test_uneven_under_jit():
+    rows = jax.device_put(np.arange(120.0, dtype="float32").reshape(24, 5), on("b"))
+    move = jax.jit(lambda x: redistribute(x, on(None, "b"), source=on("b"), view="(t h) d -> t h d", t=4))
+    assert np.array_equal(np.asarray(move(rows)), np.asarray(rows).reshape(4, 6, 5))
+
+
+def test_a_reshape_along_atoms_compiles_to_no_collective():
+    def split(x):
+        return redistribute(x, on(None, "b"), source=on("b"), view="(h t) d -> t h d", t=2)
+
+    shape = jax.ShapeDtypeStruct((16, 8), "float32", sharding=on("b"))
+    text = jax.jit(split).lower(shape).compile().as_text()
+    assert not any(name in text for name in ("all-gather", "all-to-all", "collective-permute", "all-reduce"))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: redistribute([fused()], on(), view=SPLIT, three=3), PlanError, "one jax array"),
+        (lambda: redistribute(fused(), on(), view=SPLIT), NotationError, "give three="),
+        (lambda: redistribute(fused(), on(), view=SPLIT, three=5), NotationError, "not a multiple of 5"),
+        (lambda: redistribute(fused(), on(None, "b"), view=SPLIT, three=3), LayoutError, "does not divide"),
+        (lambda: redistribute(fused(), on(), take={"three": 1}), NotationError, "not an atom"),
+        (lambda: redistribute(fused(), on(), take={0: 1}, into={0: 1}), NotationError, "two moves"),
+        (lambda: redistribute(fused(), on(), take={0: 1}, out=fused()), PlanError, "give no out="),
+        (lambda: redistribute(fused(), on(), into={0: slice(0, 2)}), PlanError, "its array with out="),
+        (lambda: redistribute(fused(), on(), dtype="complex128x"), LayoutError, "unknown dtype"),
+        (lambda: jax.jit(lambda x: redistribute(x, on(), view=SPLIT, three=3))(fused()), PlanError, "give source="),
+    ],
+)
+def test_messages(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_other_devices_are_refused():
+    there = NamedSharding(jax.make_mesh((4,), ("c",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,)), P("c"))
+    with pytest.raises(MeshError, match="other devices"):
+        redistribute(fused(), there, view="l h d -> h l d")

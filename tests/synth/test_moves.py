@@ -1,0 +1,323 @@
+"""Moves planned and run: shapes of real models, random views of random layouts, budgets, networks, casts and parts."""
+
+import random
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reshard as rs
+from reshard.errors import BudgetError, PlanError, TileError
+from reshard.types.layout import Layout
+from tests.view_oracle import KEPT, check_move, cut, random_case, run_plan
+
+MESH = rs.Mesh(fsdp=2, tp=4)
+
+
+def layout(text: str, mesh: rs.Mesh = MESH) -> Layout:
+    return Layout.parse(text, mesh)
+
+
+def move(source: str, target: str, mesh: rs.Mesh = MESH, **options) -> rs.Move:
+    return rs.Move(layout(source, mesh), layout(target, mesh), **options)
+
+
+MODELS = {
+    # Llama: FSDP x TP trainer, fused and interleaved qkv by head, to a server with a dim for each.
+    "llama qkv split": (
+        move("s64[8, {fsdp}{tp}12, {fsdp:(1)1}6]", "s64[3, 8, {tp}8, 6]", view="l (h three) m -> three l h m", three=3),
+        lambda a: a.reshape(8, 32, 3, 6).transpose(2, 0, 1, 3),
+    ),
+    # The same without interleaving: twelve of 96 rows a device, so that pieces lie across q, k and v.
+    "fused qkv, straddling": (
+        move("s64[2, {fsdp}{tp}12, 5]", "s64[2, 3, {fsdp}{tp}4, 5]", view="l (three h) m -> l three h m", three=3),
+        lambda a: a.reshape(2, 3, 32, 5),
+    ),
+    "qkv joined": (
+        move("s64[3, 2, {tp}4, 4, 5]", "s64[2, {tp}48, 5]", view="three l h d m -> l (three h d) m"),
+        lambda a: a.transpose(1, 0, 2, 3, 4).reshape(2, 192, 5),
+    ),
+    "gate and up split": (
+        move("s64[{fsdp}3, {tp}16]", "s64[2, {fsdp}3, {tp}8]", view="m (two f) -> two m f", two=2),
+        lambda a: a.reshape(6, 2, 32).transpose(1, 0, 2),
+    ),
+    "gate and up joined, transposed": (
+        move("s64[2, {fsdp}3, {tp}8]", "s64[{tp}16, {fsdp}3]", view="two m f -> (two f) m"),
+        lambda a: a.transpose(0, 2, 1).reshape(64, 6),
+    ),
+    # Two KV heads on four ranks: every rank of a pair gets the head of the pair.
+    "GQA, fewer heads than ranks": (
+        move("s64[{fsdp}{tp}2, 6]", "s64[{tp:(1)2}, 8, 6]", view="(kv d) m -> kv d m", kv=2),
+        lambda a: a.reshape(2, 8, 6),
+    ),
+    "scanned layers": (
+        move("s64[{fsdp}2, {tp}3, 5]", "s64[4, {fsdp}{tp:(1)2}3, {tp:(2)2}3/5]", view="l f m -> l f m"),
+        lambda a: a,
+    ),
+    # Mixtral: experts by EP x TP for training, all experts a rank for serving.
+    "mixtral experts": (
+        move("s64[{tp}2, {fsdp}3, 8]", "s64[{tp}{fsdp}6, 8]", view="e f m -> (e f) m"),
+        lambda a: a.reshape(48, 8),
+    ),
+    # DeepSeek: kv_b holds nope and v for every head; uneven parts of 5 and 3 are taken.
+    "deepseek kv_b": (
+        move("s64[{fsdp}{tp}16, 3]", "s64[{tp}4, 5, 3]", view="(h d) r -> h d r", h=16, take={"d": slice(0, 5)}),
+        lambda a: a.reshape(16, 8, 3)[:, :5],
+    ),
+    # Qwen3: 12 heads over 8 devices.
+    "12 heads over 8": (
+        move("s64[{fsdp}{tp}6, 5]", "s64[12, {tp}, 5]", view="(h d) m -> h d m", d=4),
+        lambda a: a.reshape(12, 4, 5),
+    ),
+    "uneven heads": (
+        move("s64[{fsdp}{tp}6, 5]", "s64[{fsdp}{tp}2/12, 4, 5]", view="(h d) m -> h d m", d=4),
+        lambda a: a.reshape(12, 4, 5),
+    ),
+    "transposed weight": (move("s64[{fsdp}4, {tp}3]", "s64[{tp}{fsdp:(1)1}3, 8]", view="i o -> o i"), lambda a: a.T),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_shapes(name):
+    check_move(*MODELS[name])
+
+
+def test_q_k_and_v_are_taken_and_put_back():
+    fused, one = layout("s64[2, {fsdp}{tp}12, 5]"), layout("s64[2, {tp}8, 5]")
+    text = "l (three h) m -> l three h m"
+    for at in range(3):
+        check_move(
+            rs.Move(fused, one, view=text, take={"three": at}, three=3), lambda a, at=at: a.reshape(2, 3, 32, 5)[:, at]
+        )
+
+        def put(a: np.ndarray, at: int = at) -> np.ndarray:
+            full = np.arange(KEPT, KEPT + 960).reshape(2, 3, 32, 5)
+            full[:, at] = a
+            return full.reshape(2, 96, 5)
+
+        back = "l three h m -> l (three h) m"
+        check_move(rs.Move(one, fused, view=back, into={"three": at}, three=3), put)
+
+
+def test_heads_and_lanes_are_padded():
+    def padded(a: np.ndarray) -> np.ndarray:
+        full = np.arange(KEPT, KEPT + 16 * 128).reshape(16, 128)
+        full[:12, :100] = a
+        return full
+
+    check_move(move("s64[{tp}3, 100]", "s64[{tp}4, {fsdp}64]", into={0: slice(0, 12), 1: slice(0, 100)}), padded)
+    check_move(
+        move("s64[{tp}4, {fsdp}64]", "s64[{tp}3, 100]", take={0: slice(0, 12), 1: slice(0, 100)}),
+        lambda a: a[:12, :100],
+    )
+
+
+def test_a_replicated_target_gathers_nothing_that_it_does_not_need():
+    plan = rs.plan(MODELS["GQA, fewer heads than ranks"][0])
+    assert plan.received_bytes == plan.lower_bound_bytes == 48 * 8  # one of two heads, where a gather has both
+
+
+@given(st.randoms())
+def test_random_views(choose):
+    case = random_case(choose, most=96)
+    even = case.move.source.even and case.move.target.even
+    check_move(case.move, case.reference, at_bound=even)
+
+
+@pytest.mark.sweep
+def test_many_random_views():
+    for seed in range(4000):
+        case = random_case(random.Random(seed))
+        check_move(case.move, case.reference, at_bound=case.move.source.even and case.move.target.even)
+
+
+def test_budgets():
+    made = move("s64[{fsdp}{tp}6, 8]", "s64[{tp}2, 48]", view="a b -> b a")
+    free = rs.plan(made)
+    floor = made.source.tile_bytes + made.target.tile_bytes
+    assert free.received_bytes == free.lower_bound_bytes
+    for budget in range(floor, free.peak_bytes + 1, 32):
+        try:
+            plan = rs.plan(made, budget=budget)
+        except BudgetError as error:
+            assert budget < error.smallest <= free.peak_bytes
+            continue
+        assert plan.peak_bytes <= budget
+        run_plan(plan, made, np.transpose)
+    with pytest.raises(BudgetError) as refused:
+        rs.plan(made, budget=floor - 1)
+    assert rs.plan(made, budget=refused.value.smallest).peak_bytes <= refused.value.smallest
+
+
+def test_every_budget_of_source_and_target_is_met():
+    for seed in range(40):
+        case = random_case(random.Random(seed), most=96)
+        move = case.move
+        plan = rs.plan(move, budget=move.source.tile_bytes + move.target.tile_bytes)
+        run_plan(plan, move, case.reference)
+        assert plan.received_bytes >= plan.lower_bound_bytes
+        with pytest.raises(BudgetError) as refused:
+            rs.plan(move, budget=0)
+        assert rs.plan(move, budget=refused.value.smallest).peak_bytes <= refused.value.smallest
+
+
+TRAINER = rs.Mesh({"fsdp": 4}, device_ids=range(4))
+CROSSINGS = {
+    "apart": rs.Mesh({"tp": 4, "rep": 2}, device_ids=range(4, 12)),
+    "overlapping": rs.Mesh({"tp": 4, "rep": 2}, device_ids=range(2, 10)),
+}
+
+
+@pytest.mark.parametrize("where", CROSSINGS)
+def test_a_trainers_layout_on_a_server(where):
+    for source, target, options, reference in (
+        (
+            "s64[2, {fsdp}24, 5]",
+            "s64[3, 2, {tp}8, 5]",
+            {"view": "l (t h) m -> t l h m", "t": 3},
+            lambda a: a.reshape(2, 3, 32, 5).transpose(1, 0, 2, 3),
+        ),
+        (
+            "s64[2, 3{fsdp}8, 5]",
+            "s64[2, {tp}8, 5]",
+            {"view": "l (t h) m -> l h m", "t": 3, "take": {"t": 1}},
+            lambda a: a.reshape(2, 3, 32, 5)[:, 1],
+        ),
+        (
+            "s64[2, {fsdp}24, 5]",
+            "s64[2, {tp}8, 5]",
+            {"view": "l (t h) m -> l h m", "t": 3, "take": {"t": 1}},
+            lambda a: a.reshape(2, 3, 32, 5)[:, 1],
+        ),
+        (
+            "s64[{fsdp}6]",
+            "s64[{tp}{rep}3]",
+            {"view": "(a b) -> (b a)", "a": 2},
+            lambda a: a.reshape(2, 12).T.reshape(-1),
+        ),
+    ):
+        move = rs.Move(Layout.parse(source, TRAINER), Layout.parse(target, CROSSINGS[where]), **options)
+        plan = check_move(move, reference, at_bound=False)
+        assert plan.crosses and plan.received_bytes == plan.lower_bound_bytes
+        assert plan.sent_bytes >= plan.endpoint_bound_bytes or plan.received_bytes >= plan.endpoint_bound_bytes
+
+
+def test_networks_and_donated_sources():
+    network = rs.Network("two", axes={"fsdp": rs.Link(1e-5, 1e9), "tp": rs.Link(1e-6, 1e11)})
+    for made, reference in MODELS.values():
+        plan = check_move(made, reference, at_bound=False, network=network)
+        assert plan.seconds is not None and (plan.seconds > 0) == (plan.launches > 0)
+        donated = check_move(made, reference, donate=True)
+        assert donated.peak_bytes <= rs.plan(made).peak_bytes
+
+
+def test_a_reshape_costs_one_tile_and_a_transposition_two():
+    opened = move("s64[{tp}4, 6]", "s64[{tp}, 4, 6]", view="(a b) c -> a b c", b=4)
+    reshape = check_move(opened, lambda a: a.reshape(4, 4, 6))
+    assert (reshape.peak_bytes, [step.kind for step in reshape.steps]) == (reshape.source.tile_bytes, ["view"])
+    turn = check_move(move("s64[{tp}4, 6]", "s64[6, {tp}4]", view="a b -> b a"), np.transpose)
+    assert turn.peak_bytes == 2 * turn.source.tile_bytes
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "kinds"),
+    [
+        ("f32[{tp}2, 4]", "bf16[8, 4]", ["cast", "all_gather"]),
+        ("bf16[{tp}2, 4]", "f32[8, 4]", ["all_gather", "cast"]),
+        ("f32[8, 4] + sum{tp}", "bf16[8, 4]", ["all_reduce", "cast"]),
+        ("bf16[8, 4] + sum{tp}", "f32[{tp}2, 4]", ["reduce_scatter", "cast"]),
+        ("f32[{tp}2, 4]", "f8e4m3fn[{tp}2, 4]", ["cast"]),
+    ],
+)
+def test_the_cast_runs_where_fewer_bytes_move(source, target, kinds):
+    plan = rs.plan(move(source, target, cast=True))
+    assert [step.kind for step in plan.steps] == kinds
+    assert rs.Plan.from_json(plan.to_json()) == plan
+    narrow = min((plan.source, plan.target), key=lambda each: each.nbytes(1))
+    if not plan.source.partial:
+        assert plan.received_bytes == plan.lower_bound_bytes <= narrow.nbytes(24)
+    values = np.arange(32.0).reshape(8, 4)
+    tiles = cut(plan.source, values.astype(np.dtype(plan.source.dtype)))
+    if plan.source.partial:
+        tiles = {d: t if d % 4 == 0 else np.zeros_like(t) for d, t in tiles.items()}
+    moved = rs.simulate(plan, tiles)
+    wanted = cut(plan.target, values.astype(np.dtype(plan.target.dtype)))
+    for device, tile in moved.items():
+        assert tile.dtype == np.dtype(plan.target.dtype) and np.array_equal(tile, wanted[device])
+
+
+def test_a_view_and_a_cast_at_once():
+    for source, target in (("f32", "bf16"), ("bf16", "f32")):
+        made = move(f"{source}[{{tp}}12, 4]", f"{target}[3, {{fsdp}}8, 4]", view="(t h) m -> t h m", t=3, cast=True)
+        plan = rs.plan(made)
+        assert plan.received_bytes == plan.lower_bound_bytes
+        values = np.arange(192.0).reshape(48, 4)
+        moved = rs.simulate(plan, cut(made.source, values.astype(np.dtype(made.source.dtype))))
+        wanted = cut(made.target, values.reshape(3, 16, 4).astype(np.dtype(made.target.dtype)))
+        for device, tile in moved.items():
+            assert np.array_equal(tile, wanted[device])
+
+
+def test_fp8_with_scales():
+    fp8 = np.dtype(ml_dtypes.float8_e4m3fn)
+    choose = np.random.default_rng(0)
+    values = choose.normal(size=(16, 8)).astype("float32")
+    scales = np.abs(values).max(axis=1, keepdims=True) / 448
+    quantize = rs.plan(move("f32[{tp}4, 8]", "f8e4m3fn[16, {tp}2]", cast=True))
+    wide, narrow = quantize.source, quantize.target
+    of_rows = cut(layout("f32[{tp}4, 1]"), scales)
+    moved = rs.simulate(quantize, cut(wide, values), scale=of_rows)
+    wanted = cut(narrow, (values / scales).astype(fp8))
+    assert all(np.array_equal(tile.view("u1"), wanted[device].view("u1")) for device, tile in moved.items())
+
+    back = rs.plan(move("f8e4m3fn[16, {tp}2]", "f32[{tp}4, 8]", cast=True))
+    restored = rs.simulate(back, moved, scale=of_rows)
+    exact = cut(wide, (values / scales).astype(fp8).astype("float32") * scales)
+    assert all(np.array_equal(tile, exact[device]) for device, tile in restored.items())
+    assert back.received_bytes == quantize.received_bytes == 24
+
+
+def test_scales_that_do_not_fit():
+    plan = rs.plan(move("f32[{tp}4, 8]", "bf16[{tp}4, 8]", cast=True))
+    tiles = cut(plan.source, np.zeros((16, 8), "float32"))
+    for scale in (np.ones(3), {0: 1.0}, "x"):
+        with pytest.raises(TileError):
+            rs.simulate(plan, tiles, scale=scale)
+    same = rs.plan(plan.source, plan.source)
+    with pytest.raises(TileError, match="casts nothing"):
+        rs.simulate(same, tiles, scale=2.0)
+
+
+def test_targets_to_fill():
+    plan = rs.plan(move("f32[8]", "f32[3, 8]", view="h -> t h", into={"t": 1}, t=3))
+    tiles = cut(plan.source, np.zeros(8, "float32"))
+    with pytest.raises(TileError, match="into="):
+        rs.simulate(plan, tiles)
+    for into in ({}, dict.fromkeys(range(8), np.zeros((2, 8), "f4")), dict.fromkeys(range(8), np.zeros((3, 8)))):
+        with pytest.raises(TileError):
+            rs.simulate(plan, tiles, into=into)
+    given = dict.fromkeys(range(8), np.ones((3, 8), "f4"))
+    moved = rs.simulate(plan, tiles, into=given)
+    assert moved[3].sum() == 16 and given[3].sum() == 24
+    with pytest.raises(TileError, match="fills all of the target"):
+        rs.simulate(rs.plan(plan.source, plan.source), tiles, into=given)
+
+
+def test_a_sum_is_finished_through_a_view():
+    made = move("s64[8, 6] + sum{tp}", "s64[2, {tp}, 6]", view="(a b) c -> a b c", a=2)
+    plan = rs.plan(made)
+    assert plan.received_bytes == plan.lower_bound_bytes
+    values = np.arange(48).reshape(8, 6)
+    moved = rs.simulate(plan, {d: values * (d % 4 + 1) for d in range(8)})
+    wanted = cut(made.target, values.reshape(2, 4, 6) * 10)
+    assert all(np.array_equal(tile, wanted[device]) for device, tile in moved.items())
+
+
+def test_a_sum_across_atoms_is_refused():
+    made = move("s64[{fsdp}12] + sum{tp}", "s64[{fsdp:(1)1}{tp}6]", view="(a b) -> (b a)", a=3)
+    try:
+        rs.plan(made)
+    except PlanError as error:
+        assert "finish the sum" in str(error)
