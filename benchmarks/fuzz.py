@@ -8,24 +8,26 @@ A move is two random layouts of one array, taken in by any entry, and random opt
     layouts     shape, tiles and meaning, by the definition of each notation (`fuzz_layouts`)
     elements    the plan runs on numpy, and every device has the elements that the target means (`fuzz_oracle`)
     bytes       the lower bound, worked out anew; at the bound without a budget; the program's lists, counted
-    memory      within the plan's promise, by the runtime's account and, now and then, by Python's allocator
+    memory      within the plan's promise, by the runtime's account and, sampled, by Python's allocator
     budgets     kept; a refused one is refused for a reason: the smallest works
-    proofs      now and then: the plan is proved, and a program with a planted fault that shows is not
-    bad input   text and JSON with small changes: a `ReshardError`, or something that is right by itself
+    proofs      sampled: the plan is proved, and a program with a planted fault that shows is not
+    bad input   sampled: text and JSON with small changes: a `ReshardError`, or something that is right by itself
 
-Move number n of a seed is the same in every run, whatever comes before it.
+Move number n of a seed is the same in every run, whatever comes before it. `RATES` says which share of the moves the
+sampled checks see; how often each was made stands at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,10 +62,15 @@ from reshard.types.meaning import meaning
 
 DTYPES = ("int32", "int32", "int64", "int64", "float32", "bfloat16", "uint8", "int4")
 NETWORKS = ("tpu-v5p", "h100", "ethernet-100g")
-PROOFS, TRACES, TEXTS, UNPADDED = 0.02, 0.02, 0.3, 0.2
-"""How often a move is proved, its memory traced, its text and JSON changed, and its tiles given without padding."""
+RATES = {"JSON": 0.25, "bad text": 0.1, "bad JSON": 0.1, "no padding": 0.1, "proof": 0.02, "allocator": 0.005}
+"""How often the checks are made that cost more than what they look at: a share of all moves."""
 
-MOST_ELEMENTS = 20_000
+MADE: Counter[str] = Counter()
+"""How often each check was made in this process."""
+
+MOST_ELEMENTS = (500, 500, 2_000, 2_000, 20_000)
+"""The most elements of an array, one of these at random."""
+
 ALLOWANCE = 200_000
 """Bytes that Python itself may take beside the tiles while memory is traced."""
 
@@ -89,9 +96,10 @@ def case(choose: random.Random) -> Case:
     partial, started = (0.9 if choose.random() < 0.2 else 0.0), choose.random() < 0.05
     dtype = choose.choice(DTYPES[:5]) if partial or started else choose.choice(DTYPES)
     shape: list[int] = []
+    most = choose.choice(MOST_ELEMENTS)
     for _ in range(choose.choice((0, 1, 1, 2, 2, 2, 3, 3, 4))):
         size = choose.choice(SIZES)
-        shape.append(size if np.prod([*shape, size]) <= MOST_ELEMENTS else 2)
+        shape.append(size if math.prod([*shape, size]) <= most else 2)
     source = any_given(choose, devices, shape, dtype, partial)
     if started:
         target = any_given(choose, devices, shape, dtype, 0.9)
@@ -113,6 +121,13 @@ def _options(choose: random.Random) -> dict[str, Any]:
     return options
 
 
+def _now(choose: random.Random, check: str) -> bool:
+    """Whether this move is one of those for which a check is made, which counts it."""
+    now = choose.random() < RATES.get(check, 1)
+    MADE[check] += now
+    return now
+
+
 def check(choose: random.Random) -> str:
     """Makes a move and checks it; returns what kind it was. Raises `WrongError`, or whatever the package raised."""
     try:
@@ -131,6 +146,7 @@ def _checked(choose: random.Random, made: Case) -> str:
     layouts = [given.make() for given in (made.source, made.target)]
     for given, layout in zip((made.source, made.target), layouts, strict=True):
         check_layout(given, layout, made.dtype)
+        MADE["layout"] += 1
     source, target = layouts
     try:
         plan = planned(source, target, dict(made.options))
@@ -138,31 +154,33 @@ def _checked(choose: random.Random, made: Case) -> str:
         if target.partial and "mean" in (source.reduction, target.reduction) and "mean" in str(error):
             return "refused mean"  # Which divides by the number of summands, and cannot be started.
         raise
-    if choose.random() < TEXTS:
+    if _now(choose, "bad text"):
         check_bad_text(choose, source)
     if plan is None:
         return "refused budget"
     check_bytes(made, plan)
     check_figures(plan)
     check_run(choose, made, plan)
-    must(rs.Plan.from_json(plan.to_json()) == plan, "the plan is another one after JSON")
-    if choose.random() < TEXTS:
+    MADE.update(("elements", "bytes", "memory"))
+    if _now(choose, "JSON"):
+        must(rs.Plan.from_json(plan.to_json()) == plan, "the plan is another one after JSON")
+    if _now(choose, "bad JSON"):
         check_bad_json(choose, made, plan)
-    if choose.random() < PROOFS:
+    if _now(choose, "proof"):
         check_proof(choose, made, plan)
     return ", ".join(sorted({step.kind for step in plan.steps})) or "nothing to do"
 
 
 def check_layout(given: Given, layout: rs.Layout, dtype: str) -> None:
     """Compares a layout with what it was made from."""
-    must(layout.shape == given.shape and layout.dtype == dtype, f"{layout} has shape {layout.shape}")
-    must(set(layout.mesh.devices) == set(given.indices), f"{layout} is on devices {layout.mesh.devices}")
+    must(layout.shape == given.shape and layout.dtype == dtype, "{} has shape {}", layout, layout.shape)
+    must(set(layout.mesh.devices) == set(given.indices), "{} is on devices {}", layout, layout.mesh.devices)
     for device, indices in given.indices.items():
         wanted = fitted(indices, layout.tile_shape)
         for index, along, size in zip(wanted, meaning(layout, device), layout.shape, strict=True):
             real = [at if at < size else -1 for at in along]
-            must(index.tolist() == real, f"{layout}: device {device} means {real}, not {index.tolist()}")
-    must(rs.Layout.parse(str(layout), layout.mesh) == layout, f"{layout} is another layout once it is read back")
+            must(index.tolist() == real, "{}: device {} means {}, not {}", layout, device, real, index)
+    must(rs.Layout.parse(str(layout), layout.mesh) == layout, "{} is another layout once it is read back", layout)
 
 
 def _sums_change(source: rs.Layout, target: rs.Layout) -> bool:
@@ -180,32 +198,32 @@ def planned(source: rs.Layout, target: rs.Layout, options: dict[str, Any]) -> rs
     try:
         plan = rs.plan(source, target, budget=budget, **options)
     except BudgetError as error:
-        must(error.smallest > budget, f"budget {budget} is refused, but {error.smallest} would do")
+        must(error.smallest > budget, "budget {} is refused, but {} would do", budget, error.smallest)
         least = rs.plan(source, target, budget=error.smallest, **options)
-        must(least.peak_bytes <= error.smallest, f"a budget of {error.smallest}, a peak of {least.peak_bytes}")
+        must(least.peak_bytes <= error.smallest, "a budget of {}, a peak of {}", error.smallest, least.peak_bytes)
         even = source.even and target.even
         floor = source.tile_bytes + target.tile_bytes
-        must(budget < floor or _sums_change(source, target), f"{budget} is the floor of {floor}: {even=}")
+        must(budget < floor or _sums_change(source, target), "{} is the floor of {}: even={!r}", budget, floor, even)
         return None
-    must(plan.peak_bytes <= budget, f"a budget of {budget}, a peak of {plan.peak_bytes}")
+    must(plan.peak_bytes <= budget, "a budget of {}, a peak of {}", budget, plan.peak_bytes)
     return plan
 
 
 def check_bytes(made: Case, plan: rs.Plan) -> None:
     """Compares the bytes with the bound, which is worked out anew."""
-    must(plan.received_bytes >= plan.lower_bound_bytes, f"{plan.received_bytes} B are below the bound: {plan}")
+    must(plan.received_bytes >= plan.lower_bound_bytes, "{} B are below the bound: {}", plan.received_bytes, plan)
     ends = [(end.partial, end.reduction, end.partial and end.mesh) for end in (plan.source, plan.target)]
     if ends[0] != ends[1]:  # Summands are made or combined, or counted in two orders: each device has its own.
         return
     bound = dtypes.nbytes(needed(made.source, made.target), made.dtype)
-    must(plan.lower_bound_bytes == bound, f"the bound is {bound} B, not {plan.lower_bound_bytes}")
+    must(plan.lower_bound_bytes == bound, "the bound is {} B, not {}", bound, plan.lower_bound_bytes)
     if "network" in made.options or "budget" in made.options:
         return
     even = plan.source.even and plan.target.even
     most = bound if even else bound * (1 + made.options.get("slack", 0.05))
-    must(plan.received_bytes <= most, f"{plan.received_bytes} B received, {bound} would do: {plan}")
+    must(plan.received_bytes <= most, "{} B received, {} would do: {}", plan.received_bytes, bound, plan)
     largest = max(plan.source.tile_bytes, plan.target.tile_bytes)
-    must(all(step.result.tile_bytes <= largest for step in plan.steps), f"a tile of more than {largest} B: {plan}")
+    must(all(step.result.tile_bytes <= largest for step in plan.steps), "a tile of more than {} B: {}", largest, plan)
 
 
 def check_run(choose: random.Random, made: Case, plan: rs.Plan) -> None:
@@ -214,32 +232,41 @@ def check_run(choose: random.Random, made: Case, plan: rs.Plan) -> None:
     tiles = source_tiles(choose, made.source, plan.source.tile_shape, whole)
     kept = {device: tile.copy() for device, tile in tiles.items()}
     account, program = Account(made.dtype), lower_plan(plan)
-    check_tiles(made.target, plan.target.tile_shape, whole, run(program, tiles, account))
+    moved = run(program, tiles, account)
+    check_tiles(made.target, plan.target.tile_shape, whole, moved)
     must(all(np.array_equal(tiles[d], kept[d]) for d in kept), "a source's tile was written to")
     counted = {device: elements for device, elements in wire(program).items() if elements}
-    must(counted == {d: n for d, n in account.elements.items() if n}, f"received {account.elements}, listed {counted}")
+    must(
+        counted == {d: n for d, n in account.elements.items() if n}, "received {}, listed {}", account.elements, counted
+    )
     received = max((dtypes.nbytes(n, made.dtype) for n in counted.values()), default=0)
-    must(received <= plan.received_bytes, f"{received} B are received, {plan.received_bytes} promised")
-    must(account.peak_bytes <= plan.peak_bytes, f"{account.peak_bytes} B are live, {plan.peak_bytes} promised")
-    must(account.launches == plan.launches, f"{account.launches} launches, {plan.launches} promised")
-    if choose.random() < UNPADDED:
-        check_unpadded(made, plan, whole, tiles)
+    must(received <= plan.received_bytes, "{} B are received, {} promised", received, plan.received_bytes)
+    must(account.peak_bytes <= plan.peak_bytes, "{} B are live, {} promised", account.peak_bytes, plan.peak_bytes)
+    must(account.launches == plan.launches, "{} launches, {} promised", account.launches, plan.launches)
+    if _now(choose, "no padding"):
+        check_unpadded(made, plan, tiles, moved)
     in_place = any(step.mode.in_place for step in plan.steps)  # On numpy, slots are listed element by element.
-    if choose.random() < TRACES and not in_place:
+    if not in_place and _now(choose, "allocator"):
         # The result and the operand of every device, and two more of one device in hand; int4 takes a byte in numpy.
         promised = plan.peak_bytes * (2 if made.dtype == "int4" else 1) * (len(tiles) + 2)
         most = traced(lambda: run(program, tiles))
-        must(most <= promised + ALLOWANCE, f"{most} B were allocated, {promised} promised")
+        must(most <= promised + ALLOWANCE, "{} B were allocated, {} promised", most, promised)
 
 
-def check_unpadded(made: Case, plan: rs.Plan, whole: np.ndarray, tiles: dict[int, np.ndarray]) -> None:
+def check_unpadded(made: Case, plan: rs.Plan, tiles: dict[int, np.ndarray], padded: Mapping[int, np.ndarray]) -> None:
     """Gives tiles without padding, in the other byte order, and compares what comes out with the padded result."""
-    order = "S" if whole.dtype.kind in "iuf" and whole.dtype.isbuiltin == 1 else "="
-    own = {d: _cut(tile, made.source.indices[d]).astype(whole.dtype.newbyteorder(order)) for d, tile in tiles.items()}
-    moved, padded = rs.simulate(plan, own, padded=False), rs.simulate(plan, tiles)
-    for device, tile in moved.items():
+    dtype = numpy_dtype(made.dtype)
+    order = "S" if dtype.kind in "iuf" and dtype.isbuiltin == 1 else "="
+    own = {d: _cut(tile, made.source.indices[d]).astype(dtype.newbyteorder(order)) for d, tile in tiles.items()}
+    for device, tile in rs.simulate(plan, own, padded=False).items():
         wanted = _cut(padded[device], made.target.indices[device])
-        must(tile.shape == wanted.shape and np.array_equal(tile, wanted), f"device {device} has {tile}, not {wanted}")
+        must(
+            tile.shape == wanted.shape and np.array_equal(tile, wanted),
+            "device {} has {}, not {}",
+            device,
+            tile,
+            wanted,
+        )
 
 
 def _cut(tile: np.ndarray, indices: tuple[np.ndarray, ...]) -> np.ndarray:
@@ -269,7 +296,12 @@ def check_bad_text(choose: random.Random, layout: rs.Layout) -> None:
         except ReshardError:
             continue
         if isinstance(read, rs.Layout):
-            must(rs.Layout.parse(str(read), read.mesh) == read, f"{read}, read from {text!r}, is not written as itself")
+            must(
+                rs.Layout.parse(str(read), read.mesh) == read,
+                "{}, read from {!r}, is not written as itself",
+                read,
+                text,
+            )
 
 
 def check_bad_json(choose: random.Random, made: Case, plan: rs.Plan) -> None:
@@ -279,11 +311,11 @@ def check_bad_json(choose: random.Random, made: Case, plan: rs.Plan) -> None:
         other = rs.Plan.from_json(text)
     except ReshardError:
         return
-    must(rs.Plan.from_json(other.to_json()) == other, f"a plan read from {text} is not written as itself")
+    must(rs.Plan.from_json(other.to_json()) == other, "a plan read from {} is not written as itself", text)
     if other == plan:
         return
     whole = marks(other.source.shape, numpy_dtype(other.source.dtype))
-    if not (whole.size <= MOST_ELEMENTS and other.source.mesh.size <= 64) or other.source.reduction == "mean":
+    if not (whole.size <= MOST_ELEMENTS[-1] and other.source.mesh.size <= 64) or other.source.reduction == "mean":
         return
     source, target = own(other.source), own(other.target)
     tiles = source_tiles(choose, source, other.source.tile_shape, whole)
@@ -328,6 +360,10 @@ def fuzz(
         number += 1
 
 
+def _made() -> str:
+    return ", ".join(f"{check} {count}" for check, count in MADE.most_common())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
@@ -346,9 +382,10 @@ def main() -> int:
         else:
             kinds[kind] += 1
         if (number + 1) % 10_000 == 0:
-            print(f"{number + 1} moves, {wrong} wrong, {time.monotonic() - begun:.0f} s", flush=True)
+            print(f"to {number + 1}: {wrong} wrong, {time.monotonic() - begun:.0f} s; checks: {_made()}", flush=True)
     for kind, count in kinds.most_common():
         print(f"{count:>8}  {kind}")
+    print(f"checks: {_made()}")
     done = number + 1 - options.start
     print(f"{done} moves in {time.monotonic() - begun:.0f} s, {wrong} wrong; go on with --start {number + 1}")
     return 1 if wrong else 0

@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,16 +50,21 @@ class Grid:
     axes: dict[str, int]
     devices: tuple[int, ...]
 
-    @property
+    @cached_property
     def mesh(self) -> rs.Mesh:
         """The package's mesh."""
         return rs.Mesh(self.axes, device_ids=self.devices)
 
+    @cached_property
+    def _places(self) -> dict[int, dict[str, int]]:
+        """Where each device is along each axis."""
+        places = np.ndindex(*self.axes.values())
+        return {device: dict(zip(self.axes, at, strict=True)) for device, at in zip(self.devices, places, strict=True)}
+
     def coordinate(self, device: int, factor: Factor) -> int:
         """A device's coordinate along a factor of an axis."""
-        at = np.unravel_index(self.devices.index(device), tuple(self.axes.values()))
-        whole = self.axes[factor.axis]
-        return int(at[list(self.axes).index(factor.axis)]) // (whole // (factor.pre * factor.size)) % factor.size
+        axis, pre, size = factor
+        return self._places[device][axis] // (self.axes[axis] // (pre * size)) % size
 
     def spell(self, factor: Factor) -> str:
         """`x`, or `x:(2)2` for a part of an axis."""
@@ -104,8 +110,14 @@ def meant(
 ) -> Given:
     """A layout of these digits on a grid."""
 
-    def of(device: int) -> Indices:
-        return tuple(indices_of(d, s, lambda f: grid.coordinate(device, f)) for d, s in zip(dims, shape, strict=True))
+    known: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in dims]  # By the coordinates of what holds a dim.
+
+    def along(dim: int, device: int) -> np.ndarray:
+        holders = [holder for _, holder in dims[dim] if holder is not None]
+        at = tuple(grid.coordinate(device, holder) for holder in holders)
+        if at not in known[dim]:
+            known[dim][at] = indices_of(dims[dim], shape[dim], dict(zip(holders, at, strict=True)).__getitem__)
+        return known[dim][at]
 
     groups: dict[tuple[Any, ...], dict[int, int]] = {}
     axes = [Factor(name, 1, size) for name, size in grid.axes.items()]
@@ -118,9 +130,9 @@ def meant(
             number = number * factor.size + value
         groups.setdefault(tuple(rest), {})[number] = device
     ordered = [tuple(group[n] for n in sorted(group)) for group in groups.values()]
-    indices = {device: of(device) for device in grid.devices}
+    indices = {device: tuple(along(dim, device) for dim in range(len(dims))) for device in grid.devices}
     kept = reduction if partial else None
-    return Given(f"{text} on {grid.mesh!r}", make, tuple(shape), indices, ordered, kept, tuple(partial), grid)
+    return Given(text, make, tuple(shape), indices, ordered, kept, tuple(partial), grid)
 
 
 def grid_of(choose: random.Random, devices: Sequence[int]) -> Grid:
@@ -227,8 +239,9 @@ def _of_digits(
         return rs.Layout(grid.mesh, tuple(made), dtype, reduction, tuple(SubAxis(*f) for f in summed))
 
     if choose.random() < 0.3:
-        return meant(grid, shape, dims, summed, reduction, f"Layout(...) {text}", build)
-    return meant(grid, shape, dims, summed, reduction, f"parse({text!r})", lambda: rs.Layout.parse(text, grid.mesh))
+        return meant(grid, shape, dims, summed, reduction, f"Layout(...) {text} on {grid.mesh!r}", build)
+    entry = f"parse({text!r}) on {grid.mesh!r}"
+    return meant(grid, shape, dims, summed, reduction, entry, lambda: rs.Layout.parse(text, grid.mesh))
 
 
 def contiguous(choose: random.Random, grid: Grid, shape: Sequence[int], dtype: str, partial: float = 0.0) -> Given:
@@ -266,7 +279,8 @@ def contiguous(choose: random.Random, grid: Grid, shape: Sequence[int], dtype: s
         def make() -> rs.Layout:
             return rs.Layout.from_jax_text(text, grid.mesh, shape, dtype)
 
-    return meant(grid, shape, dims, summed, reduction, f"{entry}: {text}, {tuple(shape)}, {dtype}", make)
+    text_of_all = f"{entry}: {text}, {tuple(shape)}, {dtype} on {grid.mesh!r}"
+    return meant(grid, shape, dims, summed, reduction, text_of_all, make)
 
 
 def by_hlo(choose: random.Random, count: int, shape: Sequence[int], dtype: str) -> Given:

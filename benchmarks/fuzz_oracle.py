@@ -30,10 +30,10 @@ class WrongError(Exception):
     """What the package did is wrong; the text says how."""
 
 
-def must(holds: object, text: str) -> None:
-    """Raises `WrongError` unless something holds."""
+def must(holds: object, text: str, *values: object) -> None:
+    """Raises `WrongError` unless something holds. The text is formatted only then: printing arrays takes long."""
     if not holds:
-        raise WrongError(text)
+        raise WrongError(text.format(*values))
 
 
 def marks(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -68,10 +68,11 @@ def summands(choose: random.Random, whole: np.ndarray, count: int, reduction: st
 
 def fitted(indices: Indices, tile: tuple[int, ...]) -> Indices:
     """The indices along a tile of this shape, without the rounds that hold no element and that the package drops."""
-    must(len(indices) == len(tile), f"tiles of rank {len(tile)}, not {len(indices)}")
+    must(len(indices) == len(tile), "tiles of rank {}, not {}", len(tile), len(indices))
     for index, extent in zip(indices, tile, strict=True):
-        must((index[extent:] == -1).all(), f"a tile of {extent} is too small for {index.tolist()}")
-        must(len(index) >= extent, f"a tile of {extent} is too large for {index.tolist()}")
+        if len(index) != extent:
+            must((index[extent:] == -1).all(), "a tile of {} is too small for {}", extent, index)
+            must(len(index) >= extent, "a tile of {} is too large for {}", extent, index)
     return tuple(index[:extent] for index, extent in zip(indices, tile, strict=True))
 
 
@@ -95,15 +96,15 @@ def source_tiles(
 
 def check_tiles(target: Given, tile: tuple[int, ...], whole: np.ndarray, tiles: Mapping[int, np.ndarray]) -> None:
     """Raises `WrongError` unless the tiles are the target's of the array; padding is not looked at."""
-    must(set(tiles) == set(target.indices), f"tiles of devices {sorted(tiles)}")
+    must(set(tiles) == set(target.indices), "tiles of devices {}", sorted(tiles))
     for device, array in tiles.items():
-        must(array.shape == tile and array.dtype == whole.dtype, f"device {device}: {array.dtype} {array.shape}")
+        must(array.shape == tile and array.dtype == whole.dtype, "device {}: {} {}", device, array.dtype, array.shape)
     for group in target.groups:
         total = reduce(COMBINE[target.reduction or "sum"], [tiles[device] for device in group])
         indices = fitted(target.indices[group[0]], tile)
         here = np.ix_(*(np.flatnonzero(index >= 0) for index in indices))
         wanted = whole[np.ix_(*(index[index >= 0] for index in indices))]
-        must(np.array_equal(total[here], wanted), f"device {group[0]} has {total[here]}, not {wanted}")
+        must(np.array_equal(total[here], wanted), "device {} has {}, not {}", group[0], total[here], wanted)
 
 
 def needed(source: Given, target: Given) -> int:
@@ -122,7 +123,7 @@ def own(layout: rs.Layout) -> Given:
     grid = Grid(dict(layout.mesh.axes), layout.mesh.devices)
     dims = [[(d.radix, None if d.axis is None else Factor(*d.axis)) for d in dim.digits] for dim in layout.dims]
     partial = [Factor(*axis) for axis in layout.partial]
-    return meant(grid, layout.shape, dims, partial, layout.reduction, str(layout), lambda: layout)
+    return meant(grid, layout.shape, dims, partial, layout.reduction, "", lambda: layout)
 
 
 def check_figures(plan: rs.Plan) -> None:
@@ -133,12 +134,12 @@ def check_figures(plan: rs.Plan) -> None:
         sizes = [-(-math.prod(lay.tile_shape) * bits // 8) for lay in (step.operand, step.result)]
         kept = 0 if plan.donate or step is plan.steps[0] else plan.source.tile_bytes
         live = kept + (max(sizes) if step.mode.in_place else sum(sizes))
-        must(step.live_bytes >= live, f"{step.kind} has {live} B live, and says {step.live_bytes}")
+        must(step.live_bytes >= live, "{} has {} B live, and says {}", step.kind, live, step.live_bytes)
         if (before.factors, before.reduction) == (after.factors, after.reduction) and (
             not before.factors or step.operand.mesh == step.result.mesh
         ):
             lacked = -(-needed(before, after) * bits // 8)
-            must(step.received_bytes >= lacked, f"{step.kind} needs {lacked} B, and says {step.received_bytes}")
+            must(step.received_bytes >= lacked, "{} needs {} B, and says {}", step.kind, lacked, step.received_bytes)
 
 
 def wire(program: Program) -> dict[int, int]:

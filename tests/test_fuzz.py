@@ -124,7 +124,7 @@ _run, _plan, _meaning, _parse = fuzz.run, rs.plan, fuzz.meaning, Layout.parse
     ],
 )
 def test_what_is_broken_is_reported(place: tuple[Any, str], broken: Callable[..., Any], message: str, monkeypatch: Any):
-    monkeypatch.setattr(fuzz, "PROOFS", 0.5 if place[1] == "prove" else 0.0)
+    monkeypatch.setitem(fuzz.RATES, "proof", 0.5 if place[1] == "prove" else 0.0)
     monkeypatch.setattr(*place, broken)
     wrong = [kind for _, kind in fuzz.fuzz(2, moves=60) if kind.startswith("wrong")]
     assert wrong
