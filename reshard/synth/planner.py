@@ -36,7 +36,7 @@ from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.pair.device_sets import one_set
-from reshard.types.pair.remesh import common_mesh, remesh
+from reshard.types.pair.remesh import common_mesh, mesh_of_used, remesh
 from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
 from reshard.types.reductions import identity
 from reshard.types.units import parse_bytes
@@ -283,7 +283,7 @@ def _on_one_mesh(source: Layout, target: Layout) -> tuple[Layout, Layout]:
     if source.mesh == target.mesh:
         pair = (source, target)
     else:
-        shared = common_mesh(source.mesh, target.mesh)
+        shared = common_mesh(source.mesh, target.mesh) or mesh_of_used(source, target)
         pair = next(
             (
                 (s, t)

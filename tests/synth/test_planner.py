@@ -6,6 +6,7 @@ On every pair of contiguous layouts of small meshes, on samples of larger ones, 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterable
 from fractions import Fraction
@@ -52,6 +53,17 @@ def test_contiguous_pairs_meet_the_bound(mesh: Mesh, part: int):
     assert sample
     for source, target in sample:
         hold(source, target)
+
+
+def test_meshes_that_do_not_nest_meet_the_bound():
+    """The sub-axes that two layouts use may nest all the same: then they are written on a mesh of those."""
+    before, after, others = Mesh(a=4, b=3), Mesh(c=3, d=4), 0
+    ends = itertools.product(("a", "a:(1)2", "a:(2)2", "b"), ("c", "d", "d:(1)2", "d:(2)2"), range(2), range(2))
+    for old, new, at, to in ends:
+        source = Layout.from_spec(before, (12, 24), "int32", [[old] if dim == at else [] for dim in range(2)])
+        target = Layout.from_spec(after, (12, 24), "int32", [[new] if dim == to else [] for dim in range(2)])
+        others += hold(source, target).source.mesh not in (before, after)
+    assert others == 4  # a:(1)2 is positions 6 to 12, d:(2)2 is 1 to 2
 
 
 def test_all_pairs_of_2x2_are_taken_and_samples_are_full():

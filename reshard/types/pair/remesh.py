@@ -44,10 +44,25 @@ def common_mesh(a: Mesh, b: Mesh) -> Mesh | None:
     >>> print(common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)))
     <d0=2, d1=2, d2=2>
     """
-    if a.device_ids != b.device_ids or a.size != b.size:
-        return None
-    cuts = sorted({1, *_ends(a), *_ends(b)})
-    if not is_chain(cuts):
+    return _cut(a, b, {*_ends(a), *_ends(b)})
+
+
+def mesh_of_used(a: Layout, b: Layout) -> Mesh | None:
+    """A mesh on which both layouts can be written though their meshes do not nest, or None if the sub-axes that they
+    use do not nest either.
+
+    >>> x, y = Layout.parse("f32[{x:(1)2}6]", Mesh(x=4, w=3)), Layout.parse("f32[{y:(2)2}6]", Mesh(z=3, y=4))
+    >>> print(common_mesh(x.mesh, y.mesh), mesh_of_used(x, y))
+    None <d0=2, d1=3, d2=2>
+    """
+    ends = {end for each in (a, b) for axis in (*each.held, *each.partial) for end in each.mesh.span(axis)}
+    return _cut(a.mesh, b.mesh, ends)
+
+
+def _cut(a: Mesh, b: Mesh, ends: set[int]) -> Mesh | None:
+    """The mesh whose axes meet at these positions, or None if they do not divide each other or the devices differ."""
+    cuts = sorted({1, a.size, *ends})
+    if a.device_ids != b.device_ids or a.size != b.size or not is_chain(cuts):
         return None
     sizes = [high // low for low, high in itertools.pairwise(cuts)][::-1]
     return Mesh({f"d{at}": size for at, size in enumerate(sizes)}, device_ids=a.device_ids)

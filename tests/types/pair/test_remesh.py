@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.pair.remesh import common_mesh, remesh
+from reshard.types.pair.remesh import common_mesh, mesh_of_used, remesh
 from tests.layouts import random_layout
 
 EIGHT = (
@@ -78,3 +78,24 @@ def test_common_mesh():
     assert common_mesh(Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])) is None
     both = [Mesh({"x": 4}, device_ids=[3, 1, 2, 0]), Mesh({"a": 2, "b": 2}, device_ids=[3, 1, 2, 0])]
     assert common_mesh(*both) == Mesh({"d0": 2, "d1": 2}, device_ids=[3, 1, 2, 0])
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("f32[{w:(1)2}6]", "f32[{z:(2)2}6]", Mesh(d0=2, d1=3, d2=2)),
+        ("f32[{w}3]", "f32[{z:(1)2}6]", None),  # positions 3 to 12 against 2 to 4
+        ("f32[12]", "f32[12]", Mesh(d0=12)),
+        ("f32[12] + sum{w:(2)2}", "f32[12]", Mesh(d0=2, d1=2, d2=3)),
+    ],
+)
+def test_a_mesh_of_the_sub_axes_that_two_layouts_use(source: str, target: str, expected: Mesh | None):
+    a, b = Layout.parse(source, Mesh(w=4, x=3)), Layout.parse(target, Mesh(y=3, z=4))
+    assert common_mesh(a.mesh, b.mesh) is None
+    mesh = mesh_of_used(a, b)
+    assert mesh == expected
+    if mesh is not None:
+        for layout in (a, b):
+            moved = remesh(layout, mesh)
+            assert moved is not None
+            assert [meaning(moved, d) for d in mesh.devices] == [meaning(layout, d) for d in mesh.devices]
