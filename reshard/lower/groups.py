@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from reshard.types.mesh import Mesh
@@ -31,9 +32,17 @@ def groups_along(mesh: Mesh, factors: Factors) -> Groups:
     offsets = [0]
     for stride, size in factors:
         offsets = [at + stride * value for at in offsets for value in range(size)]
-    firsts = [p for p in range(mesh.size) if not any(coordinate(p, stride, size) for stride, size in factors)]
-    ids = mesh.devices
-    return tuple(tuple(ids[first + offset] for offset in offsets) for first in firsts)
+    ids, firsts = mesh.devices, _at_zero(mesh.size, factors)
+    return tuple(tuple([ids[first + offset] for offset in offsets]) for first in firsts)
+
+
+def _at_zero(devices: int, factors: Factors) -> list[int]:
+    """The positions with coordinate 0 along all factors, ascending: between two factors, every value occurs."""
+    firsts, span = [0], devices
+    for stride, size in sorted(factors, reverse=True):
+        firsts = [first + at for first in firsts for at in range(0, span, stride * size)]
+        span = stride
+    return [first + at for first in firsts for at in range(span)]
 
 
 def block_numbers(mesh: Mesh, factors: Factors) -> dict[int, int]:
@@ -42,9 +51,15 @@ def block_numbers(mesh: Mesh, factors: Factors) -> dict[int, int]:
     >>> block_numbers(Mesh(x=2, y=3), [(1, 3), (3, 2)])
     {0: 0, 1: 2, 2: 4, 3: 1, 4: 3, 5: 5}
     """
-    numbers: dict[int, int] = {}
-    for position, device in enumerate(mesh.devices):
-        numbers[device] = 0
-        for stride, size in factors:
-            numbers[device] = numbers[device] * size + coordinate(position, stride, size)
-    return numbers
+    if not factors:
+        return dict.fromkeys(mesh.devices, 0)
+    numbers = _along(mesh, *factors[0])
+    for stride, size in factors[1:]:
+        numbers = [number * size + value for number, value in zip(numbers, _along(mesh, stride, size), strict=True)]
+    return dict(zip(mesh.devices, numbers, strict=True))
+
+
+def _along(mesh: Mesh, stride: int, size: int) -> list[int]:
+    """The coordinate of every position along a factor, in order: each value `stride` times, and all of that again."""
+    once = list(itertools.chain.from_iterable(itertools.repeat(value, stride) for value in range(size)))
+    return once * (mesh.size // (stride * size))

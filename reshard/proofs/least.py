@@ -117,17 +117,35 @@ def _counted(source: Layout, target: Layout) -> Floor:
     need = np.ones(len(devices), np.int64)
     have = holding.astype(np.int64)
     for a, b in zip(source.dims, target.dims, strict=True):
-        rows = np.stack([held_offset(a, source, at[0]), held_offset(b, target, at[1])], axis=1)
-        kinds, which = np.unique(rows, axis=0, return_inverse=True)
-        needed, held = _shared(_local(a), kinds[:, 0], _local(b), kinds[:, 1], b.size)
-        need *= needed[which.ravel()]
-        have *= held[which.ravel()]
+        p, q = held_offset(a, source, at[0]), held_offset(b, target, at[1])
+        p, q, which = _distinct_pairs(p, q)
+        needed, held = _shared(_local(a), p, _local(b), q, b.size)
+        need *= needed[which]
+        have *= held[which]
     worst = int(np.argmax(need - have))
     return Floor(
         int((need - have)[worst]),
         f"device {devices[worst]} needs {need[worst]} elements, of which it holds {have[worst]} before; no other "
         f"device lacks more",
     )
+
+
+def _distinct_pairs(p: Ints, q: Ints) -> tuple[Ints, Ints, Ints]:
+    """The different pairs of offsets, and which of them each device has."""
+    ps, at_p = _distinct(p)
+    qs, at_q = _distinct(q)
+    pairs, which = _distinct(at_p * len(qs) + at_q)
+    return ps[pairs // len(qs)], qs[pairs % len(qs)], which
+
+
+def _distinct(numbers: Ints) -> tuple[Ints, Ints]:
+    """The different numbers, ascending, and which of them each one is; sorted only where they are far apart."""
+    most = int(numbers.max())
+    if most > 8 * len(numbers):
+        return np.unique(numbers, return_inverse=True)
+    occurs = np.zeros(most + 1, bool)
+    occurs[numbers] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[numbers]
 
 
 _CELLS = 1 << 20

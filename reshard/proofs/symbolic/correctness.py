@@ -58,9 +58,10 @@ def _check_outside(plan: Plan, program: Program | Outline) -> None:
     require(len(program.instructions) == len(program.tile_shapes) == len(plan.steps), "the program has other steps")
     devices = frozenset(program.devices)
     for step, instruction, shape in zip(plan.steps, program.instructions, program.tile_shapes, strict=True):
-        devices = devices_after(instruction, devices)
+        before, devices = devices, devices_after(instruction, devices)
         require(shape == step.result.tile_shape, f"{step.kind}: the result has tiles of shape {shape}")
-        require(frozenset(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
+        same = before is devices and step.operand.mesh == step.result.mesh
+        require(same or frozenset(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
 
 
 def devices_after(instruction: Instruction | ByFormula, devices: frozenset[int]) -> frozenset[int]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, is_chain
-from reshard.types.pair.overlap import fullest, piece, shared_elements, shares
+from reshard.types.pair.overlap import fullest, piece, piece_sizes, shared_elements, shares
 
 Span = tuple[int, int]
 """The positions from a stride to stride times size, which a sub-axis covers; see `Mesh.span`."""
@@ -197,6 +197,8 @@ def _misses_all(group: DimGroup) -> bool:
     Devices are visited in steps of about 0.618 of their number. If many are like this, one is met early.
     """
     most = math.prod(fullest(dim) for dim in group.after)
+    if (stats := _one_sided(group)) is not None:
+        return any(most and tile.needed == most and not tile.held for tile in stats.tiles)
     step = next(s for s in itertools.count(int(group.size * 0.618) | 1) if math.gcd(s, group.size) == 1)
     return any(_shares_nothing(group, group.device(at * step % group.size), most) for at in range(group.size))
 
@@ -212,6 +214,41 @@ def _shares_nothing(group: DimGroup, device: int, most: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _stats(group: DimGroup) -> ExchangeStats:
+    """The figures of a group, in closed form where there is one, else counted over its devices."""
+    return _one_sided(group) or _counted(group)
+
+
+def _one_sided(group: DimGroup) -> ExchangeStats | None:
+    """The figures of a single dim that is whole on every device before or after; None for any other group.
+
+    Each device has the other side's piece of its own number, so the sizes of the pieces say everything:
+
+        {x}3/10 -> 10 on <x=4>      pieces of 3, 3, 3, 1    all need 10, hold 3 or 1; each piece has 4 requests
+        10 -> {x}3/10 on <x=4>                              all hold what they need; the whole has 4 requests
+    """
+    if len(group.after) != 1 or group.factors is None:
+        return None
+    (before,), (after,) = group.before, group.after
+    gathered, devices = not _held(after), group.size
+    if not gathered and _held(before):
+        return None
+    sizes = piece_sizes(before if gathered else after)
+    filled = devices - sizes.get(0, 0)
+    if not gathered:
+        tiles = {TileKind(size, size, int(size > 0), int(size > 0)) for size in sizes}
+        kind = PieceKind(filled, filled, devices)
+        return ExchangeStats(frozenset(tiles), frozenset({kind} if filled else ()), max(sizes), 0)
+    tiles = {TileKind(after.size, size, filled, int(size > 0)) for size in sizes}
+    largest = max(sizes)
+    kinds = frozenset({PieceKind(devices, 1, 1)} if filled else ())
+    return ExchangeStats(frozenset(tiles), kinds, largest, largest if devices > 1 else 0)
+
+
+def _held(dim: Dim) -> bool:
+    return any(digit.axis is not None for digit in dim.digits)
+
+
+def _counted(group: DimGroup) -> ExchangeStats:
     devices = Counter(_pieces(group, group.device(number)) for number in range(group.size))
     tiles = {wanted: _tile(group, wanted) for wanted in {wanted for _, wanted in devices}}
     largest = {wanted: math.prod(dim.largest for dim in tile) for wanted, tile in tiles.items()}

@@ -19,7 +19,8 @@ One period is walked, and its runs are repeated. The time grows with the runs in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -79,23 +80,46 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
 
 
 def fullest(dim: Dim) -> int:
-    """The most elements that a piece of a dim has: those of the piece at coordinates 0.
-
-    At other coordinates, the same local indices are larger global indices, and more of them may be padding.
+    """The most elements that a piece of a dim has.
 
     >>> from reshard.types.layout import Layout
     >>> fullest(Layout.parse("f32[2{x}3/10]", Mesh(x=2)).dims[0])
     6
     """
-    elements, left = 0, dim.size
-    for level in _levels(dim):
-        if level.held:
-            left = min(left, level.block)
-        else:
-            whole = min(level.radix, left // level.block)
-            elements += whole * level.share
-            left = min(left - whole * level.block, (level.radix - whole) * level.block)
-    return elements
+    return max(piece_sizes(dim))
+
+
+@lru_cache(maxsize=256)
+def piece_sizes(dim: Dim) -> Mapping[int, int]:
+    """How many pieces of a dim have how many elements, from the digits: a million pieces take no longer than two.
+
+    >>> from reshard.types.layout import Layout
+    >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
+    {3: 999996, 2: 1, 0: 3}
+    """
+    return _sizes(_levels(dim), dim.size)
+
+
+def _sizes(levels: Sequence[_Level], left: int) -> Counter[int]:
+    """How many pieces of the numeral of these levels have how many of its first `left` indices.
+
+    At most one value of a digit is cut: those before it are full, those after it are empty.
+    """
+    pieces = math.prod(level.radix for level in levels if level.held)
+    if not levels or left == 0:
+        return Counter({min(left, 1): pieces})
+    level, below = levels[0], levels[1:]
+    full = min(level.radix, left // level.block)
+    rest = left - full * level.block if full < level.radix else 0
+    if not level.held:
+        return Counter({full * level.share + size: count for size, count in _sizes(below, rest).items()})
+    tile = math.prod(each.radix for each in below if not each.held)
+    each = pieces // level.radix
+    sizes = Counter({tile: full * each})
+    if full < level.radix:
+        sizes += _sizes(below, rest)
+        sizes[0] += (level.radix - full - 1) * each
+    return +sizes
 
 
 class _Level(NamedTuple):

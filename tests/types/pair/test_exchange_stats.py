@@ -124,6 +124,21 @@ def test_many_devices_cost_their_coordinates_only():
     assert fullest(target.dims[1]) == 3
 
 
+def test_a_dim_that_is_whole_at_one_end_has_a_closed_form():
+    """The same figures as counted over the devices, and of millions of them at once."""
+    choose, closed = random.Random(5), 0
+    for _ in range(200):
+        for group in dim_groups(*random_pair(choose, most_rank=2)):
+            stats = exchange_stats._one_sided(group)
+            closed += stats is not None
+            assert stats is None or stats == exchange_stats._counted(group), group
+    assert closed > 60
+    mesh = Mesh(x=1_000_003, y=2)
+    source, target = pair("f32[{x}2/2000005, 6]", "f32[2000005, {y}3]", mesh)
+    assert fewest_received(source, target) == 3 * (2_000_005 - 1)  # The last device along x has one row.
+    assert rounds(source, target) == 1_000_002
+
+
 def test_figures_are_cached_by_layout():
     source, target = pair("f32[{x}3/11]", "f32[11]", Mesh(x=4))
     exchange_stats.rounds(source, target)

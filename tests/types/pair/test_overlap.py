@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.pair.overlap import fullest, piece, shared_elements, shares
+from reshard.types.pair.overlap import fullest, piece, piece_sizes, shared_elements, shares
 from reshard.types.pair.runs import Run, ascending
 from tests.layouts import MESHES, layouts, random_layout
 
@@ -110,9 +110,18 @@ def test_a_long_array_has_no_more_progressions_than_a_short_one(source: str, tar
 
 @settings(max_examples=200)
 @given(layouts())
-def test_the_fullest_piece_has_the_most_elements(layout: Layout):
+def test_the_sizes_of_pieces(layout: Layout):
     for at, dim in enumerate(layout.dims):
-        assert fullest(dim) == max(sum(index < dim.size for index in held) for held in by_piece(layout, at).values())
+        held = [sum(index < dim.size for index in indices) for indices in by_piece(layout, at).values()]
+        assert piece_sizes(dim) == Counter(held)
+        assert fullest(dim) == max(held)
+
+
+def test_the_sizes_of_a_million_pieces():
+    mesh = Mesh(x=1_000_003, y=2)
+    cyclic = Layout.parse("f32[3{x}{y}2/8000030]", mesh).dims[0]  # Two rounds of 4000012, and 6 elements.
+    assert piece_sizes(cyclic) == {4: 2_000_003, 6: 3}
+    assert piece_sizes(Layout.parse("f32[{x}1/1000000]", mesh).dims[0]) == {1: 1_000_000, 0: 3}
 
 
 @pytest.mark.parametrize(
