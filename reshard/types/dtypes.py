@@ -79,11 +79,23 @@ def canonical(dtype: object) -> str:
     try:
         return _ALIASES[name if code is None else code]
     except KeyError:
-        meant = f"as numpy's code it is {_NUMPY[name]}, as HLO's name it would count bits; " if name in _NUMPY else ""
         raise LayoutError(
-            f"unknown dtype {quoted(name)}: {meant}use a numpy name (float32), an HLO name (f32) or an "
+            f"unknown dtype {quoted(name)}: {_candidates(name)}use a numpy name (float32), an HLO name (f32) or an "
             f"ml_dtypes name (bfloat16, float8_e4m3fn, int4)"
         ) from None
+
+
+def _candidates(name: str) -> str:
+    """What a name may stand for that numpy's codes and HLO's names both begin with.
+
+    >>> _candidates("f4")
+    "numpy's code for float32 ('<f4'), or one of HLO's 4 bits (f4e2m1fn); "
+    """
+    if name not in _NUMPY:
+        return ""
+    in_bits = ", ".join(spelled for _, spelled, _ in _TABLE if spelled.startswith(f"{name}e"))
+    or_bits = f", or one of HLO's {name[1:]} bits ({in_bits})" if in_bits else ""
+    return f"numpy's code for {_NUMPY[name]} ('<{name}'){or_bits}; "
 
 
 def short(name: str) -> str:

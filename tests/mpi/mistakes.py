@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,8 +17,8 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
-from reshard.mpi import DistArray, calibrate, redistribute
-from reshard.runtime.on_mpi import prepare, run_plan
+from reshard.mpi import DistArray, calibrate, distarray, redistribute
+from reshard.runtime.on_mpi import prepare, run_plan, ways, window_tiles
 from reshard.runtime.on_mpi.meeting import meet
 from reshard.runtime.on_mpi.team import team_of
 from reshard.runtime.on_mpi.turns import turns_of
@@ -306,6 +308,51 @@ def groups(comm: MPI.Intracomm) -> Iterator[Case]:
 
 def _wrong(*_: Any) -> Any:
     raise MemoryError("no memory left")
+
+
+# ---- memory ------------------------------------------------------------------------------------------------
+
+
+def no_memory(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A rank that cannot allocate its result, before or after the node's ranks have agreed on its place: that rank
+    raises what the allocation did, the others name it, and the next call works."""
+    rows, columns = _ends(comm)
+
+    def fails(nodes: int, call: Callable[[MPI.Intracomm], Any], late: bool) -> None:
+        own = comm.Dup()
+        team_of(own, nodes=nodes)
+        with _without_memory(late) if comm.rank == ODD else nullcontext():
+            caught, seconds = _caught(lambda: call(own))
+        raised = comm.allgather((type(caught).__name__, str(caught), seconds))
+        assert isinstance(caught, MemoryError if comm.rank == ODD else RankError), raised
+        assert comm.rank == ODD or (f"[{ODD}]" in str(caught) or f"rank {ODD}" in str(caught)), raised
+        assert seconds < LIMIT / 2, raised
+        _moves(own)
+
+    def moves(own: MPI.Intracomm) -> Any:
+        return redistribute(given_tile(rows, comm.rank, "int32"), rows, columns, own, limit=LIMIT)
+
+    def makes(own: MPI.Intracomm) -> Any:
+        return DistArray.full(rows, 3, own, limit=LIMIT)
+
+    for nodes, late in itertools.product((1, 2), (False, True)):
+        when = "after the place is agreed" if late else "before"
+        yield f"a result, {when}, {nodes} nodes", partial(fails, nodes, moves, late)
+        yield f"a new array, {when}, {nodes} nodes", partial(fails, nodes, makes, late)
+
+
+@contextmanager
+def _without_memory(late: bool) -> Iterator[None]:
+    """`new_tile` finds no memory: at once, or after what it does together with the other ranks of the node."""
+
+    def new_tile(*arguments: Any) -> Any:
+        if late:
+            allocate(*arguments)
+        _wrong()
+
+    allocate = window_tiles.new_tile
+    with mock.patch.object(ways, "new_tile", new_tile), mock.patch.object(distarray, "new_tile", new_tile):
+        yield
 
 
 # ---- threads -----------------------------------------------------------------------------------------------

@@ -67,8 +67,11 @@ def test_numpys_codes_alone_are_refused_by_name(code: str):
     """HLO's f8e4m3 has 8 bits, numpy's f8 has 8 bytes."""
     np = pytest.importorskip("numpy")
     for read in (lambda: dtypes.canonical(code), lambda: Layout.parse(f"{code}[16]", MESH)):
-        with pytest.raises(LayoutError, match=f"as numpy's code it is {np.dtype(code).name}, as HLO's name it would"):
+        with pytest.raises(LayoutError, match=f"numpy's code for {np.dtype(code).name} \\('<{code}'\\)") as refused:
             read()
+        in_bits = [dtypes.short(name) for name in ALL_DTYPES if name.startswith(f"float{code[1:]}_") and code[0] == "f"]
+        assert all(name in str(refused.value) for name in in_bits)
+        assert ("HLO's" in str(refused.value)) == bool(in_bits) == (code in ("f4", "f8"))
 
 
 @pytest.mark.parametrize("code", ["<f16", ">c32", "=f1", "<bf16", "<float32", ">", "<M8[s]", "|i4"])

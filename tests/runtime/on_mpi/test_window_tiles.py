@@ -45,6 +45,11 @@ def test_ranks(topic: str, ranks: int, tmp_path: Path):
     running.check(f"sharing.{topic}", ranks, tmp_path)
 
 
+@pytest.mark.slow
+def test_a_rank_without_memory_for_its_result(tmp_path: Path):
+    running.check("mistakes.no_memory", 3, tmp_path)
+
+
 SMALL_SHARED_MEMORY = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "sh"]
 """Runs a command with a /dev/shm of 64 MiB, as containers have it; needs a kernel that lets users do that."""
 
