@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, numbers_along
 
 Groups = tuple[tuple[int, ...], ...]
 """Device ids, group by group, each in the order that numbers its blocks."""
@@ -51,15 +50,4 @@ def block_numbers(mesh: Mesh, factors: Factors) -> dict[int, int]:
     >>> block_numbers(Mesh(x=2, y=3), [(1, 3), (3, 2)])
     {0: 0, 1: 2, 2: 4, 3: 1, 4: 3, 5: 5}
     """
-    if not factors:
-        return dict.fromkeys(mesh.devices, 0)
-    numbers = _along(mesh, *factors[0])
-    for stride, size in factors[1:]:
-        numbers = [number * size + value for number, value in zip(numbers, _along(mesh, stride, size), strict=True)]
-    return dict(zip(mesh.devices, numbers, strict=True))
-
-
-def _along(mesh: Mesh, stride: int, size: int) -> list[int]:
-    """The coordinate of every position along a factor, in order: each value `stride` times, and all of that again."""
-    once = list(itertools.chain.from_iterable(itertools.repeat(value, stride) for value in range(size)))
-    return once * (mesh.size // (stride * size))
+    return dict(zip(mesh.devices, numbers_along(mesh.size, factors), strict=True))

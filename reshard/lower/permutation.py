@@ -5,7 +5,7 @@ from __future__ import annotations
 from reshard.errors import PlanError
 from reshard.lower.even_rounds import EvenRounds
 from reshard.types.layout import Layout
-from reshard.types.pair.message import Tile, tile_of
+from reshard.types.pair.message import Tile, tiles
 from reshard.types.pair.refine import refine
 
 
@@ -31,9 +31,8 @@ def _matched(operand: Layout, result: Layout) -> tuple[tuple[int, int], ...]:
     """Devices matched by the tile that they hold and need; a device keeps its own where it can."""
     waiting: dict[Tile, list[int]] = {}
     pairs: list[tuple[int, int]] = []
-    needs = {device: tile_of(result, device) for device in result.mesh.devices}
-    for device in operand.mesh.devices:
-        held = tile_of(operand, device)
+    needs = tiles(result)
+    for device, held in tiles(operand).items():
         if held == needs.get(device):
             pairs.append((device, device))
             del needs[device]

@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis, is_chain
-from reshard.types.pair.overlap import fullest, piece, piece_sizes, shared_elements, shares
+from reshard.types.mesh import Mesh, SubAxis, is_chain, numbers_along
+from reshard.types.pair.overlap import fullest, piece_sizes, shared_elements, shares
 
 Span = tuple[int, int]
 """The positions from a stride to stride times size, which a sub-axis covers; see `Mesh.span`."""
@@ -45,15 +45,19 @@ class DimGroup(NamedTuple):
         """How many different coordinates devices have."""
         return self.meshes[0].size if self.factors is None else math.prod(size for _, size in self.factors)
 
-    def device(self, number: int) -> int:
-        """A device with the coordinates of this number."""
-        if self.factors is None:
-            return self.meshes[0].devices[number]
-        position = 0
-        for stride, size in reversed(self.factors):
-            number, value = divmod(number, size)
-            position += stride * value
-        return position
+    def pieces(self, dims: Sequence[Dim], mesh: Mesh) -> list[list[int]]:
+        """For each of these dims, the number of the piece that each of the coordinates has."""
+        axes = [[digit.axis for digit in dim.digits if digit.axis is not None] for dim in dims]
+        return [self.along(on, mesh) for on in axes]
+
+    def along(self, axes: Sequence[SubAxis], mesh: Mesh) -> list[int]:
+        """The numbers along sub-axes of a mesh, major first, that each of the coordinates has."""
+        spans = [mesh.span(axis) for axis in axes]
+        return numbers_along(self.size, [(self._below(low), high // low) for low, high in spans])
+
+    def _below(self, stride: int) -> int:
+        """The coordinates that change faster than those along a stride."""
+        return stride if self.factors is None else math.prod(size for low, size in self.factors if low < stride)
 
 
 class TileKind(NamedTuple):
@@ -200,12 +204,12 @@ def _misses_all(group: DimGroup) -> bool:
     if (stats := _one_sided(group)) is not None:
         return any(most and tile.needed == most and not tile.held for tile in stats.tiles)
     step = next(s for s in itertools.count(int(group.size * 0.618) | 1) if math.gcd(s, group.size) == 1)
-    return any(_shares_nothing(group, group.device(at * step % group.size), most) for at in range(group.size))
+    devices = _pieces(group)
+    return any(_shares_nothing(group, *devices[at * step % group.size], most) for at in range(group.size))
 
 
-def _shares_nothing(group: DimGroup, device: int, most: int) -> bool:
+def _shares_nothing(group: DimGroup, home: Pieces, wanted: Pieces, most: int) -> bool:
     """Whether a device needs `most` elements and holds none of them."""
-    home, wanted = _pieces(group, device)
     tile = _tile(group, wanted)
     if not most or math.prod(dim.needed for dim in tile) < most:
         return False
@@ -249,7 +253,7 @@ def _held(dim: Dim) -> bool:
 
 
 def _counted(group: DimGroup) -> ExchangeStats:
-    devices = Counter(_pieces(group, group.device(number)) for number in range(group.size))
+    devices = Counter(_pieces(group))
     tiles = {wanted: _tile(group, wanted) for wanted in {wanted for _, wanted in devices}}
     largest = {wanted: math.prod(dim.largest for dim in tile) for wanted, tile in tiles.items()}
     sent = 0
@@ -336,10 +340,18 @@ def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     return requests
 
 
-def _pieces(group: DimGroup, device: int) -> tuple[Pieces, Pieces]:
-    """The pieces that a device holds before, and after."""
+def _pieces(group: DimGroup) -> list[tuple[Pieces, Pieces]]:
+    """The pieces that each device of a group holds before, and after."""
     old, new = group.meshes
-    p, q = old.position(device), new.position(device)
-    summand = old.coordinates(p, group.partial)
-    home = (*(piece(dim, old, p) for dim in group.before), *summand)
-    return home, (*(piece(dim, new, q) for dim in group.after), *summand)
+    summand = [group.along([axis], old) for axis in group.partial]
+    home, wanted = group.pieces(group.before, old), group.pieces(group.after, new)
+    if (
+        old.device_ids != new.device_ids or old.size != new.size
+    ):  # Then all devices are one group, in the order of `old`.
+        order = [new.position(device) for device in old.devices]
+        wanted = [[numbers[at] for at in order] for numbers in wanted]
+    return list(zip(_rows(group, [*home, *summand]), _rows(group, [*wanted, *summand]), strict=True))
+
+
+def _rows(group: DimGroup, columns: Sequence[Sequence[int]]) -> list[Pieces]:
+    return list(zip(*columns, strict=True)) if columns else [()] * group.size

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from reshard.types.layout import Dim, Layout
+from reshard.types.mesh import numbers_along
 from reshard.types.pair.overlap import piece
 from reshard.types.pair.runs import Progression, Run, between
 
@@ -109,6 +110,23 @@ def tile_of(layout: Layout, device: int) -> Tile:
     position = layout.mesh.position(device)
     pieces = (piece(dim, layout.mesh, position) for dim in layout.dims)
     return (*pieces, *layout.mesh.coordinates(position, layout.partial))
+
+
+def tiles(layout: Layout) -> dict[int, Tile]:
+    """The tile that each device holds, in the order of the mesh.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> tiles(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
+    {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
+    """
+    mesh = layout.mesh
+    held = [[digit.axis for digit in dim.digits if digit.axis is not None] for dim in layout.dims]
+    columns = [
+        numbers_along(mesh.size, [(mesh.stride(axis), axis.size) for axis in axes])
+        for axes in (*held, *([axis] for axis in layout.partial))
+    ]
+    rows = zip(*columns, strict=True) if columns else itertools.repeat((), mesh.size)
+    return dict(zip(mesh.devices, rows, strict=True))
 
 
 def requests(
