@@ -5,6 +5,9 @@
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
+# Empty, so that bytecode is kept whatever the environment says: collecting the tests takes half as long with it, and
+# hundreds of them start a process that would compile the package anew.
+export PYTHONDONTWRITEBYTECODE =
 
 # The first Python that is new enough, and the first that is 3.12. A command may exist and still not
 # run (a version manager's shim), so each is asked.
