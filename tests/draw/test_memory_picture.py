@@ -9,9 +9,10 @@ from reshard.show.live_bytes import moments
 from reshard.types import Layout, Mesh
 from tests.draw.cases import CASES, picture, planned
 from tests.draw.reading import labelled, words
+from tests.sampling import sampled
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", sampled(list(CASES), *list(CASES)[::3]))
 def test_bars_are_the_live_bytes(name):
     plan = planned(name)
     axes = labelled(picture(name), "memory")

@@ -19,7 +19,7 @@ from reshard.doctor import Place
 from reshard.errors import ProgramError
 from reshard.jax.doctor import report, report_program
 from tests.jax.programs import BY_NAME, PROGRAMS
-from tests.jax.sampling import sampled
+from tests.sampling import sampled
 
 ROOT = Path(__file__).parents[2]
 NO_MOVE = {"callback"}  # XLA warns of a constant that it would replicate and cut, but folds it before it runs.

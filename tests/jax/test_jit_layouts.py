@@ -20,8 +20,8 @@ from reshard.runtime.on_jax import spec
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.jax.moving import jit_without_hook as jit
-from tests.jax.sampling import sampled
 from tests.layouts import contiguous_layouts, sample_pairs
+from tests.sampling import sampled
 
 Pair = tuple[Layout, Layout]
 GRID = Mesh(x=4, y=2)

@@ -13,7 +13,7 @@ import reshard as rs
 from tests.jax.moving import jit_without_hook as jit
 from tests.jax.programs import BY_NAME, PROGRAMS, Program
 from tests.jax.programs.base import assert_same
-from tests.jax.sampling import sampled_by_name
+from tests.sampling import sampled_by_name
 
 # The arrays of the corpus are small, so that launches would outweigh all bytes: on this network they cost nothing.
 WIRE = rs.Network("wire", inner=(1e-9, 1e9), domain=1 << 20)

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.jax import redistribute
 from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, promised
-from tests.jax.sampling import sampled
+from tests.sampling import sampled
 
 SIZES = {"x": 4, "y": 2}
 SHAPE = (8, 8)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.jax.programs import BY_NAME, PROGRAMS, Case, Program
 from tests.jax.programs.base import assert_same
-from tests.jax.sampling import sampled_by_name
+from tests.sampling import sampled_by_name
 
 COLLECTIVE = re.compile(r" (all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)(-start)?\(")
 WARNING = "Involuntary full rematerialization"

@@ -35,7 +35,7 @@ from tests.jax.oracle import (
     specs,
     tile,
 )
-from tests.jax.sampling import sampled
+from tests.sampling import sampled
 
 SIZES = {"x": 4, "y": 2}
 SHAPE = (8, 8)

@@ -30,8 +30,8 @@ from reshard.types.plan import StepSpec, chain
 from reshard.types.rules.checker import RULES
 from reshard.types.rules.cost import StepMode
 from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised
-from tests.jax.sampling import sampled
 from tests.layouts import contiguous_layouts
+from tests.sampling import sampled
 
 MESHES = ({"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"k": 8}, {"x": 2, "y": 3})
 SHAPES = {1: (48,), 2: (48, 24), 3: (24, 24, 24)}

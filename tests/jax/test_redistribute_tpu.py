@@ -26,8 +26,8 @@ from reshard.jax import redistribute
 from reshard.runtime import on_jax
 from reshard.types import Layout
 from tests.jax.oracle import executed, on, promised
-from tests.jax.sampling import sampled
 from tests.layouts import contiguous_layouts
+from tests.sampling import sampled
 
 pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # of the workers of one run of the tests

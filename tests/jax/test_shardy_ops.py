@@ -19,7 +19,7 @@ from reshard.jax.doctor import compile_options, report_program
 from reshard.jax.shardy_ops import make_compilable
 from reshard.lower.to_stablehlo import ir, walk
 from reshard.types.meaning import meaning
-from tests.jax.sampling import sampled
+from tests.sampling import sampled
 
 MESHES = """
   sdy.mesh @mesh = <["x"=4, "y"=2]>

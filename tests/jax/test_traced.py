@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.jax import redistribute
 from tests.jax.oracle import AUTO, EXPLICIT, as_plan, assert_exact, executed, filled, mesh_of, promised
+from tests.sampling import sampled
 
 SIZES = {"x": 4, "y": 2}
 BEFORE, AFTER = P("x", "y"), P(None, ("y", "x"))
@@ -42,7 +43,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("is_set", [AUTO, EXPLICIT, None], ids=str)
-@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("made", sampled(list(MADE), "argument", "iota", "constant"))
 def test_a_value_that_is_on_no_mesh(made: str, is_set: AxisType | None) -> None:
     """Any numpy argument, and what the program makes itself, with a mesh that is set or one in the target."""
     kind = is_set or AUTO
@@ -82,7 +83,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("is_set", [True, False], ids=["set", "not set"])
+@pytest.mark.parametrize("is_set", sampled([True, False], True), ids=["set", "not set"])
 @pytest.mark.parametrize(("here", "there", "sizes", "spec"), OTHERS, ids=str)
 def test_other_axes_and_types(here: AxisType, there: AxisType, sizes: dict[str, int], spec: P, is_set: bool) -> None:
     source, target = on(BEFORE, here), on(spec, there, sizes)

@@ -32,6 +32,7 @@ from reshard.types.rules.cost import StepMode
 from reshard.types.rules.parts import Cut
 from tests.layouts import pairs, random_pair
 from tests.lower.covering import MESH, busiest, covers, instruction, matchings
+from tests.sampling import sampled
 
 # ---- by hand -------------------------------------------------------------------------------------
 
@@ -164,9 +165,10 @@ def test_any_program_is_sound(pair: tuple[Layout, Layout], donate: bool):
     sound(rs.plan(*pair, donate=donate))
 
 
-def test_random_programs_of_all_instructions_are_sound():
+@pytest.mark.parametrize("count", sampled([500, 1500], 500))
+def test_random_programs_of_all_instructions_are_sound(count: int):
     choose, seen = random.Random(1), Counter[str]()
-    for number in range(1500):
+    for number in range(count):
         source, target = random_pair(choose, "float32", partial=number % 4 == 0, most_rank=2)
         plan = rs.plan(source, target, donate=number % 2 == 0)
         seen += sound(plan)
@@ -177,7 +179,7 @@ def test_random_programs_of_all_instructions_are_sound():
                 tight = rs.plan(source, target, budget=error.smallest, donate=plan.donate)
             seen += sound(tight)
     kinds = (Slice, AllGather, AllToAll, ReduceScatter, AllReduce, Permute, Exchange, ExchangeInPlace)
-    assert all(seen[kind.__name__] >= 5 for kind in kinds), seen
+    assert all(seen[kind.__name__] >= count // 300 for kind in kinds), seen
 
 
 def test_direct_exchanges_of_even_pairs_take_no_more_rounds_than_the_busiest_device():
