@@ -231,8 +231,8 @@ def shortest(plan: Plan) -> int:
     ("mesh", "shape", "donate"),
     [
         (FOUR, (4, 4), False),
-        (FOUR, (4, 4), True),
-        (SIX, (6, 6), False),
+        pytest.param(FOUR, (4, 4), True, marks=pytest.mark.slow),
+        pytest.param(SIX, (6, 6), False, marks=pytest.mark.slow),
         pytest.param(SIX, (6, 6), True, marks=pytest.mark.slow),
     ],
     ids=str,
