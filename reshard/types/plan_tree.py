@@ -205,7 +205,8 @@ def _loads(step: Step) -> Loads:
 
 
 def _batch(data: Mapping[str, Any], plans: Sequence[Plan]) -> Batch:
-    return Batch(tuple(data["names"]), tuple(plans[number] for number in data["plans"]), data["seconds"])
+    names, numbers = cast("tuple[str, ...]", tuple(data["names"])), cast("list[int]", data["plans"])
+    return Batch(names, tuple(plans[number] for number in numbers), data["seconds"])
 
 
 def _rows(batches: Sequence[Batch]) -> Iterator[tuple[str, ...]]:
