@@ -73,6 +73,26 @@ class Account:
         return max(self.received.values(), default=0)
 
 
+class InBytes(Account):
+    """An account in elements of one dtype that counts them as bytes in the account of the whole tree."""
+
+    def __init__(self, dtype: str, tree: Account) -> None:
+        super().__init__(dtype)
+        self._tree = tree
+
+    def take(self, device: int, elements: int) -> None:
+        """Counts a buffer that a device allocates."""
+        self._tree.take(device, dtypes.nbytes(elements, self.dtype))
+
+    def free(self, device: int, elements: int) -> None:
+        """Counts a buffer that a device frees."""
+        self._tree.free(device, dtypes.nbytes(elements, self.dtype))
+
+    def receive(self, device: int, elements: int) -> None:
+        """Counts elements that a device receives from another one."""
+        self._tree.receive(device, dtypes.nbytes(elements, self.dtype))
+
+
 class Measured:
     """The accounts of the calls so far, in order, and their sums and maxima by device id.
 

@@ -16,11 +16,10 @@ from reshard.errors import TileError, quoted
 from reshard.lower.batch import JointExchange, PackedCollective, lower_batch
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Instruction, Program
-from reshard.runtime.account import Account, begin_account
+from reshard.runtime.account import Account, InBytes, begin_account
 from reshard.runtime.given_tiles import tile_per_device, with_padding, without_padding
 from reshard.runtime.numpy_tiles import closed, copy_boxes, numbered, opened
 from reshard.runtime.on_numpy import run_instruction
-from reshard.types import dtypes
 from reshard.types.batch import Batch
 from reshard.types.layout import Layout
 from reshard.types.plan_tree import TreePlan
@@ -28,26 +27,6 @@ from reshard.types.rules.tile_view import TileView
 
 Array = NDArray[Any]
 Tiles = dict[int, Array]
-
-
-class InBytes(Account):
-    """An account in elements of one dtype that counts them as bytes in the account of the whole tree."""
-
-    def __init__(self, dtype: str, tree: Account) -> None:
-        super().__init__(dtype)
-        self._tree = tree
-
-    def take(self, device: int, elements: int) -> None:
-        """Counts a buffer that a device allocates."""
-        self._tree.take(device, dtypes.nbytes(elements, self.dtype))
-
-    def free(self, device: int, elements: int) -> None:
-        """Counts a buffer that a device frees."""
-        self._tree.free(device, dtypes.nbytes(elements, self.dtype))
-
-    def receive(self, device: int, elements: int) -> None:
-        """Counts elements that a device receives from another one."""
-        self._tree.receive(device, dtypes.nbytes(elements, self.dtype))
 
 
 def simulate_tree(

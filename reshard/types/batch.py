@@ -114,7 +114,7 @@ def buffer_bytes(plan: Plan) -> int:
     >>> import reshard as rs
     >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
     >>> buffer_bytes(rs.plan(rows, whole))
-    64
+    80
     """
     return max((_buffers((step,)) for step in plan.steps if step.cost.launches), default=0)
 
@@ -127,18 +127,9 @@ def _scratch(steps: Sequence[Step]) -> int:
 
 
 def _buffers(steps: Sequence[Step]) -> int:
-    """The buffers in which the blocks of one step leave and arrive.
-
-    As in an all-to-all, what left is freed before the results are made of what arrived. The rounds of an exchange have
-    a message that leaves and one that arrives, beside the results.
-    """
+    """The buffers in which the blocks of one step leave and arrive, both live at once, beside operands and results."""
     each = [one for one in map(_lane, steps) if one is not None]
-    nbytes = steps[0].operand.nbytes
-    packed, arrived = nbytes(sum(one.packed for one in each)), nbytes(sum(one.arrived for one in each))
-    if steps[0].kind == "exchange":
-        return packed + arrived
-    results = sum(step.result.tile_bytes for step in steps)
-    return max(packed + arrived - results, arrived)
+    return steps[0].operand.nbytes(sum(one.packed + one.arrived for one in each))
 
 
 def _way(plan: Plan) -> str:

@@ -57,7 +57,7 @@ def test_buffers_hold_the_blocks_of_all_arrays():
     gather = plan("f32[{x}4, 8]", "f32[16, 8]")
     assert Batch(("a",), (gather,)).scratch_bytes == (0,)
     assert Batch(("a", "b"), (gather, gather)).scratch_bytes == (2 * buffer_bytes(gather),)
-    assert buffer_bytes(gather) == gather.target.tile_bytes
+    assert buffer_bytes(gather) == gather.source.tile_bytes + gather.target.tile_bytes
 
 
 @pytest.mark.parametrize(

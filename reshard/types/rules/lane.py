@@ -21,15 +21,14 @@ from reshard.types.pair.refine import Refinement, refine
 from reshard.types.rules import tile_view
 from reshard.types.rules.checker import check_step
 from reshard.types.rules.cost import PLAIN, StepMode
-from reshard.types.rules.exchange import exchange_size
 from reshard.types.rules.tile_view import TileView
 
 
 class Lane(NamedTuple):
     """What steps that share a launch have in common, and this step's part of the buffers, in elements.
 
-    `packed` elements are copied to the buffer that leaves a device, `arrived` into the one that arrives; in an exchange
-    these are the largest message.
+    `packed` elements are copied to the buffer that leaves a device, `arrived` is what the buffer that arrives has room
+    for; in an exchange, whose rounds need less, whole tiles.
     """
 
     key: Hashable
@@ -111,10 +110,10 @@ def _permute(where: Hashable, operand: Layout, result: Layout, r: Refinement | N
 
 
 def _exchange(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
+    tiles = math.prod(operand.tile_shape), math.prod(result.tile_shape)
     if r is None or not r.exact:
-        message = exchange_size(operand, result).message
-        return Lane((where, operand, result), message, message)
-    return Lane((where, tuple(_held(r))), r.common, r.common)
+        return Lane((where, operand, result), *tiles)
+    return Lane((where, tuple(_held(r))), *tiles)
 
 
 def _held(r: Refinement) -> list[tuple[int, int | None, int | None]]:
