@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
 from numpy.typing import NDArray
 
-from reshard.errors import TileError
+from reshard.errors import PlanError, TileError
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import check_given_tile, check_layout, check_options, check_out, check_true_out, true_part
@@ -145,6 +145,8 @@ def redistribute(
         tiles = cast("Mapping[str, Any]", tile)
         tree = TreeMove(tiles, source, target, budget, network, memory, padded, version, verify, of_one)
         return tree.run(comm, limit)
+    if version is not None or verify is not None:
+        raise PlanError("version and verify are for a tree of tiles, and a single one is given; give a dict of one")
     call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded)
     result, end = call.on_gpu(comm, limit) if on_gpu(tile) else call.on_host(comm, limit)
     return (result, end) if relabel else result
