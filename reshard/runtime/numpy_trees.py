@@ -168,9 +168,10 @@ def _exchanged(
     step: JointExchange, before: Sequence[Tiles], shapes: Sequence[tuple[int, ...]], memory: Account
 ) -> list[Tiles]:
     """The rounds of all exchanges together; each message holds the boxes of all arrays, packed one after another."""
+    dtype = next(iter(before[0].values())).dtype
     results = [
-        {device: np.zeros(shape, tile.dtype) for device, tile in tiles.items()}
-        for tiles, shape in zip(before, shapes, strict=True)
+        {device: np.zeros(shape, dtype) for device in one.receivers}
+        for one, shape in zip(step.each, shapes, strict=True)
     ]
     for result in results:
         _take(memory, result)

@@ -11,6 +11,7 @@ forward, and so looks ahead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from reshard.errors import BudgetError
 from reshard.synth.batches import batch_of, rank
@@ -41,7 +42,7 @@ def within(
             f"device together; the smallest that works is {floor} B",
             floor,
         )
-    fitted = _fitted(order, plans, replan, kinds, budget)
+    fitted = _fitted(order, plans, least, replan, kinds, budget)
     return _Batcher(order, fitted, kinds, budget, network).batches()
 
 
@@ -63,9 +64,17 @@ def _alone(plan: Plan, kinds: DeviceKinds) -> Footprint:
 
 
 def _fitted(
-    order: Sequence[str], plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, budget: int
+    order: Sequence[str],
+    plans: Mapping[str, Plan],
+    least: Mapping[str, Plan],
+    replan: Replan,
+    kinds: DeviceKinds,
+    budget: int,
 ) -> dict[str, Plan]:
-    """The plans, those that do not fit at their place in the order replaced by ones that do."""
+    """The plans, those that do not fit at their place in the order replaced by ones that do.
+
+    Between two sets of devices, a plan's own peak may be that of no device, so its least plan may be the one that fits.
+    """
     live = _Live([_alone(plans[name], kinds) for name in order])
     fitted: dict[str, Plan] = {}
     for name in order:
@@ -73,8 +82,9 @@ def _fitted(
         plan = plans[name]
         needs = _alone(plan, kinds)
         if not live.fits(needs, budget):
-            plan = replan(name, live.room(needs, budget))
-        fitted[name] = plan
+            with suppress(BudgetError):
+                plan = replan(name, live.room(needs, budget))
+        fitted[name] = plan if live.fits(_alone(plan, kinds), budget) else least[name]
         live.move(needs)
     return fitted
 

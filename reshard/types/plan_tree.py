@@ -83,7 +83,7 @@ class TreePlan:
     @cached_property
     def endpoint_bound_bytes(self) -> int:
         """Bytes that some device sends or receives, whatever the plans."""
-        bounds = (getattr(plan, "endpoint_bound_bytes", 0) for plan in self.plans.values())
+        bounds = (plan.endpoint_bound_bytes for plan in dict.fromkeys(self.plans.values()))
         return max(self.lower_bound_bytes, *bounds, 0)
 
     @property

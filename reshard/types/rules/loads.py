@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from reshard.types.layout import Layout
 from reshard.types.pair import messages
+from reshard.types.pair.crossing import received_by_device, sent_by_device
+from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.lacking import MOST_DEVICES, ByDevice, lacking, moves
 from reshard.types.pair.refine import refine
 from reshard.types.rules.checker import check_step
@@ -58,6 +60,9 @@ def _permute(operand: Layout, result: Layout, mode: StepMode) -> ByDevice:
 
 def _exchange(operand: Layout, result: Layout) -> Loads:
     """In an even exchange every round is a bijection of the devices, so each device sends what it receives."""
+    if not one_set(operand.mesh, result.mesh):
+        ends = received_by_device(operand, result), sent_by_device(operand, result)
+        return Loads(*(ByDevice(0, each).scaled(operand) for each in ends))
     received = lacking(operand, result).scaled(operand)
     r = refine(operand, result)
     if (r is not None and r.exact) or operand.mesh.size > _MOST_LISTED:
