@@ -18,8 +18,8 @@ from typing import cast
 
 from reshard.errors import PlanError, quoted
 from reshard.types.plan import Plan, Step
-from reshard.types.step import checked_seconds
 from reshard.types.rules.lane import Lane, lane
+from reshard.types.step import checked_seconds
 
 
 @dataclass(frozen=True)
