@@ -35,6 +35,8 @@ from reshard.types.manifest import Manifest, Version, differences
 from reshard.types.plan_tree import TreePlan, device_kinds
 from reshard.types.tree_memory import peaks
 
+OWN = 64 << 10
+"""Bytes that a program on an accelerator needs for itself."""
 _TRIES = 8
 _END = "\n"
 
@@ -76,7 +78,8 @@ def reshard_pytree(
     names = [_name(path) for path, _ in pairs]
     leaves = [leaf for _, leaf in pairs]
     ends = [_ends(*each) for each in zip(names, leaves, wanted, strict=True)]
-    tree = bounded_tree(dict(zip(names, ends, strict=True)), limit, network, donate)
+    own = 0 if all(placement.platform_of(x.sharding.mesh) == "cpu" for x in leaves) else OWN
+    tree = bounded_tree(dict(zip(names, ends, strict=True)), limit, network, donate, own)
     moved = _moved(tree, dict(zip(names, leaves, strict=True)), dict(zip(names, wanted, strict=True)), donate)
     return jax.tree.unflatten(structure, [moved[name] for name in names])
 
@@ -124,21 +127,25 @@ def _ends(name: str, leaf: Any, target: Any) -> tuple[Layout, Layout]:
 
 
 def bounded_tree(
-    ends: Mapping[str, tuple[Layout, Layout]], budget: int, network: Network | str | None, donate: bool
+    ends: Mapping[str, tuple[Layout, Layout]],
+    budget: int,
+    network: Network | str | None,
+    donate: bool,
+    own: int = 0,
 ) -> TreePlan:
     """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything."""
     room, excess = budget, 0
     for _ in range(_TRIES):
         tree = plan_tree(ends, room, network, donate)
-        excess = xla_peak_bytes(tree) - budget
+        excess = xla_peak_bytes(tree, own) - budget
         if excess <= 0:
             return tree
         room = min(room, tree.peak_bytes) - excess
     raise BudgetError(f"budget {budget} B: XLA needs {budget + excess} B for {len(ends)} arrays", budget + excess)
 
 
-def xla_peak_bytes(tree: TreePlan) -> int:
-    """The tree's peak bytes on XLA: while a batch runs, its results are live from the start.
+def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
+    """The tree's peak bytes on XLA: while a batch runs, its results are live from the start, and `own` bytes of XLA's.
 
     >>> import reshard as rs
     >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
@@ -148,7 +155,7 @@ def xla_peak_bytes(tree: TreePlan) -> int:
     """
     kinds = device_kinds(tree.plans.values())
     footprints = [kinds.footprint(batch) for batch in tree.batches]
-    early = [_early_results(batch) for batch in tree.batches]
+    early = [_beside(batch) + own for batch in tree.batches]
     shown = [
         each._replace(during=tuple(nbytes + more for nbytes in each.during))
         for each, more in zip(footprints, early, strict=True)
@@ -156,9 +163,15 @@ def xla_peak_bytes(tree: TreePlan) -> int:
     return max(peaks(shown))
 
 
-def _early_results(batch: Batch) -> int:
-    """The bytes of results beside a batch of several steps."""
-    return sum(plan.target.tile_bytes for plan in batch.plans) if len(batch.steps) > 1 else 0
+def _beside(batch: Batch) -> int:
+    """What XLA needs beside a batch's own buffers: results before the last step, and the larger of two shared buffers
+    twice, because a TPU gives packed blocks another layout in memory than tiles.
+    """
+    early = sum(plan.target.tile_bytes for plan in batch.plans) if len(batch.steps) > 1 else 0
+    if len(batch.plans) == 1:
+        return early
+    differ = (abs(sum(s.result.tile_bytes - s.operand.tile_bytes for s in steps)) for steps in batch.steps)
+    return early + max(differ, default=0)
 
 
 def _moved(
