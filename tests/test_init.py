@@ -30,6 +30,7 @@ def python(code: str) -> str:
         ("plan", "reshard.synth.planner"),
         ("plan_tree", "reshard.synth.trees"),
         ("TreePlan", "reshard.types.plan_tree"),
+        ("Manifest", "reshard.types.manifest"),
         ("Network", "reshard.synth.network"),
         ("Link", "reshard.synth.network"),
         ("prove", "reshard.proofs"),

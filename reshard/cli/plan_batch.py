@@ -113,9 +113,7 @@ def _mesh(given: object, otherwise: str | None) -> str | None:
         return ",".join(f"{axis}={size}" for axis, size in cast("dict[str, Any]", given).items())
     if given is None or isinstance(given, str):
         return otherwise if given is None else given
-    raise ReshardError(
-        f"the mesh {quoted(cast('object', given))}: give text such as x=4,y=2, or an object of axes and sizes"
-    )
+    raise ReshardError(f"the mesh {quoted(given)}: give text such as x=4,y=2, or an object of axes and sizes")
 
 
 def _shape(given: object, otherwise: str | None) -> str | None:

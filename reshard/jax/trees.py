@@ -134,14 +134,24 @@ def bounded_tree(
     own: int = 0,
 ) -> TreePlan:
     """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything."""
-    room, excess = budget, 0
+    room, least, needed = budget, 0, budget
     for _ in range(_TRIES):
-        tree = plan_tree(ends, room, network, donate)
-        excess = xla_peak_bytes(tree, own) - budget
-        if excess <= 0:
+        tree = plan_tree(ends, max(room, least), network, donate)
+        needed = xla_peak_bytes(tree, own)
+        if needed <= budget:
             return tree
-        room = min(room, tree.peak_bytes) - excess
-    raise BudgetError(f"budget {budget} B: XLA needs {budget + excess} B for {len(ends)} arrays", budget + excess)
+        if room <= least:
+            break
+        room = min(room, tree.peak_bytes) - (needed - budget)
+        least = _floor(ends, network, donate)
+    raise BudgetError(f"budget {budget} B: XLA needs {needed} B for {len(ends)} arrays; give that", needed)
+
+
+def _floor(ends: Mapping[str, tuple[Layout, Layout]], network: Network | str | None, donate: bool) -> int:
+    try:
+        return plan_tree(ends, 0, network, donate).peak_bytes
+    except BudgetError as error:
+        return error.smallest
 
 
 def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
