@@ -101,7 +101,7 @@ def _read(line: str) -> dict[str, Any]:
     texts = all(isinstance(data.get(key), str) for key in ("source", "target"))
     if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype", ""), str):
         raise ReshardError(
-            f"{quoted(given)} is not a move; give an object with the texts source and target, and perhaps name, mesh, "
+            f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and perhaps name, mesh, "
             f"target_mesh, shape and dtype"
         )
     return data

@@ -54,7 +54,7 @@ def test_standard_input(call, monkeypatch):
     ("line", "message"),
     [
         ("{", "line 1: '{' is not JSON"),
-        ("[]", "line 1: [] is not a move"),
+        ("[]", "line 1: '[]' is not a move"),
         ('{"source": "f32[4]"}', "line 1: {'source': 'f32[4]'} is not a move"),
         ('{"source": "f32[4]", "target": "f32[4]", "to": 1}', "line 1: "),
         ('{"source": "f32[4]", "target": "f32[4]", "mesh": 4}', "line 1: the mesh 4"),
