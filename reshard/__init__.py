@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from reshard.synth import Network as Network
     from reshard.synth import plan as plan
     from reshard.synth import plan_tree as plan_tree
-    from reshard.types.move import Move as Move
     from reshard.types.manifest import Manifest as Manifest
+    from reshard.types.move import Move as Move
     from reshard.types.plan import Plan as Plan
     from reshard.types.plan_tree import TreePlan as TreePlan
     from reshard.types.step import Step as Step

@@ -101,8 +101,8 @@ def _read(line: str) -> dict[str, Any]:
     texts = all(isinstance(data.get(key), str) for key in ("source", "target"))
     if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype", ""), str):
         raise ReshardError(
-            f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and perhaps name, mesh, "
-            f"target_mesh, shape and dtype"
+            f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and "
+            f"perhaps name, mesh, target_mesh, shape and dtype"
         )
     return data
 

@@ -80,13 +80,13 @@ class InBytes(Account):
         super().__init__(dtype)
         self._tree = tree
 
-    def take(self, device: int, elements: int) -> None:
-        """Counts a buffer that a device allocates."""
-        self._tree.take(device, dtypes.nbytes(elements, self.dtype))
+    def take(self, device: int, elements: int, dtype: str | None = None) -> None:
+        """Counts a buffer that a device allocates, of the account's dtype or of another one."""
+        self._tree.take(device, dtypes.nbytes(elements, dtype or self.dtype))
 
-    def free(self, device: int, elements: int) -> None:
+    def free(self, device: int, elements: int, dtype: str | None = None) -> None:
         """Counts a buffer that a device frees."""
-        self._tree.free(device, dtypes.nbytes(elements, self.dtype))
+        self._tree.free(device, dtypes.nbytes(elements, dtype or self.dtype))
 
     def receive(self, device: int, elements: int) -> None:
         """Counts elements that a device receives from another one."""
@@ -153,6 +153,8 @@ def begin_account(dtype: str, account: Account | None = None) -> Account:
     if not (account is None or isinstance(account, Account)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TileError(f"memory {quoted(account)} is not an Account; give Account(dtype), or None")
     account = Account(dtype) if account is None else account
+    if isinstance(account, InBytes):
+        return account  # That of the tree is measured.
     for measured in _measuring.get():
         if not any(account is call for call in measured.calls):
             measured.calls.append(account)

@@ -21,9 +21,11 @@ from typing import Any, cast
 
 from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.types.batch import Batch
-from reshard.types.plan import FORMAT, Plan, Step, check_format, compare
+from reshard.types.plan import Plan
+from reshard.types.plan_data import FORMAT, check_format, compare
 from reshard.types.rules.joint_bounds import busiest, joint_lower_bound
 from reshard.types.rules.loads import Loads, loads
+from reshard.types.step import Step
 from reshard.types.tree_memory import DeviceKinds, peaks
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.whole import whole
@@ -78,7 +80,9 @@ class TreePlan:
     @cached_property
     def lower_bound_bytes(self) -> int:
         """Bytes that some device receives, whatever the plans: the maximum over devices of the sum over arrays."""
-        return joint_lower_bound((plan.source, plan.target) for plan in self.plans.values())
+        plain = [(plan.source, plan.target) for plan in self.plans.values() if plan.view is None]
+        viewed = [plan.lower_bound_bytes for plan in dict.fromkeys(self.plans.values()) if plan.view is not None]
+        return max(joint_lower_bound(plain), *viewed, 0)
 
     @cached_property
     def endpoint_bound_bytes(self) -> int:

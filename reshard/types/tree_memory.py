@@ -20,6 +20,7 @@ from reshard.types.batch import Batch
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan, Step
+from reshard.types.rules.view import aliases
 
 Bytes = tuple[int, ...]
 """Bytes on a device of each kind."""
@@ -66,7 +67,7 @@ class DeviceKinds:
 
     def footprint(self, batch: Batch) -> Footprint:
         """What a batch needs of the memory of each kind."""
-        before = self.total(self.tile(plan.source) for plan in batch.plans)
+        before = self.total(tile for plan in batch.plans for tile in (self.tile(plan.source), self._filled(plan)))
         after = self.total(self._left(plan) for plan in batch.plans)
         live = [before, after]
         for steps, scratch in zip(batch.steps, batch.scratch_bytes, strict=True):
@@ -75,6 +76,10 @@ class DeviceKinds:
             buffers = tuple(scratch * max(held) for held in zip(*ends, strict=True))
             live.append(self.total([*kept, *map(self._tiles, steps), buffers]))
         return Footprint(before, tuple(map(max, zip(*live, strict=True))), after)
+
+    def _filled(self, plan: Plan) -> Bytes:
+        """The target's tile where it is there from the start, because the move fills a part of it."""
+        return self.tile(plan.target) if any(step.kind == "put" for step in plan.steps) else (0,) * self.count
 
     def _left(self, plan: Plan) -> Bytes:
         if not plan.steps:
@@ -87,7 +92,8 @@ class DeviceKinds:
 
     def _tiles(self, step: Step) -> Bytes:
         both = zip(self.tile(step.operand), self.tile(step.result), strict=True)
-        return tuple(max(ends) if step.mode.in_place else sum(ends) for ends in both)
+        one = step.mode.in_place or aliases(step.kind, step.operand, step.result, step.mode)
+        return tuple(max(ends) if one else sum(ends) for ends in both)
 
     def total(self, each: Iterable[Bytes]) -> Bytes:
         """The sum, kind by kind."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
+from reshard.runtime import Account
+from tests.oracle import source_tiles
 from tests.trees import check_tree, llama, random_tree
 
 MESH = rs.Mesh(x=4, y=2)
@@ -107,6 +110,24 @@ def test_nested_trees_are_named_by_their_paths():
     tree = rs.plan_tree({"layers": [{"w": same}, {"w": same, 7: same}], "head": (same,)})
     assert tree.names == ("layers.0.w", "layers.1.w", "layers.1.7", "head.0")
     assert list(tree.plans) == list(tree.names)
+
+
+def test_moves_with_views_and_casts_are_part_of_a_tree():
+    fused = rs.Move(*pair("s32[{x}24, 8]", "s32[3, {x}8, 8]"), "(three h) d -> three h d", three=3)
+    narrow = rs.Move(*pair("s32[{x}4, 8]", "s16[16, 8]"), cast=True)
+    plain = pair("s32[{x}4, 8]", "s32[16, 8]")
+    tree = rs.plan_tree({"qkv": fused, "narrow": narrow, "w": plain, "v": plain})
+    assert tree.plans["qkv"].view is not None and ("w", "v") in [batch.names for batch in tree.batches]
+    account = Account("uint8")
+    moved = rs.simulate(tree, {name: source_tiles(plan) for name, plan in tree.plans.items()}, account)
+    alone = rs.simulate(tree.plans["qkv"], source_tiles(tree.plans["qkv"]))
+    for device, tile in alone.items():
+        np.testing.assert_array_equal(moved["qkv"][device], tile)
+    assert moved["narrow"][0].dtype == "int16"
+    assert account.received_bytes <= tree.received_bytes and account.peak_bytes <= tree.peak_bytes
+    assert tree.lower_bound_bytes <= tree.received_bytes
+    assert rs.TreePlan.from_json(tree.to_json()) == tree
+    assert rs.prove(tree).of["w"].right.holds
 
 
 def test_an_empty_tree_has_nothing_to_do():

@@ -5,8 +5,8 @@
                     together: one all_gather of 34 elements, w's block and b's one after the other
 
 Shapes and sizes do not matter to a lane, only the groups of devices, the order of their members, and the dtype. An
-exchange or a permute without a common refinement has a lane that it shares with equal steps alone, and a step that is
-cut, in parts or in place has none.
+exchange or a permute without a common refinement has a lane that it shares with equal steps alone. A step that is cut,
+in parts, in place or relayed has none, and neither has one through a view.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from reshard.types.layout import Layout
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.rules import tile_view
-from reshard.types.rules.checker import check_step
+from reshard.types.rules.checker import RULES, check_step
 from reshard.types.rules.cost import PLAIN, StepMode
 from reshard.types.rules.tile_view import TileView
 
@@ -47,11 +47,12 @@ def lane(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> 
     >>> w.key == b.key, w.packed, b.packed, b.arrived
     (True, 32, 2, 8)
     """
-    where = (kind, operand.mesh.size, operand.mesh.device_ids, operand.dtype)
-    if not check_step(kind, operand, result, mode).launches:
-        return Lane(where, 0, 0)
-    if mode != PLAIN:
+    cost = check_step(kind, operand, result, mode)
+    if mode != PLAIN or kind not in RULES:
         return None
+    where = (kind, operand.mesh.size, operand.mesh.device_ids, operand.dtype)
+    if not cost.launches:
+        return Lane(where, 0, 0)
     refinement = refine(operand, result)
     if kind == "permute":
         return _permute(where, operand, result, refinement)

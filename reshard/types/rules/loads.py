@@ -18,8 +18,10 @@ from reshard.types.pair.crossing import received_by_device, sent_by_device
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.lacking import MOST_DEVICES, ByDevice, lacking, moves
 from reshard.types.pair.refine import refine
+from reshard.types.pair.view_messages import view_stats
 from reshard.types.rules.checker import check_step
 from reshard.types.rules.cost import PLAIN, StepMode
+from reshard.types.rules.exchange import sent
 
 _MOST_LISTED = 1 << 10
 """The messages of an uneven exchange are listed on meshes of at most this many devices."""
@@ -44,9 +46,13 @@ def loads(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) ->
     if kind == "permute":
         one = _permute(operand, result, mode)
         return Loads(one, one)
-    if kind == "exchange":
+    if kind == "exchange" and not mode.relay:
         return _exchange(operand, result)
     received = ByDevice(check_step(kind, operand, result, mode).received)
+    if kind == "exchange":
+        return Loads(received, ByDevice(operand.nbytes(sent(operand, result, mode))))
+    if kind == "view_exchange" and mode.view is not None:
+        return Loads(received, ByDevice(operand.nbytes(view_stats(operand, result, mode.view).sent)))
     return Loads(received, received)
 
 
