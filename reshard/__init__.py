@@ -3,6 +3,8 @@
     Mesh, Layout        devices on named axes; where each element of an array is
     Move                source and target with a view between their indices, parts, and a cast
     plan, Plan, Step    the steps from one layout to another, with their bytes, launches and memory
+    plan_tree, TreePlan the plans of many arrays as one, in few launches and within one budget
+    Manifest            names, shapes, layouts and versions that two sides compare before anything moves
     Network, Link       what bytes cost along each mesh axis
     prove, Proof        that a plan is right for all sizes of its form, and within its promise
     simulate            a plan run on numpy, all devices in this process
@@ -40,8 +42,11 @@ if TYPE_CHECKING:
     from reshard.synth import Link as Link
     from reshard.synth import Network as Network
     from reshard.synth import plan as plan
+    from reshard.synth import plan_tree as plan_tree
+    from reshard.types.manifest import Manifest as Manifest
     from reshard.types.move import Move as Move
     from reshard.types.plan import Plan as Plan
+    from reshard.types.plan_tree import TreePlan as TreePlan
     from reshard.types.step import Step as Step
 
 __version__ = "0.1.0"
@@ -49,11 +54,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "Link": "reshard.synth",
     "Move": "reshard.types.move",
+    "Manifest": "reshard.types.manifest",
     "Network": "reshard.synth",
     "Plan": "reshard.types.plan",
     "Proof": "reshard.proofs",
     "Step": "reshard.types.step",
+    "TreePlan": "reshard.types.plan_tree",
     "plan": "reshard.synth",
+    "plan_tree": "reshard.synth",
     "prove": "reshard.proofs",
     "simulate": "reshard.runtime",
 }

@@ -28,12 +28,15 @@ def python(code: str) -> str:
         ("Plan", "reshard.types.plan"),
         ("Step", "reshard.types.step"),
         ("plan", "reshard.synth.planner"),
+        ("plan_tree", "reshard.synth.trees"),
+        ("TreePlan", "reshard.types.plan_tree"),
+        ("Manifest", "reshard.types.manifest"),
         ("Network", "reshard.synth.network"),
         ("Link", "reshard.synth.network"),
         ("prove", "reshard.proofs"),
         ("Proof", "reshard.proofs.proof"),
         ("ProofError", "reshard.errors"),
-        ("simulate", "reshard.runtime.on_numpy"),
+        ("simulate", "reshard.runtime.simulation"),
     ],
 )
 def test_a_public_name(name: str, home: str):

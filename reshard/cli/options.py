@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 NOTATIONS = """\
 notations of a layout:
@@ -64,8 +64,9 @@ class ArrayOptions(Options):
 
 @dataclass(frozen=True)
 class PairOptions(ArrayOptions):
-    """Two layouts, and what to plan between them for."""
+    """Two layouts, and what to plan between them for; a command may also read them `from_file`."""
 
+    from_file: ClassVar[bool] = False
     source: str
     target: str
     target_mesh: str | None
@@ -77,8 +78,10 @@ class PairOptions(ArrayOptions):
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
         """Adds `SOURCE` and `TARGET`, the arguments of an array, and those of the planner."""
-        parser.add_argument("source", metavar="SOURCE", help="the layout now, in any of the notations below")
-        parser.add_argument("target", metavar="TARGET", help="the layout wanted, in any of them")
+        count = "?" if cls.from_file else None
+        now = "the layout now, in any of the notations below"
+        parser.add_argument("source", metavar="SOURCE", nargs=count, help=now)
+        parser.add_argument("target", metavar="TARGET", nargs=count, help="the layout wanted, in any of them")
         super().add_to(parser)
         parser.add_argument("--target-mesh", metavar="AXES", help="the mesh of TARGET, if it is another one")
         parser.add_argument("--budget", metavar="SIZE", help="most bytes live on a device, e.g. 64MiB, 0.5GiB or 4096")

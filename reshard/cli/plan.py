@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
+from reshard.errors import ReshardError
 from reshard.types.plan import Plan
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ examples:
       --view '(three h) d -> three h d' --size three=3
   reshard plan --mesh x=4 'f64[16{x}64, 1024]' 'f64[4096, {x}256]' \\
       --html plan.html
+  reshard plan --batch moves.jsonl --tree --budget 4GiB
 """
 
 
@@ -34,6 +36,9 @@ examples:
 class PlanOptions(MoveOptions):
     """The options of `reshard plan`."""
 
+    from_file = True
+    batch: str | None
+    tree: bool
     json: bool
     html: str | None
     explain: bool
@@ -42,6 +47,9 @@ class PlanOptions(MoveOptions):
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
         """Adds those of a move, and the forms of output."""
         super().add_to(parser)
+        batch = 'plan each line of a file of JSON lines instead, e.g. {"name", "source", "target"}; - for stdin'
+        parser.add_argument("--batch", metavar="FILE", help=batch)
+        parser.add_argument("--tree", action="store_true", help="with --batch: one plan for all of them together")
         parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
         parser.add_argument("--html", metavar="FILE", help="write one self-contained page, with pictures, instead")
         parser.add_argument("--explain", action="store_true", help="say in plain words why each step is there")
@@ -57,6 +65,10 @@ def run(options: PlanOptions) -> int:
     """Plans, and prints or writes the plan in the form asked for."""
     from reshard.cli.plan_request import planned
 
+    if options.batch is not None:
+        return _run_batch(options.batch, options)
+    if options.tree or options.source is None or options.target is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise ReshardError("give SOURCE and TARGET, or moves in a file: --batch FILE, with --tree as one")
     request = planned(options)
     if options.html is not None:
         _write_page(options.html, request.plan, options.network)
@@ -64,6 +76,18 @@ def run(options: PlanOptions) -> int:
         print(request.plan.to_json(indent=2))
     if not options.json and options.html is None:
         _print(request, options)
+    return 0
+
+
+def _run_batch(path: str, options: PlanOptions) -> int:
+    from reshard.cli import plan_batch
+
+    if options.source is not None or options.html is not None or options.explain:  # pyright: ignore
+        raise ReshardError("--batch reads layouts from its file; leave out SOURCE, TARGET, --html and --explain")
+    if options.tree:
+        plan_batch.show_tree(path, options, options.json)
+    else:
+        plan_batch.stream(path, options)
     return 0
 
 

@@ -40,7 +40,7 @@ class PlanRequest(NamedTuple):
 def planned(options: PairOptions) -> PlanRequest:
     """The layouts of a call, and the plan between them."""
     source, target = two_layouts(options)
-    slack = SLACK if options.slack is None else _share(options.slack)
+    slack = SLACK if options.slack is None else share(options.slack)
     move = _move(source, target, options) if isinstance(options, MoveOptions) else None
     if move is None:
         return PlanRequest(source, target, plan(source, target, options.budget, options.network, options.donate, slack))
@@ -165,7 +165,8 @@ def _mesh(text: str | None) -> Mesh | None:
     return None if text is None else Mesh.parse(text)
 
 
-def _share(text: str) -> float:
+def share(text: str) -> float:
+    """The number that `--slack` gives."""
     try:
         return float(text)
     except ValueError:

@@ -1,6 +1,7 @@
 """reshard for JAX programs.
 
     redistribute(x, sharding)    moves an array, or a tree of arrays; replaces `device_put` and sharding constraints
+    reshard_pytree(tree, target) moves a tree as one, within one budget, once all processes agree on it
     jit(f)                       `jax.jit` with a pass over the whole program, kept where it makes the program better
     enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process (jax >= 0.11)
     enabled()                    a context in which it is on
@@ -18,6 +19,7 @@ from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.stages import deserialize as deserialize
 from reshard.jax.strict import strict as strict
+from reshard.jax.trees import reshard_pytree as reshard_pytree
 from reshard.jax.xla_hook import disable as disable
 from reshard.jax.xla_hook import enable as enable
 from reshard.jax.xla_hook import enabled as enabled

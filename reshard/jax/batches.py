@@ -1,10 +1,12 @@
 """Many moves in few programs: the leaves of a tree.
 
-Small arrays cost what it costs to compile and to start a program. So different moves share one, which runs once for
-each array of a kind; and arrays of one kind, where there are many, move in stacks, with one launch a stack.
+Small arrays cost what it costs to compile and to start a program. So up to 32 arrays share one: arrays of one kind
+move as a stack, different kinds whose steps share launches as a batch (`types.batch`), and other kinds side by side. A
+program runs as often as there are arrays of its kinds, so that few are compiled.
 
-    56 kinds of move, 9 arrays each          2 programs, of 32 and 24 moves, each started 9 times
-    1 kind of move, 500 arrays               2 programs: 62 stacks of 8, and 4 arrays one by one
+    56 kinds of move, 9 arrays each          2 programs, of 28 moves each, started 9 times
+    10 kinds of move, 50 arrays each         1 program of 10 stacks of 2, started 25 times
+    1 kind of move, 500 arrays               1 program of a stack of 25, started 20 times
 
 Large arrays have programs of their own, one for all equal moves.
 """
@@ -23,16 +25,15 @@ import jax
 from jax import lax
 
 from reshard.jax import placement
-from reshard.jax.eager import EagerMove, EagerProgram, Pending, run, started, traced_move
+from reshard.jax.eager import EagerMove, EagerProgram, Pending, run, started
 from reshard.jax.request import plan_of
 from reshard.jax.weak_types import weakened
 from reshard.runtime import on_jax
+from reshard.types.batch import Batch, lanes
+from reshard.types.plan import Plan
 
 MOST = 32
-"""The most arrays that move in one program."""
-STACK = 8
-"""The arrays of a stack. To take a stack apart is a kernel for each array, which costs more to compile than it saves
-unless the program runs a few times: arrays are stacked from twice as many on."""
+"""The most arrays that move in one program: taking a stack apart is a kernel for each array."""
 
 
 class Bucket(NamedTuple):
@@ -64,24 +65,45 @@ def _shared(moves: Sequence[Pending]) -> Mapping[object, Mapping[EagerProgram, l
     return shared
 
 
-def buckets(places: Mapping[EagerProgram, Sequence[int]]) -> Iterator[Bucket]:
-    """All places, in buckets of few programs: kinds of equal counts share theirs, so each kind is compiled once."""
-    counts: dict[int, list[EagerProgram]] = {}
-    for kind, listed in places.items():
-        counts.setdefault(len(listed), []).append(kind)
-    for count, kinds in counts.items():
-        stacked = count - count % STACK if count >= 2 * STACK else 0
-        yield from _rounds(kinds, places, STACK, range(0, stacked, STACK))
-        yield from _rounds(kinds, places, 1, range(stacked, count))
+@lru_cache(maxsize=4096)
+def lane_of(kind: EagerProgram) -> object:
+    """What moves of other kinds must have in common with this one to share its launches."""
+    lane = lanes(kind.plan)
+    return kind if lane is None else lane
 
 
-def _rounds(
-    kinds: Sequence[EagerProgram], places: Mapping[EagerProgram, Sequence[int]], stack: int, starts: Iterable[int]
+def buckets(
+    places: Mapping[EagerProgram, Sequence[int]], lane_of: Callable[[EagerProgram], object] = lane_of
 ) -> Iterator[Bucket]:
-    for start in starts:
-        for first in range(0, len(kinds), MOST // stack):
-            group = tuple(kinds[first : first + MOST // stack])
-            yield Bucket(group, stack, [at for kind in group for at in places[kind][start : start + stack]])
+    """All places, in buckets of few programs: kinds of equal counts share theirs, those of one lane if possible."""
+    by_count: dict[int, dict[object, list[EagerProgram]]] = {}
+    for kind, listed in places.items():
+        by_count.setdefault(len(listed), {}).setdefault(lane_of(kind), []).append(kind)
+    for count, by_lane in by_count.items():
+        kinds = [kind for alike in by_lane.values() for kind in alike]
+        each = -(-len(kinds) // -(-len(kinds) // MOST))
+        for first in range(0, len(kinds), each):
+            yield from _starts(tuple(kinds[first : first + each]), places, count)
+
+
+def _starts(
+    kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]], count: int
+) -> Iterator[Bucket]:
+    """The starts that move so many arrays of each of these kinds; at most two different programs."""
+    stack = stack_of(count, MOST // len(kinds))
+    for start in range(0, count, stack):
+        rest = min(stack, count - start)
+        yield Bucket(kinds, rest, [at for kind in kinds for at in places[kind][start : start + rest]])
+
+
+def stack_of(count: int, most: int) -> int:
+    """The arrays of a stack: a divisor of their number above half of the most, so that one program moves all; or most.
+
+    >>> stack_of(500, 32), stack_of(50, 3), stack_of(47, 32), stack_of(9, 32)
+    (25, 2, 32, 9)
+    """
+    divisors = [stack for stack in range(most, most // 2, -1) if count % stack == 0]
+    return min(count, next(iter(divisors), most))
 
 
 def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:
@@ -100,20 +122,41 @@ def _bucket_program(kinds: tuple[EagerProgram, ...], stack: int) -> Callable[...
 
 
 def _moved(kinds: Sequence[EagerProgram], stack: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    moved: list[jax.Array] = []
-    for kind in kinds:
-        moved += _together(kind, arrays[len(moved) : len(moved) + stack])
-    return tuple(moved)
+    """All moves of one start: the arrays of a kind stacked, and the stacks whose steps share launches in one batch."""
+    stacks = [_stacked(arrays[at : at + stack]) for at in range(0, len(arrays), stack)]
+    plans = [_lifted(kind, stack, x.dtype.name) for kind, x in zip(kinds, stacks, strict=True)]
+    moved = dict[int, jax.Array]()
+    for places in _alike(plans):
+        batch = Batch(tuple(map(str, places)), tuple(plans[at] for at in places))
+        mesh = kinds[places[0]].source.mesh
+        moved |= zip(places, on_jax.apply_batch(batch, mesh, [stacks[at] for at in places]), strict=True)
+    each = ((kind.weak, x) for at, kind in enumerate(kinds) for x in _unstacked(moved[at], stack))
+    return tuple(weakened(x) if weak else x for weak, x in each)
 
 
-def _together(kind: EagerProgram, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Equal moves in one: the arrays are stacked along a new dim, which stays whole on each device."""
-    mesh = kind.source.mesh
-    if len(arrays) == 1 or not kind.plan.steps:
-        return [traced_move(kind.plan, mesh, kind.weak, x) for x in arrays]
+def _stacked(arrays: Sequence[jax.Array]) -> jax.Array:
+    """Arrays along a new dim in front; an array alone as it is."""
+    return arrays[0] if len(arrays) == 1 else lax.concatenate([lax.expand_dims(x, [0]) for x in arrays], 0)
+
+
+def _unstacked(array: jax.Array, stack: int) -> list[jax.Array]:
+    if stack == 1:
+        return [array]
+    return [lax.squeeze(lax.slice_in_dim(array, at, at + 1), [0]) for at in range(stack)]
+
+
+def _lifted(kind: EagerProgram, stack: int, dtype: str) -> Plan:
+    """The plan of a stack: the new dim stays whole on each device."""
+    if stack == 1 or not kind.plan.steps:
+        return kind.plan
     source, target = (placement.lifted(end, None) for end in (kind.source, kind.request.target))
-    request = replace(kind.request, source=source, target=target)
-    plan = plan_of(request, (len(arrays), *kind.plan.source.shape), arrays[0].dtype.name)
-    stack = on_jax.apply(plan, mesh, lax.concatenate([lax.expand_dims(x, [0]) for x in arrays], 0))
-    moved = [lax.squeeze(lax.slice_in_dim(stack, at, at + 1), [0]) for at in range(len(arrays))]
-    return [weakened(x) for x in moved] if kind.weak else moved
+    return plan_of(replace(kind.request, source=source, target=target), (stack, *kind.plan.source.shape), dtype)
+
+
+def _alike(plans: Sequence[Plan]) -> Iterable[list[int]]:
+    """The numbers of the plans that can be one batch."""
+    groups: dict[object, list[int]] = {}
+    for at, plan in enumerate(plans):
+        lane = lanes(plan)
+        groups.setdefault(at if lane is None else lane, []).append(at)
+    return groups.values()

@@ -11,7 +11,7 @@ partitioner_hook    ... whose source tracing does not know (auto axes under jit)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from reshard.errors import LayoutError, PlanError, quoted
 from reshard.jax import placement, traced, views
 from reshard.jax.batches import run_all
-from reshard.jax.eager import EagerMove, Pending, prepared, put
+from reshard.jax.eager import EagerMove, EagerProgram, Pending, prepared, put
 from reshard.jax.request import ReshardRequest
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of, check_network
@@ -89,8 +89,27 @@ def redistribute(
     leaves, tree = jax.tree.flatten(x)
     targets = _broadcast(sharding, x, len(leaves), "target")
     sources = [None] * len(leaves) if source is None else _broadcast(source, x, len(leaves), "source")
-    moves = [_prepared(leaf, t, s, options) for leaf, t, s in zip(leaves, targets, sources, strict=True)]
-    return jax.tree.unflatten(tree, run_all(moves))
+    return jax.tree.unflatten(tree, run_all(_all_prepared(leaves, targets, sources, options)))
+
+
+def _all_prepared(
+    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
+) -> list[Pending]:
+    """The moves of all leaves; concrete arrays of one type and sharding with the same target are checked once."""
+    known: dict[object, EagerProgram] = {}
+    moves: list[Pending] = []
+    for leaf, target, source in zip(leaves, targets, sources, strict=True):
+        concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
+        plain = concrete and source is None and isinstance(target, NamedSharding)
+        kind = (leaf.aval, leaf.sharding, target) if plain else None
+        program = known.get(kind)
+        if program is not None:
+            moves.append(EagerMove(leaf, program))
+            continue
+        moves.append(_prepared(leaf, target, source, options))
+        if kind is not None and isinstance(moves[-1], EagerMove) and moves[-1].wrapped is None:
+            known[kind] = moves[-1].program
+    return moves
 
 
 def _options(budget: int | str | None, network: Network | str | None, donate: bool) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
 from numpy.typing import NDArray
 
-from reshard.errors import TileError
+from reshard.errors import PlanError, TileError
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import check_given_tile, check_layout, check_options, check_out, check_true_out, true_part
+from reshard.mpi.trees import TreeMove
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
@@ -21,6 +22,7 @@ from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team
 from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, located, where
 from reshard.synth import Network
 from reshard.types import Layout
+from reshard.types.manifest import Version
 
 Array = NDArray[Any]
 
@@ -36,6 +38,24 @@ class RedistributeOptions(TypedDict, total=False):
     memory: Account | None
     cuda_aware: bool | None
     padded: bool
+
+
+class TreeOptions(TypedDict, total=False):
+    """The options of `redistribute` for a tree of tiles."""
+
+    budget: int | str | None
+    network: Network | str | None
+    limit: float
+    memory: Account | None
+    padded: bool
+    version: Version | Mapping[str, Version]
+    verify: str | None
+
+
+@overload
+def redistribute(
+    tile: Mapping[str, Any], source: Any, target: Any, comm: Comm, **options: Unpack[TreeOptions]
+) -> dict[str, Any]: ...
 
 
 @overload
@@ -64,8 +84,8 @@ def redistribute(
 
 def redistribute(
     tile: Any,
-    source: Layout,
-    target: Layout,
+    source: Any,
+    target: Any,
     comm: Comm,
     *,
     out: Array | None = None,
@@ -77,7 +97,9 @@ def redistribute(
     memory: Account | None = None,
     cuda_aware: bool | None = None,
     padded: bool = True,
-) -> Array | tuple[Array, Layout]:
+    version: Version | Mapping[str, Version] = None,
+    verify: str | None = None,
+) -> Array | tuple[Array, Layout] | dict[str, Any]:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
     The tile has the shape `source.tile_shape` or, without padding, `source.tile_shape_of(rank)`, in any strides. The
@@ -96,6 +118,11 @@ def redistribute(
       for uneven layouts on a GPU.
     - `cuda_aware` says whether MPI accepts pointers to GPU memory; if it is None, the environment or MPI itself does.
 
+    A dict of tiles, nested or not, moves as one, with dicts of layouts, or one layout for all; `plan_tree` plans it and
+    `budget` bounds all of it together. Equal moves of small tiles share their messages; their results share memory.
+    The ranks compare names, order, shapes, layouts and the `version` of the values before anything moves, and with
+    `verify="hash"` the values before and after. `out`, `donate` and `relabel` are for one tile.
+
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves
     through host memory, where the budget counts its copies, or directly between GPUs, see docs/mpi.md.
@@ -113,6 +140,13 @@ def redistribute(
     >>> redistribute(np.zeros(rows.tile_shape), rows, columns, comm).shape == columns.tile_shape
     True
     """
+    if isinstance(tile, Mapping):
+        of_one = {"out": out is not None, "donate": donate, "relabel": relabel, "cuda_aware": cuda_aware is not None}
+        tiles = cast("Mapping[str, Any]", tile)
+        tree = TreeMove(tiles, source, target, budget, network, memory, padded, version, verify, of_one)
+        return tree.run(comm, limit)
+    if version is not None or verify is not None:
+        raise PlanError("version and verify are for a tree of tiles, and a single one is given; give a dict of one")
     call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded)
     result, end = call.on_gpu(comm, limit) if on_gpu(tile) else call.on_host(comm, limit)
     return (result, end) if relabel else result

@@ -73,6 +73,26 @@ class Account:
         return max(self.received.values(), default=0)
 
 
+class InBytes(Account):
+    """An account in elements of one dtype that counts them as bytes in the account of the whole tree."""
+
+    def __init__(self, dtype: str, tree: Account) -> None:
+        super().__init__(dtype)
+        self._tree = tree
+
+    def take(self, device: int, elements: int, dtype: str | None = None) -> None:
+        """Counts a buffer that a device allocates, of the account's dtype or of another one."""
+        self._tree.take(device, dtypes.nbytes(elements, dtype or self.dtype))
+
+    def free(self, device: int, elements: int, dtype: str | None = None) -> None:
+        """Counts a buffer that a device frees."""
+        self._tree.free(device, dtypes.nbytes(elements, dtype or self.dtype))
+
+    def receive(self, device: int, elements: int) -> None:
+        """Counts elements that a device receives from another one."""
+        self._tree.receive(device, dtypes.nbytes(elements, self.dtype))
+
+
 class Measured:
     """The accounts of the calls so far, in order, and their sums and maxima by device id.
 
@@ -133,6 +153,8 @@ def begin_account(dtype: str, account: Account | None = None) -> Account:
     if not (account is None or isinstance(account, Account)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TileError(f"memory {quoted(account)} is not an Account; give Account(dtype), or None")
     account = Account(dtype) if account is None else account
+    if isinstance(account, InBytes):
+        return account  # That of the tree is measured.
     for measured in _measuring.get():
         if not any(account is call for call in measured.calls):
             measured.calls.append(account)

@@ -5,11 +5,13 @@ view of tile (4, 4), digits (4, 2, 2), blocks (1,)     opened: shape (4, 2, 2)  
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.lower.exchange import Box, Span, Transfer
 from reshard.types.rules.tile_view import TileView
 
 Array = NDArray[Any]
@@ -35,3 +37,18 @@ def closed(view: TileView, blocks: Array) -> Array:
     spread = blocks.reshape([view.digits[axis] for axis in order])
     whole = spread.transpose(np.argsort(order)).reshape(view.padded)
     return whole[tuple(slice(extent) for extent in view.tile)]
+
+
+def copy_boxes(transfer: Transfer, opened: Mapping[int, Array], filled: Mapping[int, Array]) -> None:
+    """Copies the boxes of a message from the sender's digits to the receiver's."""
+    for box in transfer.boxes:
+        part = (filled if transfer.relayed else opened)[transfer.sender][_at(box.src)]
+        filled[transfer.receiver][_at(box.dst)] = part.reshape(_extents(box))
+
+
+def _extents(box: Box) -> tuple[int, ...]:
+    return tuple(extent for _, extent in box.dst)
+
+
+def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + extent) for start, extent in spans)

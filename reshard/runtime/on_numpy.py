@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.lower import lower_plan
-from reshard.lower.exchange import Box, Span, Transfer
+from reshard.lower.exchange import Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets
 from reshard.lower.program import (
     AllGather,
@@ -35,7 +35,7 @@ from reshard.lower.views import VIEW_INSTRUCTIONS, aliases, last_dtype
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.given_tiles import checked_tiles, tile_per_device, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import identities, ufunc
-from reshard.runtime.numpy_tiles import closed, numbered, opened
+from reshard.runtime.numpy_tiles import closed, copy_boxes, numbered, opened
 from reshard.runtime.numpy_views import NO_EXTRAS, Extras, extras, run_view
 from reshard.types.plan import Plan
 from reshard.types.reductions import all_reduce_elements
@@ -101,7 +101,7 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
         if isinstance(instruction, VIEW_INSTRUCTIONS):
             after = run_view(instruction, before, shape, memory, more)
         else:
-            after = _RUN[type(instruction)](instruction, before, shape, memory)
+            after = run_instruction(instruction, before, shape, memory)
         if aliases(instruction):
             given = after if before is given else given
         elif not isinstance(instruction, ExchangeInPlace) and (before is not given or not program.keep_source):
@@ -109,6 +109,11 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
             for device, tile in before.items():
                 memory.free(device, tile.size, dtype)
     return {device: tile.copy() if after is given else tile for device, tile in after.items()}
+
+
+def run_instruction(instruction: Instruction, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
+    """Runs one instruction on a tile for each device; returns the tiles after it, which have this shape."""
+    return _RUN[type(instruction)](instruction, tiles, shape, memory)
 
 
 def _slice(step: Slice, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
@@ -203,7 +208,7 @@ def _exchange(step: Exchange, tiles: Tiles, shape: Sequence[int], memory: Accoun
     opened = {device: tile.reshape(step.send.digits) for device, tile in tiles.items()}
     filled = {device: tile.reshape(step.receive.digits) for device, tile in result.items()}
     for transfer in step.local:
-        _copy(transfer, opened, filled)
+        copy_boxes(transfer, opened, filled)
     for turn in step.rounds:
         memory.launches += 1
         _turn(step, turn, opened, filled, memory)
@@ -219,7 +224,7 @@ def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles
     for transfer in sent:
         memory.receive(transfer.receiver, transfer.elements)
     for transfer in turn:
-        _copy(transfer, opened, filled)
+        copy_boxes(transfer, opened, filled)
     for device, elements in ends:
         memory.free(device, elements)
 
@@ -294,20 +299,6 @@ def _rearrange(buffer: Array, source: dict[int, int]) -> None:
             origin = source[at]
             buffer[at] = held if origin == start else buffer[origin]
             at = origin
-
-
-def _copy(transfer: Transfer, opened: Tiles, filled: Tiles) -> None:
-    for box in transfer.boxes:
-        part = (filled if transfer.relayed else opened)[transfer.sender][_at(box.src)]
-        filled[transfer.receiver][_at(box.dst)] = part.reshape(_extents(box))
-
-
-def _extents(box: Box) -> tuple[int, ...]:
-    return tuple(extent for _, extent in box.dst)
-
-
-def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
-    return tuple(slice(start, start + extent) for start, extent in spans)
 
 
 def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:

@@ -1,6 +1,7 @@
 """Which steps: the planner, and the networks that it plans for. Every plan is checked by the typing rules.
 
 plan       the best checked plan from one layout to another
+plan_tree  the plans of many arrays, in batches that share launches
 Network    what bytes cost along each axis of a mesh: presets by name, JSON, or your own figures
 Link       the cost of one axis: seconds a message, bytes a second
 
@@ -8,9 +9,11 @@ planner    asks the routes, compares what they cost
 routes     candidate steps, one algorithm a file; how to add one
 cost       predicted seconds of a step
 budget     steps cut until a plan fits
+trees      many arrays: `batches` groups and orders them, `tree_budget` makes them fit
 network    `Network` and `Link`; `presets` has the figures of known machines
 """
 
 from reshard.synth.network import Link as Link
 from reshard.synth.network import Network as Network
 from reshard.synth.planner import plan as plan
+from reshard.synth.trees import plan_tree as plan_tree

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.errors import BudgetError, LayoutError
 from reshard.jax import batches, eager, redistribute
-from reshard.jax.batches import MOST, STACK, buckets
+from reshard.jax.batches import MOST, buckets
+from reshard.jax.request import ReshardRequest
 from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of, specs
 
 SIZES = {"x": 4, "y": 2}
@@ -38,7 +39,7 @@ def test_buckets_cover_every_place_once(counts: list[int]) -> None:
     kinds: list[Any] = [f"kind {number}" for number in range(len(counts))]
     places = iter(range(sum(counts)))
     listed = {kind: [next(places) for _ in range(count)] for kind, count in zip(kinds, counts, strict=True)}
-    made = list(buckets(listed))
+    made = list(buckets(listed, str))
     assert sorted(at for bucket in made for at in bucket.places) == list(range(sum(counts)))
     for bucket in made:
         assert 1 <= len(bucket.places) == bucket.stack * len(bucket.kinds) <= MOST
@@ -50,14 +51,43 @@ def test_buckets_cover_every_place_once(counts: list[int]) -> None:
 
 def test_kinds_of_equal_counts_share_programs() -> None:
     kinds: list[Any] = list(range(56))
-    made = list(buckets({kind: list(range(9 * kind, 9 * kind + 9)) for kind in kinds}))
+    made = list(buckets({kind: list(range(9 * kind, 9 * kind + 9)) for kind in kinds}, str))
     assert len(made) == 18 and len({(bucket.kinds, bucket.stack) for bucket in made}) == 2
 
 
 def test_many_arrays_of_one_kind_are_stacked() -> None:
     one: Any = "kind"
-    stacks = [(bucket.stack, len(bucket.places)) for bucket in buckets({one: range(500)})]
-    assert stacks == [(STACK, STACK)] * 62 + [(1, 1)] * 4
+    stacks = [(bucket.stack, len(bucket.places)) for bucket in buckets({one: range(500)}, str)]
+    assert stacks == [(25, 25)] * 20
+
+
+def test_kinds_of_one_lane_are_side_by_side() -> None:
+    kinds: list[Any] = [f"{lane}{number}" for number in range(20) for lane in "abc"]
+    made = list(buckets({kind: [at] for at, kind in enumerate(kinds)}, lambda kind: str(kind)[0]))
+    order = [str(kind)[0] for bucket in made for kind in bucket.kinds]
+    assert order == sorted(order) and len(made) == 2
+
+
+def test_kinds_whose_steps_agree_share_a_collective() -> None:
+    """Arrays of several shapes: one all-to-all for all of them, and the same elements."""
+    shapes = [(8, 8), (16, 8), (8, 8, 3), (24, 16)]
+    xs = [jax.device_put(values_of(n, shape), on(P("x"))) for n, shape in enumerate(shapes)]
+    ys = redistribute(xs, on(P(None, "x")))
+    for n, (y, shape) in enumerate(zip(ys, shapes, strict=True)):
+        assert_exact(y, on(P(None, "x")), values_of(n, shape))
+    kinds = tuple(eager.program_of(ReshardRequest(on(P(None, "x")), on(P("x"))), x.shape, x.dtype, False) for x in xs)
+    text = batches._bucket_program(kinds, 1).lower(*xs).compile().as_text()
+    assert text.count(" all-to-all(") == 1
+
+
+@pytest.mark.parametrize(
+    "before, after", [(P("x"), P("y")), (P(("x", "y")), P(("y", "x"))), (P("x", "y"), P("y", "x"))]
+)
+def test_exchanges_and_permutes_of_several_shapes(before: P, after: P) -> None:
+    shapes = [(8, 8), (16, 8), (8, 8, 3), (24, 16)] * 3
+    xs = [jax.device_put(values_of(n, shape), on(before)) for n, shape in enumerate(shapes)]
+    for n, (y, shape) in enumerate(zip(redistribute(xs, on(after)), shapes, strict=True)):
+        assert_exact(y, on(after), values_of(n, shape))
 
 
 def test_programs_are_compiled_once() -> None:

@@ -3,6 +3,7 @@
     python -m tests.jax.worker many
     python -m tests.jax.worker crowd
     python -m tests.jax.worker one-of-several <number> <count> <port>
+    python -m tests.jax.worker disagree <number> <count> <port>
 
 A check that fails raises, and the process ends with its traceback.
 """
@@ -17,13 +18,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.jax import redistribute
+from reshard.errors import AgreementError
+from reshard.jax import redistribute, reshard_pytree
 from tests.jax.oracle import assert_exact, filled, mesh_of, specs
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +117,38 @@ def one_of_several(number: int, count: int, port: str) -> None:
     donated(orders[1])
 
 
+def disagree(number: int, count: int, port: str) -> None:
+    """One process has other names, versions, shapes or targets: both raise the same, nothing moves, the next works."""
+    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
+    mesh = mesh_of({"x": 4, "y": 2})
+    rows, columns = NamedSharding(mesh, P("x")), NamedSharding(mesh, P(None, "x"))
+    values = filled((8, 8))
+    tree = {name: placed(rows, values) for name in ("a", "b")}
+    odd = number == 1
+    faults: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "'b' only on process 0": ({"a": tree["a"], "c": tree["b"]}, columns, {}),
+        "has version 1 on process 0 and 2": (tree, columns, {"version": 2}),
+        "'b' has layout": (tree, {"a": columns, "b": rows}, {}),
+        "'a' has shape": ({"a": placed(rows, filled((16, 8))), "b": tree["b"]}, columns, {}),
+        "'a' has dtype": ({"a": placed(rows, values.astype("int32")), "b": tree["b"]}, columns, {}),
+        "budget None": (tree, columns, {"budget": 1 << 20}),
+        "process 1: PlanError": (tree, columns, {"budget": "much"}),
+        "process 1: LayoutError": (tree, {"a": columns, "b": 7}, {}),
+    }
+    for text, (source, target, options) in faults.items():
+        given = (source, target, {"version": 1} | options) if odd else (tree, columns, {"version": 1})
+        try:
+            reshard_pytree(given[0], given[1], **given[2])
+        except AgreementError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+    moved = reshard_pytree(tree, columns, version=1)
+    for name in tree:
+        assert_exact(moved[name], columns, values)
+        assert_exact(tree[name], rows, values)
+
+
 def placed(sharding: NamedSharding, values: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 
@@ -165,4 +200,5 @@ if __name__ == "__main__":
     if sys.argv[1] in ("many", "crowd"):
         {"many": many, "crowd": crowd}[sys.argv[1]]()
     else:
-        one_of_several(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        run = {"one-of-several": one_of_several, "disagree": disagree}[sys.argv[1]]
+        run(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from reshard.errors import BudgetError, PlanError, TileError
 from reshard.mpi import redistribute
-from reshard.mpi.redistribution import RedistributeOptions
+from reshard.mpi.redistribution import RedistributeOptions, TreeOptions
 from reshard.runtime import Account
 from reshard.types import Layout, Mesh
 
@@ -81,7 +81,7 @@ def test_a_mesh_of_another_size_than_the_communicator() -> None:
 
 
 def test_the_typed_options_are_those_of_the_function() -> None:
-    """The overloads share `RedistributeOptions`; the function itself lists its options one by one."""
+    """The overloads share `RedistributeOptions`, and `TreeOptions`; the function lists its options one by one."""
     parameters = signature(redistribute).parameters.values()
     options = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-    assert options == {*RedistributeOptions.__annotations__, "relabel"}
+    assert options == {*RedistributeOptions.__annotations__, *TreeOptions.__annotations__, "relabel"}

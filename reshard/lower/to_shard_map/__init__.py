@@ -1,6 +1,7 @@
 """A program as the function that every device of a JAX mesh runs on its own tile.
 
 tile_function          the function, for the inside of a `jax.shard_map` that is manual over all mesh axes
+batch_function         the same for the tiles of several arrays whose steps share launches
 shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
 
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
@@ -9,4 +10,5 @@ small table, so that all devices run one program.
 """
 
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
+from reshard.lower.to_shard_map.run_batch import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function

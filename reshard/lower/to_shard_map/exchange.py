@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from reshard.lower.batch import JointExchange
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
@@ -44,6 +45,53 @@ def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]
         return _by_rounds(step, place.anew(), tile, shape)
 
     return lax.platform_dependent(tile, cpu=at_once, default=by_rounds)
+
+
+def joint_exchange(
+    step: JointExchange, place: MeshPlace, tiles: Sequence[Array], shapes: Sequence[Sequence[int]]
+) -> list[Array]:
+    """The exchanges of several arrays, one message a round for all of them; one after another if one is in pieces."""
+    orders = [by_device for each in step.each if (by_device := joining.orders(each)) is not None]
+    if len(orders) < len(step.each):
+        each = zip(step.each, tiles, shapes, strict=True)
+        return [exchange(one, place, tile, shape) for one, tile, shape in each]
+
+    def at_once(*tiles: Array) -> list[Array]:
+        here = place.anew()
+        opened = [tile.reshape(one.send.digits) for one, tile in zip(step.each, tiles, strict=True)]
+        turns = zip(*(joining.turns(one) for one in step.each), strict=True)
+        messages = zip(*(_joint_message(turn, here, opened) for turn in turns), strict=True)
+        each = zip(step.each, orders, messages, shapes, strict=True)
+        return [joining.joined(one, here, by, list(parts)).reshape(shape) for one, by, parts, shape in each]
+
+    def by_rounds(*tiles: Array) -> list[Array]:
+        return _joint_rounds(step, place.anew(), tiles, shapes)
+
+    return lax.platform_dependent(*tiles, cpu=at_once, default=by_rounds)
+
+
+def _joint_rounds(
+    step: JointExchange, place: MeshPlace, tiles: Sequence[Array], shapes: Sequence[Sequence[int]]
+) -> list[Array]:
+    opened = [tile.reshape(one.send.digits) for one, tile in zip(step.each, tiles, strict=True)]
+    filled = [jnp.zeros(one.receive.digits, tile.dtype) for one, tile in zip(step.each, tiles, strict=True)]
+    for number, turn in enumerate(zip(*(joining.turns(one) for one in step.each), strict=True)):
+        filled = place.after(filled) if number else filled
+        messages = _joint_message(turn, place, opened)
+        boxes = [_Boxes([each], place) for each in turn]
+        filled = [one.put(into, part) for one, into, part in zip(boxes, filled, messages, strict=True)]
+    return [tile.reshape(shape) for tile, shape in zip(filled, shapes, strict=True)]
+
+
+def _joint_message(turn: Sequence[Turn], place: MeshPlace, opened: Sequence[Array]) -> list[Array]:
+    """What arrives of each array in one round, in which their messages travel as one."""
+    boxes = [_Boxes([each], place) for each in turn]
+    parts = [one.take(tile) for one, tile in zip(boxes, opened, strict=True)]
+    if all(t.sender == t.receiver for t in turn[0]):
+        return parts
+    arrived = place.permute(jnp.concatenate([part.reshape(-1) for part in parts]), _pairs(turn[0]))
+    ends = itertools.accumulate(part.size for part in parts)
+    return [arrived[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)]
 
 
 def _message(boxes: _Boxes, place: MeshPlace, opened: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax import lax
 from reshard.lower.groups import Groups
 
 Array = jax.Array
+Done = TypeVar("Done", Array, list[Array])
 
 
 class MeshPlace:
@@ -41,7 +42,7 @@ class MeshPlace:
             self._here = lax.axis_index(self.names)
         return self._here
 
-    def after(self, done: Array) -> Array:
+    def after(self, done: Done) -> Done:
         """Orders `done` before any later use of the device's position; returns `done`.
 
         Otherwise XLA starts all rounds of an exchange at once and keeps all their messages alive.

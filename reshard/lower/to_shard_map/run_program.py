@@ -65,13 +65,14 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
             if isinstance(instruction, VIEW_INSTRUCTIONS):
                 tile = run_view(instruction, place, tile, shape, into)
             else:
-                tile = _run(instruction, place, tile, shape)
+                tile = run_instruction(instruction, place, tile, shape)
         return tile
 
     return run
 
 
-def _run(instruction: Plain | InParts, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def run_instruction(instruction: Plain | InParts, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """One instruction on a device's tile, in parts if it says so; the tile after it has this shape."""
     if not isinstance(instruction, InParts):
         return _RUN[type(instruction)](instruction, place, tile, shape)
     each = instruction.each

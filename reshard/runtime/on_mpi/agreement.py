@@ -19,8 +19,12 @@ from reshard.errors import AgreementError, BudgetError, ReshardError
 from reshard.runtime.on_mpi.team import Team, Watch, moving
 from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted
 from reshard.types.deadline import planning_until
+from reshard.types.manifest import Manifest, differences
 
 T = TypeVar("T")
+
+MANIFEST_END = "\n"
+"""What follows the manifest in the request for a tree."""
 
 
 def begin(
@@ -143,8 +147,8 @@ def _raise(statements: list[_Statement], own: Exception | None) -> None:
     failed = [(rank, each) for rank, each in enumerate(statements) if each.kind]
     if not failed:
         raise AgreementError(
-            f"the ranks ask for different things, so nothing was moved: {_requests(statements)}; make the same call "
-            f"on all"
+            f"the ranks ask for different things, so nothing was moved: "
+            f"{_manifests(statements) or _requests(statements)}; make the same call on all"
         )
     alike = len(failed) == len(statements) and len({(each.kind, each.text) for _, each in failed}) == 1
     if own is not None and alike:
@@ -154,12 +158,30 @@ def _raise(statements: list[_Statement], own: Exception | None) -> None:
     raise _error(first, f"rank {rank}{more}: {first.text}; nothing was moved") from own
 
 
+def _manifests(statements: list[_Statement]) -> str | None:
+    """How the manifests of two ranks differ, if the requests are manifests of trees; None otherwise."""
+    try:
+        manifests = [Manifest.from_json(each.request.partition(MANIFEST_END)[0]) for each in statements]
+    except ReshardError:
+        return None
+    other = next((rank for rank, each in enumerate(manifests) if each != manifests[0]), None)
+    if other is None:
+        return None
+    return "; ".join(differences(manifests[0], manifests[other], "on rank 0", f"on rank {other}"))
+
+
 def _requests(statements: list[_Statement]) -> str:
     """The different requests, each with the ranks that made it."""
     ranks: dict[str, list[int]] = {}
     for rank, each in enumerate(statements):
-        ranks.setdefault(f"{each.request} (call {each.calls} of this communicator)", []).append(rank)
+        ranks.setdefault(f"{_shown(each.request)} (call {each.calls} of this communicator)", []).append(rank)
     return "; ".join(f"ranks {made}: {request}" for request, made in ranks.items())
+
+
+def _shown(request: str) -> str:
+    """A request without its manifest, which is equal on all ranks by now."""
+    manifest, end, options = request.partition(MANIFEST_END)
+    return f"a tree of arrays, {options or 'no options'}" if end else manifest
 
 
 def _error(statement: _Statement, text: str) -> ReshardError:

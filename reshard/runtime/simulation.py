@@ -1,0 +1,50 @@
+"""`simulate`: a plan, or a tree of plans, run on numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, overload
+
+from numpy.typing import NDArray
+
+from reshard.runtime import on_numpy
+from reshard.runtime.account import Account
+from reshard.runtime.numpy_trees import simulate_tree
+from reshard.types.plan import Plan
+from reshard.types.plan_tree import TreePlan
+
+Array = NDArray[Any]
+Tiles = dict[int, Array]
+
+
+@overload
+def simulate(
+    plan: Plan, tiles: Mapping[int, Array], memory: Account | None = None, *, padded: bool = True
+) -> Tiles: ...
+
+
+@overload
+def simulate(
+    plan: TreePlan, tiles: Mapping[str, Mapping[int, Array]], memory: Account | None = None, *, padded: bool = True
+) -> dict[str, Tiles]: ...
+
+
+def simulate(
+    plan: Plan | TreePlan, tiles: Mapping[Any, Any], memory: Account | None = None, *, padded: bool = True
+) -> Tiles | dict[str, Tiles]:
+    """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
+
+    Tiles have their layout's tile shape, padding included, or `tile_shape_of(device)` without it, and its dtype. With
+    `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
+    bytes live and received. A tree of plans takes and returns {name: {device id: tile}}, and a `memory` in bytes,
+    `Account("uint8")`. Raises `TileError` for tiles that do not fit the source.
+
+    >>> import numpy as np, reshard as rs
+    >>> mesh = rs.Mesh(x=2)
+    >>> plan = rs.plan(rs.Layout.parse("int64[{x}2]", mesh), rs.Layout.parse("int64[4]", mesh))
+    >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
+    array([0, 1, 2, 3])
+    """
+    if isinstance(plan, TreePlan):
+        return simulate_tree(plan, tiles, memory, padded=padded)
+    return on_numpy.simulate(plan, tiles, memory, padded=padded)

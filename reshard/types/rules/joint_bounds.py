@@ -1,0 +1,107 @@
+"""Lower bounds on the bytes of the busiest device when several arrays move, whatever the plans.
+
+    f32[{x}3/5] -> f32[5]          device 0    device 1
+    a, on <x=2>                    lacks 2     lacks 3
+    b, on <x=2> reversed           lacks 3     lacks 2
+    both                           5           5            the sum of the maxima is 6
+
+The bound is the maximum over devices of the sum over arrays. It is no larger than the sum of the maxima, which no
+device may reach: the busiest for one array need not be the busiest for another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.pair.lacking import MOST_DEVICES, ByDevice, lacking
+from reshard.types.pair.refine import partial_change, refine
+from reshard.types.rules.bounds import lower_bound
+
+Ends = tuple[Layout, Layout]
+"""Source and target of one array."""
+
+
+def joint_lower_bound(pairs: Iterable[Ends]) -> int:
+    """Bytes that some device must receive, whatever the plans for these arrays.
+
+    >>> from reshard.types import Mesh
+    >>> meshes = Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])
+    >>> a, b = ([Layout.parse(text, mesh) for text in ("f32[{x}3/5]", "f32[5]")] for mesh in meshes)
+    >>> lower_bound(*a), lower_bound(*b), joint_lower_bound([tuple(a), tuple(b)])
+    (12, 12, 20)
+    """
+    counts = Counter(pairs)
+    alone = max((lower_bound(*ends) for ends in counts), default=0)
+    per_device = busiest((target.mesh, _must_receive(source, target), n) for (source, target), n in counts.items())
+    return max(alone, per_device, _average(counts))
+
+
+def busiest(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
+    """The most bytes on one device, given the figures of several arrays on their meshes, and how often each occurs.
+
+    >>> mesh = Mesh(x=2)
+    >>> busiest([(mesh, ByDevice(8), 2), (mesh, ByDevice(0, {0: 4, 1: 0}), 3)])
+    28
+    """
+    given = list(loads)
+    one_set = len({mesh.size if mesh.device_ids is None else frozenset(mesh.devices) for mesh, _, _ in given}) <= 1
+    everywhere = 0
+    by_device: Counter[int] = Counter()
+    for mesh, load, count in given:
+        if load.listed is None and (one_set or mesh.size > MOST_DEVICES):
+            everywhere += load.each * count
+        else:
+            for device, nbytes in (load.listed or dict.fromkeys(mesh.devices, load.each)).items():
+                by_device[device] += nbytes * count
+    return everywhere + max(by_device.values(), default=0)
+
+
+def _average(counts: Counter[Ends]) -> int:
+    """The bound for the average device: of a reduction, it is known where the busiest one's share is not."""
+    meshes = {target.mesh for _, target in counts}
+    if len({(mesh.size, mesh.device_ids) for mesh in meshes}) != 1:
+        return 0
+    size = next(iter(meshes)).size
+    total = 0
+    for (source, target), count in counts.items():
+        if source.partial_as(target):
+            each, listed = _must_receive(source, target)
+            total += count * (each * size if listed is None else sum(listed.values()))
+        elif _reduces_evenly(source, target):
+            total += count * lower_bound(source, target) * size
+    return -(-total // size)
+
+
+@lru_cache(maxsize=4096)
+def _must_receive(source: Layout, target: Layout) -> ByDevice:
+    """What each device receives at least; nothing where only the worst device's figure is known.
+
+    Of a sum that is finished no device has an element before it has received something for it.
+    """
+    if not source.partial_as(target):
+        even = not target.partial and _reduces_evenly(source, target)
+        return ByDevice(target.tile_bytes if even else 0)
+    if target.mesh.size > MOST_DEVICES:
+        return lacking(source, target).scaled(target) if _alike(source, target) else ByDevice(0)
+    return lacking(source, target).scaled(target)
+
+
+def _alike(source: Layout, target: Layout) -> bool:
+    """Whether all devices lack the same, in closed form."""
+    r = refine(source, target)
+    return r is not None and r.exact and not r.swapped
+
+
+def _reduces_evenly(source: Layout, target: Layout) -> bool:
+    """Whether something is reduced between even layouts of one mesh, and nothing started.
+
+    Then the bound of the busiest device holds for the average one.
+    """
+    if source.mesh != target.mesh or not source.even or not target.even:
+        return False
+    change = partial_change(source, target)
+    return change is not None and bool(change.reduced) and not change.started

@@ -1,0 +1,80 @@
+"""Trees of tiles: one rank here, several in the topics of `tests.mpi.trees`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+
+from mpi4py import MPI
+
+from reshard.errors import LayoutError, PlanError, TileError
+from reshard.mpi import redistribute
+from reshard.types import Layout, Mesh
+from tests.mpi import running
+from tests.mpi.trees import FAULTS
+
+COMM = MPI.COMM_SELF
+SOURCE = Layout.parse("f64[5{x}1, 7]", Mesh(x=1))
+MOVED = Layout.parse("f64[5, 7]", Mesh(y=1))
+TILE = np.arange(35.0).reshape(5, 7)
+
+
+def test_more_than_twenty_faults_are_planted() -> None:
+    assert len(FAULTS) >= 20
+
+
+def test_faults_of_one_rank_end_the_call_on_all(tmp_path: Path) -> None:
+    running.check("trees.faults", 3, tmp_path)
+
+
+@pytest.mark.slow
+def test_random_trees(tmp_path: Path) -> None:
+    running.check("trees.moves", 4, tmp_path)
+
+
+@pytest.mark.slow
+def test_random_trees_on_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESHARD_MPI_NODES", "2")
+    running.check("trees.moves", 4, tmp_path)
+
+
+def test_a_tree_on_one_rank() -> None:
+    moved = redistribute({"a": TILE, "b": {"c": TILE + 1}}, SOURCE, MOVED, COMM)
+    assert np.array_equal(moved["a"], TILE) and np.array_equal(moved["b"]["c"], TILE + 1)
+
+
+def test_tiles_without_padding() -> None:
+    uneven = Layout.parse("f64[2{x}3/5]", Mesh(x=1))
+    moved = redistribute({"a": np.arange(5.0)}, uneven, Layout.parse("f64[5]", Mesh(x=1)), COMM, padded=False)
+    assert np.array_equal(moved["a"], np.arange(5.0))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "source", "options", "error", "message"),
+    [
+        ({"a": TILE}, 7, {}, LayoutError, "the source of a tree of tiles is a int"),
+        ({"a": TILE}, {"a": 7}, {}, LayoutError, "the source of 'a' is 7"),
+        ({"a": TILE}, {"b": SOURCE}, {}, LayoutError, "have not the same names"),
+        ({"a": TILE}, {"a": SOURCE}, {"out": TILE}, PlanError, "out: for one tile"),
+        ({"a": TILE}, {"a": SOURCE}, {"relabel": True}, PlanError, "relabel: for one tile"),
+        ({"a": TILE}, {"a": SOURCE}, {"verify": 7}, PlanError, "verify 7"),
+        ({"a": TILE}, {"a": SOURCE}, {"version": 1.5}, PlanError, "the version 1.5"),
+        ({"a": TILE}, {"a": SOURCE}, {"budget": [1]}, PlanError, r"budget \[1\]"),
+        ({"a": TILE}, {"a": SOURCE}, {"network": []}, PlanError, r"network \[\]"),
+        ({"a": TILE[1:]}, {"a": SOURCE}, {}, TileError, r"a: the tile has shape \(4, 7\)"),
+        ({None: TILE}, SOURCE, {}, PlanError, "the key None"),
+        ({"a.b": TILE, "a": {"b": TILE}}, SOURCE, {}, PlanError, "one name"),
+    ],
+)
+def test_what_is_not_a_tree_is_refused(tiles, source, options, error, message) -> None:
+    with pytest.raises(error, match=message):
+        redistribute(tiles, source, MOVED, COMM, **options)
+
+
+def test_a_version_of_a_single_tile_is_refused() -> None:
+    with pytest.raises(PlanError, match="version"):
+        redistribute(TILE, SOURCE, MOVED, COMM, version=3)

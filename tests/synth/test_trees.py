@@ -1,0 +1,160 @@
+"""`plan_tree`: random trees against the oracle, with and without a budget, and the trees of models."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reshard as rs
+from reshard.errors import BudgetError, PlanError
+from reshard.runtime import Account
+from tests.oracle import source_tiles
+from tests.trees import check_tree, llama, random_tree
+
+MESH = rs.Mesh(x=4, y=2)
+
+
+def pair(source: str, target: str) -> tuple[rs.Layout, rs.Layout]:
+    return rs.Layout.parse(source, MESH), rs.Layout.parse(target, MESH)
+
+
+@given(st.integers(0, 1 << 30), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_a_random_tree_does_what_it_promises(seed: int, donate: bool):
+    moves = random_tree(random.Random(seed))
+    tree = rs.plan_tree(moves, donate=donate)
+    check_tree(tree)
+    assert tree.lower_bound_bytes <= tree.received_bytes <= sum(p.received_bytes for p in tree.plans.values())
+    assert tree.launches <= sum(p.launches for p in tree.plans.values())
+    assert rs.TreePlan.from_json(tree.to_json()) == tree
+
+
+@given(st.integers(0, 1 << 30), st.booleans(), st.floats(0, 1))
+@settings(max_examples=30, deadline=None)
+def test_every_budget_from_the_floor_up_is_met(seed: int, donate: bool, share: float):
+    moves = random_tree(random.Random(seed))
+    free = rs.plan_tree(moves, donate=donate).peak_bytes
+    floor = _floor(moves, donate)
+    assert floor <= free
+    budget = floor + int((free - floor) * share)
+    tree = rs.plan_tree(moves, budget=budget, donate=donate)
+    assert tree.peak_bytes <= budget
+    assert check_tree(tree).peak_bytes <= budget
+
+
+def _floor(moves: dict, donate: bool) -> int:
+    try:
+        rs.plan_tree(moves, budget=0, donate=donate)
+    except BudgetError as error:
+        return error.smallest
+    return 0
+
+
+def test_the_weights_of_a_model_move_in_few_launches():
+    tree = rs.plan_tree(llama(MESH, layers=4))
+    one_by_one = sum(plan.launches for plan in tree.plans.values())
+    assert (len(tree.names), one_by_one) == (38, 47)
+    assert tree.launches == 3
+    check_tree(tree)
+
+
+@pytest.mark.parametrize("network", [None, "tpu-v5p"])
+def test_seven_hundred_arrays_are_planned_at_once(network: str | None):
+    start = time.perf_counter()
+    tree = rs.plan_tree(llama(rs.Mesh(x=8, y=8), 78, 1024, 2816, 32000), network=network)
+    assert time.perf_counter() - start < 10  # 0.25 s on a quiet machine
+    one_by_one = sum(plan.launches for plan in tree.plans.values())
+    assert len(tree.names) == 704
+    assert tree.launches * 10 <= one_by_one
+    assert (tree.seconds is None) == (network is None)
+    if tree.seconds is not None:
+        assert tree.seconds < sum(plan.seconds or 0 for plan in tree.plans.values())
+
+
+def test_buffers_take_at_most_a_sixteenth_of_the_tree():
+    tree = rs.plan_tree(llama(rs.Mesh(x=8, y=8), 78, 8192, 28672, 128256))
+    tiles = sum(plan.source.tile_bytes + plan.target.tile_bytes for plan in tree.plans.values())
+    assert tree.peak_bytes <= tiles * (1 + 1 / 16)
+    assert tree.launches * 10 <= sum(plan.launches for plan in tree.plans.values())
+
+
+def test_donation_frees_sources_before_targets_are_made():
+    gather, scatter = pair("f32[{x}256]", "f32[1024]"), pair("f32[1024]", "f32[{x}256]")
+    tree = rs.plan_tree({"gather": gather, "scatter": scatter}, donate=True)
+    assert [batch.names for batch in tree.batches] == [("scatter",), ("gather",)]
+    assert tree.peak_bytes == 4096 + 1024 + 1024
+
+
+def test_without_room_for_buffers_arrays_move_one_by_one():
+    moves = {f"w{number}": pair("f32[{x}4, 16]", "f32[16, {x}4]") for number in range(8)}
+    free = rs.plan_tree(moves)
+    assert free.launches == 1
+    tight = rs.plan_tree(moves, budget=free.peak_bytes - 1)
+    assert 1 < tight.launches < 8
+    floor = 8 * 2 * 256
+    tightest = rs.plan_tree(moves, budget=floor)
+    assert tightest.peak_bytes == floor
+    check_tree(tightest)
+    with pytest.raises(BudgetError, match=f"the smallest that works is {floor} B") as refused:
+        rs.plan_tree(moves, budget=floor - 1)
+    assert refused.value.smallest == floor
+
+
+def test_nested_trees_are_named_by_their_paths():
+    same = pair("f32[{x}4]", "f32[16]")
+    tree = rs.plan_tree({"layers": [{"w": same}, {"w": same, 7: same}], "head": (same,)})
+    assert tree.names == ("layers.0.w", "layers.1.w", "layers.1.7", "head.0")
+    assert list(tree.plans) == list(tree.names)
+
+
+def test_moves_with_views_and_casts_are_part_of_a_tree():
+    fused = rs.Move(*pair("s32[{x}24, 8]", "s32[3, {x}8, 8]"), "(three h) d -> three h d", three=3)
+    narrow = rs.Move(*pair("s32[{x}4, 8]", "s16[16, 8]"), cast=True)
+    plain = pair("s32[{x}4, 8]", "s32[16, 8]")
+    tree = rs.plan_tree({"qkv": fused, "narrow": narrow, "w": plain, "v": plain})
+    assert tree.plans["qkv"].view is not None and ("w", "v") in [batch.names for batch in tree.batches]
+    account = Account("uint8")
+    moved = rs.simulate(tree, {name: source_tiles(plan) for name, plan in tree.plans.items()}, account)
+    alone = rs.simulate(tree.plans["qkv"], source_tiles(tree.plans["qkv"]))
+    for device, tile in alone.items():
+        np.testing.assert_array_equal(moved["qkv"][device], tile)
+    assert moved["narrow"][0].dtype == "int16"
+    assert account.received_bytes <= tree.received_bytes and account.peak_bytes <= tree.peak_bytes
+    assert tree.lower_bound_bytes <= tree.received_bytes
+    assert rs.TreePlan.from_json(tree.to_json()) == tree
+    assert rs.prove(tree).of["w"].right.holds
+
+
+def test_an_empty_tree_has_nothing_to_do():
+    tree = rs.plan_tree({})
+    assert (tree.launches, tree.peak_bytes, tree.received_bytes, tree.batches) == (0, 0, 0, ())
+    assert rs.TreePlan.from_json(tree.to_json()) == tree
+    assert rs.simulate(tree, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("moves", "error", "message"),
+    [
+        (7, PlanError, "not a tree of moves"),
+        (pair("f32[{x}4]", "f32[16]"), PlanError, "not a tree of moves"),
+        ({"a": 7}, PlanError, "a: .*not a Layout|a: .*not a move"),
+        ({"a": {None: pair("f32[4]", "f32[4]")}}, PlanError, "the key None at 'a'"),
+        ({"a.b": pair("f32[4]", "f32[4]"), "a": {"b": pair("f32[4]", "f32[4]")}}, PlanError, "two arrays .* 'a.b'"),
+        ({"w": pair("f32[{x}4]", "f32[8]")}, PlanError, "w: source .* global shape"),
+    ],
+)
+def test_what_is_not_a_tree_of_moves_is_refused(moves: object, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        rs.plan_tree(moves)
+
+
+def test_a_tree_without_end_is_refused():
+    tree: dict = {}
+    tree["again"] = tree
+    with pytest.raises(PlanError, match="nested more than 64 deep"):
+        rs.plan_tree(tree)
