@@ -96,7 +96,7 @@ class Finder:
             move, pick = infer_pick(tracer, value, dtype) or (None, None)
         if move is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
-        uses = tuple(_use(chain.region, one) for one in values)
+        uses = tuple(use_of(chain.region, one) for one in values)
         return Replacement(source, uses, tuple(values), leaf, before, after, move, pick)
 
     def _dtype(self, value: HloValue, leaf: HloValue, summed: bool) -> str:
@@ -184,8 +184,12 @@ class Finder:
         """The instruction of the region that yields the chain's only leaf."""
         if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
             raise Unfit(f"it joins {len(chain.leaves)} arrays")
-        for value, name in self._stored(chain.region).items():
-            if value in chain.leaves:
+        return self.stored_name(chain.region, *chain.leaves)
+
+    def stored_name(self, region: Scope, *leaves: HloValue) -> str:
+        """The instruction of a region that yields one of these values."""
+        for value, name in self._stored(region).items():
+            if value in leaves:
                 return name
         raise Unfit("its source is made inside a fusion")
 
@@ -205,7 +209,7 @@ def _is_known(collective: Collective) -> bool:
     return collective.opcode.removesuffix("-start") in COLLECTIVES
 
 
-def _use(region: Scope, value: HloValue) -> Use:
+def use_of(region: Scope, value: HloValue) -> Use:
     """The value as seen from the region: the instructions to enter, then its own."""
     path: list[str] = []
     scope = value.scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
 
 _KEPT = (
-    "parameter", "while", "conditional", "call", "custom-call", "infeed", "outfeed", "send", "send-done", "recv",
+    "parameter", "while", "conditional", "call", "infeed", "outfeed", "send", "send-done", "recv",
     "recv-done", "rng", "rng-bit-generator", "rng-get-and-update-state", "after-all", "add-dependency", "async-start",
     "async-update", "async-done", "domain", "opt-barrier", "optimization-barrier",
 )  # fmt: skip
@@ -29,7 +29,7 @@ def _remove_once(module: ModuleProto, computation: ComputationProto) -> bool:
             users[operand] = users.get(operand, 0) + 1
     removed = False
     for instruction in reversed(list(computation.instructions)):
-        if not users.get(instruction.id) and instruction.opcode not in _KEPT:
+        if not users.get(instruction.id) and not _has_effect(instruction):
             for operand in instruction.operands:
                 users[operand] -= 1
             _remove(module, computation, instruction)
@@ -37,6 +37,10 @@ def _remove_once(module: ModuleProto, computation: ComputationProto) -> bool:
         elif instruction.opcode == "fusion" and _trim(module, instruction):
             return True
     return removed
+
+
+def _has_effect(instruction: InstructionProto) -> bool:
+    return instruction.opcode in _KEPT or instruction.has_side_effect
 
 
 def _remove(module: ModuleProto, computation: ComputationProto, gone: InstructionProto) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from reshard.errors import SpliceError
 from reshard.hlo import wire
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
-from reshard.hlo.splice import Linked, Splice, replaced_values
+from reshard.hlo.splice import Linked, Splice, outputs, replaced_values
 
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids
 _EDITED_OF_OLD = frozenset((9, 36, 37))  # parameter number, operands, control predecessors
@@ -211,10 +211,12 @@ def _what_is_fresh(
     replaced: dict[int, int] = {}
     roots: dict[int, int] = {}
     for change in changes:
-        root = change.linked.instructions[ModuleProto.decode(change.splice.fragment).entry.root_id]
-        roots[root] = root
+        entry = ModuleProto.decode(change.splice.fragment).entry
+        results = [change.linked.instructions[one] for one in outputs(entry)]
+        roots.update({root: root for root in results})
         for use in change.splice.uses:
-            replaced.update({number: root for number in replaced_values(old, change.splice.region, use)})
+            values = replaced_values(old, change.splice.region, use)
+            replaced.update(dict.fromkeys(values, results[use.output]))
     return _Fresh(old, new, added, _with_parameters(new, roots), replaced)
 
 

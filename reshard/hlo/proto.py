@@ -32,7 +32,7 @@ class _ProgramShape:
 
 
 class _Instruction:
-    NAME, OPCODE, SHAPE, METADATA, PARAMETER, CHANNEL = 1, 2, 3, 7, 9, 26
+    NAME, OPCODE, SHAPE, METADATA, PARAMETER, CHANNEL, SIDE_EFFECT = 1, 2, 3, 7, 9, 26, 65
     ID, OPERANDS, CONTROL, CALLED = 35, 36, 37, 38
 
 
@@ -115,6 +115,11 @@ class InstructionProto:
     @channel.setter
     def channel(self, value: int) -> None:
         self.message.set_number(_Instruction.CHANNEL, value)
+
+    @property
+    def has_side_effect(self) -> bool:
+        """Whether a call of foreign code does more than to yield its result."""
+        return bool(self.message.number(_Instruction.SIDE_EFFECT))
 
     @property
     def parameter(self) -> int:

@@ -22,17 +22,22 @@ _ENTERED = ("fusion", "call")
 
 @dataclass(frozen=True)
 class Use:
-    """A value to be replaced: the instructions to enter, from the region inward, and the instruction that yields it."""
+    """A value to be replaced: the instructions to enter, from the region inward, and the instruction that yields it.
+
+    `output` is the number of the fragment's result that replaces it, 0 if it has only one.
+    """
 
     path: tuple[str, ...]
     name: str
+    output: int = 0
 
 
 @dataclass(frozen=True)
 class Splice:
-    """What to put where: in the computation `region`, the root of `fragment`, given `source`, replaces all `uses`.
+    """What to put where: in the computation `region`, what `fragment` yields, given `source`, replaces all `uses`.
 
-    `fragment` is a serialized module with one parameter, captured at the same stage of the same compiler.
+    `fragment` is a serialized module with one parameter, captured at the same stage of the same compiler. A fragment
+    with several results yields a tuple of them.
     `metadata` is the OpMetadata that its instructions get.
     """
 
@@ -44,9 +49,13 @@ class Splice:
 
 
 class Linked:
-    """The ids of what a splice added, by the ids in the fragment."""
+    """The ids of what a splice added, by the ids in the fragment.
+
+    `stand_ins` has the names of the instructions of the region that took the place of others, by their names.
+    """
 
     def __init__(self) -> None:
+        self.stand_ins: dict[str, str] = {}
         self.instructions: dict[int, int] = {}
         self.computations: dict[int, int] = {}
         self.channels: dict[int, int] = {}
@@ -65,15 +74,23 @@ def splice(module: ModuleProto, change: Splice) -> Linked:
     source = region.named(change.source)
     uses = [_outermost(module, region, use) for use in change.uses]
     at = min(_index_of(region, _entered_at(region, use)) for use in uses)
-    linked = Linked()
+    linked, results = Linked(), outputs(entry)
     made = _link(module, region, fragment, source, change.metadata, linked)
-    value = linked.instructions[entry.root_id]
+    values = [linked.instructions[one] for one in results]
+    if any(use.output >= len(values) for use in uses):
+        raise SpliceError(f"{change.region}: the fragment yields {len(values)} values, which are fewer than are used")
     region.instructions[at:at] = made
-    consumers = [_replace(module, region, use, value) for use in uses]
+    linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
+    consumers = [_replace(module, region, use, values[use.output]) for use in uses]
     if module.schedule is not None and fragment.schedule is not None:
         _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
     remove_dead(module, region)
     return linked
+
+
+def outputs(entry: ComputationProto) -> list[int]:
+    """The ids of the results of a fragment, in order."""
+    return entry.root.operands if entry.root.opcode == "tuple" else [entry.root_id]
 
 
 def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
@@ -99,7 +116,7 @@ def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
     while path and scopes[-1].root.name == name:  # ends: the path gets shorter
         scopes.pop()
         name = path.pop()
-    return Use(tuple(path), name)
+    return Use(tuple(path), name, use.output)
 
 
 def _entered(module: ModuleProto, caller: InstructionProto) -> ComputationProto:

@@ -11,25 +11,31 @@ Whatever fails, that chain stays as it was, and its fate says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from reshard import hlo
+from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.chains import Chain, chains
-from reshard.doctor.equivalence import Traced, check_equivalent
+from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.examination import named_mesh
 from reshard.doctor.liveness import Liveness
 from reshard.doctor.needed import is_needed
+from reshard.doctor.op_choices import OpMoves
+from reshard.doctor.op_equivalence import check_same_rows
+from reshard.doctor.op_layouts import OpFinder, OpReplacement
 from reshard.doctor.replacements import Finder, Replacement, Unfit
 from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError
-from reshard.hlo import integrity
+from reshard.hlo import Collective, integrity
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.splice import Splice, splice
 from reshard.jax.fragments import FragmentKey, Fragments
+from reshard.jax.op_fragments import OpFragmentKey, OutputKey
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
+from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
 _ROUNDS = 4
@@ -50,6 +56,7 @@ class ChainFate:
 
     `where` is the user's `file:line`, `does` its collectives in short. Bytes are those that a device receives in one
     run, `planned_bytes` those of the plans, None without one. `why` is the reason why it was left, empty if replaced.
+    `collectives` has the names of its instructions.
     """
 
     where: str
@@ -59,6 +66,7 @@ class ChainFate:
     planned_bytes: int | None
     plans: tuple[Plan, ...] = ()
     why: str = ""
+    collectives: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def replaced(self) -> bool:
@@ -109,7 +117,7 @@ class Reader(Protocol):
 class _Candidate(NamedTuple):
     chain: Chain
     fate: ChainFate
-    replacements: tuple[Replacement, ...]
+    replacements: tuple[Replacement | OpReplacement, ...]
     changes: tuple[Splice, ...]
 
 
@@ -128,11 +136,18 @@ def improve(module: bytes, fragments: Fragments, compiler: Reader, options: HloP
     for _ in range(_ROUNDS):
         one = _Round(module, fragments, compiler, options)
         better, name = one.run(), one.module.name
-        fates += one.fates if not changed else [fate for fate in one.fates if fate.replaced]
+        fates = _with(fates, one.fates) if changed else one.fates
         if better is None:
             break
         module, changed = better, True
     return Improved(name, module if changed else None, tuple(fates))
+
+
+def _with(fates: Sequence[ChainFate], later: Sequence[ChainFate]) -> list[ChainFate]:
+    """The fates of chains after another round: what it replaced is not left any more."""
+    replaced = [fate for fate in later if fate.replaced]
+    gone = frozenset[str]().union(*(fate.collectives for fate in replaced))
+    return [*(fate for fate in fates if fate.replaced or not fate.collectives <= gone), *replaced]
 
 
 class _Round:
@@ -147,11 +162,12 @@ class _Round:
         self.shardings = compiler.shardings(module)
         self.module = replace(hlo.parse(compiler.text(module)), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
+        self.collectives = hlo.collectives(self.module, every_branch=True)
         self.fates: list[ChainFate] = []
 
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the fates."""
-        candidates = list(self._candidates())
+        candidates = sorted(self._candidates(), key=self._position)
         while candidates:  # ends: each failure takes a candidate away
             failed, better = self._spliced(candidates)
             if failed is None:
@@ -160,14 +176,22 @@ class _Round:
             candidates.remove(failed)
         return None
 
+    def _position(self, candidate: _Candidate) -> int:
+        """Where a candidate stands in the program: what others take is replaced first."""
+        return self.collectives.index(candidate.chain.collectives[0])
+
     def _candidates(self) -> Iterator[_Candidate]:
         """The chains with a better plan; the others' fates are noted."""
-        collectives = hlo.collectives(self.module, every_branch=True)
+        collectives = self.collectives
         flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
         finder = Finder(flow, maps, numbering, named_mesh(collectives, self.devices))
         liveness = Liveness(flow, numbering)
         apart = list(chains(flow, maps, collectives))
+        ops = _Ops(self, OpFinder(finder), liveness, apart)
+        yield from ops.candidates
         for chain in chains(flow, maps, collectives, from_sums=True):
+            if ops.are_taken(chain):
+                continue
             parts = [one for one in apart if one.region is chain.region and _is_part(one, chain)]
             tried = [self._tried(chain, finder, liveness)]
             if len(parts) > 1 and isinstance(tried[0], ChainFate):
@@ -178,7 +202,7 @@ class _Round:
                 ]
             for one in tried:
                 if isinstance(one, ChainFate):
-                    self.fates.append(one)
+                    self.fates.append(replace(one, why=ops.why.get(chain.collectives[0].name, one.why)))
                 else:
                     yield one
 
@@ -194,7 +218,7 @@ class _Round:
         if is_needed(chain, finder.flow):
             raise Unfit(f"it receives no more than is needed, {fate.received_bytes} B")
         replacements = finder.replacements(chain)
-        plans = tuple(self._plan(one) for one in replacements)
+        plans = tuple(self._plan(one.move.source, one.move.target) for one in replacements)
         planned = sum(plan.received_bytes for plan in plans)
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
@@ -215,8 +239,39 @@ class _Round:
         )
         return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), replacements, changes)
 
-    def _plan(self, one: Replacement) -> Plan:
-        return best_plan(one.move.source, one.move.target, network=self.options.network, budget=self.options.budget)
+    def op_candidate(
+        self, chain: Chain, instruction: hlo.Instruction, op: BatchOp, finder: OpFinder, liveness: Liveness
+    ) -> _Candidate:
+        """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
+        fate = _fate_of(chain)
+        fate = replace(fate, does=f"{fate.does}, {op.kind if op.kind != 'ffi' else op.target}")
+        one = finder.replacement(chain, instruction, op)
+        key = min((self._op_key(one, moves) for moves in one.choices), key=_bytes_of)
+        planned = _bytes_of(key)
+        if planned >= fate.received_bytes:
+            raise Unfit(f"it receives no more than is needed, {planned} B")
+        piece = self.fragments.get(key)
+        if piece.received_bytes >= fate.received_bytes:
+            raise Unfit(f"the plan would receive {piece.received_bytes} B as compiled here, and not {planned} B")
+        allowed = max(liveness.of(chain).peak_bytes, sum(array.nbytes for array in (*op.operands, *op.results)))
+        if piece.peak_bytes > allowed + _ALIGNMENT:
+            raise Unfit(f"the plan would need {piece.peak_bytes} B at once, and XLA needs {allowed} B")
+        uses = tuple(replace(use, output=at) for at, output in enumerate(one.outputs) for use in output.uses)
+        change = Splice(chain.region.computation.name, one.source, uses, piece.module, self._metadata(chain))
+        plans = (key.plan, *(output.plan for output in key.outputs))
+        return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), (one,), (change,))
+
+    def _op_key(self, one: OpReplacement, moves: OpMoves) -> OpFragmentKey:
+        outputs = tuple(
+            OutputKey(output.number, self._plan(*pair), output.order, output.after)
+            for output, pair in zip(one.outputs, moves.outputs, strict=True)
+        )
+        indices = tuple(operand.index_dim for operand in one.inputs)
+        plan = self._plan(moves.source, moves.rows)
+        return OpFragmentKey(one.op, indices, plan, one.before, one.places, outputs)
+
+    def _plan(self, source: Layout, target: Layout) -> Plan:
+        return best_plan(source, target, network=self.options.network, budget=self.options.budget)
 
     def _metadata(self, chain: Chain) -> bytes:
         """The name and line of the chain's first collective, for what takes its place."""
@@ -227,22 +282,61 @@ class _Round:
         """The candidate that cannot be spliced in, None if all can, and the module with all of them."""
         module = ModuleProto.decode(self.data)
         changes: list[integrity.Change] = []
+        regions: dict[str, dict[str, str]] = {}
         current = candidates[0]
         try:
             for current in candidates:
-                changes += [integrity.Change(change, splice(module, change)) for change in current.changes]
+                for change in current.changes:
+                    stand_ins = regions.setdefault(change.region, {})
+                    placed = replace(change, source=stand_ins.get(change.source, change.source))
+                    changes.append(integrity.Change(placed, splice(module, placed)))
+                    stand_ins.update(changes[-1].linked.stand_ins)
             data = module.encode()
             integrity.check(self.data, data, changes)
             text = self.compiler.text(data)
             after = Traced(replace(hlo.parse(text), num_partitions=self.devices), self.devices, spliced=True)
             replicas = Replicas(self.traced.maps, self.shardings)
             for current in candidates:
+                region = current.chain.region.computation.name
                 for one in current.replacements:
-                    check_equivalent(self.traced, after, current.chain.region.computation.name, one, replicas)
+                    _check(Spliced(self.traced, after, region, regions[region]), one, replicas)
         except (Unfit, ReshardError) as error:
             self.fates.append(replace(current.fate, why=str(error).splitlines()[0]))
             return current, b""
         return None, data
+
+
+class _Ops:
+    """The operations that may run on the rows that each device has, and the chains that they take.
+
+    `why` has the reasons why others stay, by the first collective that brings their operands.
+    """
+
+    def __init__(self, of: _Round, finder: OpFinder, liveness: Liveness, chains: Sequence[Chain]) -> None:
+        self.candidates: list[_Candidate] = []
+        self.why: dict[str, str] = {}
+        self._taken: set[Collective] = set()
+        for chain, instruction, op in finder.joined(chains):
+            try:
+                self.candidates.append(of.op_candidate(chain, instruction, op, finder, liveness))
+                self._taken.update(chain.collectives)
+            except (Unfit, ReshardError) as error:
+                self.why[chain.collectives[0].name] = str(error).splitlines()[0]
+
+    def are_taken(self, chain: Chain) -> bool:
+        """Whether the operations take all that a chain moves."""
+        return self._taken.issuperset(chain.collectives)
+
+
+def _bytes_of(key: OpFragmentKey) -> int:
+    return key.plan.received_bytes + sum(output.plan.received_bytes for output in key.outputs)
+
+
+def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replicas) -> None:
+    if isinstance(one, OpReplacement):
+        check_same_rows(spliced, one, replicas)
+    else:
+        check_equivalent(spliced, one, replicas)
 
 
 def _is_part(one: Chain, chain: Chain) -> bool:
@@ -256,7 +350,8 @@ def _fate_of(chain: Chain) -> ChainFate:
     where = f"{source.file}:{source.line}" if source.file else source.op_name or ""
     does = ", ".join(_counted(one.kind for one in chain.collectives))
     received = sum(one.received_bytes for one in chain.collectives)
-    return ChainFate(where, chain.region.computation.name, does, received, None)
+    names = frozenset(one.name for one in chain.collectives)
+    return ChainFate(where, chain.region.computation.name, does, received, None, collectives=names)
 
 
 def _counted(kinds: Iterable[str]) -> Iterator[str]:
