@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reshard.doctor.flow import Flow, HloValue, Scope
+from reshard.doctor.flow import Flow, HloValue, Scope, parameter_number
 from reshard.hlo import Array, Computation, Instruction, Module
 
 _OPCODES = ("fft", "sort", "custom-call")
@@ -74,9 +74,18 @@ def batch_op(module: Module, scope: Scope, instruction: Instruction) -> BatchOp 
             return BatchOp("fft", attributes.get("fft_type", ""), batch, arrays, results, lengths)
         case "sort":
             batch = tuple(dim for dim in range(rank) if dim not in _ints(attributes.get("dimensions", "")))
-            return BatchOp("sort", "", batch, arrays, results, (), attributes.get("is_stable") == "true")
+            return BatchOp("sort", "", batch, arrays, results, (), _is_stable(module, instruction))
         case _:
             return _custom(instruction, arrays, rank)
+
+
+def _is_stable(module: Module, instruction: Instruction) -> bool:
+    """Whether a sort keeps the order of equal keys: it says so, or it compares their indices, its second operand."""
+    if instruction.attributes.get("is_stable") == "true":
+        return True
+    comparator = module.computation(instruction.called[0])
+    indices = [one for one in comparator.instructions if one.opcode == "parameter" and parameter_number(one) > 1]
+    return any(comparator.users.get(one.name) for one in indices)
 
 
 def _custom(instruction: Instruction, operands: tuple[Array, ...], rank: int) -> BatchOp | None:
@@ -129,20 +138,20 @@ def _said(instruction: Instruction) -> dict[str, str]:
 
 
 def _same_computation(one: Computation, other: Computation) -> bool:
-    return _shape_of(one) == _shape_of(other)
+    numbers: dict[tuple[object, ...], int] = {}
+    return _number(one, numbers) == _number(other, numbers)
 
 
-def _shape_of(computation: Computation) -> list[tuple[object, ...]]:
-    """A computation without its names."""
-    at = {instruction.name: number for number, instruction in enumerate(computation.instructions)}
-    return [
-        (
-            one.opcode, one.root, tuple((array.dtype, array.dims) for array in one.arrays),
-            tuple(at[name] for name in one.operands), tuple(sorted(_said(one).items())),
-            one.rest.partition(")")[0] if one.opcode in ("constant", "parameter") else "",
-        )
-        for one in computation.instructions
-    ]  # fmt: skip
+def _number(computation: Computation, numbers: dict[tuple[object, ...], int]) -> int | None:
+    """The number of what a computation yields, whatever its names and its order; equal values have equal numbers."""
+    known: dict[str, int] = {}
+    for one in computation.instructions:
+        literal = one.rest.partition(")")[0] if one.opcode in ("constant", "parameter") else ""
+        shapes = tuple((array.dtype, array.dims) for array in one.arrays)
+        operands = tuple(known[name] for name in one.operands)
+        key = (one.opcode, shapes, literal, tuple(sorted(_said(one).items())), operands)
+        known[one.name] = numbers.setdefault(key, len(numbers))
+    return None if computation.root is None else known[computation.root.name]
 
 
 def batch_ops(flow: Flow) -> Iterator[tuple[Scope, Instruction, BatchOp]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.batch_ops import BatchOp, batch_op, same_op
+from reshard.doctor.batch_ops import BatchOp, same_op
 from reshard.doctor.equivalence import Spliced, Traced, fresh_values, points_of
 from reshard.doctor.flow import HloValue
 from reshard.doctor.index_maps import Points, Untraceable, array_of, ravel, unravel
@@ -46,13 +46,14 @@ def check_same_rows(spliced: Spliced, replacement: OpReplacement, replicas: Repl
                 raise SpliceError(f"{value.name}: nothing takes what replaces it")
             for fresh in taken:
                 points = points_of(old.devices, output.after.dims)
-                before, after = _rows(old, value, points), _rows(new, fresh, points)
+                before = _rows(old, value, points, replacement.op)
+                after = _rows(new, fresh, points, replacement.op)
                 _check_op(old, new, before, after, replacement)
                 _check_operands(old, new, (before, after), leaf, replacement, replicas)
 
 
-def _rows(traced: Traced, value: HloValue, points: Points) -> _Rows:
-    """The rows of the operation that points of a value come from."""
+def _rows(traced: Traced, value: HloValue, points: Points, like: BatchOp) -> _Rows:
+    """The rows of the operation that points of a value come from, which has rows in the same dims as another one."""
     tracer = Tracer(traced.maps, traced.numbering, frozenset())
     try:
         origins = tracer(value, points)
@@ -60,9 +61,10 @@ def _rows(traced: Traced, value: HloValue, points: Points) -> _Rows:
         raise SpliceError(f"{value.name}: its elements cannot be followed ({error})") from None
     if (origins.leaf != origins.leaf[0]).any() or origins.leaf[0] == NOWHERE:
         raise SpliceError(f"{value.name}: its elements come from several operations")
-    end = tracer.ends[int(origins.leaf[0])]
-    op = batch_op(traced.flow.module, end.scope, end.instruction)
-    if op is None:
+    end = traced.flow.origin(tracer.ends[int(origins.leaf[0])])
+    operands = tuple(array_of(operand) for operand in traced.flow.operands(end))
+    op = like._replace(operands=operands, results=end.instruction.arrays)
+    if max(op.batch, default=-1) >= len(array_of(end).dims):
         raise SpliceError(f"{value.name}: its elements come from {end.name}, which is another operation")
     index = unravel(origins.place, array_of(end).dims)
     inner = list(op.inner(array_of(end)))
@@ -77,13 +79,15 @@ def _check_op(old: Traced, new: Traced, before: _Rows, after: _Rows, replacement
         raise SpliceError(f"{name}: its result would be another one of {after.result.name}")
     if not same_op(old.flow.module, before.result.instruction, new.flow.module, after.result.instruction):
         raise SpliceError(f"{name}: the compiler makes another operation for a device's rows, {after.result.name}")
-    if before.op.batch != after.op.batch or not _have_same_rows(before.op, after.op):
+    if not _have_same_rows(before.op, after.op):
         raise SpliceError(f"{name}: {after.result.name} has other rows")
     if (before.place != after.place).any():
         raise SpliceError(f"{name}: elements would come from another place of their rows")
 
 
 def _have_same_rows(one: BatchOp, other: BatchOp) -> bool:
+    if len(one.operands) != len(other.operands) or len(one.results) != len(other.results):
+        return False
     pairs = [*zip(one.operands, other.operands, strict=True), *zip(one.results, other.results, strict=True)]
     return all(
         a.dtype == b.dtype and [a.dims[dim] for dim in one.inner(a)] == [b.dims[dim] for dim in other.inner(b)]
@@ -137,11 +141,10 @@ def _points_in(
     """Elements of pairs of rows of two operands: all if they are few, else some of each row, at the same places."""
     inner = [array_of(operand).dims[dim] for dim in op.inner(array_of(operand))]
     length, count = math.prod(inner), pairs.shape[1]
-    random = np.random.default_rng(0)
     each = length if count * length <= _MOST else max(1, _MOST // count)
     chosen, places = unravel(np.arange(count * each, dtype=np.int64), (count, each))
     if each < length:
-        places = random.integers(0, length, chosen.size)
+        places = np.random.default_rng(0).integers(0, length, (count * each,))
     index = unravel(places, inner)
     return (
         _points(op, operand, pairs[0][chosen], pairs[1][chosen], index),

@@ -198,21 +198,39 @@ class OpFinder:
         """The used forms of each result, equal ones together."""
         outputs: list[OpOutput] = []
         for number, result in enumerate(results_of(region, instruction)):
-            groups: dict[int, list[HloValue]] = {}
-            for value in self._used(region, result):
-                groups.setdefault(self.numbering.of(value), []).append(value)
-            outputs += [self._output(region, number, values, op) for values in groups.values()]
+            groups: dict[tuple[int, Array | None], dict[HloValue, None]] = {}
+            for form in self._used(region, result):
+                value = self._in_whole(form, op.results[number].elements)
+                groups.setdefault((self.numbering.of(value), value.array), {}).update(
+                    dict.fromkeys(self._named(region, value))
+                )
+            outputs += [self._output(region, number, tuple(values), op) for values in groups.values()]
         return outputs
 
-    def _output(self, region: Scope, number: int, values: Sequence[HloValue], op: BatchOp) -> OpOutput:
-        value, after = values[0], values[0].array
-        if after is None or value.opcode in ("sort", "custom-call"):
-            raise Unfit(f"{value.name} is used as part of a tuple")
-        if any(one.array != after for one in values):
-            raise Unfit(f"{value.name} is used in several memory layouts")
+    def _in_whole(self, form: HloValue, elements: int) -> HloValue:
+        """The form of a result of which all devices together have all elements, if this one is a part of that."""
+        while form.array is not None and form.array.elements * self.maps.scalars.devices < elements:
+            sources = self.maps.sources(form)  # ends: each step goes back to a source
+            if sources is None or len(sources) != 1:
+                break
+            form = sources[0]
+        return form
+
+    def _named(self, region: Scope, value: HloValue) -> list[HloValue]:
+        """A value as instructions that yield it and nothing else; part of a tuple is taken out of it by some."""
+        if not value.path:
+            return [value]
+        parts = [one for one in region.computation.instructions if one.opcode == "get-tuple-element"]
+        named = [HloValue(region, one.name) for one in parts]
+        return [one for one in named if self.flow.origin(one) == value]
+
+    def _output(self, region: Scope, number: int, values: tuple[HloValue, ...], op: BatchOp) -> OpOutput:
+        if not values or values[0].array is None:
+            raise Unfit(f"a result of {op.target or op.kind} is used as part of a tuple")
+        after = values[0].array
         if after.dtype != op.results[number].dtype:
-            raise Unfit(f"{value.name} is converted on the way")
-        return OpOutput(number, after, (), tuple(use_of(region, one) for one in values), tuple(values))
+            raise Unfit(f"{values[0].name} is converted on the way")
+        return OpOutput(number, after, (), tuple(use_of(region, one) for one in values), values)
 
     def _used(self, region: Scope, result: HloValue) -> list[HloValue]:
         """The forms of a result that an instruction takes which is not a local move, or that the region yields."""

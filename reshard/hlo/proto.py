@@ -20,7 +20,7 @@ from reshard.hlo.wire import Message
 
 
 class _Module:
-    COMPUTATIONS, ENTRY_ID, SCHEDULE = 3, 6, 7
+    COMPUTATIONS, PROGRAM_SHAPE, ENTRY_ID, SCHEDULE = 3, 4, 6, 7
 
 
 class _Computation:
@@ -29,6 +29,10 @@ class _Computation:
 
 class _ProgramShape:
     PARAMETERS, RESULT, NAMES = 1, 2, 3
+
+
+class _Shape:
+    LAYOUT = 5
 
 
 class _Instruction:
@@ -141,6 +145,13 @@ class InstructionProto:
     @metadata.setter
     def metadata(self, value: bytes) -> None:
         self.message.set_data(_Instruction.METADATA, value)
+
+
+def without_layout(shape: bytes) -> bytes:
+    """The ShapeProto of an array without its memory layout."""
+    message = wire.decode(shape)
+    message.remove(_Shape.LAYOUT)
+    return wire.encode(message)
 
 
 def parameter_instruction(name: str, number: int, shape: bytes) -> InstructionProto:
@@ -290,6 +301,18 @@ class ModuleProto:
     def entry(self) -> ComputationProto:
         """The computation that runs first."""
         return self.computation(self.message.number(_Module.ENTRY_ID))
+
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether the compiler has chosen memory layouts: those of the entry are then those that the caller asked for.
+
+        The GPU compiler hands modules over before that.
+        """
+        asked = wire.decode(self.message.data(_Module.PROGRAM_SHAPE) or b"")
+        given = [one.shape for one in self.entry.parameters]
+        return asked.all_data(_ProgramShape.PARAMETERS) == given and (
+            asked.data(_ProgramShape.RESULT) == self.entry.root.shape
+        )
 
     def computation(self, number: int) -> ComputationProto:
         """The computation of an id; raises `NotationError` if there is none."""

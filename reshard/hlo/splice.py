@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from reshard.errors import SpliceError
 from reshard.hlo.dead_code import remove_dead
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, parameter_instruction
+from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, parameter_instruction, without_layout
 
 _ENTERED = ("fusion", "call")
 
@@ -51,10 +51,13 @@ class Splice:
 class Linked:
     """The ids of what a splice added, by the ids in the fragment.
 
-    `stand_ins` has the names of the instructions of the region that took the place of others, by their names.
+    `compared` is the part of a shape that must be the same where one value takes another's place: all of it, but for
+    memory layouts if the compiler has yet to choose them. `stand_ins` has the names of the instructions of the region
+    that took the place of others, by their names.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_laid_out: bool = True) -> None:
+        self.compared = _same if is_laid_out else without_layout
         self.stand_ins: dict[str, str] = {}
         self.instructions: dict[int, int] = {}
         self.computations: dict[int, int] = {}
@@ -74,14 +77,14 @@ def splice(module: ModuleProto, change: Splice) -> Linked:
     source = region.named(change.source)
     uses = [_outermost(module, region, use) for use in change.uses]
     at = min(_index_of(region, _entered_at(region, use)) for use in uses)
-    linked, results = Linked(), outputs(entry)
+    linked, results = Linked(fragment.is_laid_out), outputs(entry)
     made = _link(module, region, fragment, source, change.metadata, linked)
     values = [linked.instructions[one] for one in results]
     if any(use.output >= len(values) for use in uses):
         raise SpliceError(f"{change.region}: the fragment yields {len(values)} values, which are fewer than are used")
     region.instructions[at:at] = made
     linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
-    consumers = [_replace(module, region, use, values[use.output]) for use in uses]
+    consumers = [_replace(module, region, use, values[use.output], linked) for use in uses]
     if module.schedule is not None and fragment.schedule is not None:
         _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
     remove_dead(module, region)
@@ -105,6 +108,10 @@ def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
         names.pop()
         values.append(scopes[-1].named(names[-1]).id)
     return values
+
+
+def _same(shape: bytes) -> bytes:
+    return shape
 
 
 def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
@@ -152,7 +159,7 @@ def _link(
 ) -> list[InstructionProto]:
     """Adds the fragment's computations to the module, and returns the instructions of its entry for the region."""
     entry = fragment.entry
-    if [one.shape for one in entry.parameters] != [source.shape]:
+    if [linked.compared(one.shape) for one in entry.parameters] != [linked.compared(source.shape)]:
         raise SpliceError(f"{source.name}: the fragment takes another shape or layout")
     names = _Names(module)
     linked.instructions[entry.parameters[0].id] = source.id
@@ -227,10 +234,10 @@ class _Names:
         return candidate
 
 
-def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int) -> list[int]:
+def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
     """Replaces one use by a value of the region; returns the ids of the region's instructions that now take it."""
     if not use.path:
-        return _replace_in(region, region.named(use.name), value)
+        return _replace_in(region, region.named(use.name), value, linked)
     names = _Names(module)
     scope, carried = region, value
     for name in use.path:
@@ -243,13 +250,13 @@ def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int
         inner.describe_parameters()
         caller.operands = [*caller.operands, carried]
         scope, carried = inner, parameter.id
-    _replace_in(scope, scope.named(use.name), carried)
+    _replace_in(scope, scope.named(use.name), carried, linked)
     return [region.named(use.path[0]).id]
 
 
-def _replace_in(computation: ComputationProto, old: InstructionProto, value: int) -> list[int]:
+def _replace_in(computation: ComputationProto, old: InstructionProto, value: int, linked: Linked) -> list[int]:
     """Lets all users of an instruction take another value, which must have the same shape and layout."""
-    if computation.by_id(value).shape != old.shape:
+    if linked.compared(computation.by_id(value).shape) != linked.compared(old.shape):
         raise SpliceError(f"{old.name}: the fragment yields another shape or layout")
     users = computation.users(old.id)
     for user in users:

@@ -168,6 +168,10 @@ def _peak_bytes(compiled: Any) -> int:
 
 
 def _lowered(key: Key, devices: Sequence[Any]) -> Any:
+    """The fragment's program. One with several results yields a constant as well.
+
+    So its root is always a tuple of instructions, and never one instruction that yields them all.
+    """
     axes = {f"axis{at}": axis for at, axis in enumerate(key.mesh.axes.values())}
     mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
     spec = PartitionSpec(tuple(axes))
@@ -175,15 +179,15 @@ def _lowered(key: Key, devices: Sequence[Any]) -> Any:
 
     def moved(tile: jax.Array) -> Any:
         tiles = function(tile)
-        return tiles if len(tiles) > 1 else tiles[0]
+        return (*tiles, jax.numpy.zeros(1, bool)) if len(afters) > 1 else next(iter(tiles))
 
     sharding = NamedSharding(mesh, spec)
     shape = tuple(len(devices) * size if dim == 0 else size for dim, size in enumerate(key.before.dims))
-    formats = tuple(Format(_layout_of(one), sharding) for one in afters)
+    formats = [Format(_layout_of(one), sharding) for one in afters]
     jitted = jax.jit(
         jax.shard_map(moved, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False),
         in_shardings=Format(_layout_of(key.before), sharding),
-        out_shardings=formats if len(formats) > 1 else formats[0],
+        out_shardings=(*formats, sharding) if len(formats) > 1 else formats[0],
     )
     return jitted.lower(jax.ShapeDtypeStruct(shape, dtypes.canonical(key.before.dtype), sharding=sharding))
 
