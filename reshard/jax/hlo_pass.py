@@ -22,6 +22,7 @@ from reshard.doctor.chains import Chain, chains
 from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.examination import named_mesh
 from reshard.doctor.liveness import Liveness
+from reshard.doctor.memory import program_memory
 from reshard.doctor.needed import is_needed
 from reshard.doctor.op_choices import OpMoves
 from reshard.doctor.op_equivalence import check_same_rows
@@ -116,10 +117,18 @@ class Reader(Protocol):
 
 
 class _Candidate(NamedTuple):
+    """What could take a chain's place.
+
+    `excess_bytes` is what it needs beyond `allowed_bytes`, which the chain needs: it fits only where the program's own
+    peak is elsewhere.
+    """
+
     chain: Chain
     fate: ChainFate
     replacements: tuple[Replacement | OpReplacement, ...]
     changes: tuple[Splice, ...]
+    allowed_bytes: int
+    excess_bytes: int
 
 
 def has_collectives(module: bytes) -> bool:
@@ -180,13 +189,18 @@ class _Round:
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the fates."""
         candidates = sorted(self._candidates(), key=self._position)
-        while candidates:  # ends: each failure takes a candidate away
-            failed, better = self._spliced(candidates)
+        while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
+            failed, why, better = self._spliced(candidates)
             if failed is None:
                 self.fates += [candidate.fate for candidate in candidates]
                 return better
             candidates.remove(failed)
             self.has_failed = True
+            smaller = self._smaller(failed)
+            if smaller is None:
+                self.fates.append(replace(failed.fate, why=why))
+            else:
+                candidates.append(smaller)
         return None
 
     def _position(self, candidate: _Candidate) -> int:
@@ -239,8 +253,15 @@ class _Round:
     def _candidate(self, chain: Chain, fate: ChainFate, finder: Finder, liveness: Liveness) -> _Candidate:
         if is_needed(chain, finder.flow):
             raise Unfit(f"it receives no more than is needed, {fate.received_bytes} B")
-        replacements = finder.replacements(chain)
-        plans = tuple(self._plan(one.move.source, one.move.target) for one in replacements)
+        allowed = liveness.of(chain).peak_bytes
+        return self._planned(chain, fate, finder.replacements(chain), allowed)
+
+    def _planned(
+        self, chain: Chain, fate: ChainFate, replacements: tuple[Replacement, ...], allowed: int,
+        budget: int | None = None,
+    ) -> _Candidate:  # fmt: skip
+        """The plans for a chain under a budget, compiled; raises `Unfit` if they do not receive less."""
+        plans = tuple(self._plan(one.move.source, one.move.target, budget) for one in replacements)
         planned = sum(plan.received_bytes for plan in plans)
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
@@ -251,15 +272,14 @@ class _Round:
         compiled = sum(piece.received_bytes for piece in pieces)
         if compiled >= fate.received_bytes:
             raise Unfit(f"the plan would receive {compiled} B as compiled here, and not {planned} B")
-        peak, allowed = max(piece.peak_bytes for piece in pieces), liveness.of(chain).peak_bytes
-        if peak > allowed + _ALIGNMENT:
-            raise Unfit(f"the plan would need {peak} B at once, and XLA needs {allowed} B")
+        excess = max(0, max(piece.peak_bytes for piece in pieces) - allowed - _ALIGNMENT)
         region = chain.region.computation.name
         changes = tuple(
             Splice(region, one.source, one.uses, piece.module, self._metadata(chain))
             for piece, one in zip(pieces, replacements, strict=True)
         )
-        return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), replacements, changes)
+        fate = replace(fate, planned_bytes=planned, plans=plans)
+        return _Candidate(chain, fate, replacements, changes, allowed, excess)
 
     def op_candidate(
         self, chain: Chain, instruction: hlo.Instruction, op: BatchOp, finder: OpFinder, liveness: Liveness
@@ -281,7 +301,7 @@ class _Round:
         uses = tuple(replace(use, output=at) for at, output in enumerate(one.outputs) for use in output.uses)
         change = Splice(chain.region.computation.name, one.source, uses, piece.module, self._metadata(chain))
         plans = (key.plan, *(output.plan for output in key.outputs))
-        return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), (one,), (change,))
+        return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), (one,), (change,), allowed, 0)
 
     def _op_key(self, one: OpReplacement, moves: OpMoves) -> OpFragmentKey:
         outputs = tuple(
@@ -292,16 +312,29 @@ class _Round:
         plan = self._plan(moves.source, moves.rows)
         return OpFragmentKey(one.op, indices, plan, one.before, one.places, outputs)
 
-    def _plan(self, source: Layout, target: Layout) -> Plan:
-        return best_plan(source, target, network=self.options.network, budget=self.options.budget)
+    def _smaller(self, large: _Candidate) -> _Candidate | None:
+        """The candidate with plans that need no more memory than its chain, if it needs more and there are such."""
+        if not large.excess_bytes:
+            return None
+        fate = replace(large.fate, planned_bytes=None, plans=())
+        moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
+        try:
+            one = self._planned(large.chain, fate, moves, large.allowed_bytes, large.allowed_bytes)
+        except (Unfit, ReshardError):
+            return None
+        return None if one.excess_bytes else one
+
+    def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
+        most = self.options.budget if budget is None else budget
+        return best_plan(source, target, network=self.options.network, budget=most)
 
     def _metadata(self, chain: Chain) -> bytes:
         """The name and line of the chain's first collective, for what takes its place."""
         region = self.proto.computation_named(chain.region.computation.name)
         return region.named(chain.collectives[0].name).metadata
 
-    def _spliced(self, candidates: list[_Candidate]) -> tuple[_Candidate | None, bytes]:
-        """The candidate that cannot be spliced in, None if all can, and the module with all of them."""
+    def _spliced(self, candidates: list[_Candidate]) -> tuple[_Candidate | None, str, bytes]:
+        """The candidate that cannot be spliced in and why, None if all can, and the module with all of them."""
         module = self.proto.fresh()
         changes: list[integrity.Change] = []
         regions: dict[str, dict[str, str]] = {}
@@ -322,10 +355,20 @@ class _Round:
                 region = current.chain.region.computation.name
                 for one in current.replacements:
                     _check(Spliced(self.traced, after, region, regions[region]), one, replicas)
+            current = max(candidates, key=lambda candidate: candidate.excess_bytes)
+            self._check_memory(current, after)
         except (Unfit, ReshardError) as error:
-            self.fates.append(replace(current.fate, why=str(error).splitlines()[0]))
-            return current, b""
-        return None, data
+            return current, str(error).splitlines()[0], b""
+        return None, "", data
+
+    def _check_memory(self, largest: _Candidate, after: Traced) -> None:
+        """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
+        if not largest.excess_bytes:
+            return
+        was, now = (program_memory(one.flow, {}).peak_bytes for one in (self.traced, after))
+        if now > was + _ALIGNMENT:
+            peak = largest.allowed_bytes + largest.excess_bytes
+            raise Unfit(f"the plan would need {peak} B at once, and XLA needs {largest.allowed_bytes} B")
 
 
 class _Ops:
