@@ -98,7 +98,7 @@ def sharded_embedding(scale: Scale) -> Case:
 def spatial_convolution(scale: Scale) -> Case:
     """A U-Net's step on images split by rows and columns, with batch parallelism in its middle."""
     mesh = scale.mesh(y=2, x=4)
-    n, batch, c = scale.pick(32, 256), scale.pick(8, 16), scale.pick(8, 64)
+    n, batch, c = scale.pick(32, 64), 8, scale.pick(8, 64)
     image = shaped(mesh, P(None, "y", "x", None), (batch, n, n, c))
     w = [shaped(mesh, P(), (3, 3, c, c)) for _ in range(4)]
 

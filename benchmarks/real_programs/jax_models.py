@@ -15,9 +15,9 @@ class Sizes:
     """The sizes of a transformer."""
 
     def __init__(self, scale: Scale, layers: int = 4) -> None:
-        self.batch = scale.pick(16, 2 * len(scale.devices))
-        self.length = scale.pick(64, 1024)
-        self.width = scale.pick(128, 2048)
+        self.batch = scale.pick(16, len(scale.devices))
+        self.length = scale.pick(64, 512)
+        self.width = scale.pick(128, 1024)
         self.heads = 16
         self.vocabulary = scale.pick(512, 32768)
         self.layers = layers
@@ -185,7 +185,7 @@ def moe_layer(scale: Scale) -> Case:
 def ulysses_attention(scale: Scale) -> Case:
     """Attention over a sequence split over all devices: heads instead of positions, and back, in a loop of layers."""
     mesh = scale.mesh(data=2, model=4)
-    batch, length, heads, depth = scale.pick(2, 4), scale.pick(256, 4096), 8, scale.pick(16, 128)
+    batch, length, heads, depth = 2, scale.pick(256, 1024), 8, scale.pick(16, 128)
     x = shaped(mesh, P("data", "model", None), (batch, length, heads * depth))
     w = shaped(mesh, P(None, None, None, None), (3, 3, heads * depth, heads * depth))
 
