@@ -85,7 +85,11 @@ def _names(target: str, only: str) -> list[str]:
     if only:
         return only.split(",")
     tag = "" if target in ("cpu", "v5p") else target
-    return [name for name, one in PROGRAMS.items() if (not tag or tag in one.tags) and not (target != "cpu" and "cpu" in one.tags)]
+    return [
+        name
+        for name, one in PROGRAMS.items()
+        if (not tag or tag in one.tags) and not (target != "cpu" and "cpu" in one.tags)
+    ]
 
 
 def _in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -56,7 +56,9 @@ class Case:
         """Arguments with values: the same ones each time."""
         leaves, tree = jax.tree.flatten_with_path(self.args)
         rng = np.random.default_rng(0)
-        return jax.tree.unflatten(tree, [_filled(jax.tree_util.keystr(path), one, rng, self.highest) for path, one in leaves])
+        return jax.tree.unflatten(
+            tree, [_filled(jax.tree_util.keystr(path), one, rng, self.highest) for path, one in leaves]
+        )
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,9 @@ def _of_line(line: str, bodies: dict[str, list[str]], known: dict[str, int]) -> 
     if base in _KINDS:
         return _collective(base, kind != base, rest, opcode.start() if opcode else 0)
     if kind == "conditional":
-        names = [one for found in _BRANCHES.findall(line) for part in found for one in part.replace("%", "").split(", ")]
+        names = [
+            one for found in _BRANCHES.findall(line) for part in found for one in part.replace("%", "").split(", ")
+        ]
         return max((_of(one, bodies, known) for one in names if one), default=0)
     if kind in ("fusion", "call", "while", "async-start", "custom-call"):
         times = _trips(line, bodies) if kind == "while" else 1

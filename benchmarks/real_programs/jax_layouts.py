@@ -103,7 +103,9 @@ def spatial_convolution(scale: Scale) -> Case:
     w = [shaped(mesh, P(), (3, 3, c, c)) for _ in range(4)]
 
     def conv(x: Any, w: Any) -> Any:
-        return jax.nn.relu(jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        return jax.nn.relu(
+            jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        )
 
     def forward(w: Any, x: Any) -> Any:
         first = conv(constrain(x, mesh, None, "y", "x"), w[0])
@@ -122,7 +124,9 @@ def kv_cache_handover(scale: Scale) -> Case:
     mesh = scale.mesh(data=2, model=4)
     layers, batch, length, heads, depth = 4, 8, scale.pick(64, 4096), 8, scale.pick(16, 128)
     dtype = jnp.bfloat16 if scale.large else jnp.float32
-    cache = [shaped(mesh, P("data", "model", None, None), (batch, length, heads, depth), dtype) for _ in range(2 * layers)]
+    cache = [
+        shaped(mesh, P("data", "model", None, None), (batch, length, heads, depth), dtype) for _ in range(2 * layers)
+    ]
 
     def hand(cache: Any) -> Any:
         return [constrain(one * 1.5, mesh, None, None, ("model", "data"), None) for one in cache]

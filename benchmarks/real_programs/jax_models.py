@@ -123,7 +123,9 @@ def decode(scale: Scale) -> Case:
     mesh, sizes = scale.mesh(data=2, model=4), Sizes(scale)
     dtype = jnp.bfloat16 if scale.large else jnp.float32
     w = weights(sizes, mesh, dtype)
-    cache = shaped(mesh, P(None, "data", None, "model", None), (sizes.layers, sizes.batch, 2, sizes.length, sizes.width), dtype)
+    cache = shaped(
+        mesh, P(None, "data", None, "model", None), (sizes.layers, sizes.batch, 2, sizes.length, sizes.width), dtype
+    )
     token = shaped(mesh, P("data"), (sizes.batch,), jnp.int32)
     at = shaped(mesh, P(), (), jnp.int32)
 

@@ -178,4 +178,3 @@ def violations(row: dict[str, Any]) -> list[str]:
     if row["target"] == "cpu" and not row["same_bits"]:
         broken.append(f"other bits, by {row['difference']:.1e}")
     return broken
-

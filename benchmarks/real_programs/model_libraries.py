@@ -175,7 +175,8 @@ def linen_logical_axes(scale: Scale) -> Case:
             x = logical(x, "batch", "norm_length", "embed")
             h = nn.LayerNorm()(x)
             q, k, v = (
-                logical(nn.DenseGeneral((8, width // 8), name=one)(h), "batch", "length", "heads", None) for one in "qkv"
+                logical(nn.DenseGeneral((8, width // 8), name=one)(h), "batch", "length", "heads", None)
+                for one in "qkv"
             )
             h = nn.dot_product_attention(q, k, v)
             h = nn.DenseGeneral(width, axis=(-2, -1), name="out")(h)
@@ -280,5 +281,3 @@ def haiku_convnet(scale: Scale) -> Case:
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), after
 
     return Case(step, (weights, state, x), {"out_shardings": (shardings_of(weights), shardings_of(state))})
-
-

@@ -77,8 +77,15 @@ def _totals(rows: list[Row]) -> Iterator[str]:
     yield f"with the pass {_bytes(ours)}. Not needed: {_bytes(needless)}, with the pass {_bytes(still)}"
     yield f"({100 * (1 - still / needless):.0f}% less)." if needless else "."
     agree = all(row[key]["received"] == row[key]["counted"] for row in rows for key in ("plain", "pass"))
-    yield "The doctor's bytes and the independent count agree in all." if agree else "The two counts differ in: " + ", ".join(
-        row["program"] for row in rows if any(row[key]["received"] != row[key]["counted"] for key in ("plain", "pass"))
+    yield (
+        "The doctor's bytes and the independent count agree in all."
+        if agree
+        else "The two counts differ in: "
+        + ", ".join(
+            row["program"]
+            for row in rows
+            if any(row[key]["received"] != row[key]["counted"] for key in ("plain", "pass"))
+        )
     )
     if rows and "same_bits" in rows[0]:
         yield f"Results have the same bits in {sum(row['same_bits'] for row in rows)} of {len(rows)}."

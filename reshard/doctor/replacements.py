@@ -20,6 +20,7 @@ from reshard.doctor.flow import Flow, HloValue, Scope
 from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
 from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
 from reshard.doctor.numbering import Numbering
+from reshard.doctor.shifts import Shift, infer_shift
 from reshard.doctor.sums import is_sum, summed_digits
 from reshard.doctor.trace import Tracer
 from reshard.hlo import Array, Collective
@@ -39,6 +40,7 @@ class Replacement:
 
     `leaf` is what the source yields, or the sum of that over devices if the chain begins with a reduction. `before` and
     `after` are the arrays of one device, with their memory layouts. With a `pick`, the move is that of a part of it.
+    Either the `move` is known, or the `shift` that yields the value, whose data is moved as `dtype`.
     """
 
     source: str
@@ -47,13 +49,15 @@ class Replacement:
     leaf: HloValue
     before: Array
     after: Array
-    move: InferredMove
+    move: InferredMove | None
     pick: Pick | None = None
+    shift: Shift | None = None
+    dtype: str = ""
 
     @property
     def is_summed(self) -> bool:
         """Whether the move adds up tiles."""
-        return bool(self.move.source.partial)
+        return self.move is not None and bool(self.move.source.partial)
 
 
 class Finder:
@@ -94,10 +98,11 @@ class Finder:
         move, pick = infer_layouts(tracer, value, self.mesh, dtype, summed), None
         if move is None and not summed:
             move, pick = infer_pick(tracer, value, dtype) or (None, None)
-        if move is None:
+        shift = infer_shift(tracer, value) if move is None and not summed else None
+        if move is None and shift is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
         uses = tuple(use_of(chain.region, one) for one in values)
-        return Replacement(source, uses, tuple(values), leaf, before, after, move, pick)
+        return Replacement(source, uses, tuple(values), leaf, before, after, move, pick, shift, dtype)
 
     def _dtype(self, value: HloValue, leaf: HloValue, summed: bool) -> str:
         """The dtype to move: the narrowest on the way, or that of the sum."""

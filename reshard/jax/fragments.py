@@ -61,6 +61,11 @@ class FragmentKey:
         """The arrays that it yields."""
         return (self.after,)
 
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives."""
+        return self.plan.received_bytes
+
     def __str__(self) -> str:
         return f"{self.plan.source} -> {self.plan.target}"
 

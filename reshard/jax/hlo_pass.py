@@ -11,10 +11,10 @@ Whatever fails, that chain stays as it was, and its fate says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp, batch_ops
@@ -33,8 +33,10 @@ from reshard.errors import ReshardError
 from reshard.hlo import Collective, integrity
 from reshard.hlo.proto import ModuleProto
 from reshard.hlo.splice import Splice, splice
+from reshard.jax.chain_fate import ChainFate, fate_of
 from reshard.jax.fragments import FragmentKey, Fragments
 from reshard.jax.op_fragments import OpFragmentKey, OutputKey
+from reshard.jax.shift_fragments import ShiftKey
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
 from reshard.types.layout import Layout
@@ -50,50 +52,6 @@ class HloPassOptions(NamedTuple):
 
     network: Network | None = None
     budget: int | str | None = None
-
-
-@dataclass(frozen=True)
-class ChainFate:
-    """A chain of collectives, and what the pass did with it.
-
-    `where` is the user's `file:line`, `does` its collectives in short. Bytes are those that a device receives in one
-    run, `planned_bytes` those of the plans, None without one. `why` is the reason why it was left, empty if replaced.
-    `collectives` has the names of its instructions.
-    """
-
-    where: str
-    computation: str
-    does: str
-    received_bytes: int
-    planned_bytes: int | None
-    plans: tuple[Plan, ...] = ()
-    why: str = ""
-    collectives: frozenset[str] = field(default=frozenset(), repr=False)
-
-    @property
-    def replaced(self) -> bool:
-        """Whether a plan took its place."""
-        return not self.why
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {
-            "where": self.where,
-            "computation": self.computation,
-            "does": self.does,
-            "received_bytes": self.received_bytes,
-            "planned_bytes": self.planned_bytes,
-            "plans": [plan.to_dict() for plan in self.plans],
-            "replaced": self.replaced,
-            "why": self.why,
-        }
-
-    def __str__(self) -> str:
-        what = f"{self.where or self.computation}: {self.does}, {self.received_bytes} B received"
-        if self.why:
-            return f"{what}: left, {self.why}"
-        steps = ", ".join(step.kind for plan in self.plans for step in plan.steps)
-        return f"{what}: replaced by {steps or 'nothing'}, {self.planned_bytes} B"
 
 
 class Improved(NamedTuple):
@@ -222,7 +180,7 @@ class _Round:
             tried = [whole]
             if isinstance(whole, ChainFate) and len(parts := self._parts(chain)) > 1:
                 tried = [
-                    replace(_fate_of(part), why=whole.why) if part.reduces else self._tried(part, finder, liveness)
+                    replace(fate_of(part), why=whole.why) if part.reduces else self._tried(part, finder, liveness)
                     for part in parts
                 ]
             for one in tried:
@@ -244,7 +202,7 @@ class _Round:
 
     def _tried(self, chain: Chain, finder: Finder, liveness: Liveness) -> _Candidate | ChainFate:
         """The better plan for a chain; its fate, if there is none."""
-        fate = _fate_of(chain)
+        fate = fate_of(chain)
         try:
             return self._candidate(chain, fate, finder, liveness)
         except (Unfit, ReshardError) as error:
@@ -261,14 +219,14 @@ class _Round:
         budget: int | None = None,
     ) -> _Candidate:  # fmt: skip
         """The plans for a chain under a budget, compiled; raises `Unfit` if they do not receive less."""
-        plans = tuple(self._plan(one.move.source, one.move.target, budget) for one in replacements)
-        planned = sum(plan.received_bytes for plan in plans)
+        keys = [self._key(one, budget) for one in replacements]
+        planned = sum(key.received_bytes for key in keys)
+        permutes = sum(key.shift.launches for key in keys if isinstance(key, ShiftKey))
+        if permutes > len(chain.collectives):
+            raise Unfit(f"the plan would need {permutes} permutes to receive {planned} B")
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
-        pieces = [
-            self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places, one.pick))
-            for plan, one in zip(plans, replacements, strict=True)
-        ]
+        pieces = [self.fragments.get(key) for key in keys]
         compiled = sum(piece.received_bytes for piece in pieces)
         if compiled >= fate.received_bytes:
             raise Unfit(f"the plan would receive {compiled} B as compiled here, and not {planned} B")
@@ -278,14 +236,24 @@ class _Round:
             Splice(region, one.source, one.uses, piece.module, self._metadata(chain))
             for piece, one in zip(pieces, replacements, strict=True)
         )
-        fate = replace(fate, planned_bytes=planned, plans=plans)
+        plans = tuple(key.plan for key in keys if isinstance(key, FragmentKey))
+        fate = replace(fate, planned_bytes=planned, plans=plans, permutes=permutes)
         return _Candidate(chain, fate, replacements, changes, allowed, excess)
+
+    def _key(self, one: Replacement, budget: int | None) -> FragmentKey | ShiftKey:
+        """The fragment that a replacement asks for."""
+        if one.move is not None:
+            plan = self._plan(one.move.source, one.move.target, budget)
+            return FragmentKey(plan, one.before, one.after, one.move.places, one.pick)
+        if one.shift is None:
+            raise Unfit("neither layouts nor a shift are known")
+        return ShiftKey(one.shift, one.before, one.after, one.dtype)
 
     def op_candidate(
         self, chain: Chain, instruction: hlo.Instruction, op: BatchOp, finder: OpFinder, liveness: Liveness
     ) -> _Candidate:
         """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
-        fate = _fate_of(chain)
+        fate = fate_of(chain)
         fate = replace(fate, does=f"{fate.does}, {op.kind if op.kind != 'ffi' else op.target}")
         one = finder.replacement(chain, instruction, op)
         key = min((self._op_key(one, moves) for moves in one.choices), key=_bytes_of)
@@ -408,20 +376,3 @@ def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replica
 def _is_part(one: Chain, chain: Chain) -> bool:
     names = {(each.computation, each.name) for each in chain.collectives}
     return all((each.computation, each.name) in names for each in one.collectives)
-
-
-def _fate_of(chain: Chain) -> ChainFate:
-    sources = [one.source for one in chain.collectives]
-    source = next((one for one in sources if one.exact and one.file), sources[0])
-    where = f"{source.file}:{source.line}" if source.file else source.op_name or ""
-    does = ", ".join(_counted(one.kind for one in chain.collectives))
-    received = sum(one.received_bytes for one in chain.collectives)
-    names = frozenset(one.name for one in chain.collectives)
-    return ChainFate(where, chain.region.computation.name, does, received, None, collectives=names)
-
-
-def _counted(kinds: Iterable[str]) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    for kind in kinds:
-        counts[kind] = counts.get(kind, 0) + 1
-    yield from (kind if count == 1 else f"{count} {kind}" for kind, count in counts.items())

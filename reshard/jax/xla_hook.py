@@ -26,8 +26,9 @@ import jax
 
 from reshard.errors import ProgramError
 from reshard.jax import fragments
+from reshard.jax.chain_fate import ChainFate
 from reshard.jax.fragments import Fragments
-from reshard.jax.hlo_pass import ChainFate, HloPassOptions, has_collectives, improve
+from reshard.jax.hlo_pass import HloPassOptions, has_collectives, improve
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of, check_network
 
