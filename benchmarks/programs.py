@@ -1,17 +1,20 @@
-"""Real programs under the pass inside XLA, each compiled plain and with `reshard.jax.enable()`, in a process of its own.
+"""Real programs under the pass inside XLA: compiled plain and with `reshard.jax.enable()`, each in its own process.
 
     python benchmarks/programs.py                                   # 8 CPU devices: compiled, run, compared
-    python benchmarks/programs.py --target v5p                      # 8 TPUs v5p, ahead of time
+    python benchmarks/programs.py --target v5p                      # 8 chips of TPU v5p, ahead of time
     python benchmarks/programs.py --target v5p-256                  # 256 of them: the programs with that tag
     python benchmarks/programs.py --target h100                     # 8 H100s: the programs with that tag
     python benchmarks/programs.py --only zero_adamw,moe_layer --json rows.jsonl
     python benchmarks/programs.py --table rows.jsonl                # the tables of docs/programs.md
 
-The libraries are those of the extra `bench`. A program whose library is missing is left out, and said so.
+The libraries are those of the extra `bench`. The models for Flax of transformers ended with 4.49, which wants older
+tokenizers than tunix: pip install --no-deps transformers==4.49.0 tokenizers==0.21.4 huggingface-hub==0.36.0. A program whose
+library is missing says so, and the others go on. H100s need what `benchmarks/aot.py` says.
 
-Each row has, plain and with the pass: the bytes that a device receives (by `reshard.hlo`, and by a count of our own
-here that shares no code with it), the peak (arguments, outputs and temporaries, less what is aliased), seconds to
-compile; and what the pass replaced and left, with the reasons. On CPU both programs run on the same data.
+Each row has, plain and with the pass: the bytes that a device receives (by `reshard.hlo`, and by a count of
+`real_programs/counting.py` that shares no code with it), the peak (arguments, outputs and temporaries, less what is
+aliased), seconds to compile; and what the pass replaced and left, with the reasons. On CPU both programs run on the
+same data. The exit code is 1 if a program receives more, needs more memory, has other results or is refused.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def _of_line(line: str, bodies: dict[str, list[str]], known: dict[str, int]) -> 
         return max((_of(one, bodies, known) for one in names if one), default=0)
     if kind in ("fusion", "call", "while", "async-start", "custom-call"):
         times = _trips(line, bodies) if kind == "while" else 1
-        return times * sum(_of(one, bodies, known) for one in _CALLED.findall(line))
+        received = times * sum(_of(one, bodies, known) for one in _CALLED.findall(line))
+        return received // 2 if "calls=%all-reduce-scatter" in line else received  # TPU's form of a reduce-scatter
     return 0
 
 

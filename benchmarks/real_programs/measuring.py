@@ -45,15 +45,16 @@ def measured(name: str, target: str, dump: Path | None, times: int = 1) -> dict[
             dump.mkdir(parents=True, exist_ok=True)
             (dump / f"{name}.{target}.{kind}.hlo").write_text(text)
     doctor, changed = _doctor(texts[0]), any(report.changed for report in log.reports)
+    fates = [fate for report in log.reports for fate in report.fates]
     row = {
         "program": name, "library": one.library, "about": one.about, "target": target, "devices": len(devices(target)),
         "plain": {**_figures(plain, texts[0]), "seconds": plain_seconds},
         "pass": {**_figures(ours, texts[1]), "seconds": cold_seconds, "cached_seconds": cached_seconds},
         **doctor,
         "still_not_needed": _doctor(texts[1])["not_needed"] if changed else doctor["not_needed"],
-        "fates": [fate.to_dict() | {"plans": [str(plan) for plan in fate.plans]} for report in log.reports for fate in report.fates],
+        "fates": [fate.to_dict() | {"plans": [str(plan) for plan in fate.plans]} for fate in fates],
         "pass_seconds": round(sum(report.seconds for report in log.reports), 3),
-        "left": dict(Counter(fate.why for report in log.reports for fate in report.fates if fate.why)),
+        "left": dict(Counter(fate.why for fate in fates if fate.why)),
         "why": [report.why for report in log.reports if report.why],
     }  # fmt: skip
     if target == "cpu":
@@ -114,8 +115,7 @@ def _doctor(text: str) -> dict[str, Any]:
     """What the doctor says of the plain program, in bytes that a device receives in one run."""
     report = examine(text)
     worst = [
-        {"where": f"{place.where.file}:{place.where.line}" if place.where.file else place.where.op_name, "does": place.does,
-         "received": place.total_bytes, "not_needed": place.wasted_bytes, "saved": place.saved_bytes,
+        {"where": f"{place.where.file}:{place.where.line}", "does": place.does, "received": place.total_bytes, "not_needed": place.wasted_bytes, "saved": place.saved_bytes,
          "collectives": [one.name for one in place.collectives], "exact": place.exact,
          "moves": [f"{move.source} -> {move.target}" for move in place.moves]}
         for place in report.places if place.counted and place.wasted_bytes

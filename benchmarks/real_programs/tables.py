@@ -73,10 +73,9 @@ def _row(row: Row) -> Iterator[str]:
 def _totals(rows: list[Row]) -> Iterator[str]:
     needless, still = (sum(row[key] for row in rows) for key in ("not_needed", "still_not_needed"))
     plain, ours = (sum(row[key]["received"] for row in rows) for key in ("plain", "pass"))
-    yield f"{len(rows)} programs of {len({row['library'] for row in rows})} libraries. Received in all: {_bytes(plain)}, "
+    yield f"{len(rows)} programs of {len({row['library'] for row in rows})} libraries. Received in all: {_bytes(plain)},"
     yield f"with the pass {_bytes(ours)}. Not needed: {_bytes(needless)}, with the pass {_bytes(still)}"
     yield f"({100 * (1 - still / needless):.0f}% less)." if needless else "."
-    agree = all(row[key]["received"] == row[key]["counted"] for row in rows for key in ("plain", "pass"))
     yield (
         "The doctor's bytes and the independent count agree in all."
         if agree

@@ -65,7 +65,7 @@ def test_rolls(devices, rows, columns, by):
 
 
 def test_sources_that_differ_by_device():
-    """The middle third of an array, which has parts of other sizes on each device: each start is a source of its own."""
+    """The middle third of an array, which starts elsewhere in each tile: each start is a source of its own."""
     tiles = np.arange(4 * 3).reshape(4, 3)
     result = np.array([[4], [5], [6], [7]])
     shift = shift_of(result, (3,))
