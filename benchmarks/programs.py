@@ -8,8 +8,8 @@
     python benchmarks/programs.py --table rows.jsonl                # the tables of docs/programs.md
 
 The libraries are those of the extra `bench`. The models for Flax of transformers ended with 4.49, which wants older
-tokenizers than tunix: pip install --no-deps transformers==4.49.0 tokenizers==0.21.4 huggingface-hub==0.36.0. A program whose
-library is missing says so, and the others go on. H100s need what `benchmarks/aot.py` says.
+tokenizers than tunix: pip install --no-deps transformers==4.49.0 tokenizers==0.21.4 huggingface-hub==0.36.0.
+A program whose library is missing says so, and the others go on. H100s need what `benchmarks/aot.py` says.
 
 Each row has, plain and with the pass: the bytes that a device receives (by `reshard.hlo`, and by a count of
 `real_programs/counting.py` that shares no code with it), the peak (arguments, outputs and temporaries, less what is

@@ -16,7 +16,7 @@ from benchmarks.real_programs import PROGRAMS
 from benchmarks.real_programs.base import Case, Scale
 from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
-from reshard.doctor import examine
+from reshard.doctor import Place, examine
 from reshard.jax import xla_hook
 from reshard.jax.doctor import optimized_text
 from reshard.jax.hlo_pass import improve
@@ -114,14 +114,22 @@ def _figures(compiled: Any, text: str) -> dict[str, Any]:
 def _doctor(text: str) -> dict[str, Any]:
     """What the doctor says of the plain program, in bytes that a device receives in one run."""
     report = examine(text)
-    worst = [
-        {"where": f"{place.where.file}:{place.where.line}", "does": place.does, "received": place.total_bytes, "not_needed": place.wasted_bytes, "saved": place.saved_bytes,
-         "collectives": [one.name for one in place.collectives], "exact": place.exact,
-         "moves": [f"{move.source} -> {move.target}" for move in place.moves]}
-        for place in report.places if place.counted and place.wasted_bytes
-    ]  # fmt: skip
+    worst = [_place(place) for place in report.places if place.counted and place.wasted_bytes]
     return {"not_needed": sum(one["not_needed"] for one in worst), "could_save": sum(one["saved"] for one in worst),
             "worst": worst[:12]}  # fmt: skip
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {
+        "where": f"{place.where.file}:{place.where.line}",
+        "does": place.does,
+        "received": place.total_bytes,
+        "not_needed": place.wasted_bytes,
+        "saved": place.saved_bytes,
+        "exact": place.exact,
+        "collectives": [one.name for one in place.collectives],
+        "moves": [f"{move.source} -> {move.target}" for move in place.moves],
+    }
 
 
 def _compared(case: Case, plain: Any, ours: Any) -> dict[str, Any]:

@@ -73,19 +73,14 @@ def _row(row: Row) -> Iterator[str]:
 def _totals(rows: list[Row]) -> Iterator[str]:
     needless, still = (sum(row[key] for row in rows) for key in ("not_needed", "still_not_needed"))
     plain, ours = (sum(row[key]["received"] for row in rows) for key in ("plain", "pass"))
-    yield f"{len(rows)} programs of {len({row['library'] for row in rows})} libraries. Received in all: {_bytes(plain)},"
-    yield f"with the pass {_bytes(ours)}. Not needed: {_bytes(needless)}, with the pass {_bytes(still)}"
-    yield f"({100 * (1 - still / needless):.0f}% less)." if needless else "."
-    yield (
-        "The doctor's bytes and the independent count agree in all."
-        if agree
-        else "The two counts differ in: "
-        + ", ".join(
-            row["program"]
-            for row in rows
-            if any(row[key]["received"] != row[key]["counted"] for key in ("plain", "pass"))
-        )
-    )
+    libraries = len({row["library"] for row in rows})
+    yield f"{len(rows)} programs of {libraries} libraries."
+    yield f"Received in all: {_bytes(plain)}, with the pass {_bytes(ours)}."
+    share = f" ({100 * (1 - still / needless):.0f}% less)" if needless else ""
+    yield f"Not needed: {_bytes(needless)}, with the pass {_bytes(still)}{share}."
+    kinds = ("plain", "pass")
+    differing = [row["program"] for row in rows if any(row[one]["received"] != row[one]["counted"] for one in kinds)]
+    yield "The two counts of bytes agree in " + ("all." if not differing else f"all but {', '.join(differing)}.")
     if rows and "same_bits" in rows[0]:
         yield f"Results have the same bits in {sum(row['same_bits'] for row in rows)} of {len(rows)}."
     yield from (f"- {row['program']}: {'; '.join(row['violations'])}" for row in rows if row["violations"])

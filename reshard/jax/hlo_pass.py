@@ -32,7 +32,7 @@ from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError
 from reshard.hlo import Collective, integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splice, splice
+from reshard.hlo.splice import Splice, Use, splice
 from reshard.jax.chain_fate import ChainFate, fate_of
 from reshard.jax.fragments import FragmentKey, Fragments
 from reshard.jax.op_fragments import OpFragmentKey, OutputKey
@@ -219,9 +219,9 @@ class _Round:
         budget: int | None = None,
     ) -> _Candidate:  # fmt: skip
         """The plans for a chain under a budget, compiled; raises `Unfit` if they do not receive less."""
-        keys = [self._key(one, budget) for one in replacements]
+        keys, uses = self._keys(replacements, budget)
         planned = sum(key.received_bytes for key in keys)
-        permutes = sum(key.shift.launches for key in keys if isinstance(key, ShiftKey))
+        permutes = sum(len(key.boxes) for key in keys if isinstance(key, ShiftKey))
         if permutes > len(chain.collectives):
             raise Unfit(f"the plan would need {permutes} permutes to receive {planned} B")
         if planned >= fate.received_bytes:
@@ -231,23 +231,32 @@ class _Round:
         if compiled >= fate.received_bytes:
             raise Unfit(f"the plan would receive {compiled} B as compiled here, and not {planned} B")
         excess = max(0, max(piece.peak_bytes for piece in pieces) - allowed - _ALIGNMENT)
-        region = chain.region.computation.name
+        region, source = chain.region.computation.name, replacements[0].source
         changes = tuple(
-            Splice(region, one.source, one.uses, piece.module, self._metadata(chain))
-            for piece, one in zip(pieces, replacements, strict=True)
+            Splice(region, source, used, piece.module, self._metadata(chain))
+            for piece, used in zip(pieces, uses, strict=True)
         )
         plans = tuple(key.plan for key in keys if isinstance(key, FragmentKey))
         fate = replace(fate, planned_bytes=planned, plans=plans, permutes=permutes)
         return _Candidate(chain, fate, replacements, changes, allowed, excess)
 
-    def _key(self, one: Replacement, budget: int | None) -> FragmentKey | ShiftKey:
-        """The fragment that a replacement asks for."""
-        if one.move is not None:
-            plan = self._plan(one.move.source, one.move.target, budget)
-            return FragmentKey(plan, one.before, one.after, one.move.places, one.pick)
-        if one.shift is None:
-            raise Unfit("neither layouts nor a shift are known")
-        return ShiftKey(one.shift, one.before, one.after, one.dtype)
+    def _keys(
+        self, replacements: Sequence[Replacement], budget: int | None
+    ) -> tuple[list[FragmentKey | ShiftKey], list[tuple[Use, ...]]]:
+        """The fragments that replacements ask for, and what each is used for: all shifts are one fragment."""
+        keys: list[FragmentKey | ShiftKey] = []
+        uses: list[tuple[Use, ...]] = []
+        for one in replacements:
+            if one.move is not None:
+                plan = self._plan(one.move.source, one.move.target, budget)
+                keys.append(FragmentKey(plan, one.before, one.after, one.move.places, one.pick))
+                uses.append(one.uses)
+        for dtype in dict.fromkeys(one.dtype for one in replacements if one.shift is not None):
+            alike = [(one, one.shift) for one in replacements if one.shift is not None and one.dtype == dtype]
+            afters = tuple(one.after for one, _ in alike)
+            keys.append(ShiftKey(tuple(shift for _, shift in alike), alike[0][0].before, afters, dtype))
+            uses.append(tuple(replace(use, output=at) for at, (one, _) in enumerate(alike) for use in one.uses))
+        return keys, uses
 
     def op_candidate(
         self, chain: Chain, instruction: hlo.Instruction, op: BatchOp, finder: OpFinder, liveness: Liveness

@@ -1,10 +1,11 @@
-"""Fragments that put a result together from boxes of neighbours' tiles: a permute for each, and concatenations."""
+"""Fragments that put results together from boxes of neighbours' tiles: a permute for each box, and concatenations."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,69 +18,85 @@ from reshard.hlo import Array
 from reshard.types import dtypes
 from reshard.types.mesh import Mesh
 
+Box = tuple[Source, tuple[int, ...]]
+"""Where a box comes from, and its sizes."""
+
 
 @dataclass(frozen=True)
 class ShiftKey:
-    """What such a fragment is compiled for; the data is moved as `dtype`."""
+    """What such a fragment is compiled for: the shifts of one tile, what each yields, and the dtype that is moved."""
 
-    shift: Shift
+    shifts: tuple[Shift, ...]
     before: Array
-    after: Array
+    afters: tuple[Array, ...]
     dtype: str
 
     @property
     def mesh(self) -> Mesh:
         """All devices, along one axis."""
-        return Mesh(devices=self.shift.devices)
+        return Mesh(devices=self.shifts[0].devices)
 
     @property
-    def afters(self) -> tuple[Array, ...]:
-        """The array that it yields."""
-        return (self.after,)
+    def boxes(self) -> tuple[Box, ...]:
+        """The boxes that come from other devices; one that several results have comes once."""
+        boxes = {
+            (source, shift.sizes(at)): None
+            for shift in self.shifts
+            for at, sources in enumerate(shift.cells)
+            for source in sources
+            if not source.is_local
+        }
+        return tuple(boxes)
 
     @property
     def received_bytes(self) -> int:
         """The bytes that a device receives."""
-        return self.shift.received_bytes(self.dtype)
+        return sum(Array(self.dtype, (math.prod(sizes),)).nbytes for _, sizes in self.boxes)
 
     def __str__(self) -> str:
-        return f"a shift of {self.dtype}{list(self.before.dims)} in {len(self.shift.cells)} cells"
+        return f"{len(self.shifts)} shifts of {self.dtype}{list(self.before.dims)}"
 
     def function(self, axes: dict[str, int]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
-        """From the tile before to the one afterwards, for code inside a `shard_map` over one axis."""
+        """From the tile before to those afterwards, for code inside a `shard_map` over one axis."""
         (axis,) = axes
-        shift = self.shift
-        grid = [len(cuts) - 1 for cuts in shift.cuts]
 
-        def joined(parts: list[jax.Array], dim: int) -> jax.Array:
-            """Cells in row-major order, along the dims from `dim` on, as one array."""
-            if dim == len(grid):
-                return parts[0]
-            each = len(parts) // grid[dim]
-            rows = [joined(parts[at * each : (at + 1) * each], dim + 1) for at in range(grid[dim])]
-            return rows[0] if len(rows) == 1 else jnp.concatenate(rows, dim)
-
-        def move(tile: jax.Array) -> tuple[jax.Array, ...]:
+        def moved(tile: jax.Array) -> tuple[jax.Array, ...]:
             tile = tile.astype(dtypes.canonical(self.dtype))
-            parts = [_cell(tile, axis, shift.sizes(at), sources) for at, sources in enumerate(shift.cells)]
-            return (joined(parts, 0).astype(dtypes.canonical(self.after.dtype)),)
+            boxes = {(source, sizes): _permuted(tile, axis, source, sizes) for source, sizes in self.boxes}
+            results = (_result(tile, axis, shift, boxes) for shift in self.shifts)
+            pairs = zip(results, self.afters, strict=True)
+            return tuple(result.astype(dtypes.canonical(after.dtype)) for result, after in pairs)
 
-        return move
+        return moved
 
 
-def _cell(tile: jax.Array, axis: str, sizes: tuple[int, ...], sources: tuple[Source, ...]) -> jax.Array:
-    """One cell: what the first source brings, but for the devices that others bring it to."""
-    made: jax.Array | None = None
-    for one in sources:
-        box = jax.lax.slice(tile, one.start, [first + size for first, size in zip(one.start, sizes, strict=True)])
-        if not one.is_local:
-            pairs = [(source, target) for target, source in enumerate(one.devices) if source >= 0]
-            box = jax.lax.ppermute(box, axis, pairs)
-        if made is None:
-            made = box
-            continue
+def _box(tile: jax.Array, source: Source, sizes: tuple[int, ...]) -> jax.Array:
+    ends = [first + size for first, size in zip(source.start, sizes, strict=True)]
+    return jax.lax.slice(tile, source.start, ends)
+
+
+def _permuted(tile: jax.Array, axis: str, source: Source, sizes: tuple[int, ...]) -> jax.Array:
+    pairs = [(device, target) for target, device in enumerate(source.devices) if device >= 0]
+    return jax.lax.ppermute(_box(tile, source, sizes), axis, pairs)
+
+
+def _result(tile: jax.Array, axis: str, shift: Shift, boxes: dict[Box, jax.Array]) -> jax.Array:
+    """A result: its cells, joined along one dim after another, the last one first."""
+    parts = [_cell(tile, axis, shift.sizes(at), sources, boxes) for at, sources in enumerate(shift.cells)]
+    for dim in reversed(range(len(shift.cuts))):
+        count = len(shift.cuts[dim]) - 1
+        rows = [parts[at : at + count] for at in range(0, len(parts), count)]
+        parts = [row[0] if count == 1 else jnp.concatenate(row, dim) for row in rows]
+    return parts[0]
+
+
+def _cell(
+    tile: jax.Array, axis: str, sizes: tuple[int, ...], sources: tuple[Source, ...], boxes: dict[Box, jax.Array]
+) -> jax.Array:
+    """One cell: what the first source brings, but on the devices that others bring it to."""
+    brought = [_box(tile, one, sizes) if one.is_local else boxes[one, sizes] for one in sources]
+    cell = brought[0]
+    for one, box in zip(sources[1:], brought[1:], strict=True):
         here = jnp.asarray(np.array(one.devices) >= 0)[jax.lax.axis_index(axis)]
-        made = jnp.where(here, box, made)
-    if made is None:
-        raise ValueError("a cell has a source")
-    return made
+        cell = jnp.where(here, box, cell)
+    return cell
