@@ -11,8 +11,9 @@ The new value is followed from its users, fusions entered, so a tile that is pas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,11 +71,25 @@ class Traced:
             raise SpliceError(f"{value.name}: {error}") from None
 
 
-def check_equivalent(old: Traced, new: Traced, region: str, replacement: Replacement, replicas: Replicas) -> None:
+class Spliced(NamedTuple):
+    """Both modules, the region of a splice, and the instructions there that took the place of others, by name."""
+
+    old: Traced
+    new: Traced
+    region: str
+    stand_ins: Mapping[str, str]
+
+    def source(self, name: str) -> HloValue:
+        """What an instruction of the region yields in the new module, or what took its place."""
+        return self.new.flow.origin(HloValue(self.new.region(self.region), self.stand_ins.get(name, name)))
+
+
+def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Replicas) -> None:
     """Raises `SpliceError` unless all users of a replaced value get the same elements as before."""
-    leaf = new.flow.origin(HloValue(new.region(region), replacement.source))
+    old, new = spliced.old, spliced.new
+    leaf = spliced.source(replacement.source)
     for value in replacement.values:
-        taken = list(_fresh_values(old, new, value, region))
+        taken = list(fresh_values(spliced, value))
         if not taken:
             raise SpliceError(f"{value.name}: nothing takes what replaces it")
         for fresh in taken:
@@ -94,7 +109,7 @@ def _check_moved(
 ) -> None:
     """Checks that two values, the old and the fresh one, have the same elements, rounded alike."""
     value, fresh = values
-    points = _points(old.devices, replacement.after.dims)
+    points = points_of(old.devices, replacement.after.dims)
     before, after = old.origins(value, replacement.leaf, points), new.origins(fresh, leaf, points)
     if (before.leaf == NOWHERE).any():
         raise SpliceError(f"{value.name}: some of its elements are padding")
@@ -126,7 +141,7 @@ def _check_sums(
 ) -> None:
     """Checks that two values, the old and the fresh one, are the same sums."""
     value, fresh = values
-    points = _points(old.devices, replacement.after.dims)
+    points = points_of(old.devices, replacement.after.dims)
     source = old.flow.operands(replacement.leaf)[0]
     before, after = old.summands(value, source, points), new.summands(fresh, leaf, points)
     dtype, each = replacement.before.dtype, np.arange(old.devices)
@@ -134,12 +149,15 @@ def _check_sums(
         raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
 
 
-def _fresh_values(old: Traced, new: Traced, value: HloValue, region: str) -> Iterator[HloValue]:
-    """What the users of an old value take in the new module, and what the region yields in its place."""
+def fresh_values(spliced: Spliced, value: HloValue) -> Iterator[HloValue]:
+    """What users of an old value take in the new module, splices too, and what the region yields in its place."""
+    old, new, region, _ = spliced
     outer = HloValue(value.scope, finished(value))
     while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:
         outer = HloValue(outer.scope.caller.scope, outer.scope.caller.instruction.name)
     scope = _same_scope(old, new, outer.scope, region)
+    if outer.name in spliced.stand_ins and not outer.scope.opened:
+        yield spliced.source(outer.name)
     users = outer.scope.computation.users.get(outer.name, ())
     for user in users:
         twin = scope.computation.by_name.get(user.name)
@@ -195,7 +213,7 @@ def _spelled(one: Conversion) -> str:
     return " to ".join(dtype for dtype, _ in groupby(one))
 
 
-def _points(devices: int, dims: Sequence[int]) -> Points:
+def points_of(devices: int, dims: Sequence[int]) -> Points:
     """Points of an array on every device: all if they are few, else those along each coordinate and random ones."""
     sizes = (devices, *dims)
     total = math.prod(sizes)

@@ -101,11 +101,12 @@ class _Examination:
         if chain.reduces:
             return Place(REDUCTION, where, computation, chain.collectives)
         manual = all(map(_by_user, chain.collectives))
-        moves, where, leaves = self.mover.read(chain, where, planned=not manual)
+        moves, where, leaves, counted = self.mover.read(chain, where, planned=not manual)
         memory = self.liveness.of(chain)
         kind = MANUAL if manual else SHIFT if _is_shift(chain, moves) else RESHARD
         largest = max(filter(None, (memory.largest, *(move.after for move in moves))), key=_nbytes, default=None)
         place = Place(kind, where, computation, chain.collectives, moves, memory.peak_bytes, memory.temp_bytes, largest)
+        place = replace(place, counted_bytes=counted)
         return place if manual else self._judged(place, chain, leaves)
 
     def _judged(self, place: Place, chain: Chain, leaves: Mapping[int, LeafOrigin]) -> Place:

@@ -108,7 +108,7 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
         dims = [[GlobalDigit(radix, stride, None, None)] for stride, radix in group]
         if places.shape[1] > 1:
             dims.append([GlobalDigit(places.shape[1], None, None, 1)])
-        pair = _layouts(_mesh(tracer.devices, dims, ()), dims, dtype, ())
+        pair = layouts_of(mesh_of(tracer.devices, dims, ()), dims, dtype, ())
         return InferredMove(*pair, np.arange(tracer.devices), ((places.shape[1], 1),)), Pick(box, at)
     except (Untraceable, ReshardError):
         return None
@@ -145,24 +145,24 @@ def infer_layouts(
     `summed` of the device, given by stride and radix, then the source is partial along them.
     """
     try:
-        traced = _traced_digits(tracer, result, summed)
+        traced = traced_digits(tracer, result, summed)
         if traced is None or result.array is None:
             return None
         dims, firsts = traced.dims(), traced.firsts()
         places = tuple((digit.radix, digit.place) for dim in dims for digit in dim if digit.place is not None)
         if mesh is not None and mesh.size == tracer.devices:
             try:
-                return InferredMove(*_layouts(mesh, dims, dtype, summed), firsts, places)
+                return InferredMove(*layouts_of(mesh, dims, dtype, summed), firsts, places)
             except MeshError:
                 pass
-        own = _mesh(tracer.devices, dims, summed)
-        return InferredMove(*_layouts(own, dims, dtype, summed), firsts, places)
+        own = mesh_of(tracer.devices, dims, summed)
+        return InferredMove(*layouts_of(own, dims, dtype, summed), firsts, places)
     except (Untraceable, ReshardError):
         return None
 
 
 @dataclass(frozen=True)
-class _TracedDigits:
+class TracedDigits:
     """The digits of a result's device and of each dim, least significant first, and the tile that they came from."""
 
     devices: int
@@ -262,7 +262,7 @@ def _are_disjoint(digits: Iterable[tuple[int, int]], total: int) -> bool:
     return total % reached == 0
 
 
-def _traced_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> _TracedDigits | None:
+def traced_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, int]]) -> TracedDigits | None:
     """The digits of a result, read from points along each coordinate; None if the coordinates are not numerals."""
     sizes = (tracer.devices, *(() if result.array is None else result.array.dims))
     if 0 in sizes:
@@ -277,7 +277,7 @@ def _traced_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int,
     if not _hold(tracer, result, (leaf, first), coordinates, summed):
         return None
     device, *index = coordinates
-    return _TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
+    return TracedDigits(tracer.devices, device, index, tracer.tiles[leaf])
 
 
 def _origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:
@@ -361,7 +361,7 @@ def _hold(
     return bool(((origins.leaf == start[0]) & (origins.device == device) & (origins.place == place)).all())
 
 
-def _layouts(
+def layouts_of(
     mesh: Mesh, dims: list[list[GlobalDigit]], dtype: str, summed: Sequence[tuple[int, int]]
 ) -> tuple[Layout, Layout]:
     before = tuple(_dim(mesh, [(digit.radix, digit.before) for digit in dim]) for dim in dims)
@@ -384,7 +384,7 @@ def _on_mesh(mesh: Mesh, radix: int, stride: int | None) -> Iterator[Digit]:
         yield Digit(axis.size, axis)
 
 
-def _mesh(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
+def mesh_of(devices: int, dims: list[list[GlobalDigit]], summed: Sequence[tuple[int, int]]) -> Mesh:
     """A mesh with an axis for each part of the device number that the digits tell apart."""
     held = [(stride, digit.radix) for dim in dims for digit in dim for stride in (digit.before, digit.after) if stride]
     held += summed

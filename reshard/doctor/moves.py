@@ -32,12 +32,14 @@ from reshard.types.rules.bounds import lower_bound
 class ChainMoves(NamedTuple):
     """The moves of a chain, and its origin: the user's own line, if one of the moves is a known one.
 
-    `leaves` says what is known of the arrays before the chain, by their numbers.
+    `leaves` says what is known of the arrays before the chain, by their numbers. `counted_bytes` are the bytes that
+    arrive and are used in all moves together, None if that was not counted.
     """
 
     moves: tuple[ArrayMove, ...]
     where: Source
     leaves: Mapping[int, LeafOrigin]
+    counted_bytes: int | None = None
 
 
 class _Needed(NamedTuple):
@@ -68,7 +70,7 @@ class Mover:
         results: dict[int, HloValue] = {}
         for value in chain.results:
             results.setdefault(self.numbering.of(value), value)
-        moves: list[ArrayMove] = []
+        moves: dict[ArrayMove, int] = {}
         leaves: dict[int, LeafOrigin] = {}
         for value in results.values():
             tracer = Tracer(self.maps, self.numbering, chain.leaves)
@@ -76,9 +78,20 @@ class Mover:
             move, where = origin.move, origin.where
             for leaf in tracer.tiles or map(self.numbering.of, chain.leaves):
                 leaves[leaf] = _joined(leaves.get(leaf), origin)
-            if move not in moves:
-                moves.append(move)
-        return ChainMoves(tuple(moves), where, leaves)
+            moves[move] = moves.get(move, 0) + 1
+        alike = tuple(replace(move, arrays=count) for move, count in moves.items())
+        return ChainMoves(alike, where, leaves, self._counted(chain, list(results.values())))
+
+    def _counted(self, chain: Chain, results: Sequence[HloValue]) -> int | None:
+        """The bytes that arrive and are used in several results, an element that is in more than one counted once."""
+        if len(results) < 2 or not _is_traceable(chain):
+            return None
+        used = [form for value in results for form in chain.results[value] or (value,)]
+        try:
+            count = Tracer(self.maps, self.numbering, chain.leaves).arriving(used)
+        except Untraceable:
+            return None
+        return None if count is None else Array(_sent_dtype(chain), (count,)).nbytes
 
     def _move(self, chain: Chain, tracer: Tracer, value: HloValue, where: Source, planned: bool) -> LeafOrigin:
         """The move whose result is `value`, and what is known of its origin."""

@@ -37,7 +37,8 @@ class ArrayMove:
 
     `before` and `after` are the tiles of one device. `source` and `target` are the layouts, if they are known: those
     of the `whole` array, or of the part that a group of devices has. If `exact`, `needed_bytes` is what some device
-    must receive; otherwise it is an upper bound of that. `plan` is what `reshard` would do.
+    must receive; otherwise it is an upper bound of that. `plan` is what `reshard` would do. So many
+    `arrays` move alike.
     """
 
     before: Array | None
@@ -48,6 +49,7 @@ class ArrayMove:
     target: Layout | None = None
     whole: bool = False
     plan: Plan | None = None
+    arrays: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -61,6 +63,7 @@ class ArrayMove:
             "needed_bytes": self.needed_bytes,
             "exact": self.exact,
             "plan": None if self.plan is None else self.plan.to_dict(),
+            "arrays": self.arrays,
         }
 
 
@@ -79,7 +82,7 @@ class Place:
     data). `largest` is the largest array on the way. `rebuilds` is `whole` if every device comes to have all of an
     array, `rebuilt`, of which it uses a part; `group` if it comes to have all that a group of devices has of it;
     otherwise it is empty. `rebuilt_move` is the one of the moves that it is for. What a user's `shard_map` does is not
-    judged.
+    judged. `counted_bytes` are those that arrive and are used in several moves together, if that was counted.
     """
 
     kind: str
@@ -93,6 +96,7 @@ class Place:
     rebuilds: str = ""
     rebuilt: Array | None = None
     rebuilt_move: ArrayMove | None = None
+    counted_bytes: int | None = None
 
     @property
     def rebuilds_whole(self) -> bool:
@@ -131,16 +135,30 @@ class Place:
     def needed_bytes(self) -> int:
         """The bytes that some device must receive in any case, or an upper bound of them if not `exact`.
 
-        Reductions are not judged: they need what they receive.
+        Reductions are not judged: they need what they receive. Several moves need at most what all of them need
+        together; less if they bring the same elements, which is counted where there are not too many.
         """
         if not self.moves:
             return self.received_bytes
-        return min(self.received_bytes, max(move.needed_bytes for move in self.moves))
+        largest = self._largest_need
+        if self._is_one_array:
+            return min(self.received_bytes, largest)
+        all_needs = sum(move.arrays * move.needed_bytes for move in self.moves)
+        return min(self.received_bytes, all_needs if self.counted_bytes is None else max(largest, self.counted_bytes))
 
     @property
     def exact(self) -> bool:
         """Whether `needed_bytes` is the lower bound itself, rather than an upper bound of it."""
-        return bool(self.moves) and all(move.exact for move in self.moves)
+        known = bool(self.moves) and all(move.exact for move in self.moves)
+        return known and (self._is_one_array or self.needed_bytes == self._largest_need)
+
+    @property
+    def _is_one_array(self) -> bool:
+        return sum(move.arrays for move in self.moves) == 1
+
+    @property
+    def _largest_need(self) -> int:
+        return max(move.needed_bytes for move in self.moves)
 
     @property
     def wasted_bytes(self) -> int:
@@ -156,7 +174,9 @@ class Place:
     @property
     def planned_bytes(self) -> int | None:
         """The bytes that a device would receive in these plans."""
-        return sum(plan.received_bytes for plan in self.plans) if self.plans else None
+        if not self.plans:
+            return None
+        return sum(move.arrays * plan.received_bytes for move, plan in zip(self.moves, self.plans, strict=True))
 
     @property
     def planned_peak_bytes(self) -> int | None:

@@ -38,6 +38,7 @@ WHOLE, GROUP = "whole", "group"
 _EXACT = 1 << 15  # elements, over all devices, that are compared one by one
 _BITS = 1 << 24  # devices times elements in the tables for that
 _SAMPLED = 256  # places of each array that are compared if there are more
+_LARGEST = 16  # arrays of a chain that are compared; a simulation may pass halos on for hundreds of steps
 
 
 class Rebuilt(NamedTuple):
@@ -141,13 +142,13 @@ class _Search:
         self.forms = list({numbering.of(form): form for form in reversed(forms)}.values())
 
     def rebuilt(self, stored: Iterable[HloValue]) -> Iterator[Rebuilt]:
-        """The arrays that are rebuilt, the largest first. One that is used as it is cannot be."""
+        """The arrays that are rebuilt, of the largest ones, the largest first. One that is used as it is cannot be."""
         used = {self.numbering.of(form) for form in self.forms}
         arrays: dict[int, HloValue] = {}
         for value in stored:
             arrays.setdefault(self.numbering.of(value), value)
         unused = [value for number, value in arrays.items() if number not in used]
-        for value in sorted(unused, key=_elements, reverse=True):
+        for value in sorted(unused, key=_elements, reverse=True)[:_LARGEST]:
             try:
                 comparison = self._comparison(value)
             except Untraceable:
@@ -159,6 +160,8 @@ class _Search:
         uses = self._uses if _elements(value) * self.devices <= _EXACT else None
         if uses is not None and uses.device.size * self.devices <= _BITS:
             return self._compare_all(uses, self._held(value))
+        if value.opcode not in COLLECTIVES:  # Its size may count padding and repetition: see below.
+            return None
         return self._compare_sample(value, list(self._ways(value)))
 
     @cached_property
@@ -207,10 +210,11 @@ class _Search:
     def _compare_sample(self, value: HloValue, ways: Sequence[_Way]) -> _Comparison | None:
         """Compares elements at some places; None if devices may use all of the value.
 
-        Its size says how many elements it has only if no padding or repetition was added since a collective made it.
+        The value is what a collective made: its size says how many elements it has only if no padding or repetition
+        was added since.
         """
         used = sum(_elements(way.form) for way in ways)
-        if not ways or used >= _elements(value) or value.opcode not in COLLECTIVES:
+        if not ways or used >= _elements(value):
             return None
         holds = self._held_here(value, np.unique(np.concatenate([way.through for way in ways])))
         uses = [self._held(way.form, way.places) for way in ways if way.places is not None]

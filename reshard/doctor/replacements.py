@@ -20,6 +20,7 @@ from reshard.doctor.flow import Flow, HloValue, Scope
 from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
 from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
 from reshard.doctor.numbering import Numbering
+from reshard.doctor.shifts import Shift, infer_shift
 from reshard.doctor.sums import is_sum, summed_digits
 from reshard.doctor.trace import Tracer
 from reshard.hlo import Array, Collective
@@ -39,6 +40,7 @@ class Replacement:
 
     `leaf` is what the source yields, or the sum of that over devices if the chain begins with a reduction. `before` and
     `after` are the arrays of one device, with their memory layouts. With a `pick`, the move is that of a part of it.
+    Either the `move` is known, or the `shift` that yields the value, whose data is moved as `dtype`.
     """
 
     source: str
@@ -47,13 +49,15 @@ class Replacement:
     leaf: HloValue
     before: Array
     after: Array
-    move: InferredMove
+    move: InferredMove | None
     pick: Pick | None = None
+    shift: Shift | None = None
+    dtype: str = ""
 
     @property
     def is_summed(self) -> bool:
         """Whether the move adds up tiles."""
-        return bool(self.move.source.partial)
+        return self.move is not None and bool(self.move.source.partial)
 
 
 class Finder:
@@ -94,10 +98,11 @@ class Finder:
         move, pick = infer_layouts(tracer, value, self.mesh, dtype, summed), None
         if move is None and not summed:
             move, pick = infer_pick(tracer, value, dtype) or (None, None)
-        if move is None:
+        shift = infer_shift(tracer, value) if move is None and not summed else None
+        if move is None and shift is None:
             raise Unfit(f"no two layouts describe how {value.name} comes from {source}")
-        uses = tuple(_use(chain.region, one) for one in values)
-        return Replacement(source, uses, tuple(values), leaf, before, after, move, pick)
+        uses = tuple(use_of(chain.region, one) for one in values)
+        return Replacement(source, uses, tuple(values), leaf, before, after, move, pick, shift, dtype)
 
     def _dtype(self, value: HloValue, leaf: HloValue, summed: bool) -> str:
         """The dtype to move: the narrowest on the way, or that of the sum."""
@@ -184,8 +189,12 @@ class Finder:
         """The instruction of the region that yields the chain's only leaf."""
         if len({self.numbering.of(leaf) for leaf in chain.leaves}) != 1:
             raise Unfit(f"it joins {len(chain.leaves)} arrays")
-        for value, name in self._stored(chain.region).items():
-            if value in chain.leaves:
+        return self.stored_name(chain.region, *chain.leaves)
+
+    def stored_name(self, region: Scope, *leaves: HloValue) -> str:
+        """The instruction of a region that yields one of these values."""
+        for value, name in self._stored(region).items():
+            if value in leaves:
                 return name
         raise Unfit("its source is made inside a fusion")
 
@@ -205,7 +214,7 @@ def _is_known(collective: Collective) -> bool:
     return collective.opcode.removesuffix("-start") in COLLECTIVES
 
 
-def _use(region: Scope, value: HloValue) -> Use:
+def use_of(region: Scope, value: HloValue) -> Use:
     """The value as seen from the region: the instructions to enter, then its own."""
     path: list[str] = []
     scope = value.scope

@@ -6,7 +6,8 @@ one instruction after another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,8 @@ class Tracer:
         self.maps = maps
         self.numbering = numbering
         self.leaves = leaves
+        self._positions: dict[HloValue, tuple[float, ...]] = {}
+        self._orders: dict[str, dict[str, int]] = {}
         self.tiles: dict[int, Array] = {}
         self.ends: dict[int, HloValue] = {}
 
@@ -48,15 +51,36 @@ class Tracer:
         return self.maps.scalars.devices
 
     def __call__(self, value: HloValue, points: Points) -> Origins:
-        """Where points of a value came from; raises `Untraceable` if that is not known."""
-        if value in self.leaves or self.maps.sources(value) is None:
-            return self._at_leaf(value, points)
+        """Where points of a value came from; raises `Untraceable` if that is not known.
+
+        A value that several others take parts of, as in a halo, is looked at once, with the points of all of them: the
+        last in the order of the text comes first.
+        """
         origins = Origins(*(np.full(points.device.size, NOWHERE, np.int64) for _ in range(3)))
-        for where, source, inner in self.maps.preimages(value, points):
-            if inner.device.size:
-                for into, part in zip(origins, self(source, inner), strict=True):
-                    into[slice(None) if where is None else where] = part
+        pending = {value: [(np.arange(points.device.size), points)]}
+        while pending:  # ends: each step goes back to operands
+            value = max(pending, key=self._position)
+            rows, points = _joined(pending.pop(value))
+            if value in self.leaves or self.maps.sources(value) is None:
+                for into, part in zip(origins, self._at_leaf(value, points), strict=True):
+                    into[rows] = part
+                continue
+            for where, source, inner in self.maps.preimages(value, points):
+                if inner.device.size:
+                    pending.setdefault(source, []).append((rows if where is None else rows[where], inner))
         return origins
+
+    def _position(self, value: HloValue) -> tuple[float, ...]:
+        """Where a value is made: the positions of the instructions that contain it, then its own."""
+        known = self._positions.get(value)
+        if known is None:
+            computation, caller = value.scope.computation, value.scope.caller
+            if computation.name not in self._orders:
+                names = enumerate(one.name for one in computation.instructions)
+                self._orders[computation.name] = {name: at for at, name in names}
+            outer = () if caller is None else self._position(HloValue(caller.scope, caller.instruction.name))[:-1]
+            known = self._positions[value] = (*outer, self._orders[computation.name][value.name], math.inf)
+        return known
 
     def arriving(self, values: Iterable[HloValue]) -> int | None:
         """The most elements of the values that one device gets from others; None if there are too many to follow.
@@ -90,6 +114,15 @@ class Arrivals(NamedTuple):
     leaf: Numbers
     source: Numbers
     place: Numbers
+
+
+def _joined(parts: Sequence[tuple[Numbers, Points]]) -> tuple[Numbers, Points]:
+    """The points of a value that several others ask for, and their rows in the answer."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.concatenate([rows for rows, _ in parts])
+    device = np.concatenate([points.device for _, points in parts])
+    return rows, Points(device, np.concatenate([points.indices for _, points in parts], axis=1))
 
 
 def at_places(value: HloValue, devices: int, places: Numbers | None = None) -> Points:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
+from reshard.hlo.instruction_proto import InstructionProto
+from reshard.hlo.proto import ComputationProto, ModuleProto
 
 _KEPT = (
-    "parameter", "while", "conditional", "call", "custom-call", "infeed", "outfeed", "send", "send-done", "recv",
+    "parameter", "while", "conditional", "call", "infeed", "outfeed", "send", "send-done", "recv",
     "recv-done", "rng", "rng-bit-generator", "rng-get-and-update-state", "after-all", "add-dependency", "async-start",
     "async-update", "async-done", "domain", "opt-barrier", "optimization-barrier",
 )  # fmt: skip
@@ -29,14 +30,23 @@ def _remove_once(module: ModuleProto, computation: ComputationProto) -> bool:
             users[operand] = users.get(operand, 0) + 1
     removed = False
     for instruction in reversed(list(computation.instructions)):
-        if not users.get(instruction.id) and instruction.opcode not in _KEPT:
+        if not users.get(instruction.id) and not _has_effect(instruction):
             for operand in instruction.operands:
                 users[operand] -= 1
             _remove(module, computation, instruction)
             removed = True
-        elif instruction.opcode == "fusion" and _trim(module, instruction):
+        elif instruction.opcode == "fusion" and _was_opened(module, instruction) and _trim(module, instruction):
             return True
     return removed
+
+
+def _was_opened(module: ModuleProto, fusion: InstructionProto) -> bool:
+    """Whether something may be unused in a fusion now; compilers leave nothing unused there."""
+    return module.computation(fusion.called[0]).is_opened
+
+
+def _has_effect(instruction: InstructionProto) -> bool:
+    return instruction.opcode in _KEPT or instruction.has_side_effect
 
 
 def _remove(module: ModuleProto, computation: ComputationProto, gone: InstructionProto) -> None:
@@ -70,7 +80,7 @@ def _trim(module: ModuleProto, fusion: InstructionProto) -> bool:
 def _remove_uncalled(module: ModuleProto) -> None:
     """Removes the computations that no instruction calls."""
     while True:  # ends: each round removes a computation
-        called = {number for one in module.instructions() for number in one.called} | {module.entry.id}
+        called = {number for one in module.computations for number in one.summary.called} | {module.entry.id}
         kept = [one for one in module.computations if one.id in called]
         if len(kept) == len(module.computations):
             return

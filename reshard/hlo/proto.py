@@ -10,17 +10,18 @@ The numbers of the fields are those of XLA's `hlo.proto` and `xla_data.proto`. E
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from reshard.errors import NotationError
 from reshard.hlo import wire
+from reshard.hlo.instruction_proto import InstructionProto, Summary, summary_of
 from reshard.hlo.wire import Message
 
 
 class _Module:
-    COMPUTATIONS, ENTRY_ID, SCHEDULE = 3, 6, 7
+    COMPUTATIONS, PROGRAM_SHAPE, ENTRY_ID, SCHEDULE = 3, 4, 6, 7
 
 
 class _Computation:
@@ -31,147 +32,72 @@ class _ProgramShape:
     PARAMETERS, RESULT, NAMES = 1, 2, 3
 
 
-class _Instruction:
-    NAME, OPCODE, SHAPE, METADATA, PARAMETER, CHANNEL = 1, 2, 3, 7, 9, 26
-    ID, OPERANDS, CONTROL, CALLED = 35, 36, 37, 38
-
-
-@dataclass(eq=False)
-class InstructionProto:
-    """One instruction; what its proto says beside the fields named here is kept as it is."""
-
-    message: Message
-
-    @classmethod
-    def decode(cls, data: bytes) -> InstructionProto:
-        """Decodes an instruction."""
-        return cls(wire.decode(data))
-
-    def copy(self) -> InstructionProto:
-        """An instruction of its own with the same fields."""
-        return InstructionProto(wire.decode(wire.encode(self.message)))
-
-    @property
-    def name(self) -> str:
-        """Its name, unique in the module."""
-        return self.message.text(_Instruction.NAME)
-
-    @name.setter
-    def name(self, value: str) -> None:
-        self.message.set_data(_Instruction.NAME, value.encode())
-
-    @property
-    def opcode(self) -> str:
-        """HLO's opcode."""
-        return self.message.text(_Instruction.OPCODE)
-
-    @cached_property
-    def id(self) -> int:
-        """Its id, unique in the module."""
-        return self.message.number(_Instruction.ID)
-
-    def renumber(self, value: int) -> None:
-        """Gives the instruction another id."""
-        self.message.set_number(_Instruction.ID, value)
-        self.__dict__["id"] = value
-
-    @property
-    def shape(self) -> bytes:
-        """The ShapeProto of its result, layout included."""
-        return self.message.data(_Instruction.SHAPE) or b""
-
-    @property
-    def operands(self) -> list[int]:
-        """The ids of its operands."""
-        return self.message.numbers(_Instruction.OPERANDS)
-
-    @operands.setter
-    def operands(self, ids: Iterable[int]) -> None:
-        self.message.set_numbers(_Instruction.OPERANDS, ids)
-
-    @property
-    def control(self) -> list[int]:
-        """The ids of its control predecessors."""
-        return self.message.numbers(_Instruction.CONTROL)
-
-    @control.setter
-    def control(self, ids: Iterable[int]) -> None:
-        self.message.set_numbers(_Instruction.CONTROL, ids)
-
-    @property
-    def called(self) -> list[int]:
-        """The ids of the computations that it calls."""
-        return self.message.numbers(_Instruction.CALLED)
-
-    @called.setter
-    def called(self, ids: Iterable[int]) -> None:
-        self.message.set_numbers(_Instruction.CALLED, ids)
-
-    @property
-    def channel(self) -> int:
-        """Its channel id, 0 without one."""
-        return self.message.number(_Instruction.CHANNEL)
-
-    @channel.setter
-    def channel(self, value: int) -> None:
-        self.message.set_number(_Instruction.CHANNEL, value)
-
-    @property
-    def parameter(self) -> int:
-        """The number of a parameter."""
-        return self.message.number(_Instruction.PARAMETER)
-
-    @parameter.setter
-    def parameter(self, value: int) -> None:
-        if value:
-            self.message.set_number(_Instruction.PARAMETER, value)
-        else:
-            self.message.remove(_Instruction.PARAMETER)
-
-    @property
-    def metadata(self) -> bytes:
-        """Its OpMetadata: the operation's name and source line."""
-        return self.message.data(_Instruction.METADATA) or b""
-
-    @metadata.setter
-    def metadata(self, value: bytes) -> None:
-        self.message.set_data(_Instruction.METADATA, value)
-
-
-def parameter_instruction(name: str, number: int, shape: bytes) -> InstructionProto:
-    """A new parameter of that name, number and shape.
-
-    >>> made = parameter_instruction("p.1", 1, b"")
-    >>> made.name, made.opcode, made.parameter
-    ('p.1', 'parameter', 1)
-    """
-    made = InstructionProto(Message([]))
-    made.name = name
-    made.message.set_data(_Instruction.OPCODE, b"parameter")
-    made.message.set_data(_Instruction.SHAPE, shape)
-    made.parameter = number
-    return made
-
-
-@dataclass(eq=False)
 class ComputationProto:
-    """A computation; its instructions stand in an order in which operands come first."""
+    """A computation; its instructions stand in an order in which operands come first.
 
-    message: Message
-    instructions: list[InstructionProto]
+    They are decoded when they are first looked at: most computations of a module never are. `data` is what it was
+    decoded from, None if it was not.
+    """
+
+    def __init__(
+        self, message: Message, instructions: list[InstructionProto] | None = None, data: bytes | None = None
+    ) -> None:
+        self.message = message
+        self.data = data
+        self._instructions = instructions
+        self._summary: Summary | None = None
+        self._is_renamed = False
 
     @classmethod
     def decode(cls, data: bytes) -> ComputationProto:
-        """Decodes a computation and its instructions."""
-        message = wire.decode(data)
-        return cls(message, [InstructionProto.decode(one) for one in message.all_data(_Computation.INSTRUCTIONS)])
+        """Decodes a computation."""
+        return cls(wire.decode(data), None, data)
 
     def encode(self) -> bytes:
         """The bytes of the computation."""
-        self.message.set_all_data(
-            _Computation.INSTRUCTIONS, [wire.encode(instruction.message) for instruction in self.instructions]
-        )
+        if self._instructions is None and self.data is not None and not self._is_renamed:
+            return self.data
+        if self._instructions is not None:
+            self.message.set_all_data(
+                _Computation.INSTRUCTIONS, [wire.encode(instruction.message) for instruction in self._instructions]
+            )
         return wire.encode(self.message)
+
+    def fresh(self) -> ComputationProto:
+        """The same computation as it was decoded, to be changed; what is known of it is kept."""
+        if self.data is None:
+            raise NotationError(f"HLO computation {self.name}: it was not decoded from bytes")
+        made = ComputationProto.decode(self.data)
+        made._summary = self.summary if not self.is_opened else None
+        return made
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether its instructions have been looked at, and may have been changed."""
+        return self._instructions is not None
+
+    @property
+    def instructions(self) -> list[InstructionProto]:
+        """Its instructions, operands before their users."""
+        if self._instructions is None:
+            self._instructions = self._decoded()
+        return self._instructions
+
+    @instructions.setter
+    def instructions(self, instructions: list[InstructionProto]) -> None:
+        self._instructions = instructions
+
+    def _decoded(self) -> list[InstructionProto]:
+        return [InstructionProto.decode(one) for one in self.message.all_data(_Computation.INSTRUCTIONS)]
+
+    @property
+    def summary(self) -> Summary:
+        """What other computations need to know of it."""
+        if self._instructions is not None:
+            return summary_of(wire.encode(one.message) for one in self._instructions)
+        if self._summary is None:
+            self._summary = summary_of(self.message.all_data(_Computation.INSTRUCTIONS))
+        return self._summary
 
     @property
     def name(self) -> str:
@@ -181,15 +107,18 @@ class ComputationProto:
     @name.setter
     def name(self, value: str) -> None:
         self.message.set_data(_Computation.NAME, value.encode())
+        self._is_renamed = True
 
-    @property
+    @cached_property
     def id(self) -> int:
         """Its id, unique in the module."""
         return self.message.number(_Computation.ID)
 
-    @id.setter
-    def id(self, value: int) -> None:
+    def renumber(self, value: int) -> None:
+        """Gives the computation another id."""
         self.message.set_number(_Computation.ID, value)
+        self.__dict__["id"] = value
+        self._is_renamed = True
 
     @property
     def root_id(self) -> int:
@@ -199,6 +128,7 @@ class ComputationProto:
     @root_id.setter
     def root_id(self, value: int) -> None:
         self.message.set_number(_Computation.ROOT_ID, value)
+        self._is_renamed = True
 
     @property
     def root(self) -> InstructionProto:
@@ -240,6 +170,7 @@ class ComputationProto:
         shape.set_data(_ProgramShape.RESULT, self.root.shape)
         shape.set_all_data(_ProgramShape.NAMES, [one.name.encode() for one in parameters])
         self.message.set_data(_Computation.PROGRAM_SHAPE, wire.encode(shape))
+        self._is_renamed = True
 
 
 @dataclass(eq=False)
@@ -256,6 +187,11 @@ class ModuleProto:
 
     def __post_init__(self) -> None:
         self.highest_id = max(one.id for one in self.computations)
+        self._by_id = {one.id: one for one in self.computations}
+
+    def __contains__(self, computation: ComputationProto) -> bool:
+        """Whether it is one of the module's computations, not only an equal one."""
+        return self._by_id.get(computation.id) is computation
 
     def new_ids(self, count: int) -> list[int]:
         """Ids that no computation of the module has or had."""
@@ -264,14 +200,24 @@ class ModuleProto:
         return list(range(first, first + count))
 
     @classmethod
-    def decode(cls, data: bytes) -> ModuleProto:
-        """Decodes a serialized HloModuleProto; raises `NotationError` for other bytes."""
+    def decode(cls, data: bytes, like: ModuleProto | None = None) -> ModuleProto:
+        """Decodes a serialized HloModuleProto; raises `NotationError` for other bytes.
+
+        Computations of equal bytes are those of `like`, if it is given: neither module may then be changed.
+        """
         message = wire.decode(data)
-        computations = [ComputationProto.decode(one) for one in message.all_data(_Module.COMPUTATIONS)]
+        known = {} if like is None else {one.data: one for one in like.computations}
+        listed = message.all_data(_Module.COMPUTATIONS)
+        computations = [known.get(one) or ComputationProto.decode(one) for one in listed]
         if not computations:
             raise NotationError(f"serialized HLO of {len(data)} bytes: it has no computation; give an HloModuleProto")
         schedule = message.data(_Module.SCHEDULE)
         return cls(message, computations, None if schedule is None else _decode_schedule(schedule))
+
+    def fresh(self) -> ModuleProto:
+        """The same module as it was decoded, to be changed."""
+        message = Message(list(self.message.fields))
+        return ModuleProto(message, [one.fresh() for one in self.computations], _copied(self.schedule))
 
     def encode(self) -> bytes:
         """The bytes of the module."""
@@ -286,12 +232,27 @@ class ModuleProto:
         """The computation that runs first."""
         return self.computation(self.message.number(_Module.ENTRY_ID))
 
+    @property
+    def is_laid_out(self) -> bool:
+        """Whether the compiler has chosen memory layouts: those of the entry are then those that the caller asked for.
+
+        The GPU compiler hands modules over before that.
+        """
+        program = wire.decode(self.message.data(_Module.PROGRAM_SHAPE) or b"")
+        given = [one.shape for one in self.entry.parameters]
+        return program.all_data(_ProgramShape.PARAMETERS) == given and (
+            program.data(_ProgramShape.RESULT) == self.entry.root.shape
+        )
+
     def computation(self, number: int) -> ComputationProto:
         """The computation of an id; raises `NotationError` if there is none."""
-        for computation in self.computations:
-            if computation.id == number:
-                return computation
-        raise NotationError(f"HLO module: it has no computation with the id {number}")
+        computation = self._by_id.get(number)
+        if computation is None or computation.id != number or len(self._by_id) != len(self.computations):
+            self._by_id = {one.id: one for one in self.computations}
+            computation = self._by_id.get(number)
+        if computation is None:
+            raise NotationError(f"HLO module: it has no computation with the id {number}")
+        return computation
 
     def computation_named(self, name: str) -> ComputationProto:
         """The computation of a name; raises `NotationError` if there is none."""
@@ -309,6 +270,10 @@ class ModuleProto:
         """Every instruction of the module."""
         for computation in self.computations:
             yield from computation.instructions
+
+
+def _copied(schedule: dict[int, list[int]] | None) -> dict[int, list[int]] | None:
+    return None if schedule is None else {number: list(ids) for number, ids in schedule.items()}
 
 
 def _decode_schedule(data: bytes) -> dict[int, list[int]]:

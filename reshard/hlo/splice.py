@@ -15,24 +15,30 @@ from dataclasses import dataclass
 
 from reshard.errors import SpliceError
 from reshard.hlo.dead_code import remove_dead
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, parameter_instruction
+from reshard.hlo.instruction_proto import InstructionProto, parameter_instruction, without_layout
+from reshard.hlo.proto import ComputationProto, ModuleProto
 
 _ENTERED = ("fusion", "call")
 
 
 @dataclass(frozen=True)
 class Use:
-    """A value to be replaced: the instructions to enter, from the region inward, and the instruction that yields it."""
+    """A value to be replaced: the instructions to enter, from the region inward, and the instruction that yields it.
+
+    `output` is the number of the fragment's result that replaces it, 0 if it has only one.
+    """
 
     path: tuple[str, ...]
     name: str
+    output: int = 0
 
 
 @dataclass(frozen=True)
 class Splice:
-    """What to put where: in the computation `region`, the root of `fragment`, given `source`, replaces all `uses`.
+    """What to put where: in the computation `region`, what `fragment` yields, given `source`, replaces all `uses`.
 
-    `fragment` is a serialized module with one parameter, captured at the same stage of the same compiler.
+    `fragment` is a serialized module with one parameter, captured at the same stage of the same compiler. A fragment
+    with several results yields a tuple of them.
     `metadata` is the OpMetadata that its instructions get.
     """
 
@@ -44,9 +50,16 @@ class Splice:
 
 
 class Linked:
-    """The ids of what a splice added, by the ids in the fragment."""
+    """The ids of what a splice added, by the ids in the fragment.
 
-    def __init__(self) -> None:
+    `compared` is the part of a shape that must be the same where one value takes another's place: all of it, but for
+    memory layouts if the compiler has yet to choose them. `stand_ins` has the names of the instructions of the region
+    that took the place of others, by their names.
+    """
+
+    def __init__(self, is_laid_out: bool = True) -> None:
+        self.compared = _same if is_laid_out else without_layout
+        self.stand_ins: dict[str, str] = {}
         self.instructions: dict[int, int] = {}
         self.computations: dict[int, int] = {}
         self.channels: dict[int, int] = {}
@@ -65,15 +78,23 @@ def splice(module: ModuleProto, change: Splice) -> Linked:
     source = region.named(change.source)
     uses = [_outermost(module, region, use) for use in change.uses]
     at = min(_index_of(region, _entered_at(region, use)) for use in uses)
-    linked = Linked()
+    linked, results = Linked(fragment.is_laid_out), outputs(entry)
     made = _link(module, region, fragment, source, change.metadata, linked)
-    value = linked.instructions[entry.root_id]
+    values = [linked.instructions[one] for one in results]
+    if any(use.output >= len(values) for use in uses):
+        raise SpliceError(f"{change.region}: the fragment yields {len(values)} values, which are fewer than are used")
     region.instructions[at:at] = made
-    consumers = [_replace(module, region, use, value) for use in uses]
+    linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
+    consumers = [_replace(module, region, use, values[use.output], linked) for use in uses]
     if module.schedule is not None and fragment.schedule is not None:
         _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
     remove_dead(module, region)
     return linked
+
+
+def outputs(entry: ComputationProto) -> list[int]:
+    """The ids of the results of a fragment, in order."""
+    return entry.root.operands if entry.root.opcode == "tuple" else [entry.root_id]
 
 
 def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
@@ -90,6 +111,10 @@ def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
     return values
 
 
+def _same(shape: bytes) -> bytes:
+    return shape
+
+
 def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
     """The use, outside of every fusion that only yields it."""
     scopes = [region]
@@ -99,7 +124,7 @@ def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
     while path and scopes[-1].root.name == name:  # ends: the path gets shorter
         scopes.pop()
         name = path.pop()
-    return Use(tuple(path), name)
+    return Use(tuple(path), name, use.output)
 
 
 def _entered(module: ModuleProto, caller: InstructionProto) -> ComputationProto:
@@ -107,7 +132,7 @@ def _entered(module: ModuleProto, caller: InstructionProto) -> ComputationProto:
     if caller.opcode not in _ENTERED or len(caller.called) != 1:
         raise SpliceError(f"{caller.name}: a value inside {caller.opcode} cannot be replaced")
     number = caller.called[0]
-    if sum(number in one.called for one in module.instructions()) != 1:
+    if sum(one.summary.called.count(number) for one in module.computations) != 1:
         raise SpliceError(f"{caller.name}: other instructions call the same computation")
     return module.computation(number)
 
@@ -135,7 +160,7 @@ def _link(
 ) -> list[InstructionProto]:
     """Adds the fragment's computations to the module, and returns the instructions of its entry for the region."""
     entry = fragment.entry
-    if [one.shape for one in entry.parameters] != [source.shape]:
+    if [linked.compared(one.shape) for one in entry.parameters] != [linked.compared(source.shape)]:
         raise SpliceError(f"{source.name}: the fragment takes another shape or layout")
     names = _Names(module)
     linked.instructions[entry.parameters[0].id] = source.id
@@ -145,9 +170,8 @@ def _link(
     inserted = [one for one in entry.instructions if one.opcode != "parameter"]
     _renumber(region, inserted, linked)
     for computation in added:
-        fresh = ComputationProto(computation.message, [])
-        fresh.id = linked.computations[computation.id]
-        _renumber(fresh, computation.instructions, linked)
+        computation.renumber(linked.computations[computation.id])
+        _renumber(ComputationProto(computation.message, []), computation.instructions, linked)
     for computation in added:
         _adopt(computation, linked, names, metadata)
     _rewire(inserted, linked, names, metadata)
@@ -158,7 +182,7 @@ def _link(
 
 def _new_channels(module: ModuleProto, fragment: ModuleProto) -> dict[int, int]:
     """Channels that the module does not use, for those of the fragment."""
-    last = max((one.channel for one in module.instructions()), default=0)
+    last = max((channel for one in module.computations for channel in one.summary.channels), default=0)
     used = sorted({one.channel for one in fragment.instructions() if one.channel})
     return {channel: last + 1 + at for at, channel in enumerate(used)}
 
@@ -198,7 +222,7 @@ class _Names:
     """Names that a module does not have yet."""
 
     def __init__(self, module: ModuleProto) -> None:
-        self.taken = {one.name for one in module.instructions()} | {one.name for one in module.computations}
+        self.taken = {name for one in module.computations for name in (one.name, *one.summary.names)}
 
     def fresh(self, name: str) -> str:
         """The name, with a number after it if it is taken."""
@@ -210,10 +234,10 @@ class _Names:
         return candidate
 
 
-def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int) -> list[int]:
+def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
     """Replaces one use by a value of the region; returns the ids of the region's instructions that now take it."""
     if not use.path:
-        return _replace_in(region, region.named(use.name), value)
+        return _replace_in(region, region.named(use.name), value, linked)
     names = _Names(module)
     scope, carried = region, value
     for name in use.path:
@@ -226,13 +250,13 @@ def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int
         inner.describe_parameters()
         caller.operands = [*caller.operands, carried]
         scope, carried = inner, parameter.id
-    _replace_in(scope, scope.named(use.name), carried)
+    _replace_in(scope, scope.named(use.name), carried, linked)
     return [region.named(use.path[0]).id]
 
 
-def _replace_in(computation: ComputationProto, old: InstructionProto, value: int) -> list[int]:
+def _replace_in(computation: ComputationProto, old: InstructionProto, value: int, linked: Linked) -> list[int]:
     """Lets all users of an instruction take another value, which must have the same shape and layout."""
-    if computation.by_id(value).shape != old.shape:
+    if linked.compared(computation.by_id(value).shape) != linked.compared(old.shape):
         raise SpliceError(f"{old.name}: the fragment yields another shape or layout")
     users = computation.users(old.id)
     for user in users:

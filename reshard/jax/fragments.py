@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ from reshard.hlo import Array
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.types import dtypes
+from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
 
 _TILE = re.compile(r"\(([\d,]+)\)")
@@ -50,6 +51,63 @@ class FragmentKey:
     places: tuple[tuple[int, int], ...]
     pick: Pick | None = None
 
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of its layouts."""
+        return self.plan.source.mesh
+
+    @property
+    def afters(self) -> tuple[Array, ...]:
+        """The arrays that it yields."""
+        return (self.after,)
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives."""
+        return self.plan.received_bytes
+
+    def __str__(self) -> str:
+        return f"{self.plan.source} -> {self.plan.target}"
+
+    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+        """From the tile before to those afterwards, for code inside a `shard_map` over all axes.
+
+        The conversions that the program has on the way come first or last, so that the narrowest dtype is moved.
+        """
+        run = tile_function(lower_plan(self.plan), axes)
+        moved = dtypes.canonical(self.plan.source.dtype)
+        box = (...,) if self.pick is None else tuple(slice(first, last + 1) for first, last in self.pick.box)
+        at = (...,) if self.pick is None else self.pick.at
+
+        def move(tile: jax.Array) -> tuple[jax.Array, ...]:
+            tile = in_places(tile[box].astype(moved), self.places).reshape(self.plan.source.tile_shape)
+            return (run(tile)[at].reshape(self.after.dims).astype(dtypes.canonical(self.after.dtype)),)
+
+        return move
+
+
+class Key(Hashable, Protocol):
+    """What a fragment is compiled for: the tile that it takes, those that it yields, and the function between them."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of its layouts."""
+        ...
+
+    @property
+    def before(self) -> Array:
+        """The array that it takes."""
+        ...
+
+    @property
+    def afters(self) -> tuple[Array, ...]:
+        """The arrays that it yields."""
+        ...
+
+    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+        """From the tile before to those afterwards, for code inside a `shard_map` over all axes."""
+        ...
+
 
 class Fragment(NamedTuple):
     """A captured fragment, the bytes that a device holds at its peak, both tiles included, and those it receives."""
@@ -64,15 +122,15 @@ class Fragments:
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self.devices = tuple(devices)
-        self._known: dict[FragmentKey, Fragment] = {}
+        self._known: dict[Key, Fragment] = {}
 
-    def get(self, key: FragmentKey) -> Fragment:
+    def get(self, key: Key) -> Fragment:
         """The fragment of a plan; raises `SpliceError` where the compiler makes none."""
         if key not in self._known:
             self._known[key] = self._compile(key)
         return self._known[key]
 
-    def _compile(self, key: FragmentKey) -> Fragment:
+    def _compile(self, key: Key) -> Fragment:
         """Compiles in a thread of its own, where neither the caller's jax contexts nor its meshes hold."""
         captured: list[bytes] = []
         costs: list[tuple[int, int]] = []
@@ -94,7 +152,7 @@ class Fragments:
         thread.join()
         if errors or len(captured) != 1:
             why = str(errors[0]).splitlines()[0] if errors else f"{len(captured)} modules were captured"
-            raise SpliceError(f"{key.plan.source} -> {key.plan.target}: the plan does not compile here ({why})")
+            raise SpliceError(f"{key}: it does not compile here ({why})")
         return Fragment(captured[0], *costs[0])
 
 
@@ -114,40 +172,36 @@ def _peak_bytes(compiled: Any) -> int:
     return int(total - memory.alias_size_in_bytes)
 
 
-def _lowered(key: FragmentKey, devices: Sequence[Any]) -> Any:
-    axes = {f"axis{at}": axis for at, axis in enumerate(key.plan.source.mesh.axes.values())}
+def _lowered(key: Key, devices: Sequence[Any]) -> Any:
+    """The fragment's program. One with several results yields a constant as well.
+
+    So its root is always a tuple of instructions, and never one instruction that yields them all.
+    """
+    axes = {f"axis{at}": axis for at, axis in enumerate(key.mesh.axes.values())}
     mesh = JaxMesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
     spec = PartitionSpec(tuple(axes))
-    moved = jax.shard_map(_tile_move(key, axes), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    function, afters = key.function(axes), key.afters
+
+    def moved(tile: jax.Array) -> Any:
+        tiles = function(tile)
+        return (*tiles, jax.numpy.zeros(1, bool)) if len(afters) > 1 else next(iter(tiles))
+
     sharding = NamedSharding(mesh, spec)
-    shape = (len(devices) * key.before.dims[0], *key.before.dims[1:])
-    dtype = dtypes.canonical(key.before.dtype)
+    shape = tuple(len(devices) * size if dim == 0 else size for dim, size in enumerate(key.before.dims))
+    formats = [Format(_layout_of(one), sharding) for one in afters]
     jitted = jax.jit(
-        moved,
+        jax.shard_map(moved, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False),
         in_shardings=Format(_layout_of(key.before), sharding),
-        out_shardings=Format(_layout_of(key.after), sharding),
+        out_shardings=(*formats, sharding) if len(formats) > 1 else formats[0],
     )
-    return jitted.lower(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
+    return jitted.lower(jax.ShapeDtypeStruct(shape, dtypes.canonical(key.before.dtype), sharding=sharding))
 
 
-def _tile_move(key: FragmentKey, axes: dict[str, int]) -> Callable[[jax.Array], jax.Array]:
-    """The plan on one tile, between the shapes and dtypes that the program has.
-
-    The conversions that the program has on the way come first or last, so that the narrowest dtype is moved.
-    """
-    run = tile_function(lower_plan(key.plan), axes)
-    moved = dtypes.canonical(key.plan.source.dtype)
-    box = (...,) if key.pick is None else tuple(slice(first, last + 1) for first, last in key.pick.box)
-    at = (...,) if key.pick is None else key.pick.at
-    by_place = sorted(range(len(key.places)), key=lambda at: -key.places[at][1])
-    radices = [key.places[at][0] for at in by_place]
-    order = [by_place.index(at) for at in range(len(key.places))]
-
-    def move(tile: jax.Array) -> jax.Array:
-        tile = tile[box].astype(moved).reshape(radices).transpose(order).reshape(key.plan.source.tile_shape)
-        return run(tile)[at].reshape(key.after.dims).astype(dtypes.canonical(key.after.dtype))
-
-    return move
+def in_places(tile: jax.Array, places: Sequence[tuple[int, int]]) -> jax.Array:
+    """A tile as its digits, given as radices and strides in the tile; a dim for each, in the order that is given."""
+    by_place = sorted(range(len(places)), key=lambda at: -places[at][1])
+    order = [by_place.index(at) for at in range(len(places))]
+    return tile.reshape([places[at][0] for at in by_place]).transpose(order)
 
 
 def _layout_of(array: Array) -> JaxLayout:

@@ -16,8 +16,9 @@ from reshard import hlo
 from reshard.errors import NotationError, ProgramError
 from reshard.hlo.proto import ModuleProto
 from reshard.jax import xla_hook
+from reshard.jax.chain_fate import ChainFate
 from reshard.jax.doctor import devices_for
-from reshard.jax.hlo_pass import ChainFate, improve
+from reshard.jax.hlo_pass import improve
 from reshard.jax.xla_hook import JaxlibReader
 from reshard.synth import Network
 

@@ -11,25 +11,35 @@ Whatever fails, that chain stays as it was, and its fate says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 from reshard import hlo
+from reshard.doctor.batch_ops import BatchOp, batch_ops
 from reshard.doctor.chains import Chain, chains
-from reshard.doctor.equivalence import Traced, check_equivalent
+from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.examination import named_mesh
 from reshard.doctor.liveness import Liveness
+from reshard.doctor.memory import program_memory
 from reshard.doctor.needed import is_needed
+from reshard.doctor.op_choices import OpMoves
+from reshard.doctor.op_equivalence import check_same_rows
+from reshard.doctor.op_layouts import OpFinder, OpReplacement
 from reshard.doctor.replacements import Finder, Replacement, Unfit
 from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError
-from reshard.hlo import integrity
+from reshard.hlo import Collective, integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splice, splice
+from reshard.hlo.splice import Splice, Use, splice
+from reshard.jax.chain_fate import ChainFate, fate_of
 from reshard.jax.fragments import FragmentKey, Fragments
+from reshard.jax.op_fragments import OpFragmentKey, OutputKey
+from reshard.jax.shift_fragments import ShiftKey
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
+from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
 _ROUNDS = 4
@@ -42,48 +52,6 @@ class HloPassOptions(NamedTuple):
 
     network: Network | None = None
     budget: int | str | None = None
-
-
-@dataclass(frozen=True)
-class ChainFate:
-    """A chain of collectives, and what the pass did with it.
-
-    `where` is the user's `file:line`, `does` its collectives in short. Bytes are those that a device receives in one
-    run, `planned_bytes` those of the plans, None without one. `why` is the reason why it was left, empty if replaced.
-    """
-
-    where: str
-    computation: str
-    does: str
-    received_bytes: int
-    planned_bytes: int | None
-    plans: tuple[Plan, ...] = ()
-    why: str = ""
-
-    @property
-    def replaced(self) -> bool:
-        """Whether a plan took its place."""
-        return not self.why
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {
-            "where": self.where,
-            "computation": self.computation,
-            "does": self.does,
-            "received_bytes": self.received_bytes,
-            "planned_bytes": self.planned_bytes,
-            "plans": [plan.to_dict() for plan in self.plans],
-            "replaced": self.replaced,
-            "why": self.why,
-        }
-
-    def __str__(self) -> str:
-        what = f"{self.where or self.computation}: {self.does}, {self.received_bytes} B received"
-        if self.why:
-            return f"{what}: left, {self.why}"
-        steps = ", ".join(step.kind for plan in self.plans for step in plan.steps)
-        return f"{what}: replaced by {steps or 'nothing'}, {self.planned_bytes} B"
 
 
 class Improved(NamedTuple):
@@ -107,32 +75,52 @@ class Reader(Protocol):
 
 
 class _Candidate(NamedTuple):
+    """What could take a chain's place.
+
+    `excess_bytes` is what it needs beyond `allowed_bytes`, which the chain needs: it fits only where the program's own
+    peak is elsewhere.
+    """
+
     chain: Chain
     fate: ChainFate
-    replacements: tuple[Replacement, ...]
+    replacements: tuple[Replacement | OpReplacement, ...]
     changes: tuple[Splice, ...]
+    allowed_bytes: int
+    excess_bytes: int
 
 
 def has_collectives(module: bytes) -> bool:
-    """Whether a serialized module has any collective; a search for their names, without decoding."""
-    return any(name in module for name in _COLLECTIVES)
+    """Whether a serialized module has any collective; a search for their names, without decoding.
+
+    To count is up to ten times faster than `in`, which is slow where much of a long text looks like a name.
+    """
+    return any(module.count(name) for name in _COLLECTIVES)
 
 
 def improve(module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
-    `compiler` reads serialized modules. Chains that depend on each other are replaced in several rounds.
+    `compiler` reads serialized modules. Chains that depend on each other are replaced in several rounds: one that could
+    not be spliced in beside others is tried once more where those have been.
     """
     fates: list[ChainFate] = []
     changed, name = False, ""
     for _ in range(_ROUNDS):
         one = _Round(module, fragments, compiler, options)
         better, name = one.run(), one.module.name
-        fates += one.fates if not changed else [fate for fate in one.fates if fate.replaced]
-        if better is None:
+        fates = _with(fates, one.fates) if changed else one.fates
+        if better is not None:
+            module, changed = better, True
+        if better is None or not one.has_failed:
             break
-        module, changed = better, True
     return Improved(name, module if changed else None, tuple(fates))
+
+
+def _with(fates: Sequence[ChainFate], later: Sequence[ChainFate]) -> list[ChainFate]:
+    """The fates of chains after another round: what it replaced is not left any more."""
+    replaced = [fate for fate in later if fate.replaced]
+    gone = frozenset[str]().union(*(fate.collectives for fate in replaced))
+    return [*(fate for fate in fates if fate.replaced or not fate.collectives <= gone), *replaced]
 
 
 class _Round:
@@ -147,44 +135,74 @@ class _Round:
         self.shardings = compiler.shardings(module)
         self.module = replace(hlo.parse(compiler.text(module)), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
+        self.collectives = hlo.collectives(self.module, every_branch=True)
         self.fates: list[ChainFate] = []
+        self.has_failed = False
+
+    @cached_property
+    def proto(self) -> ModuleProto:
+        """The module, to be read; what is changed is a fresh one."""
+        return ModuleProto.decode(self.data)
 
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the fates."""
-        candidates = list(self._candidates())
-        while candidates:  # ends: each failure takes a candidate away
-            failed, better = self._spliced(candidates)
+        candidates = sorted(self._candidates(), key=self._position)
+        while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
+            failed, why, better = self._spliced(candidates)
             if failed is None:
                 self.fates += [candidate.fate for candidate in candidates]
                 return better
             candidates.remove(failed)
+            self.has_failed = True
+            smaller = self._smaller(failed)
+            if smaller is None:
+                self.fates.append(replace(failed.fate, why=why))
+            else:
+                candidates.append(smaller)
         return None
+
+    def _position(self, candidate: _Candidate) -> int:
+        """Where a candidate stands in the program: what others take is replaced first."""
+        return self.collectives.index(candidate.chain.collectives[0])
 
     def _candidates(self) -> Iterator[_Candidate]:
         """The chains with a better plan; the others' fates are noted."""
-        collectives = hlo.collectives(self.module, every_branch=True)
+        collectives = self.collectives
         flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
         finder = Finder(flow, maps, numbering, named_mesh(collectives, self.devices))
         liveness = Liveness(flow, numbering)
-        apart = list(chains(flow, maps, collectives))
+        ops = _Ops(self, OpFinder(finder), liveness)
+        yield from ops.candidates
         for chain in chains(flow, maps, collectives, from_sums=True):
-            parts = [one for one in apart if one.region is chain.region and _is_part(one, chain)]
-            tried = [self._tried(chain, finder, liveness)]
-            if len(parts) > 1 and isinstance(tried[0], ChainFate):
-                why = tried[0].why
+            if ops.are_taken(chain):
+                continue
+            whole = self._tried(chain, finder, liveness)
+            tried = [whole]
+            if isinstance(whole, ChainFate) and len(parts := self._parts(chain)) > 1:
                 tried = [
-                    replace(_fate_of(part), why=why) if part.reduces else self._tried(part, finder, liveness)
+                    replace(fate_of(part), why=whole.why) if part.reduces else self._tried(part, finder, liveness)
                     for part in parts
                 ]
             for one in tried:
                 if isinstance(one, ChainFate):
-                    self.fates.append(one)
+                    self.fates.append(replace(one, why=ops.why.get(chain.collectives[0].name, one.why)))
                 else:
                     yield one
 
+    @cached_property
+    def apart(self) -> tuple[Chain, ...]:
+        """The chains of the module, each sum as one of its own."""
+        return tuple(chains(self.traced.flow, self.traced.maps, self.collectives))
+
+    def _parts(self, chain: Chain) -> list[Chain]:
+        """The chains that a chain that begins with a sum consists of."""
+        if not chain.reduces or len(chain.collectives) < 2:
+            return []
+        return [one for one in self.apart if one.region is chain.region and _is_part(one, chain)]
+
     def _tried(self, chain: Chain, finder: Finder, liveness: Liveness) -> _Candidate | ChainFate:
         """The better plan for a chain; its fate, if there is none."""
-        fate = _fate_of(chain)
+        fate = fate_of(chain)
         try:
             return self._candidate(chain, fate, finder, liveness)
         except (Unfit, ReshardError) as error:
@@ -193,74 +211,177 @@ class _Round:
     def _candidate(self, chain: Chain, fate: ChainFate, finder: Finder, liveness: Liveness) -> _Candidate:
         if is_needed(chain, finder.flow):
             raise Unfit(f"it receives no more than is needed, {fate.received_bytes} B")
-        replacements = finder.replacements(chain)
-        plans = tuple(self._plan(one) for one in replacements)
-        planned = sum(plan.received_bytes for plan in plans)
+        allowed = liveness.of(chain).peak_bytes
+        return self._planned(chain, fate, finder.replacements(chain), allowed)
+
+    def _planned(
+        self, chain: Chain, fate: ChainFate, replacements: tuple[Replacement, ...], allowed: int,
+        budget: int | None = None,
+    ) -> _Candidate:  # fmt: skip
+        """The plans for a chain under a budget, compiled; raises `Unfit` if they do not receive less."""
+        keys, uses = self._keys(replacements, budget)
+        planned = sum(key.received_bytes for key in keys)
+        permutes = sum(len(key.boxes) for key in keys if isinstance(key, ShiftKey))
+        if permutes > len(chain.collectives):
+            raise Unfit(f"the plan would need {permutes} permutes to receive {planned} B")
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
-        pieces = [
-            self.fragments.get(FragmentKey(plan, one.before, one.after, one.move.places, one.pick))
-            for plan, one in zip(plans, replacements, strict=True)
-        ]
+        pieces = [self.fragments.get(key) for key in keys]
         compiled = sum(piece.received_bytes for piece in pieces)
         if compiled >= fate.received_bytes:
             raise Unfit(f"the plan would receive {compiled} B as compiled here, and not {planned} B")
-        peak, allowed = max(piece.peak_bytes for piece in pieces), liveness.of(chain).peak_bytes
-        if peak > allowed + _ALIGNMENT:
-            raise Unfit(f"the plan would need {peak} B at once, and XLA needs {allowed} B")
-        region = chain.region.computation.name
+        excess = max(0, max(piece.peak_bytes for piece in pieces) - allowed - _ALIGNMENT)
+        region, source = chain.region.computation.name, replacements[0].source
         changes = tuple(
-            Splice(region, one.source, one.uses, piece.module, self._metadata(chain))
-            for piece, one in zip(pieces, replacements, strict=True)
+            Splice(region, source, used, piece.module, self._metadata(chain))
+            for piece, used in zip(pieces, uses, strict=True)
         )
-        return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), replacements, changes)
+        plans = tuple(key.plan for key in keys if isinstance(key, FragmentKey))
+        fate = replace(fate, planned_bytes=planned, plans=plans, permutes=permutes)
+        return _Candidate(chain, fate, replacements, changes, allowed, excess)
 
-    def _plan(self, one: Replacement) -> Plan:
-        return best_plan(one.move.source, one.move.target, network=self.options.network, budget=self.options.budget)
+    def _keys(
+        self, replacements: Sequence[Replacement], budget: int | None
+    ) -> tuple[list[FragmentKey | ShiftKey], list[tuple[Use, ...]]]:
+        """The fragments that replacements ask for, and what each is used for: all shifts are one fragment."""
+        keys: list[FragmentKey | ShiftKey] = []
+        uses: list[tuple[Use, ...]] = []
+        for one in replacements:
+            if one.move is not None:
+                plan = self._plan(one.move.source, one.move.target, budget)
+                keys.append(FragmentKey(plan, one.before, one.after, one.move.places, one.pick))
+                uses.append(one.uses)
+        for dtype in dict.fromkeys(one.dtype for one in replacements if one.shift is not None):
+            alike = [(one, one.shift) for one in replacements if one.shift is not None and one.dtype == dtype]
+            afters = tuple(one.after for one, _ in alike)
+            keys.append(ShiftKey(tuple(shift for _, shift in alike), alike[0][0].before, afters, dtype))
+            uses.append(tuple(replace(use, output=at) for at, (one, _) in enumerate(alike) for use in one.uses))
+        return keys, uses
+
+    def op_candidate(
+        self, chain: Chain, instruction: hlo.Instruction, op: BatchOp, finder: OpFinder, liveness: Liveness
+    ) -> _Candidate:
+        """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
+        fate = fate_of(chain)
+        fate = replace(fate, does=f"{fate.does}, {op.kind if op.kind != 'ffi' else op.target}")
+        one = finder.replacement(chain, instruction, op)
+        key = min((self._op_key(one, moves) for moves in one.choices), key=_bytes_of)
+        planned = _bytes_of(key)
+        if planned >= fate.received_bytes:
+            raise Unfit(f"it receives no more than is needed, {planned} B")
+        piece = self.fragments.get(key)
+        if piece.received_bytes >= fate.received_bytes:
+            raise Unfit(f"the plan would receive {piece.received_bytes} B as compiled here, and not {planned} B")
+        allowed = max(liveness.of(chain).peak_bytes, sum(array.nbytes for array in (*op.operands, *op.results)))
+        if piece.peak_bytes > allowed + _ALIGNMENT:
+            raise Unfit(f"the plan would need {piece.peak_bytes} B at once, and XLA needs {allowed} B")
+        uses = tuple(replace(use, output=at) for at, output in enumerate(one.outputs) for use in output.uses)
+        change = Splice(chain.region.computation.name, one.source, uses, piece.module, self._metadata(chain))
+        plans = (key.plan, *(output.plan for output in key.outputs))
+        return _Candidate(chain, replace(fate, planned_bytes=planned, plans=plans), (one,), (change,), allowed, 0)
+
+    def _op_key(self, one: OpReplacement, moves: OpMoves) -> OpFragmentKey:
+        outputs = tuple(
+            OutputKey(output.number, self._plan(*pair), output.order, output.after)
+            for output, pair in zip(one.outputs, moves.outputs, strict=True)
+        )
+        indices = tuple(operand.index_dim for operand in one.inputs)
+        plan = self._plan(moves.source, moves.rows)
+        return OpFragmentKey(one.op, indices, plan, one.before, one.places, outputs)
+
+    def _smaller(self, large: _Candidate) -> _Candidate | None:
+        """The candidate with plans that need no more memory than its chain, if it needs more and there are such."""
+        if not large.excess_bytes:
+            return None
+        fate = replace(large.fate, planned_bytes=None, plans=())
+        moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
+        try:
+            one = self._planned(large.chain, fate, moves, large.allowed_bytes, large.allowed_bytes)
+        except (Unfit, ReshardError):
+            return None
+        return None if one.excess_bytes else one
+
+    def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
+        most = self.options.budget if budget is None else budget
+        return best_plan(source, target, network=self.options.network, budget=most)
 
     def _metadata(self, chain: Chain) -> bytes:
         """The name and line of the chain's first collective, for what takes its place."""
-        region = ModuleProto.decode(self.data).computation_named(chain.region.computation.name)
+        region = self.proto.computation_named(chain.region.computation.name)
         return region.named(chain.collectives[0].name).metadata
 
-    def _spliced(self, candidates: list[_Candidate]) -> tuple[_Candidate | None, bytes]:
-        """The candidate that cannot be spliced in, None if all can, and the module with all of them."""
-        module = ModuleProto.decode(self.data)
+    def _spliced(self, candidates: list[_Candidate]) -> tuple[_Candidate | None, str, bytes]:
+        """The candidate that cannot be spliced in and why, None if all can, and the module with all of them."""
+        module = self.proto.fresh()
         changes: list[integrity.Change] = []
+        regions: dict[str, dict[str, str]] = {}
         current = candidates[0]
         try:
             for current in candidates:
-                changes += [integrity.Change(change, splice(module, change)) for change in current.changes]
+                for change in current.changes:
+                    stand_ins = regions.setdefault(change.region, {})
+                    placed = replace(change, source=stand_ins.get(change.source, change.source))
+                    changes.append(integrity.Change(placed, splice(module, placed)))
+                    stand_ins.update(changes[-1].linked.stand_ins)
             data = module.encode()
-            integrity.check(self.data, data, changes)
+            integrity.check(self.proto, data, changes)
             text = self.compiler.text(data)
             after = Traced(replace(hlo.parse(text), num_partitions=self.devices), self.devices, spliced=True)
             replicas = Replicas(self.traced.maps, self.shardings)
             for current in candidates:
+                region = current.chain.region.computation.name
                 for one in current.replacements:
-                    check_equivalent(self.traced, after, current.chain.region.computation.name, one, replicas)
+                    _check(Spliced(self.traced, after, region, regions[region]), one, replicas)
+            current = max(candidates, key=lambda candidate: candidate.excess_bytes)
+            self._check_memory(current, after)
         except (Unfit, ReshardError) as error:
-            self.fates.append(replace(current.fate, why=str(error).splitlines()[0]))
-            return current, b""
-        return None, data
+            return current, str(error).splitlines()[0], b""
+        return None, "", data
+
+    def _check_memory(self, largest: _Candidate, after: Traced) -> None:
+        """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
+        if not largest.excess_bytes:
+            return
+        was, now = (program_memory(one.flow, {}).peak_bytes for one in (self.traced, after))
+        if now > was + _ALIGNMENT:
+            peak = largest.allowed_bytes + largest.excess_bytes
+            raise Unfit(f"the plan would need {peak} B at once, and XLA needs {largest.allowed_bytes} B")
+
+
+class _Ops:
+    """The operations that may run on the rows that each device has, and the chains that they take.
+
+    `why` has the reasons why others stay, by the first collective that brings their operands.
+    """
+
+    def __init__(self, of: _Round, finder: OpFinder, liveness: Liveness) -> None:
+        self.candidates: list[_Candidate] = []
+        self.why: dict[str, str] = {}
+        self._taken: set[Collective] = set()
+        known = next(batch_ops(finder.flow), None) is not None
+        for chain, instruction, op in finder.joined(of.apart) if known else ():
+            try:
+                self.candidates.append(of.op_candidate(chain, instruction, op, finder, liveness))
+                self._taken.update(chain.collectives)
+            except (Unfit, ReshardError) as error:
+                self.why[chain.collectives[0].name] = str(error).splitlines()[0]
+
+    def are_taken(self, chain: Chain) -> bool:
+        """Whether the operations take all that a chain moves."""
+        return self._taken.issuperset(chain.collectives)
+
+
+def _bytes_of(key: OpFragmentKey) -> int:
+    return key.plan.received_bytes + sum(output.plan.received_bytes for output in key.outputs)
+
+
+def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replicas) -> None:
+    if isinstance(one, OpReplacement):
+        check_same_rows(spliced, one, replicas)
+    else:
+        check_equivalent(spliced, one, replicas)
 
 
 def _is_part(one: Chain, chain: Chain) -> bool:
     names = {(each.computation, each.name) for each in chain.collectives}
     return all((each.computation, each.name) in names for each in one.collectives)
-
-
-def _fate_of(chain: Chain) -> ChainFate:
-    sources = [one.source for one in chain.collectives]
-    source = next((one for one in sources if one.exact and one.file), sources[0])
-    where = f"{source.file}:{source.line}" if source.file else source.op_name or ""
-    does = ", ".join(_counted(one.kind for one in chain.collectives))
-    received = sum(one.received_bytes for one in chain.collectives)
-    return ChainFate(where, chain.region.computation.name, does, received, None)
-
-
-def _counted(kinds: Iterable[str]) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    for kind in kinds:
-        counts[kind] = counts.get(kind, 0) + 1
-    yield from (kind if count == 1 else f"{count} {kind}" for kind, count in counts.items())

@@ -14,9 +14,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from reshard.jax import xla_hook
+from reshard.jax.chain_fate import ChainFate
 from reshard.jax.compare import Decision, figures, module_figures, savings
 from reshard.jax.doctor import known_moves
-from reshard.jax.hlo_pass import ChainFate
 from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.stages import Compiled
 from reshard.jax.strict import Limits, effective_limits

@@ -4,7 +4,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.chains import chains
-from reshard.doctor.equivalence import Traced, check_equivalent
+from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.replacements import Finder
 from reshard.doctor.replicas import Replicas
 from reshard.errors import SpliceError
@@ -55,7 +55,7 @@ def check(new, old=OLD, shardings=()):
     after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
     (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
     (one,) = Finder(before.flow, before.maps, before.numbering, None).replacements(chain)
-    check_equivalent(before, after, "main", one, Replicas(before.maps, shardings))
+    check_equivalent(Spliced(before, after, "main", {}), one, Replicas(before.maps, shardings))
 
 
 def test_the_same_move_by_other_collectives():

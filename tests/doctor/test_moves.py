@@ -18,7 +18,7 @@ def read(*lines, moves=(), planned=True, mesh=None, **options):
 
 
 def test_a_move_between_two_layouts():
-    (move,), where, _ = read(*RESHARD, mesh=rs.Mesh(a=4))
+    (move,), where, *_ = read(*RESHARD, mesh=rs.Mesh(a=4))
     assert ((move.before.dims, move.after.dims), where) == (((2, 8), (8, 2)), HERE)
     assert (str(move.source), str(move.target), move.whole) == (*FORTH, True)
     assert (move.needed_bytes, move.exact, move.plan.received_bytes) == (48, True, 48)
@@ -30,12 +30,12 @@ def test_plans_only_on_request():
 
 
 def test_a_known_move_gives_its_line_and_layouts():
-    (move,), where, _ = read(*RESHARD, moves=[known("model.py:7", *FORTH)])
+    (move,), where, *_ = read(*RESHARD, moves=[known("model.py:7", *FORTH)])
     assert (where.file, where.line, where.function, where.exact) == ("model.py", 7, None, True)
     assert str(move.source.mesh) == "<a=4>"
-    _, same, _ = read(*RESHARD, moves=[known("train.py:26", *FORTH)])
+    _, same, *_ = read(*RESHARD, moves=[known("train.py:26", *FORTH)])
     assert (same.line, same.function) == (26, "step")
-    _, unnamed, _ = read(*RESHARD, moves=[known("", *FORTH, near=["train.py:26"])])
+    _, unnamed, *_ = read(*RESHARD, moves=[known("", *FORTH, near=["train.py:26"])])
     assert unnamed == HERE
 
 
@@ -74,8 +74,9 @@ def test_an_untraceable_move_needs_at_most_its_result():
 )
 def test_results_of_one_chain(second, moves):
     use = "ROOT %r = (f32[8,2]{1,0}, f32[8,2]{1,0}) custom-call(%d, %e)"
-    read_moves, *_ = read(*OFFSET, ZERO, GATHER, SLICE, second, use)
+    read_moves, _, _, counted = read(*OFFSET, ZERO, GATHER, SLICE, second, use)
     assert len(read_moves) == moves
+    assert counted == (None if moves == 1 else 48)
     assert [move.needed_bytes for move in read_moves] == [48, 0][:moves]
 
 
@@ -101,5 +102,5 @@ def test_equal_moves_of_different_arrays_are_listed_once():
         *(f"%g{at} = f32[8,8]{{1,0}} get-tuple-element(%t), index={at}" for at in range(2)),
         "ROOT %r = f32[8,8]{1,0} add(%g0, %g1)",
     ]
-    (move,), *_ = read(*lines)
-    assert move.needed_bytes == 192
+    (move,), _, _, counted = read(*lines)
+    assert (move.needed_bytes, move.arrays, counted) == (192, 2, 384)

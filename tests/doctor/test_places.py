@@ -1,6 +1,7 @@
 """The figures of places and moves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -18,13 +19,22 @@ def test_the_figures_of_one_place():
     assert (one.planned_peak_bytes, one.planned_temp_bytes, one.saved_temp_bytes) == (192, 64, 256)
 
 
+def test_what_several_moves_bring_may_be_counted():
+    """Elements that two moves bring count once: then less is needed than the sum, but no less than by the largest."""
+    one = replace(place(received=192, moves=(move(), move(80))), counted_bytes=100)
+    assert (one.needed_bytes, one.exact) == (100, False)
+    assert (replace(one, counted_bytes=80).needed_bytes, replace(one, counted_bytes=80).exact) == (80, True)
+    assert replace(one, counted_bytes=60).needed_bytes == 80
+
+
 @pytest.mark.parametrize(
     ("moves", "needed", "exact", "planned"),
     [
         ((), 192, False, None),  # a reduction, for example: it needs what it receives
-        ((move(), move(80)), 80, True, 96),  # of two moves the larger need, and both plans
-        ((move(), move(80, exact=False)), 80, False, 96),
-        ((move(), move(plan=False)), 48, True, None),  # no plan for one of them: none for the place
+        ((move(), move(80)), 128, False, 96),  # two moves: at most what both need, and both plans
+        ((move(), move(80, exact=False)), 128, False, 96),
+        ((replace(move(), arrays=3),), 144, False, 144),  # three arrays that move alike
+        ((move(), move(plan=False)), 96, False, None),  # no plan for one of them: none for the place
         ((move(500),), 192, True, 48),  # never more than it receives
     ],
 )
@@ -57,7 +67,7 @@ def test_places_as_plain_data():
         "file": "train.py", "line": 26, "function": "step", "op_name": "jit(f)/mul", "exact": True,
     }  # fmt: skip
     assert (data["kind"], data["times"], data["largest"], data["rebuilds"]) == ("reshard", 1, "f32[8,8]", "")
-    assert (data["received_bytes"], data["needed_bytes"], data["wasted_bytes"]) == (192, 48, 144)
+    assert (data["received_bytes"], data["needed_bytes"], data["wasted_bytes"]) == (192, 96, 96)
     assert data["collectives"] == [
         {"kind": "all_gather", "name": "g", "dtype": "f32", "operands": [[2, 8]], "results": [[8, 8]],
          "group_size": 4, "received_bytes": 192, "times": 1}

@@ -40,9 +40,17 @@ def test_an_unused_copy_goes(name):
 
 def test_what_may_have_an_effect_stays():
     proto = recorded("train_cpu").decoded()
-    with_copy(proto, proto.entry.instructions[0], "custom-call")
+    with_copy(proto, proto.entry.instructions[0], "custom-call").message.set_number(65, 1)
     remove_dead(proto, proto.entry)
     assert proto.entry.named("unused")
+
+
+def test_a_call_of_foreign_code_without_an_effect_goes():
+    module = recorded("train_cpu")
+    proto = module.decoded()
+    with_copy(proto, proto.entry.instructions[0], "custom-call")
+    remove_dead(proto, proto.entry)
+    assert proto.encode() == module.module
 
 
 def test_control_edges_go_around_what_is_gone():

@@ -84,6 +84,6 @@ def test_the_tile_function_rearranges_the_tile():
     mesh = rs.Mesh(x=1)
     plan = rs.plan(rs.Layout.parse("f32[4, 6]", mesh), rs.Layout.parse("f32[4, 6]", mesh))
     one = FragmentKey(plan, Array("f32", (6, 4), "1,0"), Array("f32", (4, 6), "1,0"), ((4, 1), (6, 4)))
-    run = fragments._tile_move(one, {"axis0": 1})
+    run = one.function({"axis0": 1})
     tile = np.arange(24, dtype="float32").reshape(6, 4)
     np.testing.assert_array_equal(np.asarray(run(jax.numpy.asarray(tile))), tile.T)

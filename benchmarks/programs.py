@@ -1,0 +1,116 @@
+"""Real programs under the pass inside XLA: compiled plain and with `reshard.jax.enable()`, each in its own process.
+
+    python benchmarks/programs.py                                   # 8 CPU devices: compiled, run, compared
+    python benchmarks/programs.py --target v5p                      # 8 chips of TPU v5p, ahead of time
+    python benchmarks/programs.py --target v5p-256                  # 256 of them: the programs with that tag
+    python benchmarks/programs.py --target h100                     # 8 H100s: the programs with that tag
+    python benchmarks/programs.py --only zero_adamw,moe_layer --json rows.jsonl
+    python benchmarks/programs.py --table rows.jsonl                # the tables of docs/programs.md
+
+The libraries are those of the extra `bench`. The models for Flax of transformers ended with 4.49, which wants older
+tokenizers than tunix: pip install --no-deps transformers==4.49.0 tokenizers==0.21.4 huggingface-hub==0.36.0.
+A program whose library is missing says so, and the others go on. H100s need what `benchmarks/aot.py` says.
+
+Each row has, plain and with the pass: the bytes that a device receives (by `reshard.hlo`, and by a count of
+`real_programs/counting.py` that shares no code with it), the peak (arguments, outputs and temporaries, less what is
+aliased), seconds to compile; and what the pass replaced and left, with the reasons. On CPU both programs run on the
+same data. The exit code is 1 if a program receives more, needs more memory, has other results or is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __package__ in (None, ""):  # run as a file: the folder above is the project
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+HERE = Path(__file__).resolve().parent
+TARGETS = {"cpu": 8, "v5p": 8, "v5p-256": 256, "h100": 8}
+_SECONDS = 900
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", choices=tuple(TARGETS), default="cpu")
+    parser.add_argument("--only", default="", help="names of programs, separated by commas")
+    parser.add_argument("--json", type=Path, help="append one line for each program to this file")
+    parser.add_argument("--table", type=Path, nargs="+", help="print the tables of such files, and compile nothing")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--times", type=int, default=1, help="compile so often, and report the fewest seconds")
+    parser.add_argument("--dump", type=Path, help="a folder for the programs' HLO, plain and with the pass")
+    options = parser.parse_args(argv)
+    if options.table:
+        from benchmarks.real_programs.tables import tables
+
+        rows = [json.loads(line) for path in options.table for line in path.read_text().splitlines()]
+        print(tables(rows))
+        return 0
+    _environment(options.target)
+    if options.child:
+        from benchmarks.real_programs.measuring import measured
+
+        print(json.dumps(measured(options.child, options.target, options.dump, options.times)))
+        return 0
+    from benchmarks.real_programs.tables import line_of
+
+    broken = 0
+    for name in _names(options.target, options.only):
+        row = _in_child(name, options)
+        print(line_of(row), flush=True)
+        broken += bool(row.get("error") or row.get("violations"))
+        if options.json:
+            with options.json.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+    return 1 if broken else 0
+
+
+def _environment(target: str) -> None:
+    """What jax reads when it is imported."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would ask a server that only a TPU machine has
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if target == "cpu":
+        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={TARGETS[target]}"
+
+
+def _names(target: str, only: str) -> list[str]:
+    from benchmarks.real_programs import PROGRAMS
+
+    if only:
+        return only.split(",")
+    tag = "" if target in ("cpu", "v5p") else target
+    return [
+        name
+        for name, one in PROGRAMS.items()
+        if (not tag or tag in one.tags) and not (target != "cpu" and "cpu" in one.tags)
+    ]
+
+
+def _in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    target = options.target
+    command = [sys.executable, str(HERE / "programs.py"), "--child", name, "--target", target]
+    command += ["--times", str(options.times), *(["--dump", str(options.dump)] if options.dump else [])]
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"program": name, "target": target, "error": f"it took more than {_SECONDS} s"}
+    if done.returncode or not done.stdout.strip():
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        why = f"missing: {last}" if "ModuleNotFoundError" in last else f"exit code {done.returncode}: {last}"
+        return {"program": name, "target": target, "error": why}
+    row = json.loads(done.stdout.strip().splitlines()[-1])
+    return {**row, "child_seconds": round(time.perf_counter() - started, 1)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

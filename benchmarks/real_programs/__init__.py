@@ -1,0 +1,15 @@
+"""The programs of `benchmarks/programs.py`: `PROGRAMS` has them by name."""
+
+from benchmarks.real_programs import (
+    jax_layouts,
+    jax_models,
+    model_libraries,
+    optimizers,
+    science,
+    transformers_models,
+)
+from benchmarks.real_programs.base import PROGRAMS as PROGRAMS
+from benchmarks.real_programs.base import Case as Case
+from benchmarks.real_programs.base import Scale as Scale
+
+MODULES = (jax_models, jax_layouts, transformers_models, model_libraries, optimizers, science)

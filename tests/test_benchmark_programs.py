@@ -1,0 +1,40 @@
+"""A sample of benchmarks/programs.py: programs that need jax alone, each in a process of its own; and its own count."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.real_programs.counting import received_bytes
+from reshard import hlo
+from reshard.jax.xla_hook import hook_exists
+from tests.doctor.fragments import RECORDED
+
+UNKNOWN = ("gather_v5p-2slices", "kinds_v5p-2slices", "overlap")
+"""Receives between slices, and collectives that TPU splits into fusions: the count does not know these."""
+COUNTED = [path for path in RECORDED if not path.stem.startswith(UNKNOWN)]
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
+@pytest.mark.parametrize(("name", "saves"), [("issue_21562", True), ("decode", True), ("moe_layer", False)])
+def test_a_program_is_never_worse_with_the_pass(name, saves, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    command = [sys.executable, str(ROOT / "benchmarks" / "programs.py"), "--only", name, "--json", str(rows)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = json.loads(rows.read_text())
+    assert row["same_bits"] and not row["violations"]
+    assert (row["pass"]["received"] < row["plain"]["received"]) == saves
+    assert row["still_not_needed"] <= 0.2 * row["not_needed"]
+    shown = subprocess.run([*command[:2], "--table", str(rows)], capture_output=True, text=True, check=True).stdout
+    assert f"| {name} |" in shown
+
+
+@pytest.mark.parametrize("path", COUNTED, ids=lambda path: path.name)
+def test_the_two_counts_agree(path):
+    text = path.read_text()
+    assert received_bytes(text) == hlo.traffic(hlo.parse(text)).received_bytes
