@@ -308,10 +308,10 @@ class ModuleProto:
 
         The GPU compiler hands modules over before that.
         """
-        asked = wire.decode(self.message.data(_Module.PROGRAM_SHAPE) or b"")
+        program = wire.decode(self.message.data(_Module.PROGRAM_SHAPE) or b"")
         given = [one.shape for one in self.entry.parameters]
-        return asked.all_data(_ProgramShape.PARAMETERS) == given and (
-            asked.data(_ProgramShape.RESULT) == self.entry.root.shape
+        return program.all_data(_ProgramShape.PARAMETERS) == given and (
+            program.data(_ProgramShape.RESULT) == self.entry.root.shape
         )
 
     def computation(self, number: int) -> ComputationProto:
