@@ -34,9 +34,14 @@ def _remove_once(module: ModuleProto, computation: ComputationProto) -> bool:
                 users[operand] -= 1
             _remove(module, computation, instruction)
             removed = True
-        elif instruction.opcode == "fusion" and _trim(module, instruction):
+        elif instruction.opcode == "fusion" and _was_opened(module, instruction) and _trim(module, instruction):
             return True
     return removed
+
+
+def _was_opened(module: ModuleProto, fusion: InstructionProto) -> bool:
+    """Whether something may be unused in a fusion now; compilers leave nothing unused there."""
+    return module.computation(fusion.called[0]).is_opened
 
 
 def _has_effect(instruction: InstructionProto) -> bool:
@@ -74,7 +79,7 @@ def _trim(module: ModuleProto, fusion: InstructionProto) -> bool:
 def _remove_uncalled(module: ModuleProto) -> None:
     """Removes the computations that no instruction calls."""
     while True:  # ends: each round removes a computation
-        called = {number for one in module.instructions() for number in one.called} | {module.entry.id}
+        called = {number for one in module.computations for number in one.summary.called} | {module.entry.id}
         kept = [one for one in module.computations if one.id in called]
         if len(kept) == len(module.computations):
             return

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reshard.errors import SpliceError
-from reshard.hlo import wire
 from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
 from reshard.hlo.splice import Linked, Splice, outputs, replaced_values
 
@@ -35,20 +34,32 @@ class Change(NamedTuple):
     linked: Linked
 
 
-def check(before: bytes, after: bytes, changes: Sequence[Change]) -> None:
-    """Raises `SpliceError`, naming the instruction, unless `after` is `before` with these splices and nothing else."""
-    old, new = ModuleProto.decode(before), ModuleProto.decode(after)
+def check(old: ModuleProto, after: bytes, changes: Sequence[Change]) -> None:
+    """Raises `SpliceError`, naming the instruction, unless `after` is `old` with these splices and nothing else.
+
+    `old` must be as it was decoded. Of computations with the same bytes as before only names and ids are looked at.
+    """
+    new = ModuleProto.decode(after, like=old)
+    changed = _changed(old, new)
     _check_rest(old, new)
-    _check_order(new)
+    _check_order(new, changed)
     _check_schedule(old, new)
-    added = _check_added(new, changes)
-    _check_kept(old, new, _what_is_fresh(old, new, added, changes))
+    added = _check_added(new, changed, changes)
+    fresh = _what_is_fresh(old, new, changed, added, changes)
+    _check_kept(changed, fresh)
     _check_channels(old, changes)
-    for computation in new.computations:
+    for computation in changed:
         shapes = {one.id: one.shape for one in computation.instructions}
+        originals = fresh.originals(computation.id)
         for instruction in computation.instructions:
-            if instruction.opcode == "fusion" and not _is_unchanged(old, new, instruction):
+            if instruction.opcode == "fusion" and not _is_unchanged(old, new, instruction, originals):
                 _check_fusion(new, instruction, [shapes[one] for one in instruction.operands])
+
+
+def _changed(old: ModuleProto, new: ModuleProto) -> list[ComputationProto]:
+    """The computations of the new module that are not, byte for byte, in the old one."""
+    kept = {one.data for one in old.computations}
+    return [one for one in new.computations if one.data not in kept]
 
 
 def _check_rest(old: ModuleProto, new: ModuleProto) -> None:
@@ -60,9 +71,9 @@ def _check_rest(old: ModuleProto, new: ModuleProto) -> None:
         raise SpliceError("the module's header, layouts, aliases or tables have changed")
 
 
-def _check_order(new: ModuleProto) -> None:
-    ids = Counter(instruction.id for instruction in new.instructions())
-    names = Counter(instruction.name for instruction in new.instructions())
+def _check_order(new: ModuleProto, changed: Sequence[ComputationProto]) -> None:
+    ids = Counter(number for computation in new.computations for number in computation.summary.ids)
+    names = Counter(name for computation in new.computations for name in computation.summary.names)
     names.update(computation.name for computation in new.computations)
     computations = Counter(computation.id for computation in new.computations)
     twice = [str(key) for counter in (ids, names, computations) for key, count in counter.items() if count > 1]
@@ -70,17 +81,18 @@ def _check_order(new: ModuleProto) -> None:
         raise SpliceError(f"{twice[0]}: an id or a name is given twice")
     defined: set[int] = set()
     for computation in new.computations:
-        _check_computation(computation, defined)
+        if not defined.issuperset(computation.summary.called):
+            raise SpliceError(f"{computation.name}: a computation that it calls does not stand before its own")
         defined.add(computation.id)
+    for computation in changed:
+        _check_computation(computation)
 
 
-def _check_computation(computation: ComputationProto, defined: set[int]) -> None:
+def _check_computation(computation: ComputationProto) -> None:
     seen: set[int] = set()
     for instruction in computation.instructions:
         if not seen.issuperset(instruction.operands):
             raise SpliceError(f"{instruction.name}: an operand does not stand before it")
-        if not defined.issuperset(instruction.called):
-            raise SpliceError(f"{instruction.name}: a computation that it calls does not stand before its own")
         seen.add(instruction.id)
     everything = {one for instruction in computation.instructions for one in instruction.control}
     if computation.root_id not in seen or not seen.issuperset(everything):
@@ -95,19 +107,19 @@ def _check_schedule(old: ModuleProto, new: ModuleProto) -> None:
     known = {one.id for one in new.computations}
     if not known.issuperset(new.schedule):
         raise SpliceError("the schedule has a computation that is not in the module")
+    runs = _started(new)
     for computation in new.computations:
         ids = new.schedule.get(computation.id)
         if ids is not None:
-            _check_sequence(computation, ids)
-        elif computation.id in old.schedule or _runs(new, computation):
+            if ids != old.schedule.get(computation.id) or computation not in old:
+                _check_sequence(computation, ids)
+        elif computation.id in old.schedule or computation.id in runs:
             raise SpliceError(f"{computation.name}: it has no schedule")
 
 
-def _runs(module: ModuleProto, computation: ComputationProto) -> bool:
-    """Whether a loop or a branch runs the computation, so that it must be scheduled."""
-    return any(
-        computation.id in one.called and one.opcode in ("while", "conditional", "call") for one in module.instructions()
-    )
+def _started(module: ModuleProto) -> set[int]:
+    """The ids of the computations that loops and branches run, which must be scheduled."""
+    return {number for one in module.computations for number in one.summary.started}
 
 
 def _check_sequence(computation: ComputationProto, ids: Sequence[int]) -> None:
@@ -120,9 +132,11 @@ def _check_sequence(computation: ComputationProto, ids: Sequence[int]) -> None:
             raise SpliceError(f"{instruction.name}: it is scheduled before what it needs")
 
 
-def _check_added(new: ModuleProto, changes: Sequence[Change]) -> dict[int, InstructionProto]:
+def _check_added(
+    new: ModuleProto, changed: Sequence[ComputationProto], changes: Sequence[Change]
+) -> dict[int, InstructionProto]:
     """Checks the added instructions against the fragments; returns them by id."""
-    everything = {one.id: one for one in new.instructions()}
+    everything = {one.id: one for computation in changed for one in computation.instructions}
     added: dict[int, InstructionProto] = {}
     for change in changes:
         fragment = ModuleProto.decode(change.splice.fragment)
@@ -160,7 +174,8 @@ def _fields(instruction: InstructionProto, without: frozenset[int]) -> list[tupl
 class _Fresh(NamedTuple):
     """What is new: by id, the fragment's root that an added value or a parameter of a fusion stands for, if any.
 
-    `replaced` has, for the id of each replaced value, the root that took its place.
+    `replaced` has, for the id of each replaced value, the root that took its place, and `computations` the old module's
+    by id.
     """
 
     old: ModuleProto
@@ -168,16 +183,21 @@ class _Fresh(NamedTuple):
     added: Mapping[int, InstructionProto]
     roots: Mapping[int, int]
     replaced: Mapping[int, int]
+    computations: Mapping[int, ComputationProto]
+
+    def originals(self, number: int) -> dict[int, InstructionProto]:
+        """The instructions of a computation of the old module, by id; none if it is new."""
+        computation = self.computations.get(number)
+        return {} if computation is None else {one.id: one for one in computation.instructions}
 
     def may_follow(self, was: int, now: int) -> bool:
         """Whether a new operand may stand where an old one stood."""
         return was == now or (was in self.replaced and self.roots.get(now) == self.replaced[was])
 
 
-def _check_kept(old: ModuleProto, new: ModuleProto, fresh: _Fresh) -> None:
-    originals = {one.id: one for one in old.computations}
-    for computation in new.computations:
-        before = originals.get(computation.id)
+def _check_kept(changed: Sequence[ComputationProto], fresh: _Fresh) -> None:
+    for computation in changed:
+        before = fresh.computations.get(computation.id)
         if before is not None:
             _check_kept_computation(before, computation, fresh)
         elif not all(one.id in fresh.added for one in computation.instructions):
@@ -206,7 +226,11 @@ def _check_kept_computation(before: ComputationProto, computation: ComputationPr
 
 
 def _what_is_fresh(
-    old: ModuleProto, new: ModuleProto, added: Mapping[int, InstructionProto], changes: Sequence[Change]
+    old: ModuleProto,
+    new: ModuleProto,
+    changed: Sequence[ComputationProto],
+    added: Mapping[int, InstructionProto],
+    changes: Sequence[Change],
 ) -> _Fresh:
     replaced: dict[int, int] = {}
     roots: dict[int, int] = {}
@@ -217,24 +241,26 @@ def _what_is_fresh(
         for use in change.splice.uses:
             values = replaced_values(old, change.splice.region, use)
             replaced.update(dict.fromkeys(values, results[use.output]))
-    return _Fresh(old, new, added, _with_parameters(new, roots), replaced)
+    known = _with_parameters(new, changed, roots)
+    return _Fresh(old, new, added, known, replaced, {one.id: one for one in old.computations})
 
 
-def _with_parameters(new: ModuleProto, roots: Mapping[int, int]) -> dict[int, int]:
+def _with_parameters(new: ModuleProto, changed: Sequence[ComputationProto], roots: Mapping[int, int]) -> dict[int, int]:
     """The roots of fragments, and the parameters through which they enter fusions."""
     known = dict(roots)
-    callers = [one for one in new.instructions() if one.opcode in ("fusion", "call")]
+    inside = {one.id for one in changed}
+    calls = [one for computation in changed for one in computation.instructions if one.opcode in ("fusion", "call")]
     pairs = [
         (operand, parameter.id)
-        for caller in callers
+        for caller in calls
+        if caller.called[0] in inside
         for operand, parameter in zip(caller.operands, new.computation(caller.called[0]).parameters, strict=False)
     ]
-    changed = True
-    while changed:  # ends: each round adds a parameter
+    while True:  # ends: each round adds a parameter
         fresh = {parameter: known[operand] for operand, parameter in pairs if operand in known}
-        changed = not known.keys() >= fresh.keys()
+        if known.keys() >= fresh.keys():
+            return known
         known = {**fresh, **known}
-    return known
 
 
 def _has_its_operands(original: InstructionProto, instruction: InstructionProto, fresh: _Fresh) -> bool:
@@ -278,7 +304,7 @@ def _control_through(
 
 def _check_channels(old: ModuleProto, changes: Sequence[Change]) -> None:
     """Collectives share a channel only where they did when the fragment was compiled."""
-    taken = {one.channel for one in old.instructions()} | {0}
+    taken = {channel for one in old.computations for channel in one.summary.channels} | {0}
     for change in changes:
         for channel in change.linked.channels.values():
             if channel in taken:
@@ -286,15 +312,15 @@ def _check_channels(old: ModuleProto, changes: Sequence[Change]) -> None:
             taken.add(channel)
 
 
-def _is_unchanged(old: ModuleProto, new: ModuleProto, fusion: InstructionProto) -> bool:
+def _is_unchanged(
+    old: ModuleProto, new: ModuleProto, fusion: InstructionProto, originals: Mapping[int, InstructionProto]
+) -> bool:
     """Whether a fusion and the computation that it runs are those of the old module."""
     number = fusion.called[0]
-    before = next((one for one in old.computations if one.id == number), None)
-    if before is None or before.encode() != new.computation(number).encode():
+    if new.computation(number) not in old:
         return False
-    originals = (one for computation in old.computations for one in computation.instructions if one.id == fusion.id)
-    original = next(originals, None)
-    return original is not None and wire.encode(original.message) == wire.encode(fusion.message)
+    original = originals.get(fusion.id)
+    return original is not None and original.message == fusion.message
 
 
 def _check_fusion(module: ModuleProto, fusion: InstructionProto, operands: Sequence[bytes]) -> None:

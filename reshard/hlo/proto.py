@@ -13,10 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from reshard.errors import NotationError
 from reshard.hlo import wire
 from reshard.hlo.wire import Message
+
+_STARTERS = ("while", "conditional", "call")
 
 
 class _Module:
@@ -169,25 +172,98 @@ def parameter_instruction(name: str, number: int, shape: bytes) -> InstructionPr
     return made
 
 
-@dataclass(eq=False)
-class ComputationProto:
-    """A computation; its instructions stand in an order in which operands come first."""
+class Summary(NamedTuple):
+    """The names, ids and channels of a computation's instructions, and the ids of the computations that they call.
 
-    message: Message
-    instructions: list[InstructionProto]
+    `started` are those that loops, branches and calls run.
+    """
+
+    names: tuple[str, ...]
+    ids: tuple[int, ...]
+    channels: tuple[int, ...]
+    called: tuple[int, ...]
+    started: tuple[int, ...]
+
+
+def summary_of(instructions: Iterable[InstructionProto]) -> Summary:
+    """What other computations need to know of these instructions."""
+    listed = list(instructions)
+    callers = [(one.opcode, one.called) for one in listed]
+    return Summary(
+        tuple(one.name for one in listed),
+        tuple(one.id for one in listed),
+        tuple(channel for one in listed if (channel := one.channel)),
+        tuple(number for _, called in callers for number in called),
+        tuple(number for opcode, called in callers if opcode in _STARTERS for number in called),
+    )
+
+
+class ComputationProto:
+    """A computation; its instructions stand in an order in which operands come first.
+
+    They are decoded when they are first looked at: most computations of a module never are. `data` is what it was
+    decoded from, None if it was not.
+    """
+
+    def __init__(
+        self, message: Message, instructions: list[InstructionProto] | None = None, data: bytes | None = None
+    ) -> None:
+        self.message = message
+        self.data = data
+        self._instructions = instructions
+        self._summary: Summary | None = None
+        self._is_renamed = False
 
     @classmethod
     def decode(cls, data: bytes) -> ComputationProto:
-        """Decodes a computation and its instructions."""
-        message = wire.decode(data)
-        return cls(message, [InstructionProto.decode(one) for one in message.all_data(_Computation.INSTRUCTIONS)])
+        """Decodes a computation."""
+        return cls(wire.decode(data), None, data)
 
     def encode(self) -> bytes:
         """The bytes of the computation."""
-        self.message.set_all_data(
-            _Computation.INSTRUCTIONS, [wire.encode(instruction.message) for instruction in self.instructions]
-        )
+        if self._instructions is None and self.data is not None and not self._is_renamed:
+            return self.data
+        if self._instructions is not None:
+            self.message.set_all_data(
+                _Computation.INSTRUCTIONS, [wire.encode(instruction.message) for instruction in self._instructions]
+            )
         return wire.encode(self.message)
+
+    def fresh(self) -> ComputationProto:
+        """The same computation as it was decoded, to be changed; what is known of it is kept."""
+        if self.data is None:
+            raise NotationError(f"HLO computation {self.name}: it was not decoded from bytes")
+        made = ComputationProto.decode(self.data)
+        made._summary = self.summary if not self.is_opened else None
+        return made
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether its instructions have been looked at, and may have been changed."""
+        return self._instructions is not None
+
+    @property
+    def instructions(self) -> list[InstructionProto]:
+        """Its instructions, operands before their users."""
+        if self._instructions is None:
+            self._instructions = self._decoded()
+        return self._instructions
+
+    @instructions.setter
+    def instructions(self, instructions: list[InstructionProto]) -> None:
+        self._instructions = instructions
+
+    def _decoded(self) -> list[InstructionProto]:
+        return [InstructionProto.decode(one) for one in self.message.all_data(_Computation.INSTRUCTIONS)]
+
+    @property
+    def summary(self) -> Summary:
+        """What other computations need to know of it."""
+        if self._instructions is not None:
+            return summary_of(self._instructions)
+        if self._summary is None:
+            self._summary = summary_of(self._decoded())
+        return self._summary
 
     @property
     def name(self) -> str:
@@ -197,15 +273,18 @@ class ComputationProto:
     @name.setter
     def name(self, value: str) -> None:
         self.message.set_data(_Computation.NAME, value.encode())
+        self._is_renamed = True
 
-    @property
+    @cached_property
     def id(self) -> int:
         """Its id, unique in the module."""
         return self.message.number(_Computation.ID)
 
-    @id.setter
-    def id(self, value: int) -> None:
+    def renumber(self, value: int) -> None:
+        """Gives the computation another id."""
         self.message.set_number(_Computation.ID, value)
+        self.__dict__["id"] = value
+        self._is_renamed = True
 
     @property
     def root_id(self) -> int:
@@ -215,6 +294,7 @@ class ComputationProto:
     @root_id.setter
     def root_id(self, value: int) -> None:
         self.message.set_number(_Computation.ROOT_ID, value)
+        self._is_renamed = True
 
     @property
     def root(self) -> InstructionProto:
@@ -256,6 +336,7 @@ class ComputationProto:
         shape.set_data(_ProgramShape.RESULT, self.root.shape)
         shape.set_all_data(_ProgramShape.NAMES, [one.name.encode() for one in parameters])
         self.message.set_data(_Computation.PROGRAM_SHAPE, wire.encode(shape))
+        self._is_renamed = True
 
 
 @dataclass(eq=False)
@@ -272,6 +353,11 @@ class ModuleProto:
 
     def __post_init__(self) -> None:
         self.highest_id = max(one.id for one in self.computations)
+        self._by_id = {one.id: one for one in self.computations}
+
+    def __contains__(self, computation: ComputationProto) -> bool:
+        """Whether it is one of the module's computations, not only an equal one."""
+        return self._by_id.get(computation.id) is computation
 
     def new_ids(self, count: int) -> list[int]:
         """Ids that no computation of the module has or had."""
@@ -280,14 +366,24 @@ class ModuleProto:
         return list(range(first, first + count))
 
     @classmethod
-    def decode(cls, data: bytes) -> ModuleProto:
-        """Decodes a serialized HloModuleProto; raises `NotationError` for other bytes."""
+    def decode(cls, data: bytes, like: ModuleProto | None = None) -> ModuleProto:
+        """Decodes a serialized HloModuleProto; raises `NotationError` for other bytes.
+
+        Computations of equal bytes are those of `like`, if it is given: neither module may then be changed.
+        """
         message = wire.decode(data)
-        computations = [ComputationProto.decode(one) for one in message.all_data(_Module.COMPUTATIONS)]
+        known = {} if like is None else {one.data: one for one in like.computations}
+        listed = message.all_data(_Module.COMPUTATIONS)
+        computations = [known.get(one) or ComputationProto.decode(one) for one in listed]
         if not computations:
             raise NotationError(f"serialized HLO of {len(data)} bytes: it has no computation; give an HloModuleProto")
         schedule = message.data(_Module.SCHEDULE)
         return cls(message, computations, None if schedule is None else _decode_schedule(schedule))
+
+    def fresh(self) -> ModuleProto:
+        """The same module as it was decoded, to be changed."""
+        message = Message(list(self.message.fields))
+        return ModuleProto(message, [one.fresh() for one in self.computations], _copied(self.schedule))
 
     def encode(self) -> bytes:
         """The bytes of the module."""
@@ -316,10 +412,13 @@ class ModuleProto:
 
     def computation(self, number: int) -> ComputationProto:
         """The computation of an id; raises `NotationError` if there is none."""
-        for computation in self.computations:
-            if computation.id == number:
-                return computation
-        raise NotationError(f"HLO module: it has no computation with the id {number}")
+        computation = self._by_id.get(number)
+        if computation is None or computation.id != number or len(self._by_id) != len(self.computations):
+            self._by_id = {one.id: one for one in self.computations}
+            computation = self._by_id.get(number)
+        if computation is None:
+            raise NotationError(f"HLO module: it has no computation with the id {number}")
+        return computation
 
     def computation_named(self, name: str) -> ComputationProto:
         """The computation of a name; raises `NotationError` if there is none."""
@@ -337,6 +436,10 @@ class ModuleProto:
         """Every instruction of the module."""
         for computation in self.computations:
             yield from computation.instructions
+
+
+def _copied(schedule: dict[int, list[int]] | None) -> dict[int, list[int]] | None:
+    return None if schedule is None else {number: list(ids) for number, ids in schedule.items()}
 
 
 def _decode_schedule(data: bytes) -> dict[int, list[int]]:

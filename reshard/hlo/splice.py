@@ -131,7 +131,7 @@ def _entered(module: ModuleProto, caller: InstructionProto) -> ComputationProto:
     if caller.opcode not in _ENTERED or len(caller.called) != 1:
         raise SpliceError(f"{caller.name}: a value inside {caller.opcode} cannot be replaced")
     number = caller.called[0]
-    if sum(number in one.called for one in module.instructions()) != 1:
+    if sum(one.summary.called.count(number) for one in module.computations) != 1:
         raise SpliceError(f"{caller.name}: other instructions call the same computation")
     return module.computation(number)
 
@@ -169,9 +169,8 @@ def _link(
     inserted = [one for one in entry.instructions if one.opcode != "parameter"]
     _renumber(region, inserted, linked)
     for computation in added:
-        fresh = ComputationProto(computation.message, [])
-        fresh.id = linked.computations[computation.id]
-        _renumber(fresh, computation.instructions, linked)
+        computation.renumber(linked.computations[computation.id])
+        _renumber(ComputationProto(computation.message, []), computation.instructions, linked)
     for computation in added:
         _adopt(computation, linked, names, metadata)
     _rewire(inserted, linked, names, metadata)
@@ -182,7 +181,7 @@ def _link(
 
 def _new_channels(module: ModuleProto, fragment: ModuleProto) -> dict[int, int]:
     """Channels that the module does not use, for those of the fragment."""
-    last = max((one.channel for one in module.instructions()), default=0)
+    last = max((channel for one in module.computations for channel in one.summary.channels), default=0)
     used = sorted({one.channel for one in fragment.instructions() if one.channel})
     return {channel: last + 1 + at for at, channel in enumerate(used)}
 
@@ -222,7 +221,7 @@ class _Names:
     """Names that a module does not have yet."""
 
     def __init__(self, module: ModuleProto) -> None:
-        self.taken = {one.name for one in module.instructions()} | {one.name for one in module.computations}
+        self.taken = {name for one in module.computations for name in (one.name, *one.summary.names)}
 
     def fresh(self, name: str) -> str:
         """The name, with a number after it if it is taken."""

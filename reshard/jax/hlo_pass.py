@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from reshard import hlo
@@ -165,6 +166,11 @@ class _Round:
         self.collectives = hlo.collectives(self.module, every_branch=True)
         self.fates: list[ChainFate] = []
 
+    @cached_property
+    def proto(self) -> ModuleProto:
+        """The module, to be read; what is changed is a fresh one."""
+        return ModuleProto.decode(self.data)
+
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the fates."""
         candidates = sorted(self._candidates(), key=self._position)
@@ -275,12 +281,12 @@ class _Round:
 
     def _metadata(self, chain: Chain) -> bytes:
         """The name and line of the chain's first collective, for what takes its place."""
-        region = ModuleProto.decode(self.data).computation_named(chain.region.computation.name)
+        region = self.proto.computation_named(chain.region.computation.name)
         return region.named(chain.collectives[0].name).metadata
 
     def _spliced(self, candidates: list[_Candidate]) -> tuple[_Candidate | None, bytes]:
         """The candidate that cannot be spliced in, None if all can, and the module with all of them."""
-        module = ModuleProto.decode(self.data)
+        module = self.proto.fresh()
         changes: list[integrity.Change] = []
         regions: dict[str, dict[str, str]] = {}
         current = candidates[0]
@@ -292,7 +298,7 @@ class _Round:
                     changes.append(integrity.Change(placed, splice(module, placed)))
                     stand_ins.update(changes[-1].linked.stand_ins)
             data = module.encode()
-            integrity.check(self.data, data, changes)
+            integrity.check(self.proto, data, changes)
             text = self.compiler.text(data)
             after = Traced(replace(hlo.parse(text), num_partitions=self.devices), self.devices, spliced=True)
             replicas = Replicas(self.traced.maps, self.shardings)

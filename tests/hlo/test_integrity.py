@@ -22,7 +22,7 @@ def case(request):
 def refused(case):
     module, proto, changes = case
     with pytest.raises(SpliceError) as error:
-        integrity.check(module.module, proto.encode(), changes)
+        integrity.check(module.decoded(), proto.encode(), changes)
     return str(error.value)
 
 
@@ -45,12 +45,12 @@ def kept(case):
 
 def test_what_the_splicer_makes_is_accepted(case):
     module, proto, changes = case
-    integrity.check(module.module, proto.encode(), changes)
+    integrity.check(module.decoded(), proto.encode(), changes)
 
 
 def test_no_splice_no_change(case):
     module, _, _ = case
-    integrity.check(module.module, module.module, [])
+    integrity.check(module.decoded(), module.module, [])
 
 
 @pytest.mark.parametrize("channel", [0, 1, 77])
@@ -138,10 +138,10 @@ def test_a_dropped_control_edge(case):
     data = old.encode()
     proto = ModuleProto.decode(data)
     changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
-    integrity.check(data, proto.encode(), changes)
+    integrity.check(ModuleProto.decode(data), proto.encode(), changes)
     proto.computation_named(module.splices[0].region).by_id(last.id).control = []
     with pytest.raises(SpliceError, match="control predecessor"):
-        integrity.check(data, proto.encode(), changes)
+        integrity.check(ModuleProto.decode(data), proto.encode(), changes)
 
 
 def test_a_control_edge_through_what_is_gone(case):
@@ -157,7 +157,7 @@ def test_a_control_edge_through_what_is_gone(case):
     proto = ModuleProto.decode(data)
     changes = [integrity.Change(one, splice(proto, one)) for one in module.splices]
     assert first.id in proto.computation_named(region).by_id(last.id).control
-    integrity.check(data, proto.encode(), changes)
+    integrity.check(ModuleProto.decode(data), proto.encode(), changes)
 
 
 def test_a_dead_parameter(case):
@@ -226,4 +226,4 @@ def test_a_broken_schedule(name, fault):
     else:
         del proto.schedule[proto.entry.id]
     with pytest.raises(SpliceError, match="schedule"):
-        integrity.check(module.module, proto.encode(), changes)
+        integrity.check(module.decoded(), proto.encode(), changes)

@@ -31,7 +31,7 @@ def test_the_gathers_go_and_the_fragments_come(name):
     left = kinds(proto)
     assert [kind for kind in left if kind != "all-gather"] == sorted(fragments)
     assert left.count("all-gather") == (1 if name.startswith("train") else 0)  # The one of the weights is needed.
-    integrity.check(module.module, proto.encode(), changes)
+    integrity.check(module.decoded(), proto.encode(), changes)
 
 
 def test_a_fusion_takes_the_tile_instead_of_the_slice():
