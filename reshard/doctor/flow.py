@@ -100,6 +100,14 @@ class Flow:
                 yield from self.sites(inner)
             yield Site(scope, instruction)
 
+    def _starting(self, scope: Scope) -> Iterator[Site]:
+        """The instructions of a region that may start others; those inside of fusions never do."""
+        for instruction in scope.computation.instructions:
+            if instruction.opcode in _STARTS_REGIONS:
+                yield Site(scope, instruction)
+            elif instruction.opcode != "fusion" and (inner := self.inner(scope, instruction)) is not None:
+                yield from self._starting(inner)
+
     def inner(self, scope: Scope, instruction: Instruction) -> Scope | None:
         """The scope that an instruction opens; None if it opens none."""
         if instruction.opcode not in _OPENED or not instruction.called:
@@ -181,10 +189,9 @@ class Flow:
                 continue
             seen.add(region.computation.name)
             yield region
-            for site in self.sites(region):
-                if site.instruction.opcode in _STARTS_REGIONS:
-                    started = (self.module.computation(name) for name in site.instruction.called)
-                    queue += [Scope(computation, site, False) for computation in started]
+            for site in self._starting(region):
+                started = (self.module.computation(name) for name in site.instruction.called)
+                queue += [Scope(computation, site, False) for computation in started]
 
 
 def parameter_number(instruction: Instruction) -> int:

@@ -217,6 +217,10 @@ def _check_kept_computation(before: ComputationProto, computation: ComputationPr
         if instruction.id not in originals:
             raise SpliceError(f"{instruction.name}: it is in neither the old module nor a fragment")
         original = originals[instruction.id]
+        if original.message == instruction.message and all(
+            fresh.new.computation(one) in fresh.old for one in instruction.called
+        ):
+            continue
         if _fields(original, _EDITED_OF_OLD) != _fields(instruction, _EDITED_OF_OLD):
             raise SpliceError(f"{instruction.name}: it has changed")
         if not _has_its_operands(original, instruction, fresh):

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 from reshard import hlo
-from reshard.doctor.batch_ops import BatchOp
+from reshard.doctor.batch_ops import BatchOp, batch_ops
 from reshard.doctor.chains import Chain, chains
 from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.examination import named_mesh
@@ -130,7 +130,8 @@ def has_collectives(module: bytes) -> bool:
 def improve(module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
-    `compiler` reads serialized modules. Chains that depend on each other are replaced in several rounds.
+    `compiler` reads serialized modules. Chains that depend on each other are replaced in several rounds: one that could
+    not be spliced in beside others is tried once more where those have been.
     """
     fates: list[ChainFate] = []
     changed, name = False, ""
@@ -138,9 +139,10 @@ def improve(module: bytes, fragments: Fragments, compiler: Reader, options: HloP
         one = _Round(module, fragments, compiler, options)
         better, name = one.run(), one.module.name
         fates = _with(fates, one.fates) if changed else one.fates
-        if better is None:
+        if better is not None:
+            module, changed = better, True
+        if better is None or not one.has_failed:
             break
-        module, changed = better, True
     return Improved(name, module if changed else None, tuple(fates))
 
 
@@ -165,6 +167,7 @@ class _Round:
         self.traced = Traced(self.module, self.devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
         self.fates: list[ChainFate] = []
+        self.has_failed = False
 
     @cached_property
     def proto(self) -> ModuleProto:
@@ -180,6 +183,7 @@ class _Round:
                 self.fates += [candidate.fate for candidate in candidates]
                 return better
             candidates.remove(failed)
+            self.has_failed = True
         return None
 
     def _position(self, candidate: _Candidate) -> int:
@@ -192,18 +196,16 @@ class _Round:
         flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
         finder = Finder(flow, maps, numbering, named_mesh(collectives, self.devices))
         liveness = Liveness(flow, numbering)
-        apart = list(chains(flow, maps, collectives))
-        ops = _Ops(self, OpFinder(finder), liveness, apart)
+        ops = _Ops(self, OpFinder(finder), liveness)
         yield from ops.candidates
         for chain in chains(flow, maps, collectives, from_sums=True):
             if ops.are_taken(chain):
                 continue
-            parts = [one for one in apart if one.region is chain.region and _is_part(one, chain)]
-            tried = [self._tried(chain, finder, liveness)]
-            if len(parts) > 1 and isinstance(tried[0], ChainFate):
-                why = tried[0].why
+            whole = self._tried(chain, finder, liveness)
+            tried = [whole]
+            if isinstance(whole, ChainFate) and len(parts := self._parts(chain)) > 1:
                 tried = [
-                    replace(_fate_of(part), why=why) if part.reduces else self._tried(part, finder, liveness)
+                    replace(_fate_of(part), why=whole.why) if part.reduces else self._tried(part, finder, liveness)
                     for part in parts
                 ]
             for one in tried:
@@ -211,6 +213,17 @@ class _Round:
                     self.fates.append(replace(one, why=ops.why.get(chain.collectives[0].name, one.why)))
                 else:
                     yield one
+
+    @cached_property
+    def apart(self) -> tuple[Chain, ...]:
+        """The chains of the module, each sum as one of its own."""
+        return tuple(chains(self.traced.flow, self.traced.maps, self.collectives))
+
+    def _parts(self, chain: Chain) -> list[Chain]:
+        """The chains that a chain that begins with a sum consists of."""
+        if not chain.reduces or len(chain.collectives) < 2:
+            return []
+        return [one for one in self.apart if one.region is chain.region and _is_part(one, chain)]
 
     def _tried(self, chain: Chain, finder: Finder, liveness: Liveness) -> _Candidate | ChainFate:
         """The better plan for a chain; its fate, if there is none."""
@@ -318,11 +331,12 @@ class _Ops:
     `why` has the reasons why others stay, by the first collective that brings their operands.
     """
 
-    def __init__(self, of: _Round, finder: OpFinder, liveness: Liveness, chains: Sequence[Chain]) -> None:
+    def __init__(self, of: _Round, finder: OpFinder, liveness: Liveness) -> None:
         self.candidates: list[_Candidate] = []
         self.why: dict[str, str] = {}
         self._taken: set[Collective] = set()
-        for chain, instruction, op in finder.joined(chains):
+        known = next(batch_ops(finder.flow), None) is not None
+        for chain, instruction, op in finder.joined(of.apart) if known else ():
             try:
                 self.candidates.append(of.op_candidate(chain, instruction, op, finder, liveness))
                 self._taken.update(chain.collectives)
