@@ -79,7 +79,7 @@ class _Region:
     def chains(self) -> Iterator[Chain]:
         if not self.collectives:
             return
-        values = [value for site in self.sites for value in self._made(site) if self.is_moved(value)]
+        values = self._moved_values()
         self.used = self._used(values)
         self.needed = self._needed(values)
         starts = [(start, value) for value in values if (start := self.through(value)) is not None]
@@ -90,6 +90,15 @@ class _Region:
             results = {value: tuple(used_forms.get(value, ())) for value in inside if value in self.needed}
             collectives = tuple(self.collectives[start] for start in members)
             yield Chain(self.region, collectives, inside, results, self._leaves(inside))
+
+    def _moved_values(self) -> list[HloValue]:
+        """The values of the region whose data a collective has moved, in order."""
+        moves = [site for site in self.sites if self._may_move(site)]
+        return [value for site in moves for value in self._made(site) if self.is_moved(value)]
+
+    def _may_move(self, site: Site) -> bool:
+        """Whether an instruction may yield data that was only moved; most are seen to make their own."""
+        return site.instruction.opcode in self.maps.moves or _result_of(site) in self.collectives
 
     def is_moved(self, value: HloValue) -> bool:
         """Whether a collective has moved this data, and nothing has changed it since."""
@@ -137,10 +146,10 @@ class _Region:
         """The values used by an instruction that is not a move, and those that the region yields."""
         moved = set(values)
         root = self.region.computation.root
-        taken = [] if root is None else [HloValue(self.region, root.name)]
+        taken = {} if root is None else {HloValue(self.region, root.name): None}
         for site in self.sites:
-            if moved.isdisjoint(self._made(site)) or self._reduces(_result_of(site)):
-                taken += [HloValue(site.scope, name) for name in site.instruction.operands]
+            if not self._may_move(site) or moved.isdisjoint(self._made(site)) or self._reduces(_result_of(site)):
+                taken.update((HloValue(site.scope, name), None) for name in site.instruction.operands)
         return {origin for value in taken for origin in self.flow.array_origins(value)} & moved
 
     def _reduces(self, value: HloValue) -> bool:

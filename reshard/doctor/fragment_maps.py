@@ -8,6 +8,7 @@ reduce                  over dims of size 1: TPU's spelling of a reshape
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from reshard.doctor.scalars import Numbers
 
 class FragmentMaps(IndexMaps):
     """The index maps of a module into which fragments were spliced."""
+
+    moves: ClassVar[frozenset[str]] = IndexMaps.moves | {"dynamic-update-slice", "reduce", "conditional", "parameter"}
 
     def sources(self, value: HloValue) -> list[HloValue] | None:
         """The values whose elements a value has; see `IndexMaps.sources`."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,9 @@ class Untraceable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class IndexMaps:
-    """The index maps of a module's instructions."""
+    """The index maps of a module's instructions; `moves` has the opcodes of those that may have any."""
+
+    moves: ClassVar[frozenset[str]] = frozenset((*_ALL_OPERANDS, "pad", "broadcast", "dynamic-slice", "select"))
 
     flow: Flow
     scalars: Scalars

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
+from reshard.hlo.instruction_proto import InstructionProto
+from reshard.hlo.proto import ComputationProto, ModuleProto
 
 _KEPT = (
     "parameter", "while", "conditional", "call", "infeed", "outfeed", "send", "send-done", "recv",

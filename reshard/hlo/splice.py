@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from reshard.errors import SpliceError
 from reshard.hlo.dead_code import remove_dead
-from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto, parameter_instruction, without_layout
+from reshard.hlo.instruction_proto import InstructionProto, parameter_instruction, without_layout
+from reshard.hlo.proto import ComputationProto, ModuleProto
 
 _ENTERED = ("fusion", "call")
 

@@ -72,12 +72,7 @@ class Message:
 
     def numbers(self, number: int) -> list[int]:
         """Every value of a repeated integer field, packed or not."""
-        values: list[int] = []
-        for field in self.fields:
-            if field.number != number:
-                continue
-            values += [field.value] if isinstance(field.value, int) else _unpacked(field.value)
-        return [_signed(value) for value in values]
+        return unpacked(field.value for field in self.fields if field.number == number)
 
     def set_number(self, number: int, value: int) -> None:
         """Sets an integer field."""
@@ -131,6 +126,29 @@ def decode(data: bytes) -> Message:
     return Message(fields)
 
 
+def scan(data: bytes, wanted: frozenset[int]) -> dict[int, list[Value]]:
+    """The values of some fields of a message, all in order; others are skipped, which is faster than to decode them.
+
+    >>> scan(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69]), frozenset({2}))
+    {2: [b'hi']}
+    """
+    values: dict[int, list[Value]] = {number: [] for number in wanted}
+    at, end = 0, len(data)
+    while at < end:  # ends: each field takes at least a byte
+        key, at = _read_varint(data, at)
+        wire_type = key & 7
+        if wire_type == _BYTES:
+            length, at = _read_varint(data, at)
+            if key >> 3 in wanted:
+                values[key >> 3].append(data[at : at + length])
+            at += length
+            continue
+        value, at = _read_value(data, at, wire_type)
+        if key >> 3 in wanted:
+            values[key >> 3].append(value)
+    return values
+
+
 def encode(message: Message) -> bytes:
     """The bytes of a message."""
     parts: list[bytes] = []
@@ -182,6 +200,11 @@ def _varint(value: int) -> bytes:
         value >>= 7
     parts.append(value)
     return bytes(parts)
+
+
+def unpacked(values: Iterable[Value]) -> list[int]:
+    """The numbers of a repeated integer field, packed or not."""
+    return [_signed(one) for value in values for one in ([value] if isinstance(value, int) else _unpacked(value))]
 
 
 def _unpacked(data: bytes) -> list[int]:

@@ -270,19 +270,19 @@ def _on_module(module: bytes) -> bytes | None:
         if fragments.capture(module):
             return None
         switched: Enabled | None = _state.context.value
-        if switched is None or not has_collectives(module):
+        if switched is None:
             return None
-        return _improved(module, switched)
+        devices = _devices_compiled_for()
+        if (devices is not None and len(devices) == 1) or not has_collectives(module):
+            return None
+        return _improved(module, devices, switched)
     except BaseException:  # XLA would fail the user's compilation.
         _log.exception("the pass failed; the module stays as it was")
         return None
 
 
-def _improved(module: bytes, switched: Enabled) -> bytes | None:
+def _improved(module: bytes, devices: Sequence[Any] | None, switched: Enabled) -> bytes | None:
     started = time.perf_counter()
-    devices = _devices_compiled_for()
-    if devices is not None and len(devices) == 1:
-        return None
     try:
         if devices is None:
             raise ProgramError("it is not known which devices the program is compiled for")
@@ -336,15 +336,22 @@ def _identity(device: Any) -> tuple[Any, ...]:
 class JaxlibReader:
     """Serialized modules as jaxlib reads them."""
 
+    def __init__(self) -> None:
+        self._last: tuple[bytes, Any] | None = None
+
+    def _read(self, module: bytes) -> Any:
+        """The module; the last one is kept, since one is asked for twice."""
+        if self._last is None or self._last[0] is not module:
+            self._last = module, _jaxlib("_hlo").HloModule.from_serialized_hlo_module_proto(module)
+        return self._last[1]
+
     def text(self, module: bytes) -> str:
         """The text of a module, large constants included."""
-        hlo = _jaxlib("_hlo")
-        options = hlo.HloPrintOptions()
+        options = _jaxlib("_hlo").HloPrintOptions()
         options.print_large_constants = True
-        return hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options)
+        return self._read(module).to_string(options)
 
     def shardings(self, module: bytes) -> tuple[str, ...]:
         """The shardings of the entry's parameters, empty if the module does not say."""
-        hlo = _jaxlib("_hlo")
-        shardings = hlo.HloModule.from_serialized_hlo_module_proto(module).spmd_parameters_shardings
-        return tuple(str(hlo.HloSharding.from_proto(one)) for one in shardings or ())
+        shardings = self._read(module).spmd_parameters_shardings
+        return tuple(str(_jaxlib("_hlo").HloSharding.from_proto(one)) for one in shardings or ())

@@ -2,7 +2,8 @@ import pytest
 
 from reshard import hlo
 from reshard.errors import NotationError
-from reshard.hlo.proto import ModuleProto, parameter_instruction
+from reshard.hlo.instruction_proto import parameter_instruction
+from reshard.hlo.proto import ModuleProto
 from tests.hlo.splices import NAMES, recorded
 
 
@@ -97,3 +98,16 @@ def test_ids_of_removed_computations_are_not_given_again():
     module.computations = [one for one in module.computations if one is not last]
     first, second = module.new_ids(2)
     assert last.id < first < second < module.new_ids(1)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_computation_that_nobody_opened_keeps_its_bytes(name):
+    module = recorded(name)
+    proto = module.decoded()
+    assert not any(one.is_opened for one in proto.computations)
+    again = ModuleProto.decode(module.module, like=proto)
+    assert all(one in proto for one in again.computations)
+    fresh = proto.fresh()
+    assert not any(one in proto for one in fresh.computations) and fresh.encode() == module.module
+    fresh.entry.instructions[0].name = "changed"
+    assert fresh.encode() != module.module and proto.encode() == module.module
