@@ -13,7 +13,8 @@ from typing import NamedTuple
 from reshard.hlo import wire
 from reshard.hlo.wire import Message
 
-_STARTERS = (b"while", b"conditional", b"call")
+_STARTERS = ("while", "conditional", "call")
+_ENCODED_STARTERS = tuple(opcode.encode() for opcode in _STARTERS)
 
 
 class _Shape:
@@ -172,8 +173,20 @@ class Summary(NamedTuple):
     started: tuple[int, ...]
 
 
-def summary_of(instructions: Iterable[bytes]) -> Summary:
-    """What other computations need to know of these instructions, as they are encoded."""
+def summary_of(instructions: Iterable[InstructionProto]) -> Summary:
+    """What other computations need to know of these instructions."""
+    listed = [(one.opcode, one.called, one) for one in instructions]
+    return Summary(
+        tuple(one.name for _, _, one in listed),
+        tuple(one.id for _, _, one in listed),
+        tuple(channel for _, _, one in listed if (channel := one.channel)),
+        tuple(number for _, called, _ in listed for number in called),
+        tuple(number for opcode, called, _ in listed if opcode in _STARTERS for number in called),
+    )
+
+
+def summary_of_encoded(instructions: Iterable[bytes]) -> Summary:
+    """The same for instructions that have not been decoded, and need not be for this."""
     names, ids, channels = list[str](), list[int](), list[int]()
     called, started = list[int](), list[int]()
     for data in instructions:
@@ -183,5 +196,5 @@ def summary_of(instructions: Iterable[bytes]) -> Summary:
         channels += wire.unpacked(values[_Instruction.CHANNEL])[-1:]
         if callees := wire.unpacked(values[_Instruction.CALLED]):
             called += callees
-            started += callees if values[_Instruction.OPCODE][-1] in _STARTERS else []
+            started += callees if values[_Instruction.OPCODE][-1] in _ENCODED_STARTERS else []
     return Summary(tuple(names), tuple(ids), tuple(channels), tuple(called), tuple(started))

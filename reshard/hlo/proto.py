@@ -16,7 +16,7 @@ from functools import cached_property
 
 from reshard.errors import NotationError
 from reshard.hlo import wire
-from reshard.hlo.instruction_proto import InstructionProto, Summary, summary_of
+from reshard.hlo.instruction_proto import InstructionProto, Summary, summary_of, summary_of_encoded
 from reshard.hlo.wire import Message
 
 
@@ -94,9 +94,9 @@ class ComputationProto:
     def summary(self) -> Summary:
         """What other computations need to know of it."""
         if self._instructions is not None:
-            return summary_of(wire.encode(one.message) for one in self._instructions)
+            return summary_of(self._instructions)
         if self._summary is None:
-            self._summary = summary_of(self.message.all_data(_Computation.INSTRUCTIONS))
+            self._summary = summary_of_encoded(self.message.all_data(_Computation.INSTRUCTIONS))
         return self._summary
 
     @property

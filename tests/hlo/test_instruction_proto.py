@@ -3,7 +3,7 @@
 import pytest
 
 from reshard.hlo import wire
-from reshard.hlo.instruction_proto import summary_of, without_layout
+from reshard.hlo.instruction_proto import summary_of, summary_of_encoded, without_layout
 from tests.hlo.splices import NAMES, recorded
 
 
@@ -11,7 +11,8 @@ from tests.hlo.splices import NAMES, recorded
 def test_the_summary_says_what_the_instructions_say(name):
     for computation in recorded(name).decoded().computations:
         one, instructions = computation.summary, computation.instructions
-        assert one == summary_of(wire.encode(each.message) for each in instructions)
+        assert one == summary_of(instructions) == computation.summary
+        assert one == summary_of_encoded(wire.encode(each.message) for each in instructions)
         assert one.names == tuple(each.name for each in instructions)
         assert one.ids == tuple(each.id for each in instructions)
         assert one.channels == tuple(each.channel for each in instructions if each.channel)
