@@ -54,9 +54,7 @@ def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mappi
     """
     if not isinstance(x, jax.Array) or placement.is_key_dtype(x.dtype):
         raise PlanError(f"{quoted(x)} is a {type(x).__name__}; a view is of one jax array of numbers")
-    if bool(given.into) != (given.out is not None):
-        need = "fills part of the target: give its array with out=" if given.into else "fills all of it: give no out="
-        raise PlanError(f"the move of the array of shape {x.shape} {need}")
+    _check_options(x, given)
     before = placement.resolve(source, x, "source") if source is not None else placement.sharding_of(x)
     if before is None:
         raise PlanError(f"the sharding of the array of shape {x.shape} is not known while it is traced; give source=")
@@ -81,6 +79,20 @@ def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mappi
     if options["donate"]:
         x.delete()  # XLA keeps the buffer until the move has read it.
     return result
+
+
+def _check_options(x: jax.Array, given: ViewOptions) -> None:
+    if given.sizes and given.view is None:
+        name = min(given.sizes)
+        raise PlanError(f"unknown argument {quoted(name)}; sizes of atoms need a view, as in '(a b) -> b a'")
+    for name, parts in (("take", given.take), ("into", given.into)):
+        if not (parts is None or isinstance(parts, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlanError(f'{name} {quoted(parts)}: give a dict of atom to index or slice, such as {{"three": 0}}')
+    if not (given.out is None or isinstance(given.out, jax.Array)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(f"out {quoted(given.out)} is a {type(given.out).__name__}; give the jax array to fill")
+    if bool(given.into) != (given.out is not None):
+        need = "fills part of the target: give its array with out=" if given.into else "fills all of it: give no out="
+        raise PlanError(f"the move of the array of shape {x.shape} {need}")
 
 
 def _view(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:

@@ -82,7 +82,7 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
         return Counterexample("right", f"the program is for {program.dtype}, not {plan.source.dtype}", sizes=sizes)
     try:
         with np.errstate(over="ignore"):
-            result = run(replace(program, dtype=kind), tiles, memory, _extras(plan, kind))
+            result = run(replace(program, dtype=kind), tiles, memory, *_extras(plan, kind))
     except (LookupError, ValueError, TypeError) as error:
         return Counterexample("right", f"the program does not run ({type(error).__name__}: {error})", sizes=sizes)
     for device in plan.source.mesh.devices:
@@ -100,13 +100,15 @@ def _refute(plan: Plan, program: Program, seed: int) -> Counterexample | None:
     return _broken_promise(plan, program, memory, sizes)
 
 
-def _extras(plan: Plan, kind: str) -> Extras:
-    """Marks in what the target holds already, where only part of it is filled."""
+def _extras(plan: Plan, kind: str) -> tuple[Extras, ...]:
+    """Marks in what the target holds already, where only part of it is filled; nothing for a plan without a view."""
+    if plan.view is None and plan.source.dtype == plan.target.dtype:
+        return ()
     if plan.view is None or not plan.view.into:
-        return Extras(casts=False)
+        return (Extras(casts=False),)
     target = plan.target
     held = {(): _held(plan, kind)}
-    return Extras(oracle.cut_tiles(target, held, lambda: np.zeros(target.tile_shape, kind)), casts=False)
+    return (Extras(oracle.cut_tiles(target, held, lambda: np.zeros(target.tile_shape, kind)), casts=False),)
 
 
 def _held(plan: Plan, kind: str) -> Array:

@@ -73,7 +73,8 @@ def simulate(
     source = plan.source
     shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in program.devices}
     given = {d: with_padding(source, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
-    moved = run(program, given, memory, extras(plan, into, scale))
+    more = extras(plan, into, scale)
+    moved = run(program, given, memory, more) if more.into or more.scale else run(program, given, memory)
     return moved if padded else {d: without_padding(plan.target, d, tile) for d, tile in moved.items()}
 
 

@@ -30,6 +30,7 @@ from reshard.proofs.symbolic.form import FormDigit
 from reshard.proofs.symbolic.lists import require
 from reshard.types.pair.refine import RefinedDigit, Refinement, refine
 from reshard.types.plan import Step
+from reshard.types.rules.cost import PLAIN
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class _Run(NamedTuple):
 def by_formula(step: Step) -> ByFormula | None:
     """What stands for the lists of a step, if it is a permute or an exchange, even and in one piece."""
     r = refine(step.operand, step.result)
-    if step.kind not in ("permute", "exchange") or step.mode != (None, False, 1):
+    if step.kind not in ("permute", "exchange") or step.mode != PLAIN:
         return None
     if r is None or not r.exact or not r.common:
         return None

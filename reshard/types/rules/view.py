@@ -20,6 +20,7 @@ memory is that of the result and nothing is copied; else, as here, the tile is t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -71,10 +72,8 @@ def tile_order(operand: Layout, result: Layout, view: View) -> TileOrder:
         raise refusal("view", operand, result, f"{view}: a digit lies across two atoms")
     if _layout(spelled[0], before) != _layout(spelled[0], after):
         raise refusal("view", operand, result, f"{view}: the two are different layouts of its atoms")
-    digits, order = (
-        [at for group in groups for at in group if at in before and at in after]
-        for groups in (view.source, view.target)
-    )
+    both = before.keys() & after.keys()
+    digits, order = ([at for at in itertools.chain(*groups) if at in both] for groups in (view.source, view.target))
     return TileOrder(tuple(before[at].tile for at in digits), tuple(digits.index(at) for at in order))
 
 
