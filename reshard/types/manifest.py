@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -112,13 +112,7 @@ def differences(a: Manifest, b: Manifest, here: str = "here", there: str = "ther
     missing = [name for name in ours if name not in theirs]
     unknown = [name for name in theirs if name not in ours]
     lines = [f"{_listed(names)} only {where}" for names, where in ((missing, here), (unknown, there)) if names]
-    changed = [
-        f"{name!r} has {field} {mine} {here} and {other} {there}"
-        for name, entry in ours.items()
-        if name in theirs
-        for field, mine, other in zip(ManifestEntry._fields, entry, theirs[name], strict=True)
-        if mine != other
-    ]
+    changed = list(_changed(ours, theirs, here, there))
     lines += changed[:_MOST_SHOWN]
     if len(changed) > _MOST_SHOWN:
         lines.append(f"{len(changed) - _MOST_SHOWN} more differences")
@@ -126,6 +120,17 @@ def differences(a: Manifest, b: Manifest, here: str = "here", there: str = "ther
         at = next(at for at, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)
         lines.append(f"the order differs: array {at} is {list(ours)[at]!r} {here} and {list(theirs)[at]!r} {there}")
     return lines
+
+
+def _changed(
+    ours: Mapping[str, ManifestEntry], theirs: Mapping[str, ManifestEntry], here: str, there: str
+) -> Iterator[str]:
+    """The fields that differ between entries of one name."""
+    for name, entry in ours.items():
+        if name in theirs:
+            for field, mine, other in zip(ManifestEntry._fields, entry, theirs[name], strict=True):
+                if mine != other:
+                    yield f"{name!r} has {field} {mine} {here} and {other} {there}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,14 +13,15 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError, quoted
+from reshard.types.device_ids import checked_ids, numbered_from, of_jax
 from reshard.types.primes import primes
-from reshard.types.whole import MOST, MOST_DEVICES, counted, listed, whole, written
+from reshard.types.whole import MOST, MOST_DEVICES, listed, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 _AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")
@@ -59,14 +60,14 @@ class Mesh:
         **named: int,
     ) -> None:
         if hasattr(axes, "axis_names"):
-            axes, device_ids = _of_jax(axes, device_ids)
+            axes, device_ids = of_jax(axes, device_ids)
         pairs = [_checked_axis(*pair) for pair in (*_pairs(axes), *named.items())]
         object.__setattr__(self, "axes", dict(pairs))
         if len(self.axes) != len(pairs):
             raise MeshError(f"mesh {quoted(pairs)}: an axis name occurs twice; give every axis its own name")
         if self.size > MOST:
             raise MeshError(f"mesh {quoted(pairs)} has {quoted(self.size)} devices; at most {MOST} have numbers")
-        ids = None if device_ids is None else _ids(device_ids, self.size, quoted(str(self)))
+        ids = None if device_ids is None else checked_ids(device_ids, self.size, quoted(str(self)))
         # The identity order is stored as None, so that equal meshes compare equal.
         identity = ids is not None and ids == tuple(range(self.size))
         object.__setattr__(self, "device_ids", None if identity else ids)
@@ -88,7 +89,8 @@ class Mesh:
             raise NotationError(f"mesh {quoted(text)} is not text; write axes as name=size, e.g. x=4,y=2")
         body, at, first = text.partition("@")
         if at:
-            return _numbered_from(cls.parse(body), first.strip(), text)
+            mesh = cls.parse(body)
+            return cls(mesh.axes, device_ids=numbered_from(first.strip(), mesh.size, text))
         body = body.strip().removeprefix("<").removesuffix(">")
         pairs: list[tuple[str, int]] = []
         for part in filter(None, (p.strip() for p in body.split(","))):
@@ -353,16 +355,6 @@ def _pairs(axes: object) -> list[tuple[object, object]]:
     return [*(pairs or ())]
 
 
-def _numbered_from(mesh: Mesh, first: str, text: str) -> Mesh:
-    start = written(first) if first.isdecimal() and first.isascii() else None
-    if start is None or start + mesh.size > MOST or mesh.size > MOST_DEVICES:
-        raise MeshError(
-            f"mesh {quoted(text)}: after @ comes the number of the first device, such as 8 in z=4@8; at most "
-            f"{MOST_DEVICES} devices are numbered so"
-        )
-    return Mesh(mesh.axes, device_ids=range(start, start + mesh.size))
-
-
 def _checked_axis(name: object, size: object) -> tuple[str, int]:
     if not isinstance(name, str) or not re.fullmatch(AXIS_NAME, name):
         raise MeshError(f"bad axis name {quoted(name)}: use a letter or _, then letters, digits, '_', '.' or '-'")
@@ -378,37 +370,3 @@ def _axis_size(name: str, digits: str) -> int:
     if size is None:
         raise MeshError(f"axis {quoted(name)} has a size of {len(digits)} digits; at most {MOST} devices have numbers")
     return -size if digits.startswith("-") else size
-
-
-def _of_jax(jax_mesh: Any, device_ids: Any) -> tuple[list[tuple[str, int]], Any]:
-    """The axes of a jax mesh and the ids of its devices; an `AbstractMesh` has none."""
-    devices = getattr(jax_mesh, "devices", None) if type(jax_mesh).__name__ == "Mesh" else None
-    ids = device_ids if device_ids is not None or devices is None else [device.id for device in devices.flat]
-    return [(str(name), int(size)) for name, size in jax_mesh.shape.items()], ids
-
-
-def _ids(device_ids: object, size: int, mesh: str) -> tuple[int, ...]:
-    """The device ids of a mesh; their number is checked before any of them is read."""
-    if not isinstance(device_ids, Iterable) or isinstance(device_ids, str | bytes):
-        raise MeshError(f"device_ids {quoted(device_ids)}: give a list of one id per device, or None")
-    given = cast("Iterable[object]", device_ids)
-    count = counted(given) if isinstance(given, Sized) else None
-    if isinstance(given, Sized) and count is None:
-        raise MeshError(f"device_ids {quoted(given)}: give a list of one id per device, or None")
-    if size > MOST_DEVICES:
-        raise MeshError(f"mesh {mesh} has {size} devices, too many to list ids of; at most {MOST_DEVICES} are listed")
-    listed = [] if count is not None and count != size else list(itertools.islice(given, size + 1))
-    if (count or len(listed)) != size:
-        number = count if count is not None else f"{len(listed)} or more"
-        raise MeshError(f"mesh {mesh} has {size} devices, but device_ids lists {number}; list one id per device")
-    return _checked_ids(listed, size, mesh)
-
-
-def _checked_ids(listed: list[object], size: int, mesh: str) -> tuple[int, ...]:
-    bad = [each for each in listed if whole(each) is None and whole(each, -MOST, -1) is None]
-    if bad:
-        raise MeshError(f"device_ids has {quoted(bad[0])}; a device id is a whole number of at least 0")
-    ids = tuple(int(cast("int", each)) for each in listed)
-    if len(set(ids)) != size or min(ids, default=0) < 0:
-        raise MeshError(f"device_ids {quoted(list(ids)[:16])} of mesh {mesh}: ids must be distinct and at least 0")
-    return ids
