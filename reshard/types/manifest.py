@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
@@ -109,28 +109,28 @@ class Manifest:
 def differences(a: Manifest, b: Manifest, here: str = "here", there: str = "there") -> list[str]:
     """What differs between two manifests, at most a few things of each sort."""
     ours, theirs = ({entry.name: entry for entry in side.entries} for side in (a, b))
-    missing = [name for name in ours if name not in theirs]
-    unknown = [name for name in theirs if name not in ours]
-    lines = [f"{_listed(names)} only {where}" for names, where in ((missing, here), (unknown, there)) if names]
-    changed = list(_changed(ours, theirs, here, there))
+    only = ((_missing(ours, theirs), here), (_missing(theirs, ours), there))
+    lines = [f"{_listed(names)} only {where}" for names, where in only if names]
+    changed = [line for name in ours if name in theirs for line in _changed(ours[name], theirs[name], here, there)]
     lines += changed[:_MOST_SHOWN]
     if len(changed) > _MOST_SHOWN:
         lines.append(f"{len(changed) - _MOST_SHOWN} more differences")
-    if not lines and list(ours) != list(theirs):
-        at = next(at for at, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)
-        lines.append(f"the order differs: array {at} is {list(ours)[at]!r} {here} and {list(theirs)[at]!r} {there}")
-    return lines
+    return lines or _order(list(ours), list(theirs), here, there)
 
 
-def _changed(
-    ours: Mapping[str, ManifestEntry], theirs: Mapping[str, ManifestEntry], here: str, there: str
-) -> Iterator[str]:
-    """The fields that differ between entries of one name."""
-    for name, entry in ours.items():
-        if name in theirs:
-            for field, mine, other in zip(ManifestEntry._fields, entry, theirs[name], strict=True):
-                if mine != other:
-                    yield f"{name!r} has {field} {mine} {here} and {other} {there}"
+def _missing(names: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
+    return [name for name in names if name not in others]
+
+
+def _changed(one: ManifestEntry, other: ManifestEntry, here: str, there: str) -> list[str]:
+    """The fields in which two entries of one name differ."""
+    fields = zip(ManifestEntry._fields, one, other, strict=True)
+    return [f"{one.name!r} has {field} {a} {here} and {b} {there}" for field, a, b in fields if a != b]
+
+
+def _order(ours: Sequence[str], theirs: Sequence[str], here: str, there: str) -> list[str]:
+    at = next((at for at, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), None)
+    return [] if at is None else [f"the order differs: array {at} is {ours[at]!r} {here} and {theirs[at]!r} {there}"]
 
 
 def _listed(names: Sequence[str]) -> str:

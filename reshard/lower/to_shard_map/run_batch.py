@@ -14,10 +14,13 @@ import jax.numpy as jnp
 
 from reshard.errors import PlanError
 from reshard.lower.batch import BatchProgram, Joint, JointExchange, PackedCollective
+from reshard.lower.program import Instruction
 from reshard.lower.to_shard_map.exchange import joint_exchange
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.run_program import run_instruction
 from reshard.lower.to_shard_map.tiles import blocks_of, closed
+from reshard.lower.to_shard_map.views import run_view
+from reshard.lower.views import VIEW_INSTRUCTIONS
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
@@ -49,12 +52,18 @@ def batch_function(program: BatchProgram, axes: Mapping[str, int]) -> Callable[.
             if joint is None:
                 steps = [each.instructions[number] for each in program.programs]
                 each = zip(steps, tiles, shapes, strict=True)
-                tiles = tuple(run_instruction(step, place, tile, shape) for step, tile, shape in each)
+                tiles = tuple(_run_alone(step, place, tile, shape) for step, tile, shape in each)
             else:
                 tiles = tuple(_run(joint, place, tiles, shapes))
         return tiles
 
     return run
+
+
+def _run_alone(step: Instruction, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    if isinstance(step, VIEW_INSTRUCTIONS):
+        return run_view(step, place, tile, shape, None)
+    return run_instruction(step, place, tile, shape)
 
 
 def _run(joint: Joint, place: MeshPlace, tiles: Sequence[Array], shapes: Shapes) -> list[Array]:
