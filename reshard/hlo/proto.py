@@ -236,8 +236,10 @@ class ModuleProto:
     def is_laid_out(self) -> bool:
         """Whether the compiler has chosen memory layouts: those of the entry are then those that the caller asked for.
 
-        The GPU compiler hands modules over before that.
+        The GPU compiler hands modules over before that. A module that is scheduled has its layouts.
         """
+        if self.schedule is not None:
+            return True
         program = wire.decode(self.message.data(_Module.PROGRAM_SHAPE) or b"")
         given = [one.shape for one in self.entry.parameters]
         return program.all_data(_ProgramShape.PARAMETERS) == given and (

@@ -2,7 +2,7 @@ import pytest
 
 from reshard import hlo
 from reshard.errors import NotationError
-from reshard.hlo.instruction_proto import parameter_instruction
+from reshard.hlo.instruction_proto import parameter_instruction, without_layout
 from reshard.hlo.proto import ModuleProto
 from tests.hlo.splices import NAMES, recorded
 
@@ -111,3 +111,13 @@ def test_a_computation_that_nobody_opened_keeps_its_bytes(name):
     assert not any(one in proto for one in fresh.computations) and fresh.encode() == module.module
     fresh.entry.instructions[0].name = "changed"
     assert fresh.encode() != module.module and proto.encode() == module.module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layouts_are_chosen_where_the_entry_has_those_that_were_asked_for(name):
+    module = recorded(name)
+    fragment = ModuleProto.decode(module.splices[0].fragment)
+    assert module.decoded().is_laid_out and fragment.is_laid_out
+    (parameter,) = fragment.entry.parameters
+    parameter.message.set_data(3, without_layout(parameter.shape))
+    assert fragment.is_laid_out == (fragment.schedule is not None)
