@@ -27,6 +27,7 @@ from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.device_sets import disjoint, one_set
 from reshard.types.plan_data import FORMAT, check_format, compare, read_view, step_data, step_spec, view_data
+from reshard.types.rules.cost import StepMode
 from reshard.types.rules.view import aliases
 from reshard.types.rules.view_bounds import view_bound, view_endpoint_bound
 from reshard.types.step import Step as Step
@@ -278,6 +279,9 @@ def chain(
     times = listed([None] * len(specs) if seconds is None else seconds)
     if times is None or len(times) != len(specs):
         raise PlanError(f"seconds {quoted(seconds)} of {len(specs)} steps: give a list of one time for each, or None")
+    for spec in specs:
+        if not _is_made_of_its_kinds(spec):
+            Step(spec.kind, source, spec.result, spec.mode)  # Its constructor says what is wrong.
     retained = _retained(source, target, specs, donate)
     for spec, time, kept in zip(specs, times, retained, strict=True):
         steps.append(Step(spec.kind, at, spec.result, spec.mode, kept, time))
@@ -305,6 +309,15 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
     if donate or disjoint(source.mesh, target.mesh):
         return max(source.tile_bytes, target.tile_bytes)
     return source.tile_bytes + target.tile_bytes
+
+
+def _is_made_of_its_kinds(spec: StepSpec) -> bool:
+    """Whether a step that is not checked yet has a kind, a result and a mode at all."""
+    kind, result, mode = cast("tuple[object, object, object]", spec)
+    if not (isinstance(kind, str) and isinstance(result, Layout) and isinstance(mode, StepMode)):
+        return False
+    view: object = mode.view
+    return view is None or isinstance(view, View)
 
 
 def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:

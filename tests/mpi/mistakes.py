@@ -295,7 +295,7 @@ def groups(comm: MPI.Intracomm) -> Iterator[Case]:
         own = comm.Dup()
         team_of(own, nodes=nodes)
         tile = given_tile(source, comm.rank, "int32")
-        with mock.patch.object(run_plan, "_run_step", _wrong if comm.rank == ODD else run_plan._run_step):
+        with mock.patch.object(run_plan, "run_step", _wrong if comm.rank == ODD else run_plan.run_step):
             caught, seconds = _caught(lambda: redistribute(tile, source, target, own, limit=LIMIT))
         raised = comm.allgather((type(caught).__name__, str(caught), seconds))
         assert isinstance(caught, MemoryError if comm.rank == ODD else RankError), raised
