@@ -27,6 +27,7 @@ from reshard.hlo.origin import CallSite, source_of
 
 _NO_BUFFER = ("constant", "partition-id", "replica-id", "after-all", "tuple", "get-tuple-element", "bitcast", "domain")
 _RUNS = ("while", "conditional")
+_NOT_OVERWRITTEN = ("parameter", "bitcast", "get-tuple-element", "constant")
 ARGUMENT, CARRIED = "argument", "carried"
 
 
@@ -233,11 +234,22 @@ class _Ranges:
             return origin if origin.scope is self.region else None
         if value.scope is not self.region:
             return None
+        if value.opcode == "all-reduce":
+            return self._summed_in_place(value)
         if value.opcode == "bitcast":
             return self.flow.origin(HloValue(value.scope, operands[0]))
         if value.opcode == "while" and (body := self._body(value.instruction)) is not None:
             return self._passed(value, body)
         return None
+
+    def _summed_in_place(self, value: HloValue) -> HloValue | None:
+        """The operand of an all-reduce that nothing else uses: the sum takes its buffer."""
+        operand = value.instruction.operands[value.path[0] if value.path else 0]
+        made = self.region.computation.by_name.get(operand)
+        users = self.region.computation.users.get(operand, ())
+        if made is None or made.opcode in _NOT_OVERWRITTEN or len(users) != 1:
+            return None
+        return self.flow.origin(HloValue(self.region, operand))
 
     def _passed(self, value: HloValue, body: Scope) -> HloValue | None:
         """The value that a loop is given, for one that it passes on unchanged."""

@@ -52,8 +52,8 @@ class ChainFate:
         what = f"{self.where or self.computation}: {self.does}, {self.received_bytes} B received"
         if self.why:
             return f"{what}: left, {self.why}"
-        steps = ", ".join(step.kind for plan in self.plans for step in plan.steps)
-        return f"{what}: replaced by {steps or 'nothing'}, {self.planned_bytes} B"
+        steps = [step.kind for plan in self.plans for step in plan.steps] + ["permute"] * self.permutes
+        return f"{what}: replaced by {', '.join(steps) or 'nothing'}, {self.planned_bytes} B"
 
 
 def fate_of(chain: Chain) -> ChainFate:

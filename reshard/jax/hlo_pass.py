@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from reshard import hlo
 from reshard.doctor.batch_ops import BatchOp, batch_ops
-from reshard.doctor.chains import Chain, chains
+from reshard.doctor.chains import REDUCTIONS, Chain, chains
 from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.examination import named_mesh
 from reshard.doctor.liveness import Liveness
@@ -211,8 +211,21 @@ class _Round:
     def _candidate(self, chain: Chain, fate: ChainFate, finder: Finder, liveness: Liveness) -> _Candidate:
         if is_needed(chain, finder.flow):
             raise Unfit(f"it receives no more than is needed, {fate.received_bytes} B")
-        allowed = liveness.of(chain).peak_bytes
-        return self._planned(chain, fate, finder.replacements(chain), allowed)
+        sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
+        in_place = sum(array.nbytes for one in sums for array in one.results)  # XLA adds up where the summands are
+        allowed = liveness.of(chain).peak_bytes - in_place
+        one = self._planned(chain, fate, finder.replacements(chain), allowed)
+        if not one.excess_bytes or allowed + one.excess_bytes <= self.peak_bytes:
+            return one
+        smaller = self._smaller(one)
+        if smaller is None:
+            raise Unfit(_too_large(one))
+        return smaller
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What a device holds at the peak of the program, in the order of its text."""
+        return program_memory(self.traced.flow, {}).peak_bytes
 
     def _planned(
         self, chain: Chain, fate: ChainFate, replacements: tuple[Replacement, ...], allowed: int,
@@ -296,6 +309,9 @@ class _Round:
         fate = replace(large.fate, planned_bytes=None, plans=())
         moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
         try:
+            pairs = [one.move for one in moves if one.move is not None]
+            if tuple(self._plan(one.source, one.target, large.allowed_bytes) for one in pairs) == large.fate.plans:
+                return None
             one = self._planned(large.chain, fate, moves, large.allowed_bytes, large.allowed_bytes)
         except (Unfit, ReshardError):
             return None
@@ -342,10 +358,8 @@ class _Round:
         """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
         if not largest.excess_bytes:
             return
-        was, now = (program_memory(one.flow, {}).peak_bytes for one in (self.traced, after))
-        if now > was + _ALIGNMENT:
-            peak = largest.allowed_bytes + largest.excess_bytes
-            raise Unfit(f"the plan would need {peak} B at once, and XLA needs {largest.allowed_bytes} B")
+        if program_memory(after.flow, {}).peak_bytes > self.peak_bytes + _ALIGNMENT:
+            raise Unfit(_too_large(largest))
 
 
 class _Ops:
@@ -369,6 +383,11 @@ class _Ops:
     def are_taken(self, chain: Chain) -> bool:
         """Whether the operations take all that a chain moves."""
         return self._taken.issuperset(chain.collectives)
+
+
+def _too_large(one: _Candidate) -> str:
+    peak = one.allowed_bytes + one.excess_bytes + _ALIGNMENT
+    return f"the plan would need {peak} B at once, and XLA needs {one.allowed_bytes} B"
 
 
 def _bytes_of(key: OpFragmentKey) -> int:

@@ -5,7 +5,7 @@ import pytest
 from reshard import hlo
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ModuleProto
-from reshard.jax import hlo_pass
+from reshard.jax import chain_fate
 from reshard.jax.fragments import Fragment
 from reshard.jax.hlo_pass import HloPassOptions, has_collectives, improve
 from tests.hlo.splices import NAMES, recorded
@@ -105,4 +105,4 @@ def test_the_prefilter_sees_collectives(name):
 def test_counts_of_kinds():
     module = hlo.parse(recorded("scan_cpu").text)
     kinds = [one.kind for one in hlo.collectives(module, every_branch=True)]
-    assert list(hlo_pass._counted(kinds)) == [f"{len(kinds)} all_gather"]
+    assert list(chain_fate._counted(kinds)) == [f"{len(kinds)} all_gather"]
