@@ -24,7 +24,7 @@ import numpy as np
 
 from reshard.proofs.symbolic import Form
 from reshard.proofs.symbolic.form import FormDigit, step_digits
-from reshard.proofs.symbolic.lists import Factors, Ints, coordinate, held_offset, positions
+from reshard.proofs.symbolic.lists import Factors, Ints, coordinate, held_offset, ids_of, positions
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
 
@@ -109,8 +109,8 @@ def _elsewhere(source: Layout, target: Layout) -> Floor:
 
 def _counted(source: Layout, target: Layout) -> Floor:
     """Device by device: the size of a tile, and of what two tiles share, is a product over the dims."""
-    devices = np.array(target.mesh.devices, np.int64)
-    holding = np.isin(devices, np.array(source.mesh.devices, np.int64))
+    devices = ids_of(target.mesh)
+    holding = np.isin(devices, ids_of(source.mesh))
     before = np.zeros_like(devices)
     before[holding] = positions(source.mesh, devices[holding])
     at = before, positions(target.mesh, devices)

@@ -301,22 +301,6 @@ def merged_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def numbers_along(positions: int, factors: Sequence[tuple[int, int]]) -> list[int]:
-    """For each of so many positions, its coordinates along (stride, size) factors as one number, major to minor.
-
-    Lists are repeated instead of taking each position apart: a mesh may have millions.
-
-    >>> numbers_along(6, [(1, 3), (3, 2)])
-    [0, 2, 4, 1, 3, 5]
-    """
-    numbers = [0] * positions
-    for at, (stride, size) in enumerate(factors):
-        once = list(itertools.chain.from_iterable(itertools.repeat(value, stride) for value in range(size)))
-        along = once * (positions // (stride * size))
-        numbers = [number * size + value for number, value in zip(numbers, along, strict=True)] if at else along
-    return numbers
-
-
 def is_chain(cuts: Sequence[int]) -> bool:
     """Whether ascending cuts are the place values of one numeral: each divides the next.
 

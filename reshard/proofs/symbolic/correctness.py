@@ -56,12 +56,11 @@ def _check_outside(plan: Plan, program: Program | Outline) -> None:
     require(program.keep_source != plan.donate, "program and plan disagree on whether the source is kept")
     require(program.tile_shape == plan.source.tile_shape, "the program starts from other tiles")
     require(len(program.instructions) == len(program.tile_shapes) == len(plan.steps), "the program has other steps")
-    devices = frozenset(program.devices)
     for step, instruction, shape in zip(plan.steps, program.instructions, program.tile_shapes, strict=True):
-        before, devices = devices, devices_after(instruction, devices)
         require(shape == step.result.tile_shape, f"{step.kind}: the result has tiles of shape {shape}")
-        same = before is devices and step.operand.mesh == step.result.mesh
-        require(same or frozenset(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
+        if isinstance(instruction, Exchange | Permute) or step.operand.mesh != step.result.mesh:
+            devices = devices_after(instruction, frozenset(step.operand.mesh.devices))
+            require(frozenset(step.result.mesh.devices) == devices, f"{step.kind}: other devices")
 
 
 def devices_after(instruction: Instruction | ByFormula, devices: frozenset[int]) -> frozenset[int]:

@@ -53,11 +53,20 @@ def positions(mesh: Mesh, ids: Ints) -> Ints:
     if mesh.device_ids is None:
         require(np.all((ids >= 0) & (ids < mesh.size)), "unknown devices")
         return ids
-    known = np.array(mesh.devices, np.int64)
+    known = ids_of(mesh)
     order = np.argsort(known)
     at = np.searchsorted(known[order], ids)
     require(np.all(at < len(known)) and np.all(known[order][np.minimum(at, len(known) - 1)] == ids), "unknown devices")
     return order[at]
+
+
+def ids_of(mesh: Mesh) -> Ints:
+    """The device at each position.
+
+    >>> ids_of(Mesh({"x": 3}, device_ids=[10, 7, 20])).tolist(), ids_of(Mesh(x=2)).tolist()
+    ([10, 7, 20], [0, 1])
+    """
+    return np.arange(mesh.size) if mesh.device_ids is None else np.array(mesh.device_ids, np.int64)
 
 
 def coordinate(position: Ints, stride: int, radix: int) -> Ints:

@@ -17,8 +17,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis, is_chain, numbers_along
+from reshard.types.mesh import Mesh, SubAxis, is_chain
 from reshard.types.pair.overlap import fullest, piece_sizes, shared_elements, shares
+from reshard.types.positions import numbers_along
 
 Span = tuple[int, int]
 """The positions from a stride to stride times size, which a sub-axis covers; see `Mesh.span`."""

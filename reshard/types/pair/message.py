@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import numbers_along
 from reshard.types.pair.overlap import piece
 from reshard.types.pair.runs import Progression, Run, between
+from reshard.types.positions import numbers_along
 
 Box = tuple[Run, ...]
 """One run of each dim."""
