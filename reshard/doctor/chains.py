@@ -46,6 +46,11 @@ class Chain:
         """Whether the chain is a reduction."""
         return any(collective.kind in REDUCTIONS for collective in self.collectives)
 
+    def is_part_of(self, other: Chain) -> bool:
+        """Whether the other chain has all its collectives."""
+        names = {(each.computation, each.name) for each in other.collectives}
+        return all((each.computation, each.name) in names for each in self.collectives)
+
 
 def chains(
     flow: Flow, maps: IndexMaps, collectives: Sequence[Collective], *, from_sums: bool = False

@@ -198,7 +198,7 @@ class _Round:
         """The chains that a chain that begins with a sum consists of."""
         if not chain.reduces or len(chain.collectives) < 2:
             return []
-        return [one for one in self.apart if one.region is chain.region and _is_part(one, chain)]
+        return [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
 
     def _tried(self, chain: Chain, finder: Finder, liveness: Liveness) -> _Candidate | ChainFate:
         """The better plan for a chain; its fate, if there is none."""
@@ -278,8 +278,8 @@ class _Round:
         fate = fate_of(chain)
         fate = replace(fate, does=f"{fate.does}, {op.kind if op.kind != 'ffi' else op.target}")
         one = finder.replacement(chain, instruction, op)
-        key = min((self._op_key(one, moves) for moves in one.choices), key=_bytes_of)
-        planned = _bytes_of(key)
+        key = min((self._op_key(one, moves) for moves in one.choices), key=lambda key: key.received_bytes)
+        planned = key.received_bytes
         if planned >= fate.received_bytes:
             raise Unfit(f"it receives no more than is needed, {planned} B")
         piece = self.fragments.get(key)
@@ -390,17 +390,8 @@ def _too_large(one: _Candidate) -> str:
     return f"the plan would need {peak} B at once, and XLA needs {one.allowed_bytes} B"
 
 
-def _bytes_of(key: OpFragmentKey) -> int:
-    return key.plan.received_bytes + sum(output.plan.received_bytes for output in key.outputs)
-
-
 def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replicas) -> None:
     if isinstance(one, OpReplacement):
         check_same_rows(spliced, one, replicas)
     else:
         check_equivalent(spliced, one, replicas)
-
-
-def _is_part(one: Chain, chain: Chain) -> bool:
-    names = {(each.computation, each.name) for each in chain.collectives}
-    return all((each.computation, each.name) in names for each in one.collectives)

@@ -61,6 +61,11 @@ class OpFragmentKey:
         """The arrays that it yields."""
         return tuple(output.after for output in self.outputs)
 
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives."""
+        return self.plan.received_bytes + sum(output.plan.received_bytes for output in self.outputs)
+
     def __str__(self) -> str:
         return f"{self.op.target or self.op.kind} on {self.plan.target}"
 

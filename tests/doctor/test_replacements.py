@@ -236,14 +236,8 @@ def test_a_part_of_one_device_of_each_group():
         ("  %e = f32[2,2]{1,0} slice(%g), slice={[1:3], [2:4]}\n", "  ROOT %r = f32[2,2]{1,0} negate(%e)\n"),
         FIRST.replace("[0:1]", "[1:3]").replace("f32[1,", "f32[2,"),
     ],
-    ids=["a part of it", "of whole rows"],
+    ids=["rows", "more rows"],
 )
 def test_parts_of_two_devices_are_shifts(lines):
     (((one,),)) = replacements(module(GATHER, *([lines] if isinstance(lines, str) else lines)))
     assert one.move is None and one.shift is not None
-
-
-def test_a_part_in_another_order_is_neither():
-    reverse = "  %v = f32[8,8]{1,0} reverse(%g), dimensions={1}\n"
-    (reason,) = replacements(module(GATHER, reverse, FIRST.replace("%g", "%v")))
-    assert "no two layouts" in reason

@@ -86,4 +86,5 @@ def test_the_tile_function_rearranges_the_tile():
     one = FragmentKey(plan, Array("f32", (6, 4), "1,0"), Array("f32", (4, 6), "1,0"), ((4, 1), (6, 4)))
     run = one.function({"axis0": 1})
     tile = np.arange(24, dtype="float32").reshape(6, 4)
-    np.testing.assert_array_equal(np.asarray(run(jax.numpy.asarray(tile))), tile.T)
+    (moved,) = run(jax.numpy.asarray(tile))
+    np.testing.assert_array_equal(np.asarray(moved), tile.T)
