@@ -51,8 +51,8 @@ def simulate(
     `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
     bytes live and received. A tree of plans takes and returns {name: {device id: tile}}, and a `memory` in bytes,
     `Account("uint8")`. For a plan of a `Move`, `into` has the target's tiles of which it fills a part, and `scale` is
-    what its cast divides by where it narrows, and multiplies by where it widens: a number, or by device id an array that
-    broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
+    what its cast divides by where it narrows, and multiplies by where it widens: a number, or by device id an array
+    that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
 
     >>> import numpy as np, reshard as rs
     >>> mesh = rs.Mesh(x=2)
