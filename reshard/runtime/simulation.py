@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from numpy.typing import NDArray
 
+from reshard.errors import TileError
 from reshard.runtime import on_numpy
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_trees import simulate_tree
@@ -19,7 +20,13 @@ Tiles = dict[int, Array]
 
 @overload
 def simulate(
-    plan: Plan, tiles: Mapping[int, Array], memory: Account | None = None, *, padded: bool = True
+    plan: Plan,
+    tiles: Mapping[int, Array],
+    memory: Account | None = None,
+    *,
+    padded: bool = True,
+    into: Mapping[int, Array] | None = None,
+    scale: Any = None,
 ) -> Tiles: ...
 
 
@@ -30,14 +37,22 @@ def simulate(
 
 
 def simulate(
-    plan: Plan | TreePlan, tiles: Mapping[Any, Any], memory: Account | None = None, *, padded: bool = True
+    plan: Plan | TreePlan,
+    tiles: Mapping[Any, Any],
+    memory: Account | None = None,
+    *,
+    padded: bool = True,
+    into: Mapping[int, Array] | None = None,
+    scale: Any = None,
 ) -> Tiles | dict[str, Tiles]:
     """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
 
     Tiles have their layout's tile shape, padding included, or `tile_shape_of(device)` without it, and its dtype. With
     `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
     bytes live and received. A tree of plans takes and returns {name: {device id: tile}}, and a `memory` in bytes,
-    `Account("uint8")`. Raises `TileError` for tiles that do not fit the source.
+    `Account("uint8")`. For a plan of a `Move`, `into` has the target's tiles of which it fills a part, and `scale` is
+    what its cast divides by where it narrows, and multiplies by where it widens: a number, or by device id an array
+    that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
 
     >>> import numpy as np, reshard as rs
     >>> mesh = rs.Mesh(x=2)
@@ -45,6 +60,8 @@ def simulate(
     >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
     array([0, 1, 2, 3])
     """
-    if isinstance(plan, TreePlan):
-        return simulate_tree(plan, tiles, memory, padded=padded)
-    return on_numpy.simulate(plan, tiles, memory, padded=padded)
+    if not isinstance(plan, TreePlan):
+        return on_numpy.simulate(plan, tiles, memory, padded=padded, into=into, scale=scale)
+    if into is not None or scale is not None:
+        raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")
+    return simulate_tree(plan, tiles, memory, padded=padded)

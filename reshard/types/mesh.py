@@ -10,7 +10,6 @@ Rules, bounds and routes work on such (stride, size) pairs, so a mesh of 2^20 de
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -316,8 +316,7 @@ def _is_made_of_its_kinds(spec: StepSpec) -> bool:
     kind, result, mode = cast("tuple[object, object, object]", spec)
     if not (isinstance(kind, str) and isinstance(result, Layout) and isinstance(mode, StepMode)):
         return False
-    view: object = mode.view
-    return view is None or isinstance(view, View)
+    return isinstance(cast("object", mode.view), View | None)
 
 
 def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:
