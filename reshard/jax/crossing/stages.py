@@ -31,7 +31,7 @@ from reshard.jax.starting import started
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import messages
 from reshard.lower.to_shard_map.boxes import Turn
-from reshard.lower.to_shard_map.messages import Batch
+from reshard.lower.to_shard_map.messages import MessageBatch
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.types.layout import Layout
 
@@ -96,7 +96,7 @@ def staged(
 
 
 def _stages(
-    step: Exchange, batch: Batch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
+    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
 ) -> list[Stage]:
     size = max(1, operand.nbytes(batch.elements))
     together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.turns)))
@@ -113,7 +113,7 @@ def _stages(
 
 
 def _programs(
-    step: Exchange, batch: Batch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], count: int
+    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], count: int
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What packs, and what writes, this many rounds of a batch, of given numbers."""
     sender, receiver = (MeshPlace(end.mesh.devices, {AXIS: end.mesh.size}) for end in (operand, result))

@@ -48,7 +48,7 @@ def _extents(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(extent for _, extent in spans)
 
 
-class Boxes:
+class BoxMessages:
     """Transfers of one shape in one turn, or in several alike: the devices that take part, and where boxes start."""
 
     def __init__(self, turns: Sequence[Turn], place: MeshPlace, number: Array | None = None) -> None:

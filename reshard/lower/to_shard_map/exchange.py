@@ -16,7 +16,7 @@ from jax import lax
 from reshard.lower.batch import JointExchange
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
-from reshard.lower.to_shard_map.boxes import Boxes, Turn, kinds_of, shape_of
+from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of, shape_of
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import resized
 
@@ -35,7 +35,7 @@ def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]
     def at_once(tile: Array) -> Array:
         here = place.anew()
         opened = tile.reshape(step.send.digits)
-        messages = [_message(Boxes([turn], here), here, opened) for turn in joining.turns(step)]
+        messages = [_message(BoxMessages([turn], here), here, opened) for turn in joining.turns(step)]
         return joining.joined(step, here, by_device, messages).reshape(shape)
 
     def by_rounds(tile: Array) -> Array:
@@ -75,14 +75,14 @@ def _joint_rounds(
     for number, turn in enumerate(zip(*(joining.turns(one) for one in step.each), strict=True)):
         filled = place.after(filled) if number else filled
         messages = _joint_message(turn, place, opened)
-        boxes = [Boxes([each], place) for each in turn]
+        boxes = [BoxMessages([each], place) for each in turn]
         filled = [one.put(into, part) for one, into, part in zip(boxes, filled, messages, strict=True)]
     return [tile.reshape(shape) for tile, shape in zip(filled, shapes, strict=True)]
 
 
 def _joint_message(turn: Sequence[Turn], place: MeshPlace, opened: Sequence[Array]) -> list[Array]:
     """What arrives of each array in one round, in which their messages travel as one."""
-    boxes = [Boxes([each], place) for each in turn]
+    boxes = [BoxMessages([each], place) for each in turn]
     parts = [one.take(tile) for one, tile in zip(boxes, opened, strict=True)]
     if all(t.sender == t.receiver for t in turn[0]):
         return parts
@@ -91,7 +91,7 @@ def _joint_message(turn: Sequence[Turn], place: MeshPlace, opened: Sequence[Arra
     return [arrived[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)]
 
 
-def _message(boxes: Boxes, place: MeshPlace, opened: Array) -> Array:
+def _message(boxes: BoxMessages, place: MeshPlace, opened: Array) -> Array:
     message = boxes.take(opened)
     local = all(t.sender == t.receiver for t in boxes.transfers)
     return message if local else place.permute(message, _pairs(boxes.transfers))
@@ -101,7 +101,7 @@ def _by_rounds(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[in
     opened = tile.reshape(step.send.digits)
     filled = jnp.zeros(step.receive.digits, tile.dtype)
     for kind in kinds_of(step.local):
-        boxes = Boxes([kind], place)
+        boxes = BoxMessages([kind], place)
         filled = boxes.put(filled, boxes.take(opened))
     for number, turns in enumerate(_alike(step.rounds)):
         filled = place.after(filled) if number else filled
@@ -128,14 +128,14 @@ def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array
 
     def one(number: Array, filled: Array) -> Array:
         here = place.anew()
-        return _sent(Boxes(turns, here, number), here, opened, filled)
+        return _sent(BoxMessages(turns, here, number), here, opened, filled)
 
     return lax.fori_loop(0, len(turns), one, filled)
 
 
 def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
     """One round: each device packs the boxes that it sends, if any, and writes those that it receives."""
-    kinds = [Boxes([kind], place) for kind in kinds_of(turn)]
+    kinds = [BoxMessages([kind], place) for kind in kinds_of(turn)]
     if len(kinds) == 1:
         return _sent(kinds[0], place, opened, filled)
     size = (max(kind.elements for kind in kinds),)
@@ -149,7 +149,7 @@ def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
     return filled
 
 
-def _sent(boxes: Boxes, place: MeshPlace, opened: Array, filled: Array) -> Array:
+def _sent(boxes: BoxMessages, place: MeshPlace, opened: Array, filled: Array) -> Array:
     return boxes.put(filled, place.permute(boxes.take(opened), _pairs(boxes.transfers)))
 
 

@@ -22,7 +22,7 @@ from jax import lax
 
 from reshard.lower.exchange import Box, Transfer
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map.boxes import Boxes, Form, Turn, shape_of
+from reshard.lower.to_shard_map.boxes import BoxMessages, Form, Turn, shape_of
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import resized
 from reshard.types.pair import pieces
@@ -30,7 +30,7 @@ from reshard.types.pair import pieces
 Array = jax.Array
 
 
-class Batch(NamedTuple):
+class MessageBatch(NamedTuple):
     """Rounds whose messages have the same forms, so that one program serves all of them.
 
     `elements` are those of the largest message, to which the others are padded.
@@ -41,13 +41,14 @@ class Batch(NamedTuple):
     elements: int
 
 
-def batches(step: Exchange) -> list[Batch]:
+def batches(step: Exchange) -> list[MessageBatch]:
     """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages."""
     by_forms: dict[tuple[Form, ...], list[Turn]] = {}
     for turn in (*_local_turns(step), *step.rounds):
         by_forms.setdefault(tuple(sorted({shape_of(t) for t in turn})), []).append(turn)
     return [
-        Batch(tuple(turns), forms, max(t.elements for turn in turns for t in turn)) for forms, turns in by_forms.items()
+        MessageBatch(tuple(turns), forms, max(t.elements for turn in turns for t in turn))
+        for forms, turns in by_forms.items()
     ]
 
 
@@ -75,7 +76,7 @@ def _pieces(box: Box, most: int) -> list[Box]:
     return [Box(moved(ends[0], piece), moved(ends[1], piece)) for piece in pieces.cut(extents, most)]
 
 
-def packed(step: Exchange, batch: Batch, place: MeshPlace, number: Array, tile: Array) -> Array:
+def packed(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
     """The message that this device sends in round `number` of the batch, of `batch.elements` elements."""
     opened = tile.reshape(step.send.digits)
     size = (batch.elements,)
@@ -87,7 +88,7 @@ def packed(step: Exchange, batch: Batch, place: MeshPlace, number: Array, tile: 
     return message
 
 
-def filled(step: Exchange, batch: Batch, place: MeshPlace, number: Array, tile: Array, message: Array) -> Array:
+def filled(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array) -> Array:
     """The tile with the message that this device receives in round `number`, if it receives one, in its place."""
     opened = tile.reshape(step.receive.digits)
     for kind in _kinds(batch, place, number):
@@ -95,10 +96,11 @@ def filled(step: Exchange, batch: Batch, place: MeshPlace, number: Array, tile: 
     return opened.reshape(tile.shape)
 
 
-def _kinds(batch: Batch, place: MeshPlace, number: Array) -> list[Boxes]:
+def _kinds(batch: MessageBatch, place: MeshPlace, number: Array) -> list[BoxMessages]:
     """The boxes of the batch by their forms, each in the rounds in which some message has it."""
     return [
-        Boxes([[t for t in turn if shape_of(t) == form] for turn in batch.turns], place, number) for form in batch.forms
+        BoxMessages([[t for t in turn if shape_of(t) == form] for turn in batch.turns], place, number)
+        for form in batch.forms
     ]
 
 
