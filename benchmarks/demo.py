@@ -24,7 +24,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks is a folder of scripts, not installed
 
 import reshard as rs
-from benchmarks import demo_pass
+from benchmarks import demo_devices, demo_pass
 from benchmarks.xla_identity import Identity, XlaError, xla_identities
 from reshard.runtime import Account
 from reshard.types.meaning import meaning
@@ -191,6 +191,41 @@ def enabled_figures() -> tuple[demo_pass.Enabled | None, list[str]]:
     return figures, [] if figures is None else demo_pass.disagreements(figures)
 
 
+def served_figures() -> tuple[demo_devices.Served | None, list[str]]:
+    """The move of a model's weights to other devices, None without jax; and what is wrong with it."""
+    if importlib.util.find_spec("jax") is None:
+        return None, []
+    try:
+        figures = demo_devices.served()
+    except XlaError as error:
+        return None, [str(error)]
+    return figures, demo_devices.disagreements(figures)
+
+
+def show_served(console: Console, figures: demo_devices.Served) -> None:
+    """Two tables: what was promised for a server's device, and the call beside that of `jax.device_put`."""
+    console.print("\nA small Llama's weights, from a trainer <fsdp=4, tp=2> to a server <rep=2, tp=4>:", markup=False)
+    size = f"{figures.leaves} arrays, {_bytes(figures.array_bytes)} of bfloat16"
+    console.print(f"{size}, 8 devices to 8 others, one call.\n", markup=False)
+    promises = Table()
+    for name in ("on a device of the server", "bound", "promised", "measured"):
+        promises.add_column(name, justify="right" if name != "on a device of the server" else "left")
+    promises.add_row("received", *(f"{size:,} B" for size in (figures.bound, figures.promised, figures.received)))
+    promises.add_row("peak", "", f"{figures.promised_peak:,} B", f"{figures.peak:,} B")
+    console.print(promises)
+    calls = Table()
+    for name in ("of the call", "redistribute", "jax.device_put"):
+        calls.add_column(name, justify="right" if name != "of the call" else "left")
+    both = (figures.ours, figures.theirs)
+    calls.add_row("time", *(f"{1e3 * seconds:.0f} ms" for seconds, _ in both))
+    calls.add_row("new memory of the process", *(_bytes(memory) for _, memory in both))
+    console.print(calls)
+    verdict = "right" if figures.right == figures.elements else "WRONG"
+    console.print(
+        f"{figures.right:,} of {figures.elements:,} elements on the server's devices {verdict}.", markup=False
+    )
+
+
 def pass_table(figures: demo_pass.Enabled) -> Table:
     """The figures of the issue's program under plain `jax.jit`."""
     shown = Table()
@@ -249,7 +284,13 @@ def show(console: Console, both: list[Case], missing: str | None) -> None:
         say(f"DISAGREES: {problem}", "bold red")
 
 
-def as_json(both: list[Case], missing: str | None, figures: demo_pass.Enabled | None, problems: list[str]) -> str:
+def as_json(
+    both: list[Case],
+    missing: str | None,
+    figures: demo_pass.Enabled | None,
+    problems: list[str],
+    moved: demo_devices.Served | None = None,
+) -> str:
     """All figures as one JSON object."""
     listed = [
         {
@@ -263,7 +304,9 @@ def as_json(both: list[Case], missing: str | None, figures: demo_pass.Enabled | 
         for case in both
     ]
     passed = None if figures is None else asdict(figures)
-    return json.dumps({"cases": listed, "missing": missing, "pass": passed, "problems": problems}, indent=2)
+    served = None if moved is None else asdict(moved)
+    shown = {"cases": listed, "missing": missing, "pass": passed, "served": served, "problems": problems}
+    return json.dumps(shown, indent=2)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -274,13 +317,17 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.perf_counter()
     both, missing = cases()
     figures, problems = enabled_figures()
+    moved, wrong = served_figures()
+    problems += wrong
     if options.json:
-        print(as_json(both, missing, figures, problems))
+        print(as_json(both, missing, figures, problems, moved))
     else:
         console = Console(highlight=False)
         show(console, both, missing)
         if figures is not None:
             show_pass(console, figures, problems)
+        if moved is not None:
+            show_served(console, moved)
         for problem in problems:
             console.print(f"DISAGREES: {problem}", style="bold red", markup=False)
         console.print(f"\n{time.perf_counter() - start:.1f} s")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import reshard as rs
-from benchmarks import demo, demo_pass, xla_identity
+from benchmarks import demo, demo_devices, demo_pass, xla_identity
 from benchmarks.xla_identity import Identity, XlaError, collectives, xla_identities
 from reshard.errors import LayoutError
 
@@ -121,6 +121,7 @@ def test_a_disagreement_fails_the_command(
     wrong = replace(small, run=replace(small.run, right=0))
     monkeypatch.setattr(demo, "cases", lambda: ([wrong, small], None))
     monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
+    monkeypatch.setattr(demo, "served_figures", lambda: (None, []))
     assert demo.main([]) == 1
     assert "DISAGREES: 4096 of 4096 elements are wrong" in capsys.readouterr().out
 
@@ -128,6 +129,7 @@ def test_a_disagreement_fails_the_command(
 def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "cases", lambda: ([small, small], "The XLA column is missing: it crashed"))
     monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
+    monkeypatch.setattr(demo, "served_figures", lambda: (None, []))
     monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: name)
     assert demo.main([]) == 1
 
@@ -158,8 +160,34 @@ def test_a_pass_that_makes_a_program_worse_fails_the_command(
     assert [text.split(" ", 1)[1].split(" after")[0] for text in problems[1:]] == ["B are received", "B of temporaries"]
     monkeypatch.setattr(demo, "cases", lambda: ([small, small], None))
     monkeypatch.setattr(demo, "enabled_figures", lambda: (worse, problems))
+    monkeypatch.setattr(demo, "served_figures", lambda: (None, []))
     assert demo.main([]) == 1
     assert "DISAGREES: the results before and after enable() differ" in capsys.readouterr().out
+
+
+@needs_jax
+def test_weights_arrive_at_the_bound_on_other_devices(figures: dict[str, Any]):
+    served = figures["served"]
+    assert served["right"] == served["elements"] > served["array_bytes"] // 2
+    assert served["received"] == served["promised"] == served["bound"]
+    assert served["peak"] <= served["promised_peak"]
+
+
+SERVED = demo_devices.Served(2, 100, 40, 50, 50, 60, 60, 9, 9, (0.1, 5), (0.2, 9))
+
+
+def test_weights_that_are_wrong_fail_the_command(
+    small: demo.Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    assert demo_devices.disagreements(SERVED) == []
+    wrong = replace(SERVED, right=8, received=51, promised=39, peak=61)
+    assert len(demo_devices.disagreements(wrong)) == 4
+    monkeypatch.setattr(demo, "cases", lambda: ([small, small], None))
+    monkeypatch.setattr(demo, "enabled_figures", lambda: (None, []))
+    monkeypatch.setattr(demo, "served_figures", lambda: (wrong, demo_devices.disagreements(wrong)))
+    assert demo.main([]) == 1
+    printed = capsys.readouterr().out
+    assert "DISAGREES: 1 of 9 elements of the server are wrong" in printed and "8 of 9 elements" in printed
 
 
 @needs_jax

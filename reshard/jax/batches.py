@@ -25,8 +25,9 @@ import jax
 from jax import lax
 
 from reshard.jax import placement
-from reshard.jax.eager import EagerMove, EagerProgram, Pending, run, started
+from reshard.jax.eager import EagerMove, EagerProgram, Pending, run
 from reshard.jax.request import plan_of
+from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened
 from reshard.runtime import on_jax
 from reshard.types.batch import Batch, lanes

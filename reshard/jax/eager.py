@@ -17,13 +17,15 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh as JaxMesh
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError
-from reshard.jax import in_flight, placement
+from reshard.jax import crossing, placement
 from reshard.jax.request import ReshardRequest, orders_differ, plan_of
+from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened
 from reshard.runtime import on_jax
 from reshard.types.plan import Plan
@@ -74,13 +76,43 @@ def prepared(x: jax.Array, request: ReshardRequest) -> Pending:
     if not request.donate and _is_there(known, request.target, x.ndim):
         return partial(put, x, request.target, donate=False)
     target = _on_devices(request.target, known)
-    if known.device_set != target.device_set:
-        return _left_to_jax(x, request, "source and target are not on the same devices")
     near = _device_memory(known)
     if near != known.memory_kind:  # Collectives work in the devices' own memory.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
         return lambda: move_now(put(x, there, donate=request.donate), replace(request, source=None))
+    if crossing.crosses(known, target):
+        return partial(_moved_across, x, replace(request, source=None), known)
     return EagerMove(x, program_of(replace(request, source=known, target=target), x.shape, x.dtype, x.weak_type))
+
+
+def _moved_across(x: jax.Array, request: ReshardRequest, known: NamedSharding) -> jax.Array:
+    """A move to other devices, in their own memory; a memory of another kind is filled from there."""
+    target = request.target
+    far = _device_memory(target)
+    if far != target.memory_kind:
+        there = replace(request, target=NamedSharding(target.mesh, target.spec, memory_kind=far))
+        return put(_moved_across(x, there, known), target, donate=False)
+    if not x.size:
+        return put(x, target, donate=request.donate)
+    weak = x.weak_type
+    with placement.without_mesh(), placement.unguarded():
+        moved = crossing.program_across(request, known, x.shape, x.dtype)(x)
+        return crossing.weakened_on(target)(moved) if weak else moved
+
+
+def prepared_on_device(x: jax.Array, device: Any, **options: Any) -> Pending:
+    """The move of a sharded array to one device, where it is an array on that device alone."""
+    target = NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec())
+    move = partial(move_now, x, ReshardRequest(target, **options))
+
+    def moved() -> jax.Array:
+        there = move()
+        shards = [shard.data for shard in there.addressable_shards]
+        alone = SingleDeviceSharding(device)
+        whole = jax.make_array_from_single_device_arrays(x.shape, alone, shards, dtype=x.dtype)
+        return crossing.weakened_on(alone)(whole) if x.weak_type else whole
+
+    return moved
 
 
 def _left_to_jax(x: jax.Array, request: ReshardRequest, why: str) -> Pending:
@@ -123,17 +155,6 @@ def run(move: EagerMove) -> jax.Array:
     if move.program.request.donate and not move.x.is_deleted() and moved is not move.x:
         move.x.delete()  # XLA keeps the buffer until the move has read it.
     return moved if move.wrapped is None else move.wrapped(moved)
-
-
-def started(function: Callable[..., Any], *arrays: jax.Array) -> Any:
-    """Calls a compiled move, while not too many others are running, on its own meshes."""
-    if jax.sharding.get_abstract_mesh().empty:
-        moved = function(*arrays)
-    else:
-        with placement.without_context_mesh():
-            moved = function(*arrays)
-    in_flight.add(moved[0] if isinstance(moved, tuple) else moved)
-    return moved
 
 
 @lru_cache(maxsize=4096)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
@@ -19,11 +20,13 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.errors import LayoutError, MeshError, about_sharding, quoted
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.notation import jax_sharding
 from reshard.types.notation.sharding import place
 
 AnyMesh = JaxMesh | AbstractMesh
 NO_MESH = AbstractMesh((), ())
+NO_DEVICES = JaxMesh(np.empty((), dtype=object), ())
 _LAYOUTS = NamedSharding | PartitionSpec | Layout
 _FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Space
 
@@ -60,6 +63,22 @@ def leaves_open(given: object) -> bool:
 def has_layout(given: object) -> bool:
     """Whether a target has a layout that a plan can lead to; the others (a device, a memory) are left to JAX."""
     return isinstance(given, _LAYOUTS) or not is_target(given)
+
+
+def one_device(given: object) -> Any:
+    """The device that a target names, if it is one device in its own memory."""
+    if isinstance(given, SingleDeviceSharding):
+        (device,) = given.device_set
+        own = given.memory_kind in (None, device.default_memory().kind)
+        return device if own else None
+    return given if isinstance(given, jax.Device) else None
+
+
+def is_spread(x: Any) -> bool:
+    """Whether it is a concrete array of numbers on a mesh of several devices."""
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer) or is_key_array(x):
+        return False
+    return isinstance(x.sharding, NamedSharding) and len(x.sharding.device_set) > 1
 
 
 def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
@@ -123,6 +142,19 @@ def manual_mesh() -> AbstractMesh | None:
 def without_context_mesh() -> AbstractContextManager[None]:
     """A context for tracing a move on its own meshes, because JAX allows no other mesh beside the one that is set."""
     return nullcontext() if manual_mesh() is not None else jax.sharding.use_abstract_mesh(NO_MESH)
+
+
+def without_mesh() -> AbstractContextManager[None]:
+    """A context for programs on other devices than those of the mesh that is set, outside of traces."""
+    return nullcontext() if jax.sharding.get_mesh().empty else jax.set_mesh(NO_DEVICES)
+
+
+def unguarded() -> AbstractContextManager[None]:
+    """A context in which the host's memory may be read and its arrays used, since what it does is a move between
+    devices for the caller; JAX's own context takes 100 us, so it is entered only where there is a guard.
+    """
+    guard = getattr(jax.config, "jax_transfer_guard_host_to_device", None)
+    return nullcontext() if guard in (None, "allow") else jax.transfer_guard("allow")
 
 
 def sharding_of(x: Any) -> NamedSharding | None:
@@ -202,14 +234,23 @@ def is_unsharded(x: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def layout_of(sharding: NamedSharding, shape: tuple[int, ...], dtype: str, *, ids: bool = False) -> Layout:
-    """The layout of an array with this sharding; devices are numbered by position, with `ids` by their ids.
+def layout_of(
+    sharding: NamedSharding,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    ids: bool = False,
+    numbers: tuple[int, ...] | None = None,
+) -> Layout:
+    """The layout of an array with this sharding; devices are numbered by position, by `numbers`, or by their ids.
 
     Inside a `shard_map` that is manual over some axes, the layout is over the other axes.
     """
     if ids:
         return Layout.from_jax(sharding, shape, dtype)
     mesh = on_jax.free_axes(sharding.mesh)
+    if numbers is not None:
+        mesh = Mesh(mesh.axes, device_ids=numbers)
     with about_sharding(f"{sharding.spec} on {mesh}", shape):
         placed = place(jax_sharding.read(sharding, len(shape)), mesh)
         return Layout.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)

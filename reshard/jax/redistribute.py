@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from reshard.errors import LayoutError, PlanError, quoted
 from reshard.jax import placement, traced, views
 from reshard.jax.batches import run_all
-from reshard.jax.eager import EagerMove, EagerProgram, Pending, prepared, put
+from reshard.jax.eager import EagerMove, EagerProgram, Pending, prepared, prepared_on_device, put
 from reshard.jax.request import ReshardRequest
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of, check_network
@@ -58,9 +58,10 @@ def redistribute(
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`, and
     inside a `shard_map` that is manual over other axes. Concrete leaves of a tree share programs, and an array that is
-    where it should go is returned as it is. What needs no plan is left to JAX: arrays that are not sharded yet, moves
-    to other devices, and the other targets of `jax.device_put` and `with_sharding_constraint` (a device, None, a
-    memory, `P.UNCONSTRAINED` dims).
+    where it should go is returned as it is. Source and target may be on any two sets of devices, of several
+    processes too: then it is called outside of jit. What needs no plan is left to JAX: arrays that are not sharded
+    yet, and the other targets of `jax.device_put` and `with_sharding_constraint` (None, a memory, `P.UNCONSTRAINED`
+    dims).
 
     Raises `LayoutError`, `MeshError` or `PlanError` for an invalid source or target, and `BudgetError`, with the
     smallest budget that works, if no plan fits the budget.
@@ -149,6 +150,9 @@ def _prepared(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pe
     """The move of one leaf, checked; a concrete array does not move yet."""
     aval = x if isinstance(x, jax.Array) else _type_of(x)
     if not placement.has_layout(sharding):
+        device = placement.one_device(sharding)
+        if device is not None and placement.is_spread(x) and not placement.is_tracing():
+            return prepared_on_device(x, device, **options)
         return partial(put, x, sharding, donate=options["donate"])
     if placement.leaves_open(sharding):
         return partial(traced.constrained, x, sharding)

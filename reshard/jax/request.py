@@ -64,7 +64,8 @@ def _plan(request: ReshardRequest, before: Layout, after: Layout) -> Plan:
     if not one_set(before.mesh, after.mesh):
         raise PlanError(
             f"mesh {before.mesh} of the source and mesh {after.mesh} of the target have different devices "
-            f"({before.mesh.size} and {after.mesh.size}); put both layouts on the same devices"
+            f"({before.mesh.size} and {after.mesh.size}), and a traced program (jit, grad, vmap, scan) runs on one set "
+            f"of devices: move the array of shape {before.shape} outside of it, by redistribute of a concrete array"
         )
     best = plan(before, after, request.budget, request.network, request.donate)
     if on_jax.overwrites(best):

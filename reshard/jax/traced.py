@@ -28,7 +28,16 @@ _DEVICE_MEMORY = (None, "device")
 def moved(x: jax.Array, request: ReshardRequest) -> jax.Array:
     """The moved array, in the memory of the target."""
     target = request.target
-    result = _moved(x, request)
+    try:
+        result = _moved(x, request)
+    except ValueError as error:
+        if "incompatible devices" not in str(error):
+            raise
+        raise MeshError(
+            f"the array of shape {x.shape} is traced (jit, grad, vmap, scan) on other devices than those of the "
+            f"target's mesh {dict(target.mesh.shape)}, and a traced program runs on one set of devices: move a "
+            f"concrete array, outside of it"
+        ) from None
     return result if target.memory_kind in _DEVICE_MEMORY else jax.device_put(result, target)
 
 

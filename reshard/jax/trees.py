@@ -23,9 +23,9 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import AgreementError, BudgetError, LayoutError, MeshError, shortened
 from reshard.jax import placement
-from reshard.jax.eager import started
 from reshard.jax.redistribute import redistribute
 from reshard.jax.request import orders_differ
+from reshard.jax.starting import started
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan_tree
 from reshard.synth.planner import bytes_of

@@ -112,15 +112,37 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
             f"{plan.source} on {plan.source.mesh} to {plan.target} on {plan.target.mesh}: uneven arrays move on one "
             f"mesh only; redistribute to an even sharding on the source's mesh first"
         )
-    stacked = _stacked(plan, mesh)(array) if array.ndim else array  # Every device already has a scalar.
+    stacked = to_stack(plan, mesh)(array) if array.ndim else array  # Every device already has a scalar.
     return jax.make_array_from_single_device_arrays(array.shape, target, [s.data for s in stacked.addressable_shards])
 
 
 @lru_cache(maxsize=1024)
-def _stacked(plan: Plan, mesh: JaxMesh) -> Callable[[jax.Array], jax.Array]:
-    """The compiled move, its result's tiles stacked along dim 0 in the order of the source's devices."""
+def to_stack(plan: Plan, mesh: AnyMesh) -> Callable[[jax.Array], jax.Array]:
+    """The compiled move to a stack: the target's tiles, padding included, along dim 0 in the order of the devices."""
+    mesh = cut(mesh, (plan.source, plan.target))
     axes = free_axes(mesh)
-    return jax.jit(_on_tiles(plan, mesh, axes, (spec(plan.source, axes),), PartitionSpec(tuple(axes.axes))))
+    return jax.jit(_on_tiles(plan, mesh, axes, (spec(plan.source, axes),), stack_spec(mesh, plan.source)))
+
+
+@lru_cache(maxsize=1024)
+def from_stack(
+    plan: Plan, mesh: AnyMesh, target: NamedSharding
+) -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:
+    """The compiled move from a stack of the source's tiles, which it may overwrite, and the stack's sharding.
+
+    The target must be even.
+    """
+    mesh = cut(mesh, (plan.source, plan.target))
+    axes = free_axes(mesh)
+    stack = NamedSharding(mesh, stack_spec(mesh, plan.source))
+    moved = _on_tiles(plan, mesh, axes, (stack.spec,), spec(plan.target, axes))
+    donated = (0,) if plan.source.tile_bytes == plan.target.tile_bytes else ()
+    return jax.jit(moved, in_shardings=stack, out_shardings=target, donate_argnums=donated), stack
+
+
+def stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
+    """The spec of an array of which each device's shard is a tile of the layout; a scalar's tiles are not stacked."""
+    return PartitionSpec(tuple(mesh.axis_names)) if layout.shape else PartitionSpec()
 
 
 def _on_tiles(

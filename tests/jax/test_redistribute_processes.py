@@ -1,4 +1,4 @@
-"""Two processes with four devices each, over gloo: each has exactly its shards."""
+"""Eight devices of two or four processes, over gloo: each process has exactly its shards."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from tests.jax import worker
 @pytest.mark.slow
 def test_two_processes():
     worker.check(["one-of-several"], devices=4, processes=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+def test_moves_to_devices_of_other_processes(processes: int, devices: int):
+    worker.check(["to-others"], devices=devices, processes=processes)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@
     python -m tests.jax.worker crowd
     python -m tests.jax.worker one-of-several <number> <count> <port>
     python -m tests.jax.worker disagree <number> <count> <port>
+    python -m tests.jax.worker to-others <number> <count> <port>
 
 A check that fails raises, and the process ends with its traceback.
 """
@@ -149,8 +150,45 @@ def disagree(number: int, count: int, port: str) -> None:
         assert_exact(tree[name], rows, values)
 
 
+def to_others(number: int, count: int, port: str) -> None:
+    """Moves to devices of other processes: each process checks its own shards, and some have none of one end."""
+    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
+    assert len(jax.devices()) == 8
+    first, last = mesh_of({"a": 2, "b": 2}), mesh_of({"t": 4}, order=[4, 5, 6, 7])
+    every = mesh_of({"a": 4, "b": 2}, order=[0, 4, 1, 5, 2, 6, 3, 7])
+    mixed, alone = mesh_of({"t": 2, "u": 3}, order=[0, 7, 5, 1, 4, 3]), mesh_of({"t": 1}, order=[5])
+    values = filled((24, 12))
+    moves = [
+        (first, P("a", "b"), last, P("t")),
+        (first, P("a"), last, P()),
+        (last, P("t"), first, P("b", "a")),
+        (first, P(("a", "b")), last, P("t")),
+        (first, P("a", "b"), every, P("b", "a")),
+        (every, P("a", "b"), mixed, P("u", "t")),
+        (mixed, P("t", "u"), last, P(None, "t")),
+        (last, P("t"), alone, P()),
+    ]
+    for turn, (one, before, other, after) in enumerate(moves):
+        target, donate = NamedSharding(other, after), turn % 2 == 0
+        x = placed(NamedSharding(one, before), values)
+        y = redistribute(x, target, donate=donate)
+        assert y.sharding == target and x.is_deleted() == donate
+        if target.addressable_devices:
+            assert_exact(y, target, values)
+        else:
+            assert (y.shape, y.dtype, y.addressable_shards) == (values.shape, values.dtype, [])
+    y = redistribute(placed(NamedSharding(first, P("a", "b")), values), NamedSharding(last, P("t")), budget=2000)
+    if y.addressable_shards:
+        assert_exact(y, y.sharding, values)
+
+
 def placed(sharding: NamedSharding, values: np.ndarray) -> jax.Array:
-    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+    """The array of these values; a process without devices of the sharding has none of its shards."""
+    shards = [
+        jax.device_put(values[index], device)
+        for device, index in sharding.addressable_devices_indices_map(values.shape).items()
+    ]
+    return jax.make_array_from_single_device_arrays(values.shape, sharding, shards, dtype=values.dtype)
 
 
 SIZES, VALUES = {"x": 4, "y": 2}, filled((8, 8))
@@ -200,5 +238,5 @@ if __name__ == "__main__":
     if sys.argv[1] in ("many", "crowd"):
         {"many": many, "crowd": crowd}[sys.argv[1]]()
     else:
-        run = {"one-of-several": one_of_several, "disagree": disagree}[sys.argv[1]]
+        run = {"one-of-several": one_of_several, "disagree": disagree, "to-others": to_others}[sys.argv[1]]
         run(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

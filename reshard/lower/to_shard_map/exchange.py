@@ -6,27 +6,24 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from reshard.lower.batch import JointExchange
-from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
+from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of, shape_of
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import resized, written
+from reshard.lower.to_shard_map.tiles import resized
 
 Array = jax.Array
 LOOPED = 4
 """The fewest rounds between the same devices that become a loop: a tight budget cuts messages into thousands of pieces.
 """
-Turn = Sequence[Transfer]
 
 
 def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
@@ -38,7 +35,7 @@ def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]
     def at_once(tile: Array) -> Array:
         here = place.anew()
         opened = tile.reshape(step.send.digits)
-        messages = [_message(_Boxes([turn], here), here, opened) for turn in joining.turns(step)]
+        messages = [_message(BoxMessages([turn], here), here, opened) for turn in joining.turns(step)]
         return joining.joined(step, here, by_device, messages).reshape(shape)
 
     def by_rounds(tile: Array) -> Array:
@@ -78,14 +75,14 @@ def _joint_rounds(
     for number, turn in enumerate(zip(*(joining.turns(one) for one in step.each), strict=True)):
         filled = place.after(filled) if number else filled
         messages = _joint_message(turn, place, opened)
-        boxes = [_Boxes([each], place) for each in turn]
+        boxes = [BoxMessages([each], place) for each in turn]
         filled = [one.put(into, part) for one, into, part in zip(boxes, filled, messages, strict=True)]
     return [tile.reshape(shape) for tile, shape in zip(filled, shapes, strict=True)]
 
 
 def _joint_message(turn: Sequence[Turn], place: MeshPlace, opened: Sequence[Array]) -> list[Array]:
     """What arrives of each array in one round, in which their messages travel as one."""
-    boxes = [_Boxes([each], place) for each in turn]
+    boxes = [BoxMessages([each], place) for each in turn]
     parts = [one.take(tile) for one, tile in zip(boxes, opened, strict=True)]
     if all(t.sender == t.receiver for t in turn[0]):
         return parts
@@ -94,7 +91,7 @@ def _joint_message(turn: Sequence[Turn], place: MeshPlace, opened: Sequence[Arra
     return [arrived[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)]
 
 
-def _message(boxes: _Boxes, place: MeshPlace, opened: Array) -> Array:
+def _message(boxes: BoxMessages, place: MeshPlace, opened: Array) -> Array:
     message = boxes.take(opened)
     local = all(t.sender == t.receiver for t in boxes.transfers)
     return message if local else place.permute(message, _pairs(boxes.transfers))
@@ -103,8 +100,8 @@ def _message(boxes: _Boxes, place: MeshPlace, opened: Array) -> Array:
 def _by_rounds(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     opened = tile.reshape(step.send.digits)
     filled = jnp.zeros(step.receive.digits, tile.dtype)
-    for kind in _kinds(step.local):
-        boxes = _Boxes([kind], place)
+    for kind in kinds_of(step.local):
+        boxes = BoxMessages([kind], place)
         filled = boxes.put(filled, boxes.take(opened))
     for number, turns in enumerate(_alike(step.rounds)):
         filled = place.after(filled) if number else filled
@@ -117,12 +114,12 @@ def _alike(rounds: Sequence[Turn]) -> list[list[Turn]]:
     groups: list[list[Turn]] = []
     for _, same in itertools.groupby(rounds, _form):
         turns = list(same)
-        groups += [turns] if len(turns) >= LOOPED and len(_kinds(turns[0])) == 1 else [[turn] for turn in turns]
+        groups += [turns] if len(turns) >= LOOPED and len(kinds_of(turns[0])) == 1 else [[turn] for turn in turns]
     return groups
 
 
 def _form(turn: Turn) -> tuple[Any, ...]:
-    return tuple((t.sender, t.receiver, _shape(t)) for t in turn)
+    return tuple((t.sender, t.receiver, shape_of(t)) for t in turn)
 
 
 def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array) -> Array:
@@ -131,94 +128,30 @@ def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array
 
     def one(number: Array, filled: Array) -> Array:
         here = place.anew()
-        return _sent(_Boxes(turns, here, number), here, opened, filled)
+        return _sent(BoxMessages(turns, here, number), here, opened, filled)
 
     return lax.fori_loop(0, len(turns), one, filled)
 
 
 def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
     """One round: each device packs the boxes that it sends, if any, and writes those that it receives."""
-    kinds = [_Boxes([kind], place) for kind in _kinds(turn)]
+    kinds = [BoxMessages([kind], place) for kind in kinds_of(turn)]
     if len(kinds) == 1:
         return _sent(kinds[0], place, opened, filled)
     size = (max(kind.elements for kind in kinds),)
     message = jnp.zeros(size, opened.dtype)
     for kind in kinds:
         packed = resized(kind.take(opened).reshape(-1), size)
-        message = lax.select(jnp.broadcast_to(kind.sends, size), packed, message)
+        message = lax.select(jnp.broadcast_to(kind.sends(), size), packed, message)
     message = place.permute(message, _pairs(turn))
     for kind in kinds:
         filled = kind.put(filled, message[: kind.elements])
     return filled
 
 
-def _sent(boxes: _Boxes, place: MeshPlace, opened: Array, filled: Array) -> Array:
+def _sent(boxes: BoxMessages, place: MeshPlace, opened: Array, filled: Array) -> Array:
     return boxes.put(filled, place.permute(boxes.take(opened), _pairs(boxes.transfers)))
 
 
 def _pairs(turn: Turn) -> list[tuple[int, int]]:
     return [(t.sender, t.receiver) for t in turn]
-
-
-def _kinds(transfers: Sequence[Transfer]) -> list[list[Transfer]]:
-    """Transfers grouped by the extents of their boxes, with at most one transfer a device in each group."""
-    kinds: dict[tuple[Any, ...], list[Transfer]] = {}
-    seen: Counter[tuple[int, Any]] = Counter()
-    for t in transfers:
-        shape = _shape(t)
-        kinds.setdefault((shape, seen[t.receiver, shape]), []).append(t)
-        seen[t.receiver, shape] += 1
-    return list(kinds.values())
-
-
-def _shape(transfer: Transfer) -> tuple[Any, ...]:
-    return tuple((_extents(box.src), _extents(box.dst)) for box in transfer.boxes)
-
-
-def _extents(spans: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple(extent for _, extent in spans)
-
-
-class _Boxes:
-    """Transfers of one shape in one turn, or in several alike: the devices that take part, and where boxes start."""
-
-    def __init__(self, turns: Sequence[Turn], place: MeshPlace, number: Array | None = None) -> None:
-        self.turns = turns
-        self.number = number
-        self.transfers = turns[0]
-        self.first = self.transfers[0]
-        self.elements = self.first.elements
-        self.place = place
-        self.sends = place.flag([t.sender for t in self.transfers])
-
-    def _starts(self, number: int, side: str) -> list[Array]:
-        """The start of box `number` on each axis of this device's operand (`side` "sender") or result ("receiver")."""
-        end = "src" if side == "sender" else "dst"
-        rank = len(getattr(self.first.boxes[number], end))
-        table = np.zeros((len(self.turns), len(self.place.devices), rank), np.int32)
-        for turn, transfers in enumerate(self.turns):
-            for t in transfers:
-                starts = [start for start, _ in getattr(t.boxes[number], end)]
-                table[turn, self.place.positions[getattr(t, side)]] = starts
-        columns = (table[..., axis] for axis in range(rank))
-        return [self.place.look_up(column if self.number is not None else column[0], self.number) for column in columns]
-
-    def take(self, opened: Array) -> Array:
-        """This device's boxes in one message."""
-        boxes = enumerate(self.first.boxes)
-        parts = [lax.dynamic_slice(opened, self._starts(at, "sender"), _extents(box.src)) for at, box in boxes]
-        # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
-        return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
-
-    def put(self, filled: Array, message: Array) -> Array:
-        """`filled` with the message's boxes written at their places, on the devices that receive one."""
-        gets = None
-        if len(self.transfers) < len(self.place.devices):
-            gets = self.place.flag([t.receiver for t in self.transfers])
-        at = 0
-        for number, box in enumerate(self.first.boxes):
-            part = message if len(self.first.boxes) == 1 else message[at : at + box.elements]
-            content = part.reshape(_extents(box.dst))
-            filled = written(filled, content, self._starts(number, "receiver"), gets)
-            at += box.elements
-        return filled

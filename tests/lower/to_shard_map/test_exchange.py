@@ -6,7 +6,7 @@ import pytest
 
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import exchange, joining
+from reshard.lower.to_shard_map import boxes, exchange, joining
 from reshard.types.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 from tests.sampling import sampled
@@ -58,10 +58,10 @@ def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
     (step,) = lower_plan(one_step("exchange", "f32[{x}3/10, 8]", "f32[{y}5, 8]")).instructions
     assert isinstance(step, Exchange)
     for turn in [step.local, *step.rounds]:
-        kinds = exchange._kinds(turn)
+        kinds = boxes.kinds_of(turn)
         assert sorted(t for kind in kinds for t in kind) == sorted(turn)
         for kind in kinds:
-            assert len({exchange._shape(t) for t in kind}) == 1
+            assert len({boxes.shape_of(t) for t in kind}) == 1
             assert len({t.receiver for t in kind}) == len(kind)
 
 

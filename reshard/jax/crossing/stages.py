@@ -1,0 +1,161 @@
+"""The exchange between devices that have memory of their own: pack, carry, write, a few rounds at a time.
+
+    stack of source tiles     pack, one program on the source's mesh, returns one message a device for each round
+    messages                  are carried to their receivers, see `transports`
+    stack of target tiles     write, one program on the target's mesh, which updates the tiles in place
+
+Rounds run together while their messages are small. Large ones run one after another: a round waits until the one
+before has been written, so that a device has one message at a time beside its tiles.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.jax import placement
+from reshard.jax.crossing.plans import devices_of
+from reshard.jax.crossing.transports import Transport
+from reshard.jax.starting import started
+from reshard.lower.program import Exchange
+from reshard.lower.to_shard_map import messages
+from reshard.lower.to_shard_map.boxes import Turn
+from reshard.lower.to_shard_map.messages import MessageBatch
+from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.types.layout import Layout
+
+TOGETHER = 256 << 10
+"""Rounds run together while their messages have at most this many bytes on a device."""
+MOST_ROUNDS = 16
+"""The most rounds that run together: a program has some operations for each of them."""
+AXIS = "device"
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Rounds that run together: the programs that pack and write them, and the numbers of these in their batch."""
+
+    pack: Callable[..., tuple[jax.Array, ...]]
+    write: Callable[..., jax.Array]
+    numbers: np.ndarray[Any, Any]
+    turns: tuple[Turn, ...]
+    elements: int
+    message_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class StagedExchange:
+    """An exchange, compiled: its stages, and what makes the target's tiles before anything is in them."""
+
+    stages: tuple[Stage, ...]
+    start: Callable[[], jax.Array]
+    transport: Transport
+
+
+def flat(mesh: placement.AnyMesh) -> JaxMesh:
+    """The devices of a mesh on one axis, of no explicit type."""
+    return JaxMesh(np.array(devices_of(mesh)), (AXIS,))
+
+
+def stacked(shards: Sequence[jax.Array], mesh: JaxMesh, layout: Layout, dtype: Any) -> jax.Array:
+    """The stack of tiles of this process's devices: their order on the mesh does not matter."""
+    return jax.make_array_from_single_device_arrays(
+        stack_shape(layout), NamedSharding(mesh, stack_spec(layout)), shards, dtype=dtype
+    )
+
+
+def stack_shape(layout: Layout) -> tuple[int, ...]:
+    """The shape of the layout's tiles one after another along dim 0; a scalar's are not stacked."""
+    tile = layout.tile_shape
+    return (layout.mesh.size * tile[0], *tile[1:]) if tile else ()
+
+
+def stack_spec(layout: Layout) -> PartitionSpec:
+    return PartitionSpec(AXIS) if layout.shape else PartitionSpec()
+
+
+def staged(
+    step: Exchange, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
+) -> StagedExchange:
+    """Compiles an exchange between these layouts, each on its own mesh of one axis."""
+    stages = [stage for batch in messages.batches(step) for stage in _stages(step, batch, operand, result, meshes)]
+    sharding = NamedSharding(meshes[1], stack_spec(result))
+    start = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
+    return StagedExchange(tuple(stages), start, transport)
+
+
+def _stages(
+    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
+) -> list[Stage]:
+    size = max(1, operand.nbytes(batch.elements))
+    together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.turns)))
+    starts = range(0, len(batch.turns), together)
+    counts = {min(together, len(batch.turns) - start) for start in starts}
+    programs = {count: _programs(step, batch, operand, result, meshes, count) for count in counts}
+
+    def stage(start: int) -> Stage:
+        turns = batch.turns[start : start + together]
+        numbers = np.arange(start, start + len(turns), dtype=np.int32)
+        return Stage(*programs[len(turns)], numbers, turns, batch.elements, size * len(turns))
+
+    return [stage(start) for start in starts]
+
+
+def _programs(
+    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], count: int
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What packs, and what writes, this many rounds of a batch, of given numbers."""
+    sender, receiver = (MeshPlace(end.mesh.devices, {AXIS: end.mesh.size}) for end in (operand, result))
+    stacks, each = (stack_spec(operand), stack_spec(result)), (PartitionSpec(AXIS),) * count
+
+    def pack(tile: jax.Array, numbers: jax.Array) -> tuple[jax.Array, ...]:
+        here = sender.anew()
+        return tuple(messages.packed(step, batch, here, numbers[at], tile) for at in range(count))
+
+    def write(tile: jax.Array, numbers: jax.Array, *arrived: jax.Array) -> jax.Array:
+        here = receiver.anew()
+        for at, message in enumerate(arrived):
+            tile = messages.filled(step, batch, here, numbers[at], tile, message)
+        return tile
+
+    on = partial(jax.shard_map, check_vma=False)
+    packing = on(pack, mesh=meshes[0], in_specs=(stacks[0], PartitionSpec()), out_specs=each)
+    writing = on(write, mesh=meshes[1], in_specs=(stacks[1], PartitionSpec(), *each), out_specs=stacks[1])
+    return jax.jit(packing), jax.jit(writing, donate_argnums=0)
+
+
+def run_stages(exchange: StagedExchange, near: jax.Array | None, donate: bool) -> jax.Array | None:
+    """The stack of the target's tiles from that of the source's, each None in a process that has none of its devices.
+
+    With `donate`, the source's is deleted once its last messages are packed.
+    """
+    transport = exchange.transport
+    far = started(exchange.start) if transport.receives else None
+    waiting = 0
+    for number, stage in enumerate(exchange.stages):
+        if waiting and waiting + stage.message_bytes > TOGETHER:
+            if far is not None:
+                far.block_until_ready()
+            waiting = 0
+        packed = started(stage.pack, near, stage.numbers) if near is not None else ()
+        if donate and near is not None and number == len(exchange.stages) - 1:
+            near.delete()
+        arrived = transport.carried(packed, stage.turns, stage.elements)
+        if far is not None:
+            far = started(stage.write, far, stage.numbers, *arrived)
+        del packed, arrived
+        waiting += stage.message_bytes
+    if donate and near is not None and not near.is_deleted():
+        near.delete()
+    return far

@@ -1,0 +1,243 @@
+"""Every element of moves to other devices, on every way that one process has; what is donated; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
+from reshard.jax import redistribute
+from reshard.jax.crossing import moves, plans
+from tests.jax.crossing.cases import MESHES, by_messages, check, divides, mesh, sampled, shardings, some
+from tests.jax.oracle import assert_exact, filled, mesh_of
+
+FOUR = {"a": 2, "b": 2}
+
+
+@pytest.fixture(params=["host", "messages"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both ways: a copy on the host, and messages or whole tiles as between accelerators."""
+    if request.param == "host":
+        yield "host"
+        return
+    with by_messages(monkeypatch):
+        yield "messages"
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_sampled_pairs_on_the_host(donate: bool) -> None:
+    for source, target in sampled(6, seed=donate):
+        check(source, target, donate=donate)
+
+
+def test_a_pair_by_messages(way: str) -> None:
+    check(
+        NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([3, 4], t=2), P(None, "t")), donate=True
+    )
+
+
+@pytest.mark.slow
+def test_sampled_pairs_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    with by_messages(monkeypatch):
+        for number, (source, target) in enumerate(sampled(2)):
+            check(source, target, donate=number % 2 == 0)
+
+
+@pytest.mark.sweep
+def test_all_pairs(way: str) -> None:
+    for number, (sizes, devices, other, others) in enumerate(MESHES):
+        for source in filter(divides, shardings(sizes, devices)):
+            for target in filter(divides, shardings(other, others)):
+                check(source, target, donate=number % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn, np.complex64, np.bool_, np.float16, jnp.int4]
+)
+def test_dtypes(way: str, dtype: object) -> None:
+    source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
+    check(source, target, values=some(dtype))
+
+
+@pytest.mark.parametrize("target", [mesh([7], t=1), mesh([4, 5, 6, 7], t=4), mesh(range(8), t=8)])
+def test_scalars(way: str, target: jax.sharding.Mesh) -> None:
+    source = NamedSharding(mesh(range(4), **FOUR), P())
+    check(source, NamedSharding(target, P()), values=np.float32(3), donate=True)
+
+
+def test_arrays_without_elements(way: str) -> None:
+    source = NamedSharding(mesh(range(4), **FOUR), P("a"))
+    check(source, NamedSharding(mesh([4, 5], t=2), P(None, "t")), values=np.zeros((0, 8), np.float32))
+
+
+def test_weak_types(way: str) -> None:
+    source = NamedSharding(mesh(range(4), **FOUR), P("a"))
+    x = jax.jit(lambda: jnp.full((8, 8), 2.0), out_shardings=source)()
+    target = NamedSharding(mesh([4, 5], t=2), P("t"))
+    for y in (redistribute(x, target), redistribute(x, jax.devices()[6])):
+        assert y.weak_type and np.array_equal(y, np.full((8, 8), 2.0))
+
+
+def test_random_keys(way: str) -> None:
+    source = NamedSharding(mesh(range(4), **FOUR), P("a"))
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), source)
+    moved = redistribute(keys, NamedSharding(mesh([4, 5], t=2), P("t")))
+    assert np.array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
+    assert moved.sharding.device_set == {jax.devices()[4], jax.devices()[5]}
+
+
+def test_a_device_as_target(way: str) -> None:
+    values = filled((16, 8))
+    x = jax.device_put(values, NamedSharding(mesh(range(4), **FOUR), P("a", "b")))
+    for device in (jax.devices()[1], jax.devices()[7]):
+        for target in (device, SingleDeviceSharding(device)):
+            y = redistribute(x, target)
+            assert y.sharding == SingleDeviceSharding(device) and y.committed and np.array_equal(y, values)
+    with pytest.raises(BudgetError):
+        redistribute(x, jax.devices()[7], budget=100)
+
+
+def test_explicit_axes_and_a_mesh_that_is_set(way: str) -> None:
+    values = filled((16, 8))
+    here = mesh_of(FOUR, AxisType.Explicit)
+    there = NamedSharding(mesh_of({"t": 2, "u": 2}, AxisType.Explicit, [4, 5, 6, 7]), P("u", "t"))
+    x = jax.device_put(values, NamedSharding(here, P("a", "b")))
+    assert jax.typeof(redistribute(x, there)).sharding.spec == P("u", "t")
+    with jax.set_mesh(here):
+        assert_exact(redistribute(x, there), there, values)
+
+
+def test_sums_are_finished_before_and_started_after(way: str) -> None:
+    values = filled((16, 8))
+    here = mesh_of(FOUR, AxisType.Explicit)
+    there = mesh_of({"t": 2, "u": 2}, AxisType.Explicit, [4, 5, 6, 7])
+    started = NamedSharding(here, P("b", unreduced={"a"}))
+    x = redistribute(jax.device_put(values, NamedSharding(here, P("b"))), started)
+    for spec in (P(None, "t"), P(), P(("u", "t"))):
+        assert_exact(redistribute(x, NamedSharding(there, spec)), NamedSharding(there, spec), values)
+    y = redistribute(x, NamedSharding(there, P("u", unreduced={"t"})))
+    assert y.sharding.spec.unreduced == {"t"}
+    assert np.array_equal(redistribute(y, NamedSharding(there, P("u", "t"))), values)
+
+
+def test_a_memory_of_another_kind(way: str) -> None:
+    values = filled((16, 8))
+    source = NamedSharding(mesh(range(4), **FOUR), P("a"), memory_kind="pinned_host")
+    target = NamedSharding(mesh([4, 5], t=2), P(None, "t"), memory_kind="pinned_host")
+    y = redistribute(jax.device_put(values, source), target)
+    assert y.sharding.memory_kind == "pinned_host" and np.array_equal(y, values)
+
+
+def test_a_transfer_guard_lets_moves_pass(way: str) -> None:
+    values = filled((16, 8))
+    x = jax.device_put(values, NamedSharding(mesh(range(4), **FOUR), P("a", "b")))
+    target = NamedSharding(mesh([4, 5], t=2), P("t"))
+    with jax.transfer_guard("disallow"):
+        y = redistribute(x, target)
+    assert_exact(y, target, values)
+
+
+def test_trees(way: str) -> None:
+    values = filled((16, 8))
+    here, there = mesh(range(4), **FOUR), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
+    tree = {
+        "stays": jax.device_put(values, there),
+        "crosses": [jax.device_put(values + n, NamedSharding(here, P("b", "a"))) for n in range(20)],
+    }
+    moved = redistribute(tree, there)
+    assert moved["stays"] is tree["stays"]
+    for number, y in enumerate(moved["crosses"]):
+        assert_exact(y, there, values + number)
+
+
+def test_the_result_can_be_donated(way: str) -> None:
+    """Devices that hold the same tile share memory on the host: a program that may overwrite it must not."""
+    target = NamedSharding(mesh([4, 5, 6, 7], t=2, u=2), P("t"))
+    y = check(NamedSharding(mesh(range(4), **FOUR), P("a")), target)
+
+    def own(tile: jax.Array) -> jax.Array:
+        return tile + jax.lax.axis_index("u").astype(tile.dtype)
+
+    wanted = [np.asarray(shard.data) + number % 2 for number, shard in enumerate(y.addressable_shards)]
+    add = jax.shard_map(own, mesh=target.mesh, in_specs=P("t"), out_specs=P("t"), check_vma=False)
+    z = jax.jit(add, donate_argnums=0)(y)
+    assert all(np.array_equal(shard.data, tile) for shard, tile in zip(z.addressable_shards, wanted, strict=True))
+
+
+# ---- budgets ---------------------------------------------------------------------------------------
+
+
+def test_budgets_are_kept_or_refused(way: str) -> None:
+    source = NamedSharding(mesh(range(4), **FOUR), P("a", "b"))
+    target = NamedSharding(mesh([4, 5], t=2), P(None, "t"))
+    whole = plans.plan_across(source, target, (60, 120), "float32", None, None, False)
+    for budget in (whole.peak_bytes, whole.floor_bytes + 3000):
+        check(source, target, budget=budget)
+    with pytest.raises(BudgetError):
+        check(source, target, budget=whole.floor_bytes - 1)
+    if way == "host":
+        check(source, target, budget=whole.floor_bytes)
+        return
+    with pytest.raises(BudgetError) as raised:  # A message needs a buffer, if only for one element.
+        check(source, target, budget=whole.floor_bytes)
+    assert raised.value.smallest == whole.floor_bytes + 4
+
+
+# ---- refusals --------------------------------------------------------------------------------------
+
+
+def test_uneven_targets_are_refused(way: str) -> None:
+    with pytest.raises(LayoutError, match=r"'t': 3.*does not divide.*16, 8"):
+        check(
+            NamedSharding(mesh(range(4), **FOUR), P("a")),
+            NamedSharding(mesh([4, 5, 6], t=3), P("t")),
+            values=filled((16, 8)),
+        )
+
+
+def test_a_source_that_contradicts_the_array_is_refused() -> None:
+    here = mesh(range(4), **FOUR)
+    x = jax.device_put(filled((16, 8)), NamedSharding(here, P("a", "b")))
+    with pytest.raises(PlanError, match="leave source out"):
+        redistribute(x, NamedSharding(mesh([4, 5], t=2), P("t")), source=NamedSharding(here, P("b")))
+
+
+def test_traced_moves_are_refused() -> None:
+    source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P("t"))
+    x = jax.device_put(filled((16, 8)), source)
+    for transformed in (jax.jit, lambda f: jax.grad(lambda v: f(v).sum())):
+        with pytest.raises(PlanError, match=r"different devices.*a concrete array"):
+            transformed(lambda v: redistribute(v, target, source=source))(x)
+    with pytest.raises(MeshError, match="on one set of devices"):
+        jax.grad(lambda v: redistribute(v, target).sum())(x)
+    with pytest.raises(ValueError, match="incompatible devices"):  # JAX's own: tracing knows no devices.
+        jax.jit(lambda v: redistribute(v, target))(x)
+
+
+# ---- what is compiled ------------------------------------------------------------------------------
+
+
+def test_equal_moves_are_compiled_once(way: str) -> None:
+    source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P("t"))
+    moves.program_across.cache_clear()
+    for _ in range(3):
+        check(source, target)
+    assert moves.program_across.cache_info().misses == 1
+
+
+def test_no_message_is_as_large_as_a_tile_of_a_large_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside its tiles, a device has one message, an eighth of what it would be."""
+    monkeypatch.setattr(plans.on_jax, "LEAST", 1 << 10)
+    source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
+    whole = plans.plan_across(source, target, (60, 120), "float32", None, None, False)
+    cut = plans.in_messages(plans.legs(whole), None, buffers=1, pieces=False)
+    message = whole.source.tile_bytes
+    assert cut.across.peak_bytes <= max(whole.source.tile_bytes, whole.target.tile_bytes) + message // 7
+    with by_messages(monkeypatch):
+        check(source, target)

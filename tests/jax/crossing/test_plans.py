@@ -1,0 +1,82 @@
+"""The legs of plans to other devices, and their messages within budgets."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard as rs
+from reshard.errors import BudgetError
+from reshard.jax.crossing import plans
+from tests.jax.crossing.cases import mesh
+
+TRAINER = rs.Mesh(fsdp=4)
+SERVER = rs.Mesh({"tp": 2, "rep": 2}, device_ids=[4, 5, 6, 7])
+
+
+def planned(source: str, target: str, *, server: rs.Mesh = SERVER, **options: object) -> rs.Plan:
+    return rs.plan(rs.Layout.parse(source, TRAINER), rs.Layout.parse(target, server), **options)
+
+
+def test_devices_are_numbered_source_first() -> None:
+    numbers = plans.numbered(mesh([5, 2], a=2), mesh([7, 2, 1], t=3))
+    assert {device.id: number for device, number in numbers.items()} == {5: 0, 2: 1, 7: 2, 1: 3}
+
+
+def test_plans_do_not_depend_on_the_ids_of_devices() -> None:
+    """Another four devices make the same plan, whatever their ids."""
+    options = ((16, 8), "float32", None, None, False)
+    ends = [
+        (NamedSharding(mesh(one, a=2, b=2), P("a", "b")), NamedSharding(mesh(two, t=2), P("t")))
+        for one, two in (([0, 1, 2, 3], [4, 5]), ([7, 3, 1, 0], [6, 2]))
+    ]
+    assert len({plans.plan_across(*pair, *options) for pair in ends}) == 1
+
+
+def test_legs_are_the_plan() -> None:
+    whole = planned("f32[{fsdp}32, 64]", "f32[128, {tp}32]")
+    parts = plans.legs(whole)
+    kinds = [step.kind for leg in parts for step in leg.steps]
+    assert kinds == [step.kind for step in whole.steps]
+    assert (parts.before.source, parts.after.target) == (whole.source, whole.target)
+
+
+def test_pulled_legs_receive_the_fewest_bytes() -> None:
+    whole = planned("f32[{fsdp}32, 64]", "f32[128, {tp}32]")
+    parts = plans.pulled(plans.legs(whole))
+    assert [step.kind for leg in parts for step in leg.steps] == ["exchange"]
+    assert parts.across.received_bytes == whole.lower_bound_bytes
+    assert max(leg.peak_bytes for leg in parts if leg.steps) <= whole.peak_bytes + parts.across.steps[0].cost.scratch
+
+
+def test_a_sum_that_is_started_keeps_its_steps() -> None:
+    parts = plans.legs(planned("f32[{fsdp}32, 64]", "f32[{tp}64, 64] + sum{rep}"))
+    assert plans.pulled(parts) == parts and parts.after.steps[-1].kind == "split_sum"
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_messages_fit_the_budget(buffers: int) -> None:
+    whole = planned("f32[{fsdp}32, 64]", "f32[128, {tp}32]")
+    parts = plans.legs(whole)
+    step = parts.across.steps[0]
+    tiles = max(step.operand.tile_bytes, step.result.tile_bytes)
+    for room in (buffers * 4, 64, 4096):
+        cut = plans.in_messages(parts, tiles + room, buffers, pieces=False).across.steps[0]
+        message = (cut.mode.chunk or 10**9) * 4
+        assert cut.mode.chunk is None or message * buffers <= room
+    with pytest.raises(BudgetError) as raised:
+        plans.in_messages(parts, tiles + buffers * 4 - 1, buffers, pieces=False)
+    assert raised.value.smallest == tiles + buffers * 4
+
+
+def test_whole_tiles_become_messages_only_between_processes() -> None:
+    parts = plans.legs(planned("f32[{fsdp}4]", "f32[{tp}{rep}4]"))
+    assert parts.across.steps[0].kind == "permute"
+    assert plans.in_messages(parts, None, 1, pieces=False) == parts
+    assert plans.in_messages(parts, None, 2, pieces=True).across.steps[0].kind == "exchange"
+
+
+def test_devices_of_a_mesh_are_by_position() -> None:
+    assert plans.devices_of(mesh([5, 2], a=2)) == [jax.devices()[5], jax.devices()[2]]
