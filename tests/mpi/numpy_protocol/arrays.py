@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ def array(values: Any, mesh: Mesh = MESH) -> DistArray:
     whole = np.asarray(values)
     layout = Layout.from_spec(mesh, whole.shape, whole.dtype.name, [])
     return DistArray.from_global(whole, layout, COMM)
+
+
+def as_rank(mesh: Mesh, rank: int = 0) -> Any:
+    """A stand-in for a communicator with one rank for each device of a mesh, as one of these sees it."""
+    return SimpleNamespace(rank=rank, size=mesh.size)
 
 
 def whole(given: Any) -> np.ndarray:

@@ -15,6 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.errors import RankError
 from reshard.runtime.on_mpi.node import arena as module
 from reshard.runtime.on_mpi.node.arena import LOG, Arena
+from reshard.runtime.on_mpi.node.heap import Heap
 
 PAGE = 4096
 LARGE = 32 << 20
@@ -62,7 +63,9 @@ def test_one_rank_that_has_not_released_it_keeps_a_block():
     ranks = [Arena(2, me, logs) for me in range(2)]
     for rank in ranks:
         rank._memory[0] = np.zeros(2 * PAGE, np.uint8)
-        rank._heap.add(0, PAGE)
+        rank._homes[0] = (0, 1)
+        rank._heaps[0, 1] = Heap()
+        rank._heaps[0, 1].add(0, PAGE)
     places = {rank.take(PAGE, alone) for rank in ranks}
     assert len(places) == 1
     place = places.pop()
@@ -73,7 +76,7 @@ def test_one_rank_that_has_not_released_it_keeps_a_block():
         assert [rank.log() for rank in ranks] == logged
         for rank in ranks:
             rank.update(logged)
-            assert rank._heap.unused() == ([0] if logged[1] else [])
+            assert rank._heaps[0, 1].unused() == ([0] if logged[1] else [])
 
 
 def test_more_releases_than_the_log_takes_come_later(arena: Arena):
