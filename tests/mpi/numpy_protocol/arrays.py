@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,12 @@ def array(values: Any, mesh: Mesh = MESH) -> DistArray:
 
 def as_rank(mesh: Mesh, rank: int = 0) -> Any:
     """A stand-in for a communicator with one rank for each device of a mesh, as one of these sees it."""
-    return SimpleNamespace(rank=rank, size=mesh.size)
+    return _stand_in(rank, mesh.size)
+
+
+@lru_cache
+def _stand_in(rank: int, size: int) -> SimpleNamespace:
+    return SimpleNamespace(rank=rank, size=size)
 
 
 def whole(given: Any) -> np.ndarray:
