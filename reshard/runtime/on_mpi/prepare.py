@@ -148,7 +148,7 @@ def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> P
     used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
     mine = direct(source, target, rank, nodes, itemsize, staging, held)
-    return Prepared(way, otherwise, mine, steps, device, spare, buffered, sample.prefers_push)
+    return Prepared(way, otherwise, mine, steps, device, spare, buffered, _pushes(chosen, sample))
 
 
 def _device(request: MoveRequest, rank: int, size: int) -> int:
@@ -187,6 +187,11 @@ def _overwrites(chosen: Plan) -> bool:
     """Whether a plan is a single step in place whose result is no larger: a numpy array cannot grow where it is."""
     fits = chosen.target.tile_bytes <= chosen.source.tile_bytes
     return len(chosen.steps) == 1 and chosen.steps[0].mode.in_place and fits
+
+
+def _pushes(chosen: Plan, sample: Direct) -> bool:
+    """Whether pushing is faster: along longer runs, or with more ranks that copy at once."""
+    return sample.prefers_push or (chosen.crosses and chosen.source.mesh.size > chosen.target.mesh.size)
 
 
 def _way(request: MoveRequest, facts: Facts, spare: int, sample: Direct) -> Way:
