@@ -170,6 +170,8 @@ def _own_shape(layout: Layout, device: int) -> tuple[int, ...]:
 
 def _own_step(instruction: Instruction, device: int, step: Step) -> RankStep:
     """A device's part of a step, in which it may have none."""
+    if step.mode.relay:
+        raise PlanError(f"{step.kind} to {step.result}: MPI ranks relay nothing; plan the step without relay")
     scratch = step.cost.scratch
     if device in step.operand.mesh.devices or device in step.result.mesh.devices:
         return _step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
