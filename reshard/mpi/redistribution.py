@@ -27,7 +27,7 @@ from reshard.mpi.trees import TreeMove
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
-from reshard.runtime.on_mpi.intercomm import Groups, groups_of
+from reshard.runtime.on_mpi.intercomm import MergedGroups, groups_of
 from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, prepared
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch
@@ -204,7 +204,7 @@ class _TileMove:
 
         return self._result(groups.comm, *move_together(groups.comm, limit, prepare, "", self.memory, ahead))[0]
 
-    def _seated(self, groups: Groups, giving: list[int]) -> _TileMove:
+    def _seated(self, groups: MergedGroups, giving: list[int]) -> _TileMove:
         """The same move on the merged communicator."""
         if len(giving) != 1:
             text = "ranks of both groups of the inter-communicator give tiles" if giving else "no rank gives a tile"

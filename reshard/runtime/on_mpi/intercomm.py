@@ -21,7 +21,7 @@ from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Layout, Mesh
 
 
-class Groups(NamedTuple):
+class MergedGroups(NamedTuple):
     """The merged communicator, and its ranks by group; `mine` is the number of this rank's group, 0 or 1."""
 
     comm: MPI.Intracomm
@@ -53,26 +53,26 @@ def _shifted(layout: Layout, first: int) -> Layout:
     return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids))
 
 
-def groups_of(comm: MPI.Intercomm) -> Groups:
+def groups_of(comm: MPI.Intercomm) -> MergedGroups:
     """The groups of an inter-communicator, merged in the first call, which all ranks of both make together."""
     if comm == MPI.COMM_NULL:
         raise RankError("the inter-communicator is MPI.COMM_NULL, or has been freed; give one that is alive")
-    groups = cast("Groups | None", comm.Get_attr(_KEY))
+    groups = cast("MergedGroups | None", comm.Get_attr(_KEY))
     if groups is None:
         groups = _merged(comm)
         comm.Set_attr(_KEY, groups)
     return groups
 
 
-def _merged(comm: MPI.Intercomm) -> Groups:
+def _merged(comm: MPI.Intercomm) -> MergedGroups:
     merged = comm.Merge()
     first = merged.rank == comm.rank
     here, there = comm.size, comm.remote_size
     ranks = (range(here), range(here, here + there)) if first else (range(there), range(there, here + there))
-    return Groups(merged, ranks, 0 if first else 1)
+    return MergedGroups(merged, ranks, 0 if first else 1)
 
 
-def _forget(_: MPI.Comm, __: int, groups: Groups) -> None:
+def _forget(_: MPI.Comm, __: int, groups: MergedGroups) -> None:
     groups.comm.Free()
 
 

@@ -11,7 +11,7 @@ from tests.mpi import running
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import PlanError
-from reshard.runtime.on_mpi.intercomm import Groups
+from reshard.runtime.on_mpi.intercomm import MergedGroups
 from reshard.types import Layout, Mesh
 
 
@@ -21,7 +21,7 @@ def test_groups(ranks: int, tmp_path: Path) -> None:
 
 
 def test_layouts_count_the_ranks_of_their_group() -> None:
-    groups = Groups(None, (range(3), range(3, 5)), 0)  # type: ignore
+    groups = MergedGroups(None, (range(3), range(3, 5)), 0)  # type: ignore
     layout = Layout.parse("f32[{x}2]", Mesh({"x": 2}, device_ids=[1, 0]))
     assert groups.seated(layout, 0) == layout
     assert groups.seated(layout, 1).mesh == Mesh({"x": 2}, device_ids=[4, 3])
