@@ -126,6 +126,8 @@ def _even(
     """One round a turn and piece of a share; all devices take part."""
     even = EvenRounds(r)
     ids = operand.mesh.devices
+    if device is not None and device not in ids:
+        return []
     me = None if device is None else operand.mesh.position(device)
     pieces = _share_pieces(r, chunk)
     turns: list[list[Transfer]] = []

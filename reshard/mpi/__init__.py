@@ -9,8 +9,9 @@
     world()                                     MPI.COMM_WORLD: all ranks that were started together
     RAW                                         layout dtypes that stand for elements without a name, by their size
 
-Rank r is the r-th smallest device id of a layout's mesh: device r, if the mesh has no `device_ids`. Importing this
-package does not load mpi4py before one of these needs it, so that a process that only starts ranks is not one itself.
+The device ids of a layout's mesh are ranks; where every rank has a tile, ids may be any, and rank r has the r-th
+smallest. Importing this package does not load mpi4py before one of these needs it, so that a process that only starts
+ranks is not one itself.
 """
 
 from __future__ import annotations

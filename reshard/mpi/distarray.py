@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import TileError, quoted
+from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
 from reshard.mpi.numpy_protocol.methods import NumpyMethods
 from reshard.mpi.redistribution import PreparedMove, move_together
@@ -22,6 +23,7 @@ from reshard.mpi.tiles import (
     check_global,
     check_layout,
     check_not_partial,
+    check_nothing,
     check_options,
     check_out,
     check_root,
@@ -32,15 +34,16 @@ from reshard.mpi.tiles import (
 )
 from reshard.runtime.account import Account
 from reshard.runtime.given_tiles import in_native_order
+from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
-from reshard.runtime.on_mpi.prepare import MoveRequest, check_mesh, prepared
+from reshard.runtime.on_mpi.prepare import MoveRequest, check_seats, prepared
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, check_alive
-from reshard.runtime.on_mpi.window_tiles import WindowTile, located, new_tile
+from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, located, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
-from reshard.types import Layout
+from reshard.types import Layout, Mesh
 
 Array = NDArray[Any]
 
@@ -70,11 +73,18 @@ class DistArray(NumpyMethods):
     3.0
     """
 
-    def __init__(self, layout: Layout, tile: Array, comm: Comm) -> None:
-        self._keep(layout, WindowTile(check_given_tile(tile, layout, comm.rank)), comm)
+    def __init__(self, layout: Layout, tile: Array | None, comm: Comm) -> None:
+        check_seats(layout, layout, comm.size)
+        seat = seat_of(layout.mesh, comm.rank, comm.size)
+        if seat is None:
+            check_nothing(tile, "tile", layout, comm.rank)
+            self._keep(layout, absent(layout, numpy_dtype(layout.dtype)), comm)
+        else:
+            self._keep(layout, WindowTile(check_given_tile(tile, layout, seat)), comm)
 
     def _keep(self, layout: Layout, held: WindowTile, comm: Comm) -> None:
         self._layout, self._held, self._comm = layout, held, comm
+        self._seat = seat_of(layout.mesh, comm.rank, comm.size)
 
     @classmethod
     def _of(cls, layout: Layout, held: WindowTile, comm: Comm) -> DistArray:
@@ -91,11 +101,15 @@ class DistArray(NumpyMethods):
         limit: float,
         dtype_of: Callable[[], np.dtype[Any]],
         fill: Callable[[Call, Array], None],
+        clear: bool = False,
     ) -> DistArray:
-        """A new array, once all ranks agree on `what`; `dtype_of` checks the arguments and `fill` writes the tile."""
+        """A new array, once all ranks agree on `what`; `dtype_of` checks the arguments and `fill` writes the tile.
+
+        All ranks fill: where the array has no tile, one without elements. With `clear`, padding is set to zero.
+        """
 
         def prepare(team: Team) -> np.dtype[Any]:
-            check_mesh(check_layout(layout, "layout"), team.size)
+            check_seats(check_layout(layout, "layout"), layout, team.size)
             return dtype_of()
 
         with collective(comm, limit, prepare, lambda _: f"{what()} {layout} on {layout.mesh!r}") as (
@@ -105,6 +119,9 @@ class DistArray(NumpyMethods):
         ):
             held = new_tile(team, watch, layout, dtype)
             fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
+            seat = seat_of(layout.mesh, team.rank, team.size)
+            if clear and seat is not None:
+                clear_padding(layout, seat, held.tile)
         return cls._of(layout, held, comm)
 
     @classmethod
@@ -160,16 +177,16 @@ class DistArray(NumpyMethods):
         """
 
         def fill(call: Call, tile: Array) -> None:
-            if tile.size and math.prod(layout.shape):
-                tile[...] = function(*np.ix_(*(indices(layout, dim, comm.rank) for dim in range(tile.ndim))))
-            clear_padding(layout, comm.rank, tile)
+            seat = seat_of(layout.mesh, comm.rank, comm.size)
+            if seat is not None and tile.size and math.prod(layout.shape):
+                tile[...] = function(*np.ix_(*(indices(layout, dim, seat) for dim in range(tile.ndim))))
 
         def dtype_of() -> np.dtype[Any]:
             if not callable(function):
                 raise TileError(f"{quoted(function)} is not a function of global indices")
             return element_dtype(check_not_partial(layout), dtype)
 
-        return cls._made(lambda: "from_function", layout, comm, limit, dtype_of, fill)
+        return cls._made(lambda: "from_function", layout, comm, limit, dtype_of, fill, clear=True)
 
     @classmethod
     def from_global(
@@ -199,9 +216,8 @@ class DistArray(NumpyMethods):
             mine = root in (comm.rank, None)
             whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
             scatter(call, layout, whole, root, tile)
-            clear_padding(layout, comm.rank, tile)
 
-        return cls._made(lambda: f"from_global (root={root})", layout, comm, limit, dtype_of, fill)
+        return cls._made(lambda: f"from_global (root={root})", layout, comm, limit, dtype_of, fill, clear=True)
 
     @classmethod
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
@@ -212,13 +228,14 @@ class DistArray(NumpyMethods):
         """
 
         def fill(call: Call, tile: Array) -> None:
-            files.read(path, layout, comm.rank, tile)
-            clear_padding(layout, comm.rank, tile)
+            seat = seat_of(layout.mesh, comm.rank, comm.size)
+            if seat is not None:
+                files.read(path, layout, seat, tile)
 
         def dtype_of() -> np.dtype[Any]:
-            return files.check_saved(path, layout, comm.rank)
+            return files.check_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))
 
-        return cls._made(lambda: f"load {path}", layout, comm, limit, dtype_of, fill)
+        return cls._made(lambda: f"load {path}", layout, comm, limit, dtype_of, fill, clear=True)
 
     @property
     def layout(self) -> Layout:
@@ -227,13 +244,25 @@ class DistArray(NumpyMethods):
 
     @property
     def tile(self) -> Array:
-        """This rank's tile, padding included; writing to it changes the array."""
+        """This rank's tile, padding included; writing to it changes the array. Raises `TileError` without one."""
+        if self._seat is None:
+            raise TileError(f"rank {self._comm.rank} has no tile of {self!r}; ask has_tile before")
         return self._held.tile
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of the elements."""
+        return self._held.tile.dtype
+
+    @property
+    def has_tile(self) -> bool:
+        """Whether this rank has a tile: whether it is in the layout's mesh."""
+        return self._seat is not None
 
     @property
     def unpadded(self) -> Array:
         """This rank's tile without padding, a view; writing to it changes the array."""
-        return true_part(self.tile, self._layout, self._comm.rank)
+        return true_part(self.tile, self._layout, self._seat or 0)
 
     @property
     def comm(self) -> Comm:
@@ -241,8 +270,11 @@ class DistArray(NumpyMethods):
         return check_alive(self._comm)
 
     def local_index_ranges(self) -> tuple[tuple[range, ...], ...]:
-        """Per dim, the global indices of this rank's tile as ranges, in the tile's order and without padding."""
-        return index_ranges(self._layout, self.comm.rank)
+        """Per dim, the global indices of this rank's tile as ranges, in the tile's order and without padding.
+
+        No ranges on a rank without a tile.
+        """
+        return ((),) * len(self.shape) if self._seat is None else index_ranges(self._layout, self._seat)
 
     def redistribute(
         self,
@@ -270,22 +302,38 @@ class DistArray(NumpyMethods):
             if not isinstance(layout, Layout):
                 raise layout
             check_options(donate, relabel, memory)
-            held = located(team, self.tile)
-            request = MoveRequest(self._layout, layout, budget, network, bool(donate), out is not None, held.place > 0)
-            if out is not None:
-                _check_out(out, layout, self)
-            into = None if out is None else located(team, out.tile)
+            held = self._located(team)
+            request = MoveRequest(self._layout, layout, budget, network, bool(donate), out is not None, held.place != 0)
+            check_seats(self._layout, layout, team.size)
+            into = None if out is None else self._checked_out(out, layout)._located(team)
+            if seat_of(layout.mesh, team.rank, team.size) is None:
+                into = absent(layout, held.tile.dtype)
             return PreparedMove(request, prepared(team, request, held.tile), held, into)
 
         result, end = move_together(self._comm, limit, prepare, "DistArray: ", memory)
         return DistArray._of(end, result, self._comm) if out is None else out
+
+    def _located(self, team: Team) -> WindowTile:
+        """This rank's tile with its place in the team's arena."""
+        return self._held._replace(place=ABSENT) if self._seat is None else located(team, self._held.tile)
+
+    def _checked_out(self, out: object, layout: Layout) -> DistArray:
+        """The array to write the result to; raises `TileError` if it does not fit."""
+        if not isinstance(out, DistArray):
+            raise TileError(f"out is a {type(out).__name__}; give a DistArray of layout {layout}")
+        if out.layout != layout:
+            raise TileError(f"out has layout {out.layout}, the move ends in {layout}; give one of that layout")
+        if out.has_tile and self.has_tile:
+            check_out(out.tile, layout, self.tile)
+        return out
 
     def to_global(self, root: int | None = 0, *, limit: float = TIME_LIMIT) -> Array | None:
         """The whole array on the rank `root`, and None on the others; with root None, the array on all ranks."""
         if self._layout.partial:
             return self.redistribute(replace(self._layout, partial=()), limit=limit).to_global(root, limit=limit)
         if root is None:
-            return self.redistribute(replicated(self._layout), limit=limit).tile
+            everyone = self._layout.mesh if self._layout.mesh.size == self.comm.size else Mesh(rank=self.comm.size)
+            return self.redistribute(replicated(self._layout, everyone), limit=limit).tile
 
         def prepare(team: Team) -> None:
             check_root(root, team.size)
@@ -294,8 +342,10 @@ class DistArray(NumpyMethods):
             return f"to_global {self._layout} on {self._layout.mesh!r}, root={root}"
 
         with collective(self._comm, limit, prepare, request) as (team, watch, _):
-            array = np.empty(self.shape if root == team.rank else (0,) * len(self.shape), self.dtype)
-            gather(Call(team, watch, team.pool, Account(self._layout.dtype), 0), self._layout, self.tile, root, array)
+            shape = self.shape if root == team.rank else (0,) * len(self.shape)
+            array = np.empty(shape, self.dtype)
+            call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
+            gather(call, self._layout, self._held.tile, root, array)
         return array if root == self._comm.rank else None
 
     def save(self, path: str | PathLike[str], *, limit: float = TIME_LIMIT) -> None:
@@ -309,7 +359,7 @@ class DistArray(NumpyMethods):
 
         with collective(self._comm, limit, lambda _: files.make_folder(path), request) as (team, watch, _):
             call = Call(team, watch, team.pool, Account(self._layout.dtype), 0)
-            files.save(call, path, self._layout, self.tile)
+            files.save(call, path, self._layout, self._seat, self._held.tile)
 
     def refuse(self, error: Exception) -> NoReturn:
         """Raises this rank's error on all ranks, in place of the collective call that the others make next."""
@@ -340,11 +390,3 @@ def _destination(layout: Layout, target: object, relabel: object) -> Layout | Ex
 
 def _is_dim(target: object) -> TypeGuard[SupportsIndex]:
     return hasattr(target, "__index__") and not isinstance(target, bool | np.bool_)
-
-
-def _check_out(out: object, layout: Layout, source: DistArray) -> None:
-    if not isinstance(out, DistArray):
-        raise TileError(f"out is a {type(out).__name__}; give a DistArray of layout {layout}")
-    if out.layout != layout:
-        raise TileError(f"out has layout {out.layout}, the move ends in {layout}; give one of that layout")
-    check_out(out.tile, layout, source.tile)

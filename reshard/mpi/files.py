@@ -1,7 +1,8 @@
 """Arrays in files: one folder per array.
 
 layout.json              the layout in our notation, the axes and device ids of its mesh, and the name of the save
-tile-<rank>-<save>.npy   each rank's tile, padding included, and a line behind it that says which tile it is
+tile-<seat>-<save>.npy   the tile of each seat (`lower.to_mpi.seats`), padding included, and a line behind it that says
+                         which tile it is
 
 A save never touches the files of an earlier one. Every rank writes its tile under the name of the new save and syncs
 it to disk; then rank 0 replaces layout.json, in one step, and only then removes the tiles of the earlier save. So a
@@ -66,20 +67,21 @@ def make_folder(path: Folder) -> None:
         raise LayoutError(f"cannot make the folder {quoted(path)}: {shortened(str(error))}") from None
 
 
-def save(call: Call, path: Folder, layout: Layout, tile: NDArray[Any]) -> None:
-    """Saves an array; all ranks call it with their tiles, and the folder is there."""
-    name = _common_name(call, layout)
-    write(path, call.team.rank, tile, name)
+def save(call: Call, path: Folder, layout: Layout, seat: int | None, tile: NDArray[Any]) -> None:
+    """Saves an array; all ranks call it with the tiles of their seats, and the folder is there."""
+    name = _common_name(call)
+    if seat is not None:
+        write(path, seat, tile, name)
     call.team.settle(call.watch)
     if call.team.rank == 0:
         publish(path, layout, name)
 
 
-def write(path: Folder, rank: int, tile: NDArray[Any], name: str) -> None:
-    """Writes a rank's tile of the save called `name`, which is not to be seen before `publish`."""
-    with _synced(_tile(path, rank, name)) as file:
+def write(path: Folder, seat: int, tile: NDArray[Any], name: str) -> None:
+    """Writes the tile of a seat, of the save called `name`, which is not to be seen before `publish`."""
+    with _synced(_tile(path, seat, name)) as file:
         np.save(file, tile, allow_pickle=False)
-        file.write(_mark(rank, name))
+        file.write(_mark(seat, name))
 
 
 def publish(path: Folder, layout: Layout, name: str) -> None:
@@ -98,9 +100,9 @@ def publish(path: Folder, layout: Layout, name: str) -> None:
                 old.unlink()
 
 
-def check_saved(path: Folder, layout: Layout, rank: int) -> np.dtype[Any]:
+def check_saved(path: Folder, layout: Layout, seat: int | None) -> np.dtype[Any]:
     """The dtype of the saved elements. Raises `LayoutError` unless an array of this shape and dtype is saved, with
-    every tile that the rank reads.
+    every tile that the seat's rank reads; it reads nothing without a seat.
     """
     saved, name = _saved(path)
     if saved.shape != layout.shape or saved.dtype != layout.dtype:
@@ -110,16 +112,16 @@ def check_saved(path: Folder, layout: Layout, rank: int) -> np.dtype[Any]:
     # Only nameless dtypes are read from the file: there numpy has bfloat16 as plain 2-byte elements, for example.
     first = _header(_tile(path, 0, name)).dtype if layout.dtype in RAW else None
     dtype = element_dtype(layout, first)
-    if rank < layout.mesh.size:
-        for fetch in _fetches(saved, layout, rank):
+    if seat is not None:
+        for fetch in _fetches(saved, layout, seat):
             _check_tile(_tile(path, fetch.rank, name), saved, _mark(fetch.rank, name), dtype)
     return dtype
 
 
-def read(path: Folder, layout: Layout, rank: int, tile: NDArray[Any]) -> None:
-    """Fills this rank's tile; only the parts of the files that have its elements are read."""
+def read(path: Folder, layout: Layout, seat: int, tile: NDArray[Any]) -> None:
+    """Fills the tile of a seat; only the parts of the files that have its elements are read."""
     saved, name = _saved(path)
-    for fetch in _fetches(saved, layout, rank):
+    for fetch in _fetches(saved, layout, seat):
         stored = np.load(_tile(path, fetch.rank, name), mmap_mode="r", allow_pickle=False)
         for block in fetch.blocks:
             for source, where in copies(block, saved.tile_shape, layout.tile_shape):
@@ -127,15 +129,15 @@ def read(path: Folder, layout: Layout, rank: int, tile: NDArray[Any]) -> None:
 
 
 @lru_cache(maxsize=16)
-def _fetches(saved: Layout, layout: Layout, rank: int) -> list[Fetch]:
-    """What a rank reads from each tile that has elements for it."""
-    given = fetches(saved, layout, rank, lambda one, other: False)
+def _fetches(saved: Layout, layout: Layout, seat: int) -> list[Fetch]:
+    """What a seat's rank reads from each tile that has elements for it."""
+    given = fetches(saved, layout, seat, lambda one, other: False)
     return [fetch for fetch in given if any(block.elements for block in fetch.blocks)]
 
 
-def _common_name(call: Call, layout: Layout) -> str:
+def _common_name(call: Call) -> str:
     """A new name that rank 0 chooses for all ranks."""
-    number = Layout.tiled(layout.mesh, (1,), "uint64", [[]])
+    number = Layout.tiled(Mesh(rank=call.team.size), (1,), "uint64", [[]])
     chosen, name = np.array([secrets.randbits(64)], np.uint64), np.zeros(1, np.uint64)
     scatter(call, number, chosen, 0, name)
     return f"{int(name[0]):016x}"

@@ -16,6 +16,7 @@ from reshard.runtime.on_mpi.gpu.staging import DeviceTiles, device_tiles, host_l
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
 from reshard.runtime.on_mpi.team import Comm, Team
 from reshard.types import Layout
+from reshard.types.pair.device_sets import one_set
 
 
 class PreparedOnGpu(NamedTuple):
@@ -46,6 +47,7 @@ def redistribute_on_gpu(
 
     def prepare(team: Team) -> PreparedOnGpu:
         wanted = request()
+        check_everywhere(wanted.source, wanted.target, team.size)
         # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
         on_host = replace(wanted, donate=wanted.donate or out is not None, shared=True)
         on = described(tile, "tile")
@@ -62,6 +64,15 @@ def redistribute_on_gpu(
     with collective(comm, limit, prepare, str) as (team, watch, given):
         result = move_on_gpu(team, watch, given.ready, given.on_host, given.tiles, memory)
     return result, given.request.target
+
+
+def check_everywhere(source: Layout, target: Layout, size: int) -> None:
+    """Raises `TileError` unless every rank has a tile of both layouts."""
+    if source.mesh.size != size or not one_set(source.mesh, target.mesh):
+        raise TileError(
+            f"tiles on GPUs move only among all {size} ranks of a communicator, not from {source.mesh!r} to "
+            f"{target.mesh!r}; copy the tile to the host, or give a communicator of the ranks that have one"
+        )
 
 
 def check_out_on_gpu(out: Any, layout: Layout, tile: GpuArray) -> GpuArray:

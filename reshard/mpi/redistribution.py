@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, cast, overload
 
+from mpi4py import MPI
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError, TileError
+from reshard.lower.to_mpi import seat_of
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
-from reshard.mpi.tiles import check_given_tile, check_layout, check_options, check_out, check_true_out, true_part
+from reshard.mpi.tiles import (
+    check_given_tile,
+    check_layout,
+    check_nothing,
+    check_options,
+    check_out,
+    check_true_out,
+    dtype_without_tile,
+    true_part,
+)
 from reshard.mpi.trees import TreeMove
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
+from reshard.runtime.on_mpi.intercomm import MergedGroups, groups_of
 from reshard.runtime.on_mpi.move import move
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team
-from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, located, where
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, prepared
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch
+from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, absent, located, where
 from reshard.synth import Network
 from reshard.types import Layout
 from reshard.types.manifest import Version
@@ -63,11 +75,11 @@ def redistribute(
     tile: Any,
     source: Layout,
     target: Layout,
-    comm: Comm,
+    comm: Comm | MPI.Intercomm,
     *,
     relabel: Literal[False] = False,
     **options: Unpack[RedistributeOptions],
-) -> Array: ...
+) -> Array | Any: ...
 
 
 @overload
@@ -75,18 +87,18 @@ def redistribute(
     tile: Any,
     source: Layout,
     target: Layout,
-    comm: Comm,
+    comm: Comm | MPI.Intercomm,
     *,
     relabel: Literal[True],
     **options: Unpack[RedistributeOptions],
-) -> tuple[Array, Layout]: ...
+) -> tuple[Array | Any, Layout]: ...
 
 
 def redistribute(
     tile: Any,
     source: Any,
     target: Any,
-    comm: Comm,
+    comm: Comm | MPI.Intercomm,
     *,
     out: Array | None = None,
     budget: int | str | None = None,
@@ -99,12 +111,18 @@ def redistribute(
     padded: bool = True,
     version: Version | Mapping[str, Version] = None,
     verify: str | None = None,
-) -> Array | tuple[Array, Layout] | dict[str, Any]:
+) -> Array | Any:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
     The tile has the shape `source.tile_shape` or, without padding, `source.tile_shape_of(rank)`, in any strides. The
     result is `out`, which must not overlap the tile, or a new C-ordered array. If the layouts are equal, a C-ordered
     tile is returned unchanged.
+
+    Source and target may be on any ranks of `comm`: the device ids of their meshes are ranks. A rank outside the
+    source's mesh gives None, and one outside the target's gets None and gives no `out`; its result has the dtype of the
+    layout. Between the two groups of an inter-communicator, the source's ids are ranks of the group that gives tiles,
+    the target's those of the other group. Where source and target have one set of as many devices as there are ranks,
+    ids may be any: rank r then has the r-th smallest.
 
     - `budget` (bytes, or text such as "64MiB") bounds what lives on each rank, tile and result included; `network` as
       in `reshard.plan`.
@@ -144,10 +162,12 @@ def redistribute(
         of_one = {"out": out is not None, "donate": donate, "relabel": relabel, "cuda_aware": cuda_aware is not None}
         tiles = cast("Mapping[str, Any]", tile)
         tree = TreeMove(tiles, source, target, budget, network, memory, padded, version, verify, of_one)
-        return tree.run(comm, limit)
+        return tree.run(cast(Comm, comm), limit)
     if version is not None or verify is not None:
         raise PlanError("version and verify are for a tree of tiles, and a single one is given; give a dict of one")
     call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded)
+    if isinstance(comm, MPI.Intercomm):
+        return call.between_groups(comm, limit)
     result, end = call.on_gpu(comm, limit) if on_gpu(tile) else call.on_host(comm, limit)
     return (result, end) if relabel else result
 
@@ -168,10 +188,38 @@ class _TileMove:
     cuda_aware: bool | None
     padded: bool
 
-    def on_host(self, comm: Comm, limit: float) -> tuple[Array, Layout]:
-        """Moves a tile in host memory; returns the result and its layout."""
-        held, end = move_together(comm, limit, self._prepare, "", self.memory)
-        result = held.tile if self.padded else true_part(held.tile, end, comm.rank)
+    def on_host(self, comm: Comm, limit: float) -> tuple[Any, Layout]:
+        """Moves a tile in host memory; returns the result, None outside the target's mesh, and its layout."""
+        return self._result(comm, *move_together(comm, limit, self._prepare, "", self.memory))
+
+    def between_groups(self, comm: MPI.Intercomm, limit: float) -> Any:
+        """Moves a tile between the groups of an inter-communicator; returns the result, None in the giving group."""
+        groups, giving = groups_of(comm), list[int]()
+
+        def ahead(team: Team, watch: Watch) -> None:
+            giving.extend(groups.giving(team, watch, self.tile is not None))
+
+        def prepare(team: Team) -> PreparedMove:
+            return self._seated(groups, giving)._prepare(team)
+
+        return self._result(groups.comm, *move_together(groups.comm, limit, prepare, "", self.memory, ahead))[0]
+
+    def _seated(self, groups: MergedGroups, giving: list[int]) -> _TileMove:
+        """The same move on the merged communicator."""
+        if len(giving) != 1:
+            text = "ranks of both groups of the inter-communicator give tiles" if giving else "no rank gives a tile"
+            raise TileError(f"{text}: the source's ranks do, all in one group, and the others give None")
+        if on_gpu(self.tile) or self.relabel:
+            raise TileError("between the groups of an inter-communicator: give tiles in host memory, and no relabel")
+        source, target = check_layout(self.source, "source"), check_layout(self.target, "target")
+        return replace(self, source=groups.seated(source, giving[0]), target=groups.seated(target, 1 - giving[0]))
+
+    def _result(self, comm: Comm, held: WindowTile, end: Layout) -> tuple[Any, Layout]:
+        """What the caller gets of the tile that has moved."""
+        seat = seat_of(end.mesh, comm.rank, comm.size)
+        if seat is None:
+            return None, end
+        result = held.tile if self.padded else true_part(held.tile, end, seat)
         if self._is_copied(end):
             self.out[...], result = result, self.out
         return result, end
@@ -196,13 +244,29 @@ class _TileMove:
 
     def _prepare(self, team: Team) -> PreparedMove:
         wanted = self._request()
-        array = check_given_tile(self.tile, self.source, team.rank, self.budget)
-        ready = prepared(team, wanted, array)
-        if self._is_copied(wanted.target):
-            check_true_out(self.out, wanted.target, team.rank, array, self.budget)
-            return PreparedMove(wanted, ready, located(team, array), None)
-        into = None if self.out is None else located(team, check_out(self.out, wanted.target, array))
-        return PreparedMove(wanted, ready, located(team, array), into)
+        check_seats(self.source, wanted.target, team.size)
+        held = self._held(team)
+        ready = prepared(team, wanted, held.tile)
+        return PreparedMove(wanted, ready, held, self._into(team, wanted.target, held.tile))
+
+    def _held(self, team: Team) -> WindowTile:
+        """This rank's tile, which must be there if the source has one for it, and only then."""
+        seat = seat_of(self.source.mesh, team.rank, team.size)
+        if seat is None:
+            check_nothing(self.tile, "tile", self.source, team.rank)
+            return absent(self.source, dtype_without_tile(self.source, self.out))
+        return located(team, check_given_tile(self.tile, self.source, seat, self.budget))
+
+    def _into(self, team: Team, target: Layout, tile: Array) -> WindowTile | None:
+        """What the result is written to: None for new memory."""
+        seat = seat_of(target.mesh, team.rank, team.size)
+        if seat is None:
+            check_nothing(self.out, "out", target, team.rank)
+            return absent(target, tile.dtype)
+        if self._is_copied(target):
+            check_true_out(self.out, target, seat, tile, self.budget)
+            return None
+        return None if self.out is None else located(team, check_out(self.out, target, tile))
 
 
 class PreparedMove(NamedTuple):
@@ -215,11 +279,16 @@ class PreparedMove(NamedTuple):
 
 
 def move_together(
-    comm: Comm, limit: float, prepare: Callable[[Team], PreparedMove], name: str, memory: Account | None
+    comm: Comm,
+    limit: float,
+    prepare: Callable[[Team], PreparedMove],
+    name: str,
+    memory: Account | None,
+    ahead: Callable[[Team, Watch], None] | None = None,
 ) -> tuple[WindowTile, Layout]:
     """Prepares a move on each rank, agrees on it with the others under a `name`, and moves the tile.
 
-    Returns the result and its layout.
+    Returns the result and its layout. `ahead` is as in `collective`.
     """
 
     def request(given: PreparedMove) -> str:
@@ -228,6 +297,6 @@ def move_together(
     def posting(given: PreparedMove) -> Posted:
         return where(given.held, given.into)
 
-    with collective(comm, limit, prepare, request, posting) as (team, watch, given):
+    with collective(comm, limit, prepare, request, posting, ahead) as (team, watch, given):
         result = move(team, watch, given.ready, given.request, given.held, given.into, memory)
     return result, given.request.target

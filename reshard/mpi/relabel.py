@@ -42,17 +42,23 @@ def relabelled(source: Layout, target: Layout) -> Layout:
 
 
 def kept_elements(source: Layout, target: Layout) -> NDArray[np.int64]:
-    """At [r, t], how many elements of rank t's tile of the target rank r already holds.
+    """At [r, t], how many elements of the target's tile t its r-th device already holds, by ascending device id.
 
     >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4, 6]", "f32[8, {x}3]"))
     >>> kept_elements(rows, rows).tolist(), kept_elements(rows, columns).tolist()
     ([[24, 0], [0, 24]], [[12, 12], [12, 12]])
     """
-    before, after = ([layout.mesh.position(d) for d in ranks(layout.mesh)] for layout in (source, target))
+    devices, held = ranks(target.mesh), set(source.mesh.devices)
+    before = [source.mesh.position(device) for device in devices if device in held]
+    after = [target.mesh.position(device) for device in devices]
     counts = np.ones((len(before), len(after)), np.int64)
     for s, t in zip(source.dims, target.dims, strict=True):
         common = shared_elements(s, t)
         rows = [piece(s, source.mesh, position) for position in before]
         columns = [piece(t, target.mesh, position) for position in after]
-        counts *= np.array([[common[column].get(row, 0) for column in columns] for row in rows], np.int64)
-    return counts
+        counts *= np.array([[common[column].get(row, 0) for column in columns] for row in rows], np.int64).reshape(
+            counts.shape
+        )
+    kept = np.zeros((len(after), len(after)), np.int64)
+    kept[[device in held for device in devices]] = counts
+    return kept

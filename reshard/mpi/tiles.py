@@ -14,7 +14,7 @@ from reshard.runtime import Account
 from reshard.runtime.given_tiles import in_native_order, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.wire.reduction import combines
-from reshard.types import Layout, dtypes
+from reshard.types import Layout, Mesh, dtypes
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 """The layout dtypes of 1, 2, 4, 8 and 16 bytes; they also stand for numpy dtypes of that size without a layout name.
@@ -68,8 +68,8 @@ def check_tile(tile: Any, layout: Layout, what: str) -> NDArray[Any]:
     return array
 
 
-def check_given_tile(tile: Any, layout: Layout, rank: int, budget: object = None) -> NDArray[Any]:
-    """The rank's tile with padding and in the machine's byte order: the array itself, or a copy that has both.
+def check_given_tile(tile: Any, layout: Layout, seat: int, budget: object = None) -> NDArray[Any]:
+    """The tile of a seat with padding and in the machine's byte order: the array itself, or a copy that has both.
 
     Raises `TileError` for a tile that does not fit, or that a budget leaves no room to copy.
 
@@ -77,10 +77,13 @@ def check_given_tile(tile: Any, layout: Layout, rank: int, budget: object = None
     >>> check_given_tile([[3.0], [4.0]], Layout.parse("f64[{x}3/5, 1]", Mesh(x=2)), 1).tolist()
     [[3.0], [4.0], [0.0]]
     """
+    if tile is None:
+        raise TileError(
+            f"the tile is None, but {layout} on {layout.mesh!r} has one here (device {ranks(layout.mesh)[seat]}); give "
+            f"an array of shape {layout.tile_shape}"
+        )
     given = np.asarray(tile)
-    array = in_native_order(given)
-    if rank < layout.mesh.size:  # If not, the mesh is not the communicator's, which has an error of its own.
-        array = with_padding(layout, ranks(layout.mesh)[rank], array)
+    array = with_padding(layout, ranks(layout.mesh)[seat], in_native_order(given))
     if array is not given and budget is not None:
         raise TileError(
             f"the tile, of shape {given.shape} and dtype {given.dtype}, would be copied beside the budget; give one of "
@@ -89,14 +92,30 @@ def check_given_tile(tile: Any, layout: Layout, rank: int, budget: object = None
     return check_tile(array, layout, "tile")
 
 
-def true_part(tile: NDArray[Any], layout: Layout, rank: int) -> NDArray[Any]:
-    """A rank's tile without padding; a view.
+def check_nothing(given: object, what: str, layout: Layout, rank: int) -> None:
+    """Raises `TileError` if a rank outside a layout's mesh gives a tile of it, or an array for one."""
+    if given is not None:
+        raise TileError(
+            f"the {what} is a {type(given).__name__}, but rank {rank} is not in {layout.mesh!r}, the mesh of {layout}, "
+            f"and has no tile there; give None"
+        )
+
+
+def dtype_without_tile(layout: Layout, out: object) -> np.dtype[Any]:
+    """The dtype of the elements on a rank that gives no tile: that of `out` if it fits, else the layout's."""
+    if isinstance(out, np.ndarray) and represents(layout, cast("NDArray[Any]", out).dtype):
+        return cast("NDArray[Any]", out).dtype
+    return numpy_dtype(layout.dtype)
+
+
+def true_part(tile: NDArray[Any], layout: Layout, seat: int) -> NDArray[Any]:
+    """The tile of a seat without padding; a view.
 
     >>> from reshard.types import Mesh
     >>> true_part(np.arange(3), Layout.parse("s64[{x}3/5]", Mesh(x=2)), 1)
     array([0, 1])
     """
-    return without_padding(layout, ranks(layout.mesh)[rank], tile)
+    return without_padding(layout, ranks(layout.mesh)[seat], tile)
 
 
 def _check_combines(layout: Layout, dtype: np.dtype[Any]) -> None:
@@ -114,9 +133,9 @@ def check_out(out: object, layout: Layout, tile: NDArray[Any]) -> NDArray[Any]:
     return _check_result(array, tile)
 
 
-def check_true_out(out: object, layout: Layout, rank: int, tile: NDArray[Any], budget: object) -> NDArray[Any]:
+def check_true_out(out: object, layout: Layout, seat: int, tile: NDArray[Any], budget: object) -> NDArray[Any]:
     """The array `out` if the result without padding can be copied to it; else raises `TileError`."""
-    array, shape = _numpy_array(out), layout.tile_shape_of(ranks(layout.mesh)[rank])
+    array, shape = _numpy_array(out), layout.tile_shape_of(ranks(layout.mesh)[seat])
     if array.shape != shape:
         raise TileError(
             f"the out has shape {array.shape}, but without padding this rank's tile of {layout} has {shape}"
@@ -229,9 +248,9 @@ def check_not_partial(layout: Layout) -> Layout:
     return layout
 
 
-def replicated(layout: Layout) -> Layout:
-    """The layout with the whole array on every rank."""
-    return Layout.tiled(layout.mesh, layout.shape, layout.dtype, [[] for _ in layout.shape])
+def replicated(layout: Layout, mesh: Mesh) -> Layout:
+    """The layout of the same array, whole on every device of a mesh."""
+    return Layout.tiled(mesh, layout.shape, layout.dtype, [[] for _ in layout.shape])
 
 
 def with_local_dim(layout: Layout, dim: SupportsIndex) -> Layout:

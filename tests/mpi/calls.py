@@ -61,7 +61,7 @@ def _ran(comm: MPI.Intracomm, plan: rs.Plan) -> None:
         return WindowTile(placed[-1])
 
     call.memory.take(comm.rank, tile.size)
-    result = run_plan(call, rank_plan(plan, comm.rank, 8), tile, place)
+    result = run_plan(call, rank_plan(plan, comm.rank, comm.size, 8), tile, place)
     assert len(placed) == 1
     assert result.tile is placed[0]
     assert np.array_equal(tile, before)

@@ -165,7 +165,7 @@ def many(comm: MPI.Intracomm, count: int = 400) -> Iterator[Case]:
     columns = Layout.from_spec(mesh, rows.shape, "int32", [[], ["x"]])
 
     def used() -> int:
-        return sum(team_of(comm).arena._heap.capacities.values())
+        return sum(sum(heap.capacities.values()) for heap in team_of(comm).arena._heaps.values())
 
     def alive() -> None:
         arrays = [DistArray.full(rows, number, comm, limit=LIMIT) for number in range(count)]

@@ -167,7 +167,7 @@ def test_partial_layouts() -> None:
 
 
 def test_replicated() -> None:
-    assert str(tiles.replicated(ROWS)) == "f32[5, 7]" and tiles.replicated(ROWS).mesh == ROWS.mesh
+    assert str(tiles.replicated(ROWS, ROWS.mesh)) == "f32[5, 7]" and tiles.replicated(ROWS, Mesh(x=5)).mesh == Mesh(x=5)
 
 
 @pytest.mark.parametrize(

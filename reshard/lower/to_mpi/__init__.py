@@ -10,7 +10,10 @@
     fetches(source, target, ...) all that a rank copies from the tiles of others to go straight to the target
     served(source, target, ...)  all that others copy from its tile
     Block, Axis                  the same elements in a sender's tile and in a receiver's, as strided axes
-    ranks(mesh)                  the device of every rank
+    fetched_across(source, ...)  the same between two sets of devices: what a device copies from the tiles of others
+    served_across(source, ...)   what others copy from its tile
+    ranks(mesh)                  the device of every seat, that is, by ascending id
+    seats(mesh, size)            the rank of every seat in a communicator; seat_of(...) the other way round
     unreplicated(layout)         whether each tile is on one rank only
 
 Nothing here imports MPI. Schedules and fetches are plain data, and the same on every rank that computes them.
@@ -18,9 +21,11 @@ Nothing here imports MPI. Schedules and fetches are plain data, and the same on 
 
 from reshard.lower.to_mpi.blocks import Axis as Axis
 from reshard.lower.to_mpi.blocks import Block as Block
+from reshard.lower.to_mpi.crossing import fetched_across as fetched_across
+from reshard.lower.to_mpi.crossing import served_across as served_across
 from reshard.lower.to_mpi.direct import Fetch as Fetch
+from reshard.lower.to_mpi.direct import Near as Near
 from reshard.lower.to_mpi.direct import fetches as fetches
-from reshard.lower.to_mpi.direct import ranks as ranks
 from reshard.lower.to_mpi.direct import served as served
 from reshard.lower.to_mpi.direct import unreplicated as unreplicated
 from reshard.lower.to_mpi.schedule import NewSummand as NewSummand
@@ -32,3 +37,8 @@ from reshard.lower.to_mpi.schedule import SendReceive as SendReceive
 from reshard.lower.to_mpi.schedule import SlotMessage as SlotMessage
 from reshard.lower.to_mpi.schedule import StepMessages as StepMessages
 from reshard.lower.to_mpi.schedule import schedule as schedule
+from reshard.lower.to_mpi.seats import is_seated as is_seated
+from reshard.lower.to_mpi.seats import rank_of_devices as rank_of_devices
+from reshard.lower.to_mpi.seats import ranks as ranks
+from reshard.lower.to_mpi.seats import seat_of as seat_of
+from reshard.lower.to_mpi.seats import seats as seats

@@ -7,6 +7,8 @@ A rank keeps what it already holds. Every other piece of its target tile comes f
 rank of its own node if possible, and if several qualify, its own number selects one, which spreads the load. Any
 rank can compute what others fetch from it, so senders know what to send without a message, and none computes more
 than its own part of the move.
+
+Ranks are seats here: the numbers of the devices by ascending id (`seats`). Between two sets of devices, see `crossing`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.lower.to_mpi.blocks import Block, of_runs
+from reshard.lower.to_mpi.seats import ranks
 from reshard.types.deadline import check_deadline
 from reshard.types.dims import Dim
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
 from reshard.types.pair.overlap import piece, shares
 from reshard.types.pair.runs import Progression
 
@@ -35,15 +37,6 @@ class Fetch(NamedTuple):
     blocks: tuple[Block, ...]
 
 
-def ranks(mesh: Mesh) -> tuple[int, ...]:
-    """The device of each rank: rank r is the r-th smallest device id. On a mesh without `device_ids`, device r.
-
-    >>> ranks(Mesh({"x": 3}, device_ids=[7, 2, 5]))
-    (2, 5, 7)
-    """
-    return tuple(sorted(mesh.devices))
-
-
 def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int | None = None) -> list[Fetch]:
     """What a rank copies from the ranks' source tiles to fill its target tile, its own source tile first.
 
@@ -51,6 +44,7 @@ def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int |
     when an array is loaded by more or fewer ranks than saved it. Nothing is summed: both layouts are partial along
     the same axes, or neither is partial.
 
+    >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2)
     >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
     >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in fetches(rows, columns, 1, lambda one, other: True)]
@@ -75,6 +69,7 @@ def served(source: Layout, target: Layout, rank: int, near: Near) -> list[Fetch]
 
     Both layouts are on meshes of the same size.
 
+    >>> from reshard.types.mesh import Mesh
     >>> mesh = Mesh(x=2)
     >>> rows, columns = Layout.parse("f32[{x}2, 4]", mesh), Layout.parse("f32[4, {x}2]", mesh)
     >>> [(fetch.rank, fetch.blocks[0].src) for fetch in served(rows, columns, 1, lambda one, other: True)]
@@ -87,7 +82,7 @@ def served(source: Layout, target: Layout, rank: int, near: Near) -> list[Fetch]
     candidates = _holders(source)[(*home, *summand)]
     takers = _takers(target)
     blocks: dict[int, tuple[Block, ...]] = {}
-    wanted = [_by_source(s, t).get(p, {}) for s, t, p in zip(source.dims, target.dims, home, strict=True)]
+    wanted = [by_source(s, t).get(p, {}) for s, t, p in zip(source.dims, target.dims, home, strict=True)]
     for wishes in itertools.product(*(by.items() for by in wanted)):
         receivers = takers.get(tuple(number for number, _ in wishes), ())
         if summand:
@@ -99,7 +94,7 @@ def served(source: Layout, target: Layout, rank: int, near: Near) -> list[Fetch]
 
 
 @lru_cache(maxsize=256)
-def _by_source(source: Dim, target: Dim) -> dict[int, dict[int, tuple[Progression, ...]]]:
+def by_source(source: Dim, target: Dim) -> dict[int, dict[int, tuple[Progression, ...]]]:
     """For each piece of the source, what the pieces of the target share with it."""
     by_source: dict[int, dict[int, tuple[Progression, ...]]] = {}
     for q, by in enumerate(shares(source, target)):
@@ -138,6 +133,7 @@ def _holders(layout: Layout) -> dict[tuple[int, ...], tuple[int, ...]]:
 def unreplicated(layout: Layout) -> bool:
     """Whether each tile is on one rank only.
 
+    >>> from reshard.types.mesh import Mesh
     >>> [unreplicated(Layout.parse(text, Mesh(x=2))) for text in ("f32[{x}2]", "f32[4]")]
     [True, False]
     """

@@ -41,7 +41,8 @@ from reshard.lower.program import (
 from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole_tile
 from reshard.lower.to_mpi.views import Turn, exchanged, local_blocks
 from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange
-from reshard.types.plan import Plan
+from reshard.types.layout import Layout
+from reshard.types.plan import Plan, Step
 from reshard.types.rules.tile_view import TileView
 
 
@@ -133,7 +134,11 @@ RankStep = StepMessages | Reduce | NewSummand | Overwrite
 
 @dataclass(frozen=True)
 class Schedule:
-    """One device's steps, the shape of its tile before the first one, and after each."""
+    """One device's steps, the shape of its tile before the first one, and after each.
+
+    Where the device is outside the mesh of a layout, its tile there has no elements, and nothing of a step among others
+    is its own: such a step has no messages, or is a reduction without a group.
+    """
 
     tile_shape: tuple[int, ...]
     steps: tuple[RankStep, ...]
@@ -152,12 +157,27 @@ def schedule(plan: Plan, device: int) -> Schedule:
     (1, (0, 2), (0, 0), (2, 2))
     """
     program = lower_plan(plan, device)
-    shapes = (program.tile_shape, *program.tile_shapes)
     steps = tuple(
-        _step(instruction, device, shapes[at], step.cost.scratch, shapes[at + 1])
-        for at, (instruction, step) in enumerate(zip(program.instructions, plan.steps, strict=True))
+        _own_step(instruction, device, step) for instruction, step in zip(program.instructions, plan.steps, strict=True)
     )
-    return Schedule(program.tile_shape, steps, program.tile_shapes)
+    shapes = [_own_shape(layout, device) for layout in (plan.source, *(step.result for step in plan.steps))]
+    return Schedule(shapes[0], steps, tuple(shapes[1:]))
+
+
+def _own_shape(layout: Layout, device: int) -> tuple[int, ...]:
+    return layout.tile_shape if device in layout.mesh.devices else (0,) * max(1, len(layout.shape))
+
+
+def _own_step(instruction: Instruction, device: int, step: Step) -> RankStep:
+    """A device's part of a step, in which it may have none."""
+    if step.mode.relay:
+        raise PlanError(f"{step.kind} to {step.result}: MPI ranks relay nothing; plan the step without relay")
+    scratch = step.cost.scratch
+    if device in step.operand.mesh.devices or device in step.result.mesh.devices:
+        return _step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
+    if step.kind in ("reduce_scatter", "all_reduce"):
+        return Reduce((), str(step.operand.reduction), step.kind == "reduce_scatter", (), False, False)
+    return StepMessages((), (), scratch)
 
 
 def _step(
@@ -258,12 +278,12 @@ def _grouped(
 
 
 def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch: int) -> StepMessages:
-    to = next((receiver for sender, receiver in pairs if sender == device), device)
-    source = next((sender for sender, receiver in pairs if receiver == device), device)
     blocks = _full(block)
-    if source == device or not blocks:
+    if not blocks or (device, device) in pairs:
         return StepMessages(blocks, (), scratch)
-    return StepMessages((), (SendReceive(PeerBlocks(to, blocks), PeerBlocks(source, blocks)),), scratch)
+    send = next((PeerBlocks(receiver, blocks) for sender, receiver in pairs if sender == device), None)
+    receive = next((PeerBlocks(sender, blocks) for sender, receiver in pairs if receiver == device), None)
+    return StepMessages((), (SendReceive(send, receive),), scratch)
 
 
 def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:

@@ -21,6 +21,7 @@ from reshard.mpi.numpy_protocol.tiled import (
     is_split,
     layout_dtype,
     true_part,
+    whole_tile,
     with_true_part,
 )
 from reshard.mpi.tiles import check_not_partial
@@ -104,7 +105,7 @@ def _alike(one: Any, other: Any) -> tuple[Any, Any]:
 
 def copied(a: TiledArray) -> TiledArray:
     """A copy, in private memory."""
-    return a.with_tile(a.layout, a.tile.copy())
+    return a.with_tile(a.layout, whole_tile(a).copy())
 
 
 def cast_to(a: TiledArray, dtype: DTypeLike) -> TiledArray:
@@ -116,7 +117,7 @@ def cast_to(a: TiledArray, dtype: DTypeLike) -> TiledArray:
 def full_like(a: TiledArray, fill_value: Any, dtype: DTypeLike | None = None) -> TiledArray:
     """An array of one value, in the layout of another one."""
     check_not_partial(a.layout)
-    element = a.tile.dtype if dtype is None else np.dtype(dtype)
+    element = whole_tile(a).dtype if dtype is None else np.dtype(dtype)
     tile = np.full(a.layout.tile_shape, fill_value, element)
     return a.with_tile(replace(a.layout, dtype=layout_dtype(element)), tile)
 

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from reshard.errors import TileError
 from reshard.mpi.numpy_protocol import array_functions, contractions, reductions, views
 from reshard.mpi.numpy_protocol.elementwise import call_ufunc
-from reshard.mpi.numpy_protocol.tiled import INSTEAD, TiledArray, finished
+from reshard.mpi.numpy_protocol.tiled import INSTEAD, TiledArray, finished, whole_tile
 from reshard.mpi.tiles import replicated
 
 
@@ -188,7 +188,7 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         if self.size != 1:
             raise TypeError(f"{name} of a DistArray of shape {self.shape}, which is not one number; {INSTEAD}")
         whole = finished(self)
-        return whole.redistribute(replicated(whole.layout)).tile.reshape(1)[0]
+        return whole_tile(whole.redistribute(replicated(whole.layout, whole.layout.mesh))).reshape(1)[0]
 
 
 def _reduce(

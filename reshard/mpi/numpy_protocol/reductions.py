@@ -34,6 +34,7 @@ from reshard.mpi.numpy_protocol.tiled import (
     normalized_axis,
     true_part,
     unwrapped,
+    whole_tile,
     with_true_part,
 )
 from reshard.types import Digit, Dim, Layout
@@ -92,7 +93,7 @@ def reduced_array(
 def mean(array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
     """numpy's mean: integers are averaged in float64, half precision is summed in float32."""
     check_arithmetic("mean", array)
-    given = np.dtype(dtype) if dtype is not None else array.tile.dtype
+    given = np.dtype(dtype) if dtype is not None else whole_tile(array).dtype
     result = np.dtype(np.float64) if dtype is None and given.kind in "biu" else given
     summed = np.dtype(np.float32) if result.itemsize == 2 and result.kind == "f" else result
     count = math.prod(array.layout.shape[at] for at in normalized_axes(axis, len(array.layout.shape)))
@@ -104,7 +105,7 @@ def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = 
     """numpy's `linalg.norm` of vectors, and of matrices for the orders that need no singular values."""
     check_arithmetic("norm", array)
     array = finished(array)
-    if array.tile.dtype.kind in "biu":
+    if whole_tile(array).dtype.kind in "biu":
         array = mapped("norm", lambda part: part.astype(float), array)
     size = _before("norm", np.abs, array, axis)
     dims = len(array.layout.shape) if axis is None else len(normalized_axes(axis, len(array.layout.shape)))
@@ -166,7 +167,7 @@ def _keeps_partial(kind: ReductionKind, array: TiledArray, dtype: DTypeLike | No
     """Whether summands can be reduced before they are combined: both are the same sum, in the same dtype."""
     if kind not in (SUM, PRODUCT) or array.layout.reduction != kind.operation:
         return False
-    return kind.function(np.empty(0, array.tile.dtype), dtype=dtype).dtype == array.tile.dtype
+    return kind.function(np.empty(0, whole_tile(array).dtype), dtype=dtype).dtype == whole_tile(array).dtype
 
 
 def _local(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], dtype: DTypeLike | None) -> Array:
@@ -236,4 +237,4 @@ def _gathered(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], loc
 def _without(array: TiledArray, dims: tuple[int, ...]) -> TiledArray:
     """The array without these dims of one element."""
     layout = replace(array.layout, dims=tuple(dim for at, dim in enumerate(array.layout.dims) if at not in dims))
-    return array.with_tile(layout, array.tile.reshape(layout.tile_shape))
+    return array.with_tile(layout, whole_tile(array).reshape(layout.tile_shape))

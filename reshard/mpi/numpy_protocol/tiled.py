@@ -99,9 +99,19 @@ def _extents(layout: Layout, rank: int) -> tuple[int, ...]:
     return tuple(sum(map(len, ranges)) for ranges in index_ranges(layout, rank))
 
 
+def whole_tile(array: TiledArray) -> Array:
+    """This rank's tile, padding included. Raises `TypeError` on all ranks if some have none."""
+    if array.layout.mesh.size != array.comm.size:
+        raise TypeError(
+            f"numpy's functions take arrays with a tile on each of the {array.comm.size} ranks, and {array!r} is on "
+            f"{array.layout.mesh}; move it to a layout on all ranks, or wrap its tiles with a communicator of its ranks"
+        )
+    return array.tile
+
+
 def true_part(array: TiledArray) -> Array:
     """A view of this rank's tile without padding."""
-    return array.tile[(*map(slice, extents(array.layout, array.comm.rank)), ...)]
+    return whole_tile(array)[(*map(slice, extents(array.layout, array.comm.rank)), ...)]
 
 
 def with_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray:
@@ -145,8 +155,8 @@ def is_named(dtype: np.dtype[Any]) -> bool:
 
 def check_arithmetic(name: str, array: TiledArray) -> None:
     """Raises `TypeError` for elements such as dates, whose layout dtype says nothing of their arithmetic."""
-    if not is_named(array.tile.dtype):
-        raise TypeError(f"{name} of a DistArray of dtype {array.tile.dtype} is not implemented; {INSTEAD}")
+    if not is_named(whole_tile(array).dtype):
+        raise TypeError(f"{name} of a DistArray of dtype {whole_tile(array).dtype} is not implemented; {INSTEAD}")
 
 
 def check_together(name: str, arrays: Sequence[TiledArray]) -> None:
@@ -164,7 +174,7 @@ def finished(array: TiledArray) -> TiledArray:
 
 def unwrapped(array: TiledArray) -> Any:
     """The element of a 0-d array as numpy's scalar, as numpy's functions return it; other arrays as they are."""
-    return finished(array).tile[()] if not array.layout.shape else array
+    return whole_tile(finished(array))[()] if not array.layout.shape else array
 
 
 def local_dim(size: int) -> Dim:

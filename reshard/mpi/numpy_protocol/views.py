@@ -34,6 +34,7 @@ from reshard.mpi.numpy_protocol.tiled import (
     normalized_axis,
     true_part,
     unwrapped,
+    whole_tile,
     with_true_part,
 )
 from reshard.types import Digit, Dim, Layout, Mesh
@@ -51,7 +52,7 @@ def transpose(array: TiledArray, axes: Any = None) -> TiledArray:
     if sorted(order) != list(range(ndim)):
         raise ValueError(f"axes {axes} are not a permutation of the {ndim} dims")
     return array.with_tile(
-        replace(array.layout, dims=tuple(array.layout.dims[at] for at in order)), array.tile.transpose(order)
+        replace(array.layout, dims=tuple(array.layout.dims[at] for at in order)), whole_tile(array).transpose(order)
     )
 
 
@@ -65,7 +66,9 @@ def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
     layout = array.layout
     sizes = _completed(shape, layout.shape)
     if math.prod(sizes) == 0:
-        return array.with_tile(replace(layout, dims=tuple(map(local_dim, sizes))), np.empty(sizes, array.tile.dtype))
+        return array.with_tile(
+            replace(layout, dims=tuple(map(local_dim, sizes))), np.empty(sizes, whole_tile(array).dtype)
+        )
     dims: list[Dim] = []
     for (low, high), (begin, end) in _groups(layout.shape, sizes):
         cut = _cut(layout.mesh, layout.dims[low:high], sizes[begin:end])
@@ -76,7 +79,7 @@ def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
             )
         dims += cut
     reshaped = replace(layout, dims=tuple(dims))
-    return array.with_tile(reshaped, array.tile.reshape(reshaped.tile_shape))
+    return array.with_tile(reshaped, whole_tile(array).reshape(reshaped.tile_shape))
 
 
 def sliced(array: TiledArray, key: Any) -> Any:
@@ -100,7 +103,7 @@ def sliced(array: TiledArray, key: Any) -> Any:
         elif isinstance(item, slice):
             dims.append(local_dim(len(range(*item.indices(dim.size)))))
     # A copy, since only some slices could be views, and whether one is must not depend on the layout.
-    return unwrapped(moved.with_tile(replace(moved.layout, dims=tuple(dims)), moved.tile[(*index, ...)].copy()))
+    return unwrapped(moved.with_tile(replace(moved.layout, dims=tuple(dims)), whole_tile(moved)[(*index, ...)].copy()))
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:

@@ -1,4 +1,4 @@
-"""The MPI runtime: one rank per device, numpy tiles, and all ranks make each call together.
+"""The MPI runtime: a rank for each device, numpy tiles, and all ranks make each call together.
 
 The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 
@@ -41,6 +41,7 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     team            the ranks of a communicator: nodes, agreement primitives, waits with a limit, failure reports
     window_tiles    where a rank's tile lies, and what it posts to its node
     agreement       all ranks make the same call, or all raise the same error
+    intercomm       inter-communicators: their groups merged, and layouts that count the ranks of a group
     turns           the threads of a rank take turns on a communicator
     collective      one call from its arguments to its end
     wire/           messages between ranks: how blocks are cut, packed, sent, reduced

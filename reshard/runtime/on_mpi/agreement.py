@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -67,7 +67,7 @@ def prepare_together(
         posted = posted if posting is None else posting(prepared)
     except Exception as caught:  # The other ranks are waiting: it is raised once they know.
         error = caught
-    agree(team, watch, text, digest_of(text), error, posted, posted.address > 0, posted.place > 0)
+    agree(team, watch, text, digest_of(text), error, posted)
     return cast(T, prepared)
 
 
@@ -86,20 +86,19 @@ def agree(
     request: str,
     digest: int,
     error: Exception | None = None,
-    words: Sequence[int] = (),
-    plain: bool = True,
-    shared: bool = True,
+    posted: Posted = NOWHERE,
 ) -> None:
     """Returns on all ranks, or raises on all: the ranks' own `error`, or `AgreementError` if their requests differ.
 
-    `request` is this rank's request as text and `digest` its number; `words`, `plain` and `shared` are passed
-    to `Team.sync`.
+    `request` is this rank's request as text and `digest` its number; `posted` is what the ranks of its node can read
+    afterwards.
     """
     team.calls += 1
     number = -1 if error is not None else digest + team.calls
     with moving(team):
-        if team.sync(watch, number, words, plain, shared):
+        if team.sync(watch, number, posted, posted.address != 0, posted.place != 0, posted.into):
             return
+        request += ", with an out" if posted.into else ""
         kind = "" if error is None else type(error).__name__
         mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
         statements = _exchanged(team, watch, mine)

@@ -45,11 +45,13 @@ def collective(
     prepare: Callable[[Team], T],
     request: Callable[[T], str],
     posting: Callable[[T], Posted] | None = None,
+    ahead: Callable[[Team, Watch], None] | None = None,
 ) -> Generator[Agreed[T]]:
     """Runs the `with` block once all ranks agree, and ends when all ranks have run theirs; else all ranks raise.
 
     `prepare` checks this rank's arguments and plans, `request` says what must be the same on all ranks, and `posting`
-    what the node's other ranks need to know.
+    what the node's other ranks need to know. `ahead` is what the ranks do together even before that; it depends on no
+    argument that may be wrong.
     """
     start = time.monotonic()
     seconds = _seconds(limit)
@@ -70,6 +72,9 @@ def collective(
         def described(value: T) -> str:
             return f"{request(value)}{_thread() if turns.mixed else ''}"
 
+        if ahead is not None:
+            with moving(team):
+                ahead(team, watch)
         value = prepare_together(team, watch, checked, described, posting)
         with moving(team):
             yield Agreed(team, watch, value)
@@ -104,5 +109,6 @@ def _checked(comm: object) -> MPI.Intracomm:
     if not isinstance(comm, MPI.Intracomm):
         raise AgreementError(
             f"comm {quoted(comm)} is not a communicator of these ranks; give one such as MPI.COMM_WORLD"
+            f"{', or what comm.Merge() returns' if isinstance(comm, MPI.Intercomm) else ''}"
         )
     return check_alive(comm)

@@ -12,16 +12,30 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from reshard.lower.to_mpi import Block, Fetch, fetches, served
+from reshard.lower.to_mpi import (
+    Block,
+    Fetch,
+    Near,
+    fetched_across,
+    fetches,
+    seat_of,
+    seats,
+    served,
+    served_across,
+)
 from reshard.runtime.on_mpi.copy_order import NEAR, Order, copy_order, copy_steps
 from reshard.runtime.on_mpi.strided_copy import Array, raw
 from reshard.runtime.on_mpi.wire.chunks import Region, copies
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import Messages, between, mean_run
 from reshard.types.layout import Layout
+from reshard.types.pair.device_sets import one_set
 
 STAGING = 16 << 20
 """Bytes that messages between nodes may stage in each direction, unless a budget allows less."""
+
+Listing = Callable[[Layout, Layout, int, Near], list[Fetch]]
+"""What one rank, by seat or device, has to do with each other one."""
 
 Pairs = tuple[tuple[Region, Region], ...]
 """Regions of a source tile, each with the region of a target tile that it is copied to."""
@@ -110,14 +124,27 @@ def _near(rank: int, nodes: tuple[int, ...]) -> list[int]:
 
 def _fetched(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
     """What a rank fetches, by giver; a giver of its own node if there is one."""
-    fetched = fetches(source, target, by, lambda one, other: nodes[one] == nodes[other])
-    return {fetch.rank: fetch for fetch in fetched}
+    return _by_rank(fetches, fetched_across, source, target, by, nodes)
 
 
 def _served(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
     """What others fetch from a rank, by receiver."""
-    given = served(source, target, rank, lambda one, other: nodes[one] == nodes[other])
-    return {fetch.rank: fetch for fetch in given}
+    return _by_rank(served, served_across, source, target, rank, nodes)
+
+
+def _by_rank(
+    among: Listing, across: Listing, source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]
+) -> dict[int, Fetch]:
+    """A rank's fetches by the other rank: `among` one set of devices by seats, `across` two sets by devices, which are
+    ranks.
+    """
+    if not one_set(source.mesh, target.mesh):
+        return {fetch.rank: fetch for fetch in across(source, target, rank, lambda a, b: nodes[a] == nodes[b])}
+    seat, at = seat_of(source.mesh, rank, len(nodes)), seats(source.mesh, len(nodes))
+    if seat is None:
+        return {}
+    listed = among(source, target, seat, lambda a, b: nodes[at[a]] == nodes[at[b]])
+    return {at[fetch.rank]: fetch for fetch in listed}
 
 
 def _given(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> dict[int, Pairs]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from reshard.lower.to_mpi import Block, Fetch, fetches
+from reshard.lower.to_mpi import Block, Fetch, fetches, seat_of, seats
 from reshard.runtime.on_mpi.direct import STAGING
 from reshard.runtime.on_mpi.strided_copy import Array, raw
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
@@ -33,26 +33,30 @@ def scatter(call: Call, layout: Layout, array: Array, root: int | None, tile: Ar
 
 def gather(call: Call, layout: Layout, tile: Array, root: int, array: Array) -> None:
     """Fills the array of `root` from the tiles, each part from one of the ranks that hold it."""
-    mine = _gathered(layout, call.team.rank, root, tile.itemsize)
+    mine = _gathered(layout, call.team.rank, call.team.size, root, tile.itemsize)
     MessageExchange(call, mine, raw(tile), raw(array)).run()
 
 
 @lru_cache(maxsize=64)
 def _scattered(layout: Layout, rank: int, size: int, root: int | None, itemsize: int) -> Messages:
     """A rank's messages of a scatter: from the root to each other rank."""
-    receivers = (rank,) if root is None else range(size)
-    blocks = {to: _blocks(fetches(on_one_device(layout), layout, 0, _apart, to)) for to in receivers}
+    seated = {to: seat for seat, to in enumerate(seats(layout.mesh, size)) if root is not None or to == rank}
+    one = on_one_device(layout)
+    blocks = {to: _blocks(fetches(one, layout, 0, _apart, seat)) for to, seat in seated.items()}
     sent = [(to, given) for to, given in blocks.items() if rank == root != to and given]
-    received = [(root, blocks[rank])] if root is not None and root != rank and blocks[rank] else []
-    local = blocks[rank] if root in (rank, None) else ()
+    received = [(root, blocks[rank])] if root is not None and root != rank and blocks.get(rank) else []
+    local = blocks.get(rank, ()) if root in (rank, None) else ()
     staging = STAGING // itemsize
     return between(sent, received, local, layout.shape, layout.tile_shape, itemsize, staging)
 
 
 @lru_cache(maxsize=64)
-def _gathered(layout: Layout, rank: int, root: int, itemsize: int) -> Messages:
+def _gathered(layout: Layout, rank: int, size: int, root: int, itemsize: int) -> Messages:
     """A rank's messages of a gather: from each rank that the root fetches from."""
-    blocks = {fetch.rank: fetch.blocks for fetch in fetches(layout, on_one_device(layout), root, _apart, 0)}
+    at = seats(layout.mesh, size)
+    seat = seat_of(layout.mesh, root, size)
+    fetched = fetches(layout, on_one_device(layout), root % len(at) if seat is None else seat, _apart, 0)
+    blocks = {at[fetch.rank]: fetch.blocks for fetch in fetched}
     sent = [(root, blocks[rank])] if rank != root and blocks.get(rank) else []
     received = [(giver, given) for giver, given in blocks.items() if rank == root != giver and given]
     local = blocks.get(rank, ()) if rank == root else ()

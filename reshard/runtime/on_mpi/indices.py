@@ -1,4 +1,4 @@
-"""Which global indices a rank's tile holds."""
+"""Which global indices the tile of a seat holds: of a rank, where every rank has a tile (`lower.to_mpi.seats`)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from reshard.types.pair.overlap import piece, shares
 from reshard.types.pair.runs import Run, ascending
 
 
-def index_ranges(layout: Layout, rank: int) -> tuple[tuple[range, ...], ...]:
-    """For each dim, the ranges of global indices that a rank's tile holds, in the tile's order, without padding.
+def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:
+    """For each dim, the ranges of global indices that the tile of a seat holds, in the tile's order, without padding.
 
     >>> from reshard.types import Mesh
     >>> index_ranges(Layout.parse("f32[2{x}2, {y}2]", Mesh(x=4, y=2)), 3)
     ((range(2, 4), range(10, 12)), (range(2, 4),))
     """
     return tuple(
-        tuple(range(run.dst, run.dst + run.length) for run in _runs(layout, dim, rank))
+        tuple(range(run.dst, run.dst + run.length) for run in _runs(layout, dim, seat))
         for dim in range(len(layout.shape))
     )
 
 
-def indices(layout: Layout, dim: int, rank: int) -> NDArray[np.int64]:
+def indices(layout: Layout, dim: int, seat: int) -> NDArray[np.int64]:
     """The global index of every local index of a dim; padding gets the index 0, so that it can be used as an index.
 
     >>> from reshard.types import Mesh
@@ -34,13 +34,13 @@ def indices(layout: Layout, dim: int, rank: int) -> NDArray[np.int64]:
     array([6, 7, 0])
     """
     index = np.zeros(layout.tile_shape[dim], np.int64)
-    for run in _runs(layout, dim, rank):
+    for run in _runs(layout, dim, seat):
         index[run.src : run.src + run.length] = np.arange(run.dst, run.dst + run.length)
     return index
 
 
-def padding(layout: Layout, rank: int) -> tuple[NDArray[np.intp], ...]:
-    """For each dim, the local indices of a rank's tile that hold no element.
+def padding(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
+    """For each dim, the local indices of the tile of a seat that hold no element.
 
     >>> from reshard.types import Mesh
     >>> padding(Layout.parse("f32[{x}3/8]", Mesh(x=3)), 2)
@@ -49,22 +49,22 @@ def padding(layout: Layout, rank: int) -> tuple[NDArray[np.intp], ...]:
     unused: list[NDArray[np.intp]] = []
     for dim, extent in enumerate(layout.tile_shape):
         held = np.zeros(extent, bool)
-        for run in _runs(layout, dim, rank):
+        for run in _runs(layout, dim, seat):
             held[run.src : run.src + run.length] = True
         unused.append(np.flatnonzero(~held))
     return tuple(unused)
 
 
-def clear_padding(layout: Layout, rank: int, tile: NDArray[Any]) -> None:
-    """Writes zeros to the padding of a rank's tile."""
-    for dim, local in enumerate(padding(layout, rank)):
+def clear_padding(layout: Layout, seat: int, tile: NDArray[Any]) -> None:
+    """Writes zeros to the padding of the tile of a seat."""
+    for dim, local in enumerate(padding(layout, seat)):
         if local.size:
             tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)
 
 
-def _runs(layout: Layout, dim: int, rank: int) -> list[Run]:
+def _runs(layout: Layout, dim: int, seat: int) -> list[Run]:
     """The runs from local indices (`src`) to global ones (`dst`): the dim's shares with an undivided dim."""
     numeral = layout.dims[dim]
     whole = Dim((Digit(numeral.size, None),), numeral.size)
-    position = layout.mesh.position(ranks(layout.mesh)[rank])
+    position = layout.mesh.position(ranks(layout.mesh)[seat])
     return ascending(shares(numeral, whole)[0].get(piece(numeral, layout.mesh, position), ()))

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Literal
 
 from reshard.errors import BudgetError, PlanError, ReshardError, TileError
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import is_seated, ranks, seat_of, seats
 from reshard.runtime.on_mpi.direct import STAGING, Direct, direct
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.node.cma_read import SCRATCH, STRAIGHT
@@ -22,9 +22,9 @@ from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.messages import SMALL
 from reshard.synth import Network, plan
 from reshard.synth.planner import bytes_of, check_network
-from reshard.types import Layout
-from reshard.types.pair.device_sets import one_set
-from reshard.types.plan import Plan
+from reshard.types import Layout, Mesh
+from reshard.types.pair.device_sets import disjoint
+from reshard.types.plan import Plan, StepSpec, chain
 
 Way = Literal["pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
 
@@ -32,7 +32,7 @@ Way = Literal["pull", "push", "read", "stage", "pack", "messages", "plan", "over
 @dataclass(frozen=True)
 class MoveRequest:
     """What all ranks must request alike, but for `shared`: this rank's tile of the source lies in the arena of its
-    node, which counts if all do. `into`: the caller gave `out` for the result.
+    node, which counts if all do. `into`: the caller gave `out` for the result, on the ranks that have one.
     """
 
     source: Layout
@@ -57,7 +57,6 @@ class MoveRequest:
         if self.target.mesh != self.source.mesh:
             ends += f" and {self.target.mesh!r}"
         options = {"budget": self.budget, "network": self.network, "donate": self.donate}
-        options |= {"out": self.into}
         return ", ".join([ends, *(f"{name}={value}" for name, value in options.items() if value)])
 
 
@@ -66,9 +65,9 @@ class Prepared:
     """One rank's part of a request.
 
     `way` is the way that all ranks take, `otherwise` the one they take instead of `read` if some tile is not
-    C-ordered. `direct` is None if the plan's steps must be run. `device` is this rank's device id, `spare` the bytes
-    for buffers, `buffered` whether reads of short runs go through a buffer, and `push` whether writing into the
-    peers' results is faster than reading from their tiles.
+    C-ordered. `direct` is None if the plan's steps must be run. `device` is this rank's device id, or its rank if it
+    has no tile on either side. `spare` are the bytes for buffers, `buffered` says whether reads of short runs go
+    through a buffer, and `push` whether writing into the peers' results is faster than reading from their tiles.
     """
 
     way: Way
@@ -84,10 +83,10 @@ class Prepared:
 def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     """This rank's part of a request.
 
-    Raises the errors of `reshard.plan`, `PlanError` if the mesh does not have one device per rank, and `TileError`
-    if the budget requires that the tile be overwritten and it cannot be.
+    Raises the errors of `reshard.plan`, `PlanError` if the meshes have devices that are not ranks, and `TileError` if
+    the budget requires that the tile be overwritten and it cannot be.
     """
-    check_mesh(request.source, team.size)
+    check_seats(request.source, request.target, team.size)
     bytes_of(request.budget)
     if not isinstance(request.network, str):
         check_network(request.network)
@@ -100,8 +99,21 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     return ready
 
 
+def check_seats(source: Layout, target: Layout, size: int) -> None:
+    """Raises `PlanError` unless every device of both layouts has a rank in a communicator of `size`."""
+    if is_seated(source.mesh, target.mesh, size):
+        return
+    meshes = dict.fromkeys((source.mesh, target.mesh))
+    on = " and ".join(f"{mesh}{_devices(mesh)}" for mesh in meshes)
+    layouts = " and ".join(str(layout) for layout in dict.fromkeys((source, target)))
+    raise PlanError(
+        f"{layouts} on {on}: not every device is one of the {size} ranks of the communicator; device ids are ranks, 0 "
+        f"to {size - 1}, or, where every rank has a tile of one set of {size} devices, any ids"
+    )
+
+
 def check_mesh(layout: Layout, size: int) -> None:
-    """Raises `PlanError` unless a layout's mesh has one device per rank."""
+    """Raises `PlanError` unless each of `size` ranks has a tile of a layout."""
     if layout.mesh.size != size:
         raise PlanError(
             f"mesh {layout.mesh} of {layout} has {layout.mesh.size} devices, the communicator {size} ranks; give a "
@@ -109,27 +121,49 @@ def check_mesh(layout: Layout, size: int) -> None:
         )
 
 
+def _devices(mesh: Mesh) -> str:
+    """The devices of a mesh in words, a few of them."""
+    ids = [mesh.device_ids[at] if mesh.device_ids else at for at in range(min(mesh.size, 9))]
+    return f" (devices {', '.join(map(str, ids[:8]))}{', ...' if mesh.size > 8 else ''})"
+
+
 @lru_cache(maxsize=512)
 def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> Prepared:
     source, target, nodes = request.source, request.target, facts.nodes
     chosen = _plan(request)
-    steps = rank_plan(chosen, rank, itemsize)
-    device = ranks(source.mesh)[rank]
-    spare = chosen.peak_bytes - source.tile_bytes - target.tile_bytes
+    device = _device(request, rank, len(nodes))
+    steps = rank_plan(chosen, device, len(nodes), itemsize)
+    spare = chosen.peak_bytes - _tiles_bytes(source, target)
     if chosen.donate:
         return Prepared("overwrite", "overwrite", None, steps, device, 0)
     across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # Messages between nodes need at least this much staging.
-    if not source.partial_as(target) or spare < across:
+    summed = bool(source.partial or target.partial) if chosen.crosses else not source.partial_as(target)
+    if summed or spare < across:
         return Prepared("plan", "plan", None, steps, device, chosen.peak_bytes - source.tile_bytes)
-    # All ranks must choose alike, so each looks at what rank 0 would read if all ranks were on one node.
-    sample = direct(source, target, 0, (0,) * len(nodes), itemsize, 0)
+    # All ranks must choose alike, so each looks at what one rank would read if all ranks were on one node.
+    sample = direct(source, target, seats(target.mesh, len(nodes))[0], (0,) * len(nodes), itemsize, 0)
     way = _way(request, facts, spare - across, sample)
     otherwise = _staging_way(request, spare - across)
     buffered = way == "read" and sample.run < STRAIGHT <= SCRATCH <= spare - across
     used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
     mine = direct(source, target, rank, nodes, itemsize, staging, held)
-    return Prepared(way, otherwise, mine, steps, device, spare, buffered, sample.prefers_push)
+    return Prepared(way, otherwise, mine, steps, device, spare, buffered, _pushes(chosen, sample))
+
+
+def _device(request: MoveRequest, rank: int, size: int) -> int:
+    """A rank's device id, in the source if it has a tile there, else in the target."""
+    for mesh in (request.source.mesh, request.target.mesh):
+        seat = seat_of(mesh, rank, size)
+        if seat is not None:
+            return ranks(mesh)[seat]
+    return rank
+
+
+def _tiles_bytes(source: Layout, target: Layout) -> int:
+    """The most bytes that the tiles of one rank have: of both sides, unless no rank is on both."""
+    before, after = source.tile_bytes, target.tile_bytes
+    return max(before, after) if disjoint(source.mesh, target.mesh) else before + after
 
 
 def _plan(request: MoveRequest) -> Plan:
@@ -138,13 +172,8 @@ def _plan(request: MoveRequest) -> Plan:
     A caller's array stays alive for the whole call, so overwriting it is the only way to save its memory.
     """
     source, target, budget, network = request.source, request.target, request.budget, request.network
-    if not one_set(source.mesh, target.mesh):
-        raise PlanError(
-            f"mesh {source.mesh} of the source and mesh {target.mesh} of the target have different devices "
-            f"({source.mesh.size} and {target.mesh.size}); put both layouts on the same devices"
-        )
     try:
-        return plan(source, target, budget, network)
+        return _unrelayed(plan(source, target, budget, network))
     except BudgetError:
         if not request.donate or request.into:
             raise
@@ -154,10 +183,34 @@ def _plan(request: MoveRequest) -> Plan:
         return donating
 
 
+def _unrelayed(chosen: Plan) -> Plan:
+    """The plan with every element sent by a rank that has it from the start, which receives and holds no more.
+
+    Ranks pass on nothing while they receive. Messages are cut to single elements if the plan has no room for others.
+    """
+    if not any(step.mode.relay for step in chosen.steps):
+        return chosen
+    made = chosen
+    for chunk in (None, 1):
+        specs = [
+            StepSpec(s.kind, s.result, s.mode._replace(relay=False, chunk=chunk) if s.mode.relay else s.mode)
+            for s in chosen.steps
+        ]
+        made = chain(chosen.source, chosen.target, specs, chosen.donate)
+        if made.peak_bytes <= chosen.peak_bytes:
+            break
+    return made
+
+
 def _overwrites(chosen: Plan) -> bool:
     """Whether a plan is a single step in place whose result is no larger: a numpy array cannot grow where it is."""
     fits = chosen.target.tile_bytes <= chosen.source.tile_bytes
     return len(chosen.steps) == 1 and chosen.steps[0].mode.in_place and fits
+
+
+def _pushes(chosen: Plan, sample: Direct) -> bool:
+    """Whether pushing is faster: along longer runs, or with more ranks that copy at once."""
+    return sample.prefers_push or (chosen.crosses and chosen.source.mesh.size > chosen.target.mesh.size)
 
 
 def _way(request: MoveRequest, facts: Facts, spare: int, sample: Direct) -> Way:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from reshard.errors import PlanError
-from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, StepMessages, ranks, schedule
+from reshard.lower.to_mpi import NewSummand, Overwrite, Reduce, StepMessages, rank_of_devices, schedule
 from reshard.runtime.numpy_dtypes import identities
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.window_tiles import WindowTile
@@ -23,7 +23,10 @@ RunnableStep = Messages | Reduce | NewSummand | Overwrite
 
 @dataclass(frozen=True, eq=False)
 class RankPlan:
-    """A plan as one rank runs it: its steps, the tile's shape after each, and the rank of each device."""
+    """A plan as one rank runs it: its steps, the tile's shape after each, and the rank of each device.
+
+    A rank outside the meshes of a step has a step without messages, or a reduction without a group.
+    """
 
     steps: tuple[RunnableStep, ...]
     tile_shapes: tuple[tuple[int, ...], ...]
@@ -31,11 +34,10 @@ class RankPlan:
 
 
 @lru_cache(maxsize=256)
-def rank_plan(plan: Plan, rank: int, itemsize: int) -> RankPlan:
-    """A rank's steps of a plan, for elements of `itemsize` bytes."""
-    devices = ranks(plan.source.mesh)
-    numbers = {device: number for number, device in enumerate(devices)}
-    mine = schedule(plan, devices[rank])
+def rank_plan(plan: Plan, device: int, size: int, itemsize: int) -> RankPlan:
+    """A device's steps of a plan on a communicator of `size`, for elements of `itemsize` bytes."""
+    numbers = rank_of_devices((plan.source.mesh, plan.target.mesh), size)
+    mine = schedule(plan, device)
     shapes = (mine.tile_shape, *mine.tile_shapes)
     steps = tuple(
         messages(step, numbers, shapes[at], shapes[at + 1], itemsize, of.received_bytes)
@@ -78,7 +80,7 @@ def run_plan(
 def make_groups(call: Call, plan: RankPlan) -> None:
     """Makes the communicators of all reductions first: MPI waits for all ranks there, and a step may fail on one."""
     for step in plan.steps:
-        if isinstance(step, Reduce):
+        if isinstance(step, Reduce) and step.group:
             call.team.group(tuple(plan.ranks[device] for device in step.group))
 
 

@@ -38,7 +38,7 @@ YIELDS = MPI.get_vendor()[0] == "Open MPI"
 """Whether this MPI yields the core in a test that finds nothing complete; MPICH never does."""
 
 _WORD = 8
-_HEAD = 5  # Words of each sync before the call's own.
+_HEAD = 7  # Words of each sync before the call's own.
 _GROUPS = 64  # Cached communicators of groups: MPICH has about 2,000 communicators in total.
 _LOOKS = 64  # Pauses between two checks for failures and the time limit, which cost several times a pause.
 
@@ -56,7 +56,8 @@ class Team:
     """A private duplicate of a communicator, and what the ranks of this node share: memory, and a `NodeSync`.
 
     `nodes` has the node of each rank, `members` are the ranks of this node. At the last sync, `plain` says whether all
-    ranks' tiles were C-ordered, and `shared` whether all lay in memory that their nodes share. A team is `broken` once
+    ranks' tiles were C-ordered, `shared` whether all lay in memory that their nodes share, and `into` whether the
+    ranks that have a result gave an array for it. A team is `broken` once
     a call has failed on some rank; the next call builds a new one.
     """
 
@@ -67,6 +68,7 @@ class Team:
         self.broken = False
         self.calls = 0
         self.plain = self.shared = True
+        self.into = False
         self.pool = Pool()
         self._posted = 0
         self._sent: list[MPI.Request] = []
@@ -100,15 +102,21 @@ class Team:
         return self.nodes[rank] == self.nodes[other]
 
     def sync(
-        self, watch: Watch, digest: int = 0, words: Sequence[int] = (), plain: bool = True, shared: bool = True
+        self,
+        watch: Watch,
+        digest: int = 0,
+        words: Sequence[int] = (),
+        plain: bool = True,
+        shared: bool = True,
+        into: bool | None = None,
     ) -> bool:
-        """Waits for all ranks; returns whether all gave the same digest.
+        """Waits for all ranks; returns whether all gave the same digest, and the same `into`.
 
-        A digest is a non-negative number; a negative one says that this rank cannot go on. Afterwards `posted()`
-        returns the words of this node's members, and `self.plain` is true if `plain` was on all ranks, `self.shared`
-        if `shared` was.
+        A digest is a non-negative number; a negative one says that this rank cannot go on. `into` is None on a rank
+        that goes with the others. Afterwards `posted()` returns the words of this node's members, `self.plain` is true
+        if `plain` was on all ranks, `self.shared` if `shared` was, and `self.into` if `into` was on some.
         """
-        ends = np.array([digest, -digest, not plain, not shared], np.int64)
+        ends = np.array([digest, -digest, not plain, not shared, into is True, into is False], np.int64)
         self._posted = _HEAD + len(words)
         self.node_sync.post((*ends.tolist(), self.arena.log(), *words))
         over_all = None if self.one_node else np.empty_like(ends)
@@ -119,8 +127,13 @@ class Team:
         *columns, logged = zip(*heads, strict=True)
         self.arena.update(list(logged))
         most = [max(column) for column in columns] if over_all is None else over_all.tolist()
-        self.plain, self.shared = not most[2], not most[3]
-        return digest >= 0 and most[0] == -most[1]
+        self.plain, self.shared, self.into = not most[2], not most[3], bool(most[4])
+        return digest >= 0 and most[0] == -most[1] and not (most[4] and most[5])
+
+    def some(self, watch: Watch, one: bool, other: bool) -> tuple[bool, bool]:
+        """Of two things, whether each is so on some rank."""
+        self.sync(watch, plain=not one, shared=not other)
+        return not self.plain, not self.shared
 
     def posted(self) -> list[list[int]]:
         """The words that each member of this node gave to the last sync; valid until this rank posts again."""

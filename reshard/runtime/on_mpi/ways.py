@@ -21,7 +21,8 @@ ways but the last two send each piece in one message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -43,9 +44,10 @@ from reshard.runtime.on_mpi.node.node_sync import WORDS
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Way
 from reshard.runtime.on_mpi.run_plan import run_plan
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
-from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, new_place, new_tile
+from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, holders, new_place, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.overwrite import overwrite
+from reshard.types import Layout
 
 
 @dataclass
@@ -79,8 +81,15 @@ class TileTransfer:
 
     def stages(self) -> bool:
         """Whether the node has room for the tiles of all its ranks at `staging`; allocates that."""
-        self.staging = new_place(self.call.team, self.call.watch, self.held.tile.nbytes)
-        return self.staging > 0
+        source = self.request.source
+        nbytes = math.prod(source.tile_shape) * self.held.tile.itemsize
+        self.staging = new_place(self.call.team, self.call.watch, source, nbytes)
+        return self.staging != 0
+
+    def with_tiles(self, layout: Layout) -> list[int]:
+        """The ranks of this node that have a tile of a layout."""
+        team = self.call.team
+        return [team.members[number] for number in holders(team, layout)]
 
     def settle(self) -> None:
         """Waits until no rank can fail any more before the result is written to."""
@@ -139,14 +148,14 @@ def _results_in_windows(transfer: TileTransfer) -> bool:
     """Whether the results of all ranks of the node lie in its arena; allocates them unless the caller did."""
     if transfer.request.into:
         return all(posted.out_place for posted in transfer.posted.values())
-    return transfer.place().place > 0
+    return transfer.place().place != 0
 
 
 def _pull(transfer: TileTransfer) -> WindowTile:
     """Copies what this rank needs out of the tiles of its node, all of them in windows."""
     result = transfer.placed()
     places = {rank: transfer.posted[rank].place for rank in transfer.others}
-    return transfer.filled(result, pulling(_tiles(transfer, places, transfer.held.tile.shape)))
+    return transfer.filled(result, pulling(_tiles(transfer, places, transfer.request.source)))
 
 
 def _push(transfer: TileTransfer) -> WindowTile:
@@ -155,22 +164,23 @@ def _push(transfer: TileTransfer) -> WindowTile:
     result, request, team = transfer.placed(), transfer.request, transfer.call.team
     places = {rank: transfer.posted[rank].out_place if into else result.place for rank in transfer.others}
     mine = pushes(request.source, request.target, team.rank, team.facts.nodes, result.tile.itemsize)
-    return transfer.filled(result, pushing(mine, _tiles(transfer, places, result.tile.shape)))
+    return transfer.filled(result, pushing(mine, _tiles(transfer, places, request.target)))
 
 
 def _read(transfer: TileTransfer) -> WindowTile:
     """Reads what this rank needs from the private memory of its node's ranks, through the kernel."""
     result = transfer.placed()
     addresses = {rank: transfer.posted[rank].address for rank in transfer.others}
-    return transfer.filled(result, cma_read(addresses, transfer.held.tile.shape, transfer.ready.buffered))
+    return transfer.filled(result, cma_read(addresses, transfer.request.source.tile_shape, transfer.ready.buffered))
 
 
 def _stage(transfer: TileTransfer) -> WindowTile:
     """Copies every tile of the node into its arena, from which each rank pulls."""
-    result, call, tile = transfer.placed(), transfer.call, transfer.held.tile
+    result, call, source, tile = transfer.placed(), transfer.call, transfer.request.source, transfer.held.tile
     call.memory.take(call.device, tile.size)
-    tiles = _tiles(transfer, dict.fromkeys(call.team.members, transfer.staging), tile.shape)
-    copy(raw(tiles[call.team.rank]), raw(tile))
+    tiles = _tiles(transfer, dict.fromkeys(transfer.with_tiles(source), transfer.staging), source)
+    if call.team.rank in tiles:
+        copy(raw(tiles[call.team.rank]), raw(tile))
     call.team.gather(call.watch)
     transfer.filled(result, pulling(tiles))
     _release(transfer)
@@ -186,8 +196,10 @@ def _pack(transfer: TileTransfer) -> WindowTile:
     team, me = call.team, call.team.node_sync.me
     call.memory.take(call.device, tile.size)
     packing = node_packing(request.source, request.target, team.rank, team.facts.nodes, tile.itemsize)
-    packed = _tiles(transfer, dict.fromkeys(team.members, transfer.staging), (tile.size,))
-    pack(packing, tile, raw(packed[team.rank]))
+    staged = _tiles(transfer, dict.fromkeys(transfer.with_tiles(request.source), transfer.staging), request.source)
+    packed = {rank: each.reshape(-1) for rank, each in staged.items()}
+    if team.rank in packed:
+        pack(packing, tile, raw(packed[team.rank]))
     starts = team.gather(call.watch, [packing.starts.get(rank, 0) for rank in team.members])
     member = {rank: number for number, rank in enumerate(team.members)}
     parts = {rank: packed[rank][starts[member[rank]][me] :] for rank, _ in cast(Direct, transfer.ready.direct).pulls}
@@ -233,14 +245,16 @@ WAYS: dict[Way, Callable[[TileTransfer], WindowTile]] = {
 }
 
 
-def _tiles(transfer: TileTransfer, places: Mapping[int, int], shape: Sequence[int]) -> dict[int, Array]:
-    """The tiles of ranks at these places in their memory, of this shape and the tile's dtype."""
+def _tiles(transfer: TileTransfer, places: Mapping[int, int], layout: Layout) -> dict[int, Array]:
+    """The tiles of a layout, of the tile's dtype, at these places in the memory of those ranks that have one."""
     team, dtype = transfer.call.team, transfer.held.tile.dtype
-    member = {rank: number for number, rank in enumerate(team.members)}
-    return {rank: team.arena.tile(member[rank], place, shape, dtype) for rank, place in places.items()}
+    having = {rank: number for number, rank in zip(holders(team, layout), transfer.with_tiles(layout), strict=True)}
+    tile, shape = team.arena.tile, layout.tile_shape
+    return {rank: tile(having[rank], place, shape, dtype) for rank, place in places.items() if rank in having}
 
 
 def _release(transfer: TileTransfer) -> None:
     """Gives up the staging memory. Peers may still be reading it: it is used again once all have posted its release."""
-    transfer.call.team.arena.release(transfer.staging)
+    if transfer.call.team.rank in transfer.with_tiles(transfer.request.source):
+        transfer.call.team.arena.release(transfer.staging)
     transfer.call.memory.free(transfer.call.device, transfer.held.tile.size)

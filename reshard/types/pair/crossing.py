@@ -135,7 +135,7 @@ def received_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
 def messages(operand: Layout, result: Layout) -> Iterator[Message]:
     """Every message of the exchange, local copies included."""
     holders = holders_of(operand)
-    limit = _limit(operand, result)
+    limit = pull_limit(operand, result)
     for tile, demand in requests(operand, result, result.mesh.devices, _no_summand, shares).items():
         check_deadline()
         own = set(holders[tile])
@@ -251,7 +251,7 @@ def _listed(operand: Layout, result: Layout) -> _Listed:
     sends, receives, sent, received = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
     largest, divided = 0, False
     holders = holders_of(operand)
-    limit = _limit(operand, result)
+    limit = pull_limit(operand, result)
     for tile, queue in _queues(operand, result, holders):
         check_deadline()
         for share in dealt([size for _, size in queue], len(holders[tile]), limit):
@@ -274,8 +274,12 @@ def _queues(
 
 
 @lru_cache(maxsize=256)
-def _limit(operand: Layout, result: Layout) -> int:
-    """What the busiest device sends or receives at least if every device asks holders for all that it lacks."""
+def pull_limit(operand: Layout, result: Layout) -> int:
+    """Elements that the busiest device sends or receives at least if every device asks holders for all that it lacks.
+
+    >>> pull_limit(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
+    24
+    """
     demand: Counter[Tile] = Counter()
     replicas = result.mesh.size // _pieces(result)
     holders = holders_of(operand)

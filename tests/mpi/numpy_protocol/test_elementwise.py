@@ -13,7 +13,7 @@ from reshard.errors import LayoutError, TileError
 from reshard.mpi import DistArray
 from reshard.mpi.numpy_protocol.elementwise import aligned, mapped, zipped
 from reshard.types import Layout, Mesh
-from tests.mpi.numpy_protocol.arrays import COMM, array, whole
+from tests.mpi.numpy_protocol.arrays import array, as_rank, whole
 
 A = np.arange(6.0).reshape(2, 3)
 
@@ -23,7 +23,7 @@ class Somewhere(DistArray):
 
     def __init__(self, text: str, mesh: Mesh) -> None:
         layout = Layout.parse(text, mesh)
-        super().__init__(layout, np.zeros(layout.tile_shape, layout.dtype), COMM)
+        super().__init__(layout, np.zeros(layout.tile_shape, layout.dtype), as_rank(mesh))
 
 
 def test_rows_and_columns_broadcast() -> None:
@@ -66,9 +66,7 @@ def test_other_meshes_and_partial_arrays_are_refused() -> None:
 
 def test_padding_is_not_computed_with() -> None:
     layout = Layout.parse("f64[{x}2/7]", Mesh(x=4))
-    a = DistArray(layout, np.array([1.0, 0.0]), COMM)
-    last = type("Last", (), {"rank": 3, "size": 4})()
-    a._comm = last  # pyright: ignore
+    a = DistArray(layout, np.array([1.0, 0.0]), as_rank(layout.mesh, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         part = mapped("reciprocal", np.reciprocal, a)

@@ -15,7 +15,7 @@ from reshard.mpi import DistArray
 from reshard.mpi.numpy_protocol import views
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
-from tests.mpi.numpy_protocol.arrays import COMM, array, whole
+from tests.mpi.numpy_protocol.arrays import array, as_rank, whole
 from tests.oracle import PADDING, tiles_of
 
 A = np.arange(24).reshape(4, 6)
@@ -25,8 +25,8 @@ SHAPES = [(24,), (2, 12), (2, 2, 6), (8, 3), (4, 1, 6), (1, 24, 1), (3, 8), (6, 
 def _reshaped(layout: Layout, shape: tuple[int, ...]) -> Layout | None:
     """The layout of a reshaped array, whose marked tiles are compared on every device; None if it is refused."""
     result = None
-    for device in ranks(layout.mesh):
-        a = DistArray(layout, tiles_of(layout)[device].astype("int32"), COMM)
+    for seat, device in enumerate(ranks(layout.mesh)):
+        a = DistArray(layout, tiles_of(layout)[device].astype("int32"), as_rank(layout.mesh, seat))
         try:
             b = views.reshape(a, shape)
         except LayoutError:
@@ -84,8 +84,8 @@ def test_shapes(shape: tuple[int, ...]) -> None:
 
 def test_a_transpose_is_a_view() -> None:
     layout = Layout.parse("s32[{x}2/7, {y}3, 4]", Mesh(x=4, y=2))
-    for device in ranks(layout.mesh):
-        a = DistArray(layout, tiles_of(layout)[device].astype("int32"), COMM)
+    for seat, device in enumerate(ranks(layout.mesh)):
+        a = DistArray(layout, tiles_of(layout)[device].astype("int32"), as_rank(layout.mesh, seat))
         turned = views.transpose(a, (2, 0, 1))
         assert str(turned.layout) == "s32[4, {x}2/7, {y}3]"
         real = tiles_of(turned.layout)[device] != PADDING

@@ -108,9 +108,15 @@ def test_a_growing_tile_cannot_be_overwritten():
         ready(MoveRequest(source, target, target.tile_bytes, donate=True), ONE_NODE)
 
 
-def test_the_mesh_has_one_device_per_rank():
-    with pytest.raises(PlanError, match="has 2 devices, the communicator 4 ranks"):
-        ready(MoveRequest(*layouts("f32[{x}2]", "f32[4]", Mesh(x=2))), ONE_NODE)
+def test_devices_are_ranks():
+    request = MoveRequest(*layouts("f32[{x}2]", "f32[4]", Mesh({"x": 2}, device_ids=[3, 9])))
+    text = (
+        r"on <x=2> \(devices 3, 9\): not every device is one of the 4 ranks of the communicator; device ids are ranks"
+    )
+    with pytest.raises(PlanError, match=text):
+        ready(request, ONE_NODE)
+    assert ready(request, Facts((0, 0), False), 1).device == 9
+    assert [ready(request, Facts((0,) * 10, False), rank).device for rank in (0, 3, 9)] == [0, 3, 9]
 
 
 def test_a_request_as_text():
@@ -118,7 +124,7 @@ def test_a_request_as_text():
     plain = "f32[{x}4, 16] -> f32[16, {x}4] on Mesh({'x': 4})"
     assert str(MoveRequest(source, target)) == plain
     request = MoveRequest(source, target, 600, "shm-mpi", True, True, True)
-    assert str(request) == f"{plain}, budget=600, network=shm-mpi, donate=True, out=True"
+    assert str(request) == f"{plain}, budget=600, network=shm-mpi, donate=True"
     assert (request.careful, MoveRequest(source, target, into=True).careful) == (False, True)
     turned = Layout(Mesh({"x": 4}, device_ids=[1, 2, 3, 0]), target.dims, target.dtype)
     assert str(MoveRequest(source, turned)).endswith("on Mesh({'x': 4}) and Mesh({'x': 4}, device_ids=[1, 2, 3, 0])")

@@ -43,7 +43,8 @@ class Room:
     def __init__(self, blocks: int) -> None:
         self.left = blocks
 
-    def take(self, nbytes: int, gather: object) -> int:
+    def take(self, nbytes: int, gather: object, members: tuple[int, ...]) -> int:
+        assert members
         assert nbytes <= 1024
         self.left -= 1
         return 64 if self.left >= 0 else 0
@@ -59,11 +60,12 @@ def transfer(
     size = nodes * len(posts)
     mesh = Mesh(x=size)
     target = Layout.from_spec(mesh, (size, 16), "float32", [["x"]] if not options.pop("replicated", False) else [])
+    source = Layout.from_spec(mesh, (4 * size, 16), "float32", [["x"]])
     members = tuple(range(len(posts)))
     team = SimpleNamespace(
         plain=plain, rank=0, members=members, one_node=nodes == 1, size=size, arena=Room(room), gather=list
     )
-    request = SimpleNamespace(into=options.pop("into", False), target=target)
+    request = SimpleNamespace(into=options.pop("into", False), source=source, target=target)
     ready = SimpleNamespace(
         way=way, otherwise="stage", direct=options.pop("direct", object()), push=options.pop("push", False)
     )

@@ -62,8 +62,8 @@ def test_arrays_beyond_the_size_of_shared_memory(tmp_path: Path):
 
 def test_a_private_tile_has_an_address_and_no_place(team: Team):
     tile = np.zeros((4, 3))
-    assert where(located(team, tile)) == (0, tile.ctypes.data, 0)
-    assert where(located(team, tile.T)) == (0, 0, 0)
+    assert where(located(team, tile)) == (0, tile.ctypes.data, 0, 0)
+    assert where(located(team, tile.T)) == (0, 0, 0, 0)
 
 
 def test_a_tile_is_known_by_its_address(team: Team, watch: Watch):
@@ -74,7 +74,7 @@ def test_a_tile_is_known_by_its_address(team: Team, watch: Watch):
     assert located(team, one.tile[:, 1:]).place == 0
     assert located(Team(MPI.COMM_SELF, None, 5), one.tile).place == 0
     posted = where(one, other)
-    assert posted == (one.place, one.tile.ctypes.data, other.place)
+    assert posted == (one.place, one.tile.ctypes.data, other.place, 1)
     begin(team, 5, "posted", lambda: one, lambda held: where(held, other))
     assert posted_by_rank(team) == {0: Posted(*posted)}
     assert team.plain

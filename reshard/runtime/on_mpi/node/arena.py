@@ -8,6 +8,9 @@ lengths, so they choose the same free block, or allocate another segment togethe
     sync n       rank 0 has logged {block 0}     rank 1 has logged {}          block 0 is still in use on rank 1
     sync n + 1   rank 0 has logged {block 0}     rank 1 has logged {block 0}   block 0 is free for the next `take`
 
+Arrays on some ranks only have blocks in segments of their own, in which the other ranks have no memory: they take part
+in `take`, so that all ranks agree on what is where, and nothing else.
+
 If the node has no more room, `take` says so on all ranks, and their tiles stay in private memory.
 """
 
@@ -36,6 +39,10 @@ _PATIENCE = 64  # After a refusal, so many blocks that need more room are refuse
 _BITS = 40  # A place is 1 plus the number of the segment, then so many bits for the byte at which the block starts.
 
 
+Members = tuple[int, ...]
+"""The ranks of the node, by their numbers there, that have memory in a segment."""
+
+
 class Arena:
     """The memory that ranks of a node share, as one of them (`me` of `size`) sees it.
 
@@ -45,7 +52,9 @@ class Arena:
 
     def __init__(self, size: int, me: int, logs: Array) -> None:
         self._size, self._me, self._logs = size, me, logs
-        self._heap = Heap()
+        self._everyone = tuple(range(size))
+        self._heaps: dict[Members, Heap] = {}
+        self._homes: dict[int, Members] = {}
         self._memory: dict[int, Array] = {}
         self._made = 0
         self._refused = (0, 0)  # The bytes of the last refusal, and how many blocks of that size are yet to be refused.
@@ -71,25 +80,31 @@ class Arena:
                 place = int(self._logs[member, number % LOG])
                 count = self._counts.get(place, 0) + 1
                 self._counts[place] = count
-                if count == self._size:
+                block = _block(place)
+                if count == len(self._homes[block[0]]):
                     del self._counts[place]
-                    self._heap.free(_block(place))
+                    self._heap_of(block[0]).free(block)
         self._read = list(logged)
 
-    def take(self, nbytes: int, gather: Gather) -> int:
-        """The place of a block of at least `nbytes` on every rank; 0 if the node has no room for that.
+    def take(self, nbytes: int, gather: Gather, members: Members | None = None) -> int:
+        """The place of a block of at least `nbytes` on these members, by default all; 0 if the node has no room for it.
 
         Collective: every rank of the node calls it with the same arguments, after the same syncs.
         """
-        block = self._heap.take(nbytes)
-        if block is None and self._grow(nbytes, gather):
-            block = self._heap.take(nbytes)
+        home = self._everyone if members is None else members
+        heap = self._heaps.setdefault(home, Heap())
+        block = heap.take(nbytes)
+        if block is None and self._grow(nbytes, gather, home):
+            block = heap.take(nbytes)
         return 0 if block is None else _place(*block)
+
+    def _heap_of(self, number: int) -> Heap:
+        return self._heaps[self._homes[number]]
 
     def hold(self, place: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         """This rank's tile in a block, which is released when the last array on it dies."""
         number, start = _block(place)
-        start += self._me * self._heap.capacities[number]
+        start += self._me * self._heap_of(number).capacities[number]
         nbytes = math.prod(shape) * dtype.itemsize
         memory: Any = self._memory[number][start : start + rounded(nbytes)]
         root = np.frombuffer(memoryview(memory), np.uint8)  # Views of it keep this very array alive.
@@ -105,7 +120,7 @@ class Arena:
         number, start = _block(place)
         if number not in self._memory:
             raise RankError(f"memory {number} of the node has been freed: arrays of different calls were mixed up")
-        start += member * self._heap.capacities[number]
+        start += member * self._heap_of(number).capacities[number]
         return self._memory[number][start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(tuple(shape))
 
     def place_of(self, tile: Array) -> int:
@@ -119,44 +134,51 @@ class Arena:
         start, number, nbytes = self._own[at]
         return _place(number, address - start) if address < start + nbytes else 0
 
-    def _grow(self, nbytes: int, gather: Gather) -> bool:
-        """Adds a segment with room for `nbytes`, on all ranks or on none."""
+    def _grow(self, nbytes: int, gather: Gather, home: Members) -> bool:
+        """Adds a segment with room for `nbytes` on some members; all ranks have it, or none."""
         size, (refused, left) = rounded(nbytes), self._refused
         if left and size >= refused:
             self._refused = (refused, left - 1)
             return False
         self._shrink(size)
-        if self._add(self._wished(size), gather):
+        if self._add(self._wished(size, home), gather, home):
             return True
-        for number in self._heap.unused():
+        for number in self._unused():
             self._drop(number)
-        if self._add(_capacity(size), gather):
+        if self._add(_capacity(size), gather, home):
             return True
         self._refused = (size, _PATIENCE)
         return False
 
-    def _wished(self, size: int) -> int:
+    def _wished(self, size: int, home: Members) -> int:
         """The capacity of a new segment: small blocks share one that is as large as all such segments before it."""
         if size >= huge_pages.WORTHWHILE:
             return _capacity(size)
-        shared = sum(capacity for capacity in self._heap.capacities.values() if capacity <= SHARED)
+        shared = sum(capacity for capacity in self._heaps[home].capacities.values() if capacity <= SHARED)
         return _capacity(max(size, _FIRST, min(SHARED, shared)))
 
-    def _add(self, capacity: int, gather: Gather) -> bool:
+    def _add(self, capacity: int, gather: Gather, home: Members) -> bool:
         # A rank that is alone on its node needs no shared memory.
-        memory = np.empty(capacity, np.uint8) if self._size == 1 else segment(self._size, self._me, capacity, gather)
+        alone = self._size == 1
+        memory = np.empty(capacity, np.uint8) if alone else segment(self._size, self._me, capacity, gather, home)
         if memory is None:
             return False
         number, self._made = self._made, self._made + 1
-        self._memory[number] = memory
-        self._heap.add(number, capacity)
-        start: int = memory.__array_interface__["data"][0] + self._me * capacity
-        self._own = sorted([*self._own, (start, number, capacity)])
+        self._memory[number], self._homes[number] = memory, home
+        self._heaps[home].add(number, capacity)
+        if self._me in home:
+            start: int = memory.__array_interface__["data"][0] + self._me * capacity
+            self._own = sorted([*self._own, (start, number, capacity)])
         return True
+
+    def _unused(self) -> dict[int, int]:
+        """The capacities of the segments without blocks, by number, oldest first."""
+        unused = {number: heap.capacities[number] for heap in self._heaps.values() for number in heap.unused()}
+        return dict(sorted(unused.items()))
 
     def _shrink(self, size: int) -> None:
         """Drops unused segments, oldest first, until the rest take no more than two of the largest size."""
-        unused = {number: self._heap.capacities[number] for number in self._heap.unused()}
+        unused = self._unused()
         room = 2 * max([size, *unused.values()]) - size
         for number in sorted(unused, reverse=True):
             room -= unused[number]
@@ -165,8 +187,8 @@ class Arena:
 
     def _drop(self, number: int) -> None:
         """Forgets an unused segment; its memory is unmapped when the last array on it dies."""
-        self._heap.remove(number)
-        del self._memory[number]
+        self._heap_of(number).remove(number)
+        del self._memory[number], self._homes[number]
         self._own = [part for part in self._own if part[1] != number]
 
 

@@ -61,17 +61,20 @@ class _Site(NamedTuple):
         return os.path.join(FOLDER, f"reshard-{self.number:016x}")
 
 
-def segment(size: int, me: int, nbytes: int, gather: Gather) -> Array | None:
+def segment(size: int, me: int, nbytes: int, gather: Gather, members: Sequence[int] | None = None) -> Array | None:
     """Zeroed memory with `nbytes` (whole pages) for each of `size` ranks, in their order, or None on all of them.
+
+    If `members` are given, only they have memory; the parts of the others are addresses that nobody may touch.
 
     Collective among the ranks of a node. It is None if there is no room, or if the ranks cannot open each other's
     files. The memory lives as long as any array on it.
     """
+    count, mine = (size, nbytes) if members is None else (len(members), nbytes if me in members else 0)
     for kind in KINDS:
-        file = _shared(kind, me, size * nbytes, gather)
+        file = _shared(kind, me, count * nbytes, gather)
         if file is not None:
             try:
-                memory = _allocated(file, size * nbytes, me * nbytes, nbytes)
+                memory = _allocated(file, size * nbytes, me * nbytes, mine)
             finally:
                 os.close(file)
             return memory if all(words[0] for words in gather([memory is not None])) else None
@@ -137,7 +140,8 @@ def _allocated(file: int, size: int, start: int, nbytes: int) -> Array | None:
             for number in range(first, last):
                 _allocate(file, number * huge_pages.HUGE, PAGE)
             huge_pages.collapse(memory[first * huge_pages.HUGE : max(first, last) * huge_pages.HUGE])
-        _allocate(file, start, nbytes)
+        if nbytes:
+            _allocate(file, start, nbytes)
     except (OSError, ValueError, OverflowError):
         return None
     return memory

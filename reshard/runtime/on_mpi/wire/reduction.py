@@ -46,6 +46,10 @@ def reduce(
     `ready` is called twice: after the first summands are packed, and after they are combined. Before the second call
     the target changes only if the plan has no buffer to combine them in.
     """
+    if not step.group:  # Other ranks reduce, and wait for both calls.
+        for _ in range(2 if ready else 0):
+            (ready or _nothing)()
+        return
     comm = call.team.group(tuple(ranks[device] for device in step.group))
     cap = max(1, DIRECT // source.itemsize // (len(step.group) if step.scatter else 1))
     if _is_straight(step, cap, source, target):

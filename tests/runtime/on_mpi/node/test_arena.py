@@ -15,6 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.errors import RankError
 from reshard.runtime.on_mpi.node import arena as module
 from reshard.runtime.on_mpi.node.arena import LOG, Arena
+from reshard.runtime.on_mpi.node.heap import Heap
 
 PAGE = 4096
 LARGE = 32 << 20
@@ -62,7 +63,9 @@ def test_one_rank_that_has_not_released_it_keeps_a_block():
     ranks = [Arena(2, me, logs) for me in range(2)]
     for rank in ranks:
         rank._memory[0] = np.zeros(2 * PAGE, np.uint8)
-        rank._heap.add(0, PAGE)
+        rank._homes[0] = (0, 1)
+        rank._heaps[0, 1] = Heap()
+        rank._heaps[0, 1].add(0, PAGE)
     places = {rank.take(PAGE, alone) for rank in ranks}
     assert len(places) == 1
     place = places.pop()
@@ -73,7 +76,7 @@ def test_one_rank_that_has_not_released_it_keeps_a_block():
         assert [rank.log() for rank in ranks] == logged
         for rank in ranks:
             rank.update(logged)
-            assert rank._heap.unused() == ([0] if logged[1] else [])
+            assert rank._heaps[0, 1].unused() == ([0] if logged[1] else [])
 
 
 def test_more_releases_than_the_log_takes_come_later(arena: Arena):
@@ -153,9 +156,9 @@ def test_a_dropped_segment_lives_as_long_as_an_array_on_it(arena: Arena):
 def test_without_room_there_is_no_place_and_few_more_tries(arena: Arena, monkeypatch: pytest.MonkeyPatch):
     tries: list[int] = []
 
-    def refused(self: Arena, capacity: int, gather: object) -> bool:
+    def refused(self: Arena, capacity: int, gather: object, home: tuple[int, ...]) -> bool:
         tries.append(capacity)
-        return capacity <= PAGE and add(self, capacity, alone)
+        return capacity <= PAGE and add(self, capacity, alone, home)
 
     add = Arena._add
     monkeypatch.setattr(Arena, "_add", refused)
@@ -173,8 +176,24 @@ def test_before_it_gives_up_unused_memory_goes(arena: Arena, monkeypatch: pytest
     arena.update([arena.log()])
     add = Arena._add
 
-    def tight(self: Arena, capacity: int, gather: module.Gather) -> bool:
-        return not self._memory and add(self, capacity, gather)
+    def tight(self: Arena, capacity: int, gather: module.Gather, home: tuple[int, ...]) -> bool:
+        return not self._memory and add(self, capacity, gather, home)
 
     monkeypatch.setattr(Arena, "_add", tight)
     assert arena.take(LARGE + PAGE, alone) > 0
+
+
+def test_ranks_that_are_no_members_release_nothing():
+    logs = np.zeros((3, LOG), np.int64)
+    ranks = [Arena(3, me, logs) for me in range(3)]
+    for rank in ranks:
+        rank._memory[0], rank._homes[0] = np.zeros(3 * PAGE, np.uint8), (0, 2)
+        rank._heaps[0, 2] = Heap()
+        rank._heaps[0, 2].add(0, PAGE)
+    (place,) = {rank.take(PAGE, alone, (0, 2)) for rank in ranks}
+    for me in (0, 2):
+        ranks[me].release(place)
+        logged = [rank.log() for rank in ranks]
+        for rank in ranks:
+            rank.update(logged)
+            assert rank._heaps[0, 2].unused() == ([0] if me == 2 else [])

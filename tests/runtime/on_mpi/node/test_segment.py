@@ -166,3 +166,22 @@ def test_a_system_without_a_call_for_it_writes_zeros(tmp_path: Path, monkeypatch
     module._allocate(file, PAGE, 3 * PAGE)
     assert os.fstat(file).st_size == 4 * PAGE
     os.close(file)
+
+
+@linux
+def test_only_members_allocate_memory(monkeypatch: pytest.MonkeyPatch):
+    allocated: list[int] = []
+    allocate = module._allocate
+
+    def counted(file: int, start: int, nbytes: int) -> None:
+        allocated.append(start // (2 * PAGE))
+        allocate(file, start, nbytes)
+
+    monkeypatch.setattr(module, "_allocate", counted)
+    memory = ranks(4, lambda me, gather: segment(4, me, 2 * PAGE, gather, (0, 2)))
+    assert sorted(allocated) == [0, 2]
+    for me in (0, 2):
+        mine = memory[me]
+        assert mine is not None
+        mine[2 * me * PAGE : 2 * (me + 1) * PAGE] = me + 1
+    assert all(mine is not None and mine[0] == 1 and mine[4 * PAGE] == 3 for mine in memory)

@@ -1,0 +1,79 @@
+"""Inter-communicators: their two groups merged into one communicator, and layouts that count the ranks of a group.
+
+    group A, 3 ranks     0  1  2               merged     0  1  2  3  4
+    group B, 2 ranks              0  1
+
+    a layout on <x=2> of group B               is on ranks 3 and 4
+
+MPI merges once, for all later calls, and may put either group first. All ranks of both groups must make the first call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+from mpi4py import MPI
+
+from reshard.errors import PlanError, RankError
+from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.types import Layout, Mesh
+
+
+class MergedGroups(NamedTuple):
+    """The merged communicator, and its ranks by group; `mine` is the number of this rank's group, 0 or 1."""
+
+    comm: MPI.Intracomm
+    ranks: tuple[range, range]
+    mine: int
+
+    def giving(self, team: Team, watch: Watch, gives: bool) -> list[int]:
+        """The groups, by number, of which some rank gives a tile. Collective."""
+        some = team.some(watch, gives and self.mine == 0, gives and self.mine == 1)
+        return [number for number, given in enumerate(some) if given]
+
+    def seated(self, layout: Layout, number: int) -> Layout:
+        """A layout on the ranks of a group as one on the merged communicator.
+
+        Raises `PlanError` unless all device ids are ranks of the group.
+        """
+        ranks = self.ranks[number]
+        if layout.mesh.size > len(ranks) or max(layout.mesh.devices) >= len(ranks):
+            raise PlanError(
+                f"{layout} is on {layout.mesh!r}, but its group of the inter-communicator has {len(ranks)} ranks; give "
+                f"a mesh whose device ids are ranks of that group"
+            )
+        return _shifted(layout, ranks.start)
+
+
+@lru_cache(maxsize=256)
+def _shifted(layout: Layout, first: int) -> Layout:
+    ids = [first + device for device in layout.mesh.devices]
+    return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids))
+
+
+def groups_of(comm: MPI.Intercomm) -> MergedGroups:
+    """The groups of an inter-communicator, merged in the first call, which all ranks of both make together."""
+    if comm == MPI.COMM_NULL:
+        raise RankError("the inter-communicator is MPI.COMM_NULL, or has been freed; give one that is alive")
+    groups = cast("MergedGroups | None", comm.Get_attr(_KEY))
+    if groups is None:
+        groups = _merged(comm)
+        comm.Set_attr(_KEY, groups)
+    return groups
+
+
+def _merged(comm: MPI.Intercomm) -> MergedGroups:
+    merged = comm.Merge()
+    first = merged.rank == comm.rank
+    here, there = comm.size, comm.remote_size
+    ranks = (range(here), range(here, here + there)) if first else (range(there), range(there, here + there))
+    return MergedGroups(merged, ranks, 0 if first else 1)
+
+
+def _forget(_: MPI.Comm, __: int, groups: MergedGroups) -> None:
+    groups.comm.Free()
+
+
+_KEY = MPI.Comm.Create_keyval(delete_fn=_forget)

@@ -1,0 +1,84 @@
+"""Fetches between two sets of devices: every element arrives, and holders share what is asked of them as planned."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from reshard.lower.to_mpi import Fetch, fetched_across, served_across
+from reshard.lower.to_mpi.crossing import Near
+from reshard.types import Layout, Mesh
+from reshard.types.pair.crossing import received_by_device, sent_by_device
+from tests.layouts import SIZES, random_layout
+from tests.lower.to_mpi.elements import put, taken
+from tests.oracle import PADDING, tiles_of
+
+
+def anywhere(one: int, other: int) -> bool:
+    return True
+
+
+def paired(one: int, other: int) -> bool:
+    return one // 2 == other // 2
+
+
+def random_ends(choose: random.Random) -> tuple[Layout, Layout]:
+    shape = [choose.choice(SIZES) for _ in range(choose.choice([1, 2, 2, 3]))]
+    ends: list[Layout] = []
+    for _ in range(2):
+        count = choose.randint(1, 6)
+        axes = {"x": 2, "y": count // 2} if count % 2 == 0 else {"x": count}
+        mesh = Mesh(axes, device_ids=choose.sample(range(8), count))
+        ends.append(random_layout(choose, mesh, shape, "int32"))
+    return ends[0], ends[1]
+
+
+def elements(fetch: Fetch) -> int:
+    return sum(block.elements for block in fetch.blocks)
+
+
+@pytest.mark.parametrize("near", [anywhere, paired])
+@pytest.mark.parametrize("seed", range(40))
+def test_every_element_arrives_once(seed: int, near: Near):
+    source, target = random_ends(random.Random(seed))
+    held, wanted = tiles_of(source), tiles_of(target)
+    sent: Counter[int] = Counter()
+    for device in target.mesh.devices:
+        tile = np.full(target.tile_shape, PADDING)
+        fetched = fetched_across(source, target, device, near)
+        for fetch in fetched:
+            put(tile, fetch.blocks, taken(held[fetch.rank], fetch.blocks))
+            sent[fetch.rank] += elements(fetch) if fetch.rank != device else 0
+        real = wanted[device] != PADDING
+        assert np.array_equal(tile[real], wanted[device][real])
+        lacking = sum(elements(fetch) for fetch in fetched if fetch.rank != device)
+        assert lacking == received_by_device(source, target)[device]
+    if near is anywhere:
+        assert +sent == +Counter(sent_by_device(source, target)), "the shares are those of the plan"
+
+
+@pytest.mark.parametrize("near", [anywhere, paired])
+@pytest.mark.parametrize("seed", range(40))
+def test_givers_and_takers_agree(seed: int, near: Near):
+    source, target = random_ends(random.Random(seed))
+    taken_from = {
+        (fetch.rank, device): fetch.blocks
+        for device in range(8)
+        for fetch in fetched_across(source, target, device, near)
+    }
+    given_to = {
+        (device, fetch.rank): fetch.blocks
+        for device in range(8)
+        for fetch in served_across(source, target, device, near)
+    }
+    assert taken_from == given_to
+
+
+def test_a_holder_on_the_same_node_is_asked():
+    source, target = Layout.parse("s32[6]", Mesh(x=4)), Layout.parse("s32[6]", Mesh({"d": 2}, device_ids=[5, 7]))
+    near = {(1, 5), (5, 1), (3, 7), (7, 3)}
+    asked = {d: [f.rank for f in fetched_across(source, target, d, lambda a, b: (a, b) in near)] for d in (5, 7)}
+    assert asked == {5: [1], 7: [3]}
