@@ -22,7 +22,6 @@ from reshard.lower.program import (
     Exchange,
     InParts,
     Instruction,
-    Plain,
     Program,
     ReduceScatter,
 )
@@ -83,7 +82,7 @@ def _moments(instruction: Instruction | ByFormula, before: int, after: int) -> I
     yield from _plain(instruction, before, after)
 
 
-def _plain(instruction: Plain | ByFormula, before: int, after: int) -> Iterator[Buffers]:
+def _plain(instruction: Instruction | ByFormula, before: int, after: int) -> Iterator[Buffers]:
     rule = _MOMENTS.get(type(instruction))
     return rule(instruction, before, after) if rule else iter([(before, after)])
 
