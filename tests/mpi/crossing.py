@@ -22,7 +22,6 @@ import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, ReshardError, TileError
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
-from reshard.runtime.on_mpi.prepare import _unrelayed
 from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.types import Layout, Mesh
 from reshard.types.pair.crossing import received_by_device, sent_by_device
@@ -111,7 +110,7 @@ def check_crossing(
     comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, move: MoveOptions, padded: bool = True
 ) -> None:
     rank, memory, padded = comm.rank, Account(source.dtype), padded or move.shared or move.budget is not None
-    plan = _unrelayed(rs.plan(source, target, budget=move.budget))
+    plan = rs.plan(source, target, budget=move.budget, relays=False)
     tile = tile_on(source, rank, move.order)
     before = None if tile is None else tile.copy()
     options: dict[str, Any] = {"budget": move.budget, "memory": memory, "limit": LIMIT}
@@ -205,7 +204,7 @@ def plans(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def _check_plan(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout) -> None:
-    plan, memory, simulated = _unrelayed(rs.plan(source, target)), Account(source.dtype), Account(source.dtype)
+    plan, memory, simulated = rs.plan(source, target, relays=False), Account(source.dtype), Account(source.dtype)
     every = summands_of(source) if source.partial else tiles_of(source)
     rs.simulate(plan, {device: tile.astype(source.dtype) for device, tile in every.items()}, simulated)
     out = None if comm.rank not in target.mesh.devices else np.zeros(target.tile_shape, target.dtype)

@@ -61,7 +61,7 @@ def plan_across(
     donate: bool,
 ) -> Plan:
     """The best plan; `BudgetError` if none keeps to the budget."""
-    return plan(*_layouts(source, target, shape, dtype), budget, network, donate)
+    return plan(*_layouts(source, target, shape, dtype), budget, network, donate, relays=False)
 
 
 def _layouts(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: str) -> tuple[Layout, Layout]:

@@ -24,7 +24,7 @@ from reshard.synth import Network, plan
 from reshard.synth.planner import bytes_of, check_network
 from reshard.types import Layout, Mesh
 from reshard.types.pair.device_sets import disjoint
-from reshard.types.plan import Plan, StepSpec, chain
+from reshard.types.plan import Plan
 
 Way = Literal["pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
 
@@ -173,33 +173,14 @@ def _plan(request: MoveRequest) -> Plan:
     """
     source, target, budget, network = request.source, request.target, request.budget, request.network
     try:
-        return _unrelayed(plan(source, target, budget, network))
+        return plan(source, target, budget, network, relays=False)
     except BudgetError:
         if not request.donate or request.into:
             raise
-        donating = plan(source, target, budget, network, donate=True)
+        donating = plan(source, target, budget, network, donate=True, relays=False)
         if not _overwrites(donating):
             raise
         return donating
-
-
-def _unrelayed(chosen: Plan) -> Plan:
-    """The plan with every element sent by a rank that has it from the start, which receives and holds no more.
-
-    Ranks pass on nothing while they receive. Messages are cut to single elements if the plan has no room for others.
-    """
-    if not any(step.mode.relay for step in chosen.steps):
-        return chosen
-    made = chosen
-    for chunk in (None, 1):
-        specs = [
-            StepSpec(s.kind, s.result, s.mode._replace(relay=False, chunk=chunk) if s.mode.relay else s.mode)
-            for s in chosen.steps
-        ]
-        made = chain(chosen.source, chosen.target, specs, chosen.donate)
-        if made.peak_bytes <= chosen.peak_bytes:
-            break
-    return made
 
 
 def _overwrites(chosen: Plan) -> bool:
