@@ -47,7 +47,14 @@ def problems(notebook: NotebookNode) -> list[str]:
 
 def test_they_are_all_here():
     stems = [path.stem for path in NOTEBOOKS]
-    assert stems == ["01_query_plans", "02_xla_pass", "03_memory_guarantees", "04_mpi", "05_users_cases"]
+    assert stems == [
+        "01_query_plans",
+        "02_xla_pass",
+        "03_memory_guarantees",
+        "04_mpi",
+        "05_users_cases",
+        "06_weights_to_a_server",
+    ]
 
 
 QUICK, *LONG = NOTEBOOKS

@@ -108,10 +108,11 @@ def _refuse(plans: Sequence[Plan], budget: int) -> None:
     smallest = min(_smallest(plan) for plan in plans)
     if plans[0].donate and _overwrites(plans[0]):
         smallest = floor(source, target, donate=True)
+    meshes = str(source.mesh) if source.mesh == target.mesh else f"{source.mesh} to {target.mesh}"
     raise BudgetError(
         f"budget {budget} B is too small for {source} -> {target} (global {source.shape}, tiles "
         f"{source.tile_shape} and {target.tile_shape} of {source.tile_bytes} and {target.tile_bytes} B, mesh "
-        f"{source.mesh}); the smallest that works is {smallest} B",
+        f"{meshes}); the smallest that works is {smallest} B",
         smallest,
     )
 
