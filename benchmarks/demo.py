@@ -204,7 +204,7 @@ def served_figures() -> tuple[demo_devices.Served | None, list[str]]:
 
 def show_served(console: Console, figures: demo_devices.Served) -> None:
     """Two tables: what was promised for a server's device, and the call beside that of `jax.device_put`."""
-    console.print("\nA small Llama's weights, from a trainer <fsdp=4, tp=2> to a server <rep=2, tp=4>:", markup=False)
+    console.print("\nA small Llama's weights, from a trainer <fsdp=4, tp=2> to a server <rep=2, tp=4>", markup=False)
     size = f"{figures.leaves} arrays, {_bytes(figures.array_bytes)} of bfloat16"
     console.print(f"{size}, 8 devices to 8 others, one call.\n", markup=False)
     promises = Table()

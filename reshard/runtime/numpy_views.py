@@ -54,7 +54,7 @@ def extras(plan: Plan, into: object, scale: object) -> Extras:
     >>> from reshard.types import Layout, Mesh
     >>> layout = Layout.parse("f32[{x}4]", Mesh(x=2))
     >>> extras(plan(layout, layout), None, None)
-    Extras(into={}, scale={})
+    Extras(into={}, scale={}, casts=True)
     """
     wanted = plan.view is not None and plan.view.into
     if wanted != (into is not None):

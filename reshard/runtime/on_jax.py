@@ -119,7 +119,7 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
 @lru_cache(maxsize=1024)
 def to_stack(plan: Plan, mesh: AnyMesh) -> Callable[[jax.Array], jax.Array]:
     """The compiled move to a stack: the target's tiles, padding included, along dim 0 in the order of the devices."""
-    mesh = cut(mesh, (plan.source, plan.target))
+    mesh = cut(mesh, (plan.source,))  # An array with explicit axes keeps their names: only the source is spelled.
     axes = free_axes(mesh)
     return jax.jit(_on_tiles(plan, mesh, axes, (spec(plan.source, axes),), stack_spec(mesh, plan.source)))
 

@@ -101,7 +101,7 @@ def combined(source: Layout, target: Layout, arrays: Arrays) -> dict[Summand, Ar
 def index_pairs(view: View) -> tuple[Array, Array]:
     """The row-major indices of the source and of the target that a view relates, in one order.
 
-    >>> [list(index) for index in index_pairs(View.identity((3,)))]
+    >>> [index.tolist() for index in index_pairs(View.identity((3,)))]
     [[0, 1, 2], [0, 1, 2]]
     """
     src, dst = np.full((), view.map.start, np.int64), np.full((), view.map.end, np.int64)

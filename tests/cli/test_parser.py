@@ -36,7 +36,8 @@ def test_each_help_has_examples():
 
 @pytest.mark.parametrize("example", dict.fromkeys(_examples()))
 def test_an_example_of_the_help_runs(call, example, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # Some examples write files.
+    monkeypatch.chdir(tmp_path)  # Some examples write files, and some read this one.
+    (tmp_path / "moves.jsonl").write_text('{"mesh": "x=4", "source": "f32[{x}4]", "target": "f32[16]"}\n')
     ran = call(*shlex.split(example)[1:], columns=80)
     assert (ran.code, ran.err) == (0, ""), ran.out
     assert max(map(len, ran.out.splitlines()), default=0) <= 80 or "--json" in example

@@ -283,6 +283,7 @@ MAY_IMPORT = {
     "symbolic/live.py": {"reshard.lower.traffic"},
     "plan_proof.py": {"reshard.lower"},
     "refute.py": {"reshard.lower"},
+    "tree_proof.py": {"reshard.lower.batch"},
     "view_proof.py": {"reshard.lower"},
 }
 """What the prover uses of the code that it checks; at the top of each file it says why. Elsewhere only data classes."""

@@ -193,7 +193,7 @@ REJECTED: dict[str, tuple[Callable[[], object], str]] = {
     "JSON empty": (lambda: Network.from_json("{}"), "network JSON: the outermost value: name is missing"),
     "JSON key": (
         bad_json(iner=None),
-        "network JSON: the outermost value: unknown key iner; the keys are axes, domain, inner",
+        "network JSON: the outermost value: unknown key iner; the keys are axes, between, domain, inner",
     ),
     "JSON twice": (lambda: Network.from_json('{"name": "a", "name": "b"}'), "JSON: a key occurs twice in .*'name'"),
     "JSON name": (bad_json(name=3), "network JSON: name 3 of a network: give a text"),

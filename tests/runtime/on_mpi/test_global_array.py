@@ -31,9 +31,9 @@ def test_a_root_sends_each_tile_and_is_sent_each_element_once():
     assert [(chunk.peer, chunk.elements) for chunk in sent.sends.chunks] == [(0, 24), (2, 24), (3, 24)]
     assert not sent.receives.chunks
     assert [chunk.peer for chunk in _scattered(LAYOUT, 2, 4, 1, 4).receives.chunks] == [1]
-    collected = _gathered(LAYOUT, 1, 1, 4)
+    collected = _gathered(LAYOUT, 1, 4, 1, 4)
     assert sum(chunk.elements for chunk in collected.receives.chunks) == 24, "its own half is there already"
-    senders = {rank for rank in range(4) if _gathered(LAYOUT, rank, 1, 4).sends.chunks}
+    senders = {rank for rank in range(4) if _gathered(LAYOUT, rank, 4, 1, 4).sends.chunks}
     assert senders == {chunk.peer for chunk in collected.receives.chunks}
 
 
