@@ -63,7 +63,8 @@ class TreeMove:
                 moved.update(zip(stack.names, tiles, strict=True))
             team.settle(watch)
             after = self._sums(given, moved, "target", team)
-            _compare(given, total(team, watch, before), total(team, watch, after))
+            sums = total(team, watch, before), total(team, watch, after)
+        _compare(given, *sums)  # All ranks have the same sums, so all raise, and the communicator stays usable.
         if not self.padded:
             targets = {name: plan.target for name, plan in given.tree.plans.items()}
             moved = {name: true_part(tile, targets[name], comm.rank) for name, tile in moved.items()}
