@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from tests.mpi import running
-from tests.mpi.sampling import sampled
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
-TOPICS = ["moves_sampled", "moves", "plans", "arrays", "mistakes"]
+FAST = [("moves_sampled", 4), ("arrays", 3), ("mistakes", 4)]
+SLOW = [("moves_sampled", 2), ("moves_sampled", 8), ("plans", 3), ("mistakes", 3)]
+# On two ranks some mistakes are none: there is only one other target.
+SWEEP = [(topic, ranks) for topic in ("moves", "plans", "arrays") for ranks in (2, 3, 4, 6, 8)]
+RUNS = [
+    *FAST,
+    *(pytest.param(*run, marks=pytest.mark.slow) for run in SLOW),
+    *(pytest.param(*run, marks=pytest.mark.sweep) for run in SWEEP if run not in (*FAST, *SLOW)),
+]
 
 
-@pytest.mark.parametrize(
-    ("topic", "ranks"),
-    sampled(TOPICS, [2, 3, 4, 6, 8], ("moves_sampled", 4), ("arrays", 3), ("mistakes", 4)),
-)
+@pytest.mark.parametrize(("topic", "ranks"), RUNS)
 def test_on_ranks(topic: str, ranks: int, tmp_path: Path):
     running.check(f"crossing.{topic}", ranks, tmp_path)

@@ -14,8 +14,10 @@ from reshard.errors import PlanError
 from reshard.runtime.on_mpi.intercomm import MergedGroups
 from reshard.types import Layout, Mesh
 
+SWEEP = (pytest.param(ranks, marks=pytest.mark.sweep) for ranks in (2, 6, 8))
 
-@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4, 6, 8))])
+
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow), *SWEEP])
 def test_groups(ranks: int, tmp_path: Path) -> None:
     running.check("crossing.groups", ranks, tmp_path)
 
