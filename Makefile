@@ -16,11 +16,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
   "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done)
 
-# What can differ from one jax or MPI to another; the rest is the same Python on both. What differs with the jax is
-# tested in full under both, what differs with the MPI in its fast tier: make sweep has the rest of it.
-WITH_JAX = tests/jax tests/hlo tests/doctor tests/synth/test_against_shardy.py tests/test_demo.py tests/test_docs.py \
-  tests/test_examples.py tests/cli/test_doctor.py
-WITH_MPI = tests/mpi tests/lower tests/runtime reshard
+# What can differ from one jax or MPI to another; the rest is the same Python on both. What only the newer jax has is
+# tested in full there, the rest in its fast tier: make sweep has the whole of it.
+WITH_HOOK = tests/jax/test_xla_*.py tests/jax/test_hlo_*.py tests/jax/test_*fragments.py
+WITH_BOTH = tests/jax tests/hlo tests/doctor tests/mpi tests/lower tests/runtime tests/synth/test_against_shardy.py \
+  tests/test_demo.py tests/test_docs.py tests/test_examples.py tests/cli/test_doctor.py reshard
 
 # $(call setup,folder,python,MPI): a virtual environment with the package, editable, and its dev extras.
 define setup
@@ -64,13 +64,12 @@ test: lint
 sweep: .venv/.stamp
 	.venv/bin/python -m pytest -q -n 2 -m sweep
 	@if [ -n "$(PYTHON312)" ]; then \
-	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m sweep $(WITH_JAX) && \
-	  .venv-312/bin/python -m pytest -q -n 2 -m "slow or sweep" $(WITH_MPI); fi
+	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m "slow or sweep" $(WITH_BOTH); fi
 
 test-312:
 	@if [ -n "$(PYTHON312)" ]; then \
-	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m "not sweep" $(WITH_JAX) && \
-	  .venv-312/bin/python -m pytest -q -n 2 -m "not slow and not sweep" $(WITH_MPI); \
+	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m "not slow and not sweep" $(WITH_BOTH) && \
+	  .venv-312/bin/python -m pytest -q -n 2 -m "slow and not sweep" $(WITH_HOOK); \
 	else echo "no Python 3.12 on this machine: its tests were not run"; fi
 
 notebooks: .venv/.stamp
