@@ -120,10 +120,7 @@ def _plan(
     pair = Pair(*_on_one_mesh(source, target))
     _check_start(pair)
     if pair.crosses:
-        routes = list(dict.fromkeys(crossing.routes(pair, network)))
-        plans = [chain(pair.source, pair.target, route, donate) for route in routes]
-        if relays and not any(_near_bound(plan) for plan in plans):
-            plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
+        plans = _plans_across(pair, network, donate, relays)
         plans = plans if budget is None else within(plans, budget, None)
         return _best([cost.timed_across(plan, network) for plan in plans], slack)
     links = None if network is None else network.links(pair.source.mesh)
@@ -132,13 +129,22 @@ def _plan(
         routes = _slim(pair, routes)
     elif budget is None:
         routes = cost.fastest(routes, pair.source, links)
-    plans: list[Plan] = []
+    made: list[Plan] = []
     for route in routes:
         check_deadline()
-        plans.append(cost.timed(chain(pair.source, pair.target, route, donate), links))
-        if budget is None and links is None and _settles(plans[-1], slack):
+        made.append(cost.timed(chain(pair.source, pair.target, route, donate), links))
+        if budget is None and links is None and _settles(made[-1], slack):
             break
-    return _best(plans if budget is None else within(plans, budget, links), slack)
+    return _best(made if budget is None else within(made, budget, links), slack)
+
+
+def _plans_across(pair: Pair, network: Network | None, donate: bool, relays: bool) -> list[Plan]:
+    """A plan for each route to other devices; relays only if no other route is near the bound."""
+    routes = dict.fromkeys(crossing.routes(pair, network))
+    plans = [chain(pair.source, pair.target, route, donate) for route in routes]
+    if relays and not any(_near_bound(plan) for plan in plans):
+        plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
+    return plans
 
 
 def _near_bound(plan: Plan) -> bool:
