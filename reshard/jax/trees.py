@@ -107,7 +107,7 @@ def _name(path: Any) -> str:
 def _ends(name: str, leaf: Any, target: Any) -> tuple[Layout, Layout]:
     """The layouts of one leaf before and after, devices by their positions in the mesh."""
     if isinstance(leaf, Tracer) or not isinstance(leaf, jax.Array) or placement.is_unsharded(leaf):
-        raise LayoutError(f"{name} is no array that is sharded already; without a budget, redistribute places it")
+        raise LayoutError(f"{name} is not a sharded jax.Array; without a budget, redistribute places it")
     if placement.is_key_array(leaf):
         raise LayoutError(f"{name} has random keys; move them apart, without a budget")
     before = placement.sharding_of(leaf)

@@ -163,9 +163,8 @@ def redistribute(
         tiles = cast("Mapping[str, Any]", tile)
         tree = TreeMove(tiles, source, target, budget, network, memory, padded, version, verify, of_one)
         return tree.run(cast(Comm, comm), limit)
-    if version is not None or verify is not None:
-        raise PlanError("version and verify are for a tree of tiles, and a single one is given; give a dict of one")
-    call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded)
+    of_trees = version is not None or verify is not None
+    call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded, of_trees)
     if isinstance(comm, MPI.Intercomm):
         return call.between_groups(comm, limit)
     result, end = call.on_gpu(comm, limit) if on_gpu(tile) else call.on_host(comm, limit)
@@ -187,6 +186,7 @@ class _TileMove:
     memory: Account | None
     cuda_aware: bool | None
     padded: bool
+    of_trees: bool
 
     def on_host(self, comm: Comm, limit: float) -> tuple[Any, Layout]:
         """Moves a tile in host memory; returns the result, None outside the target's mesh, and its layout."""
@@ -229,6 +229,8 @@ class _TileMove:
         return redistribute_on_gpu(comm, self._request, self.tile, self.out, limit, self.memory, self.cuda_aware)
 
     def _request(self) -> MoveRequest:
+        if self.of_trees:
+            raise PlanError("version and verify are for a tree of tiles, and a single one is given; give a dict of one")
         check_options(self.donate, self.relabel, self.memory, self.cuda_aware, self.padded)
         check_layout(self.source, "source")
         check_layout(self.target, "target")

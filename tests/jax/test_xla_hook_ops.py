@@ -29,7 +29,7 @@ def numbers(shape, dtype):
 
 
 def pencil(a):
-    """An FFT over three dims, each of which one layout has whole: the constraints between are all that is said."""
+    """An FFT over three dims, one at a time, with constraints in between that make that dim whole on each device."""
     a = put(jnp.fft.fft(a, axis=0), P("y", None, "x"))
     a = put(jnp.fft.fft(a, axis=1), P("y", "x"))
     return put(jnp.fft.fft(a, axis=2), P(None, "y", "x"))

@@ -71,6 +71,6 @@ def test_an_out_that_does_not_fit(driver: Driver, make: Any, text: str) -> None:
 def test_a_tile_with_padding_is_not_cut(driver: Driver) -> None:
     rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("s32[{x}3/5, 7]", "s32[5, {x}4/7]"))
     tile = TorchLike.of(driver, CONTENT[:3])
-    call = _TileMove(tile, rows, columns, None, None, None, False, False, None, None, padded=False)
+    call = _TileMove(tile, rows, columns, None, None, None, False, False, None, None, padded=False, of_trees=False)
     with pytest.raises(TileError, match=r"padded=False: a tile of .* on a GPU has padding"):
         call._request()  # pyright: ignore[reportPrivateUsage]

@@ -5,8 +5,8 @@
     b, on <x=2> reversed           lacks 3     lacks 2
     both                           5           5            the sum of the maxima is 6
 
-The bound is the maximum over devices of the sum over arrays. It is no larger than the sum of the maxima, which no
-device may reach: the busiest for one array need not be the busiest for another.
+The bound is the maximum over devices of the sum over arrays. It can be less than the sum of the maxima, since the
+busiest device for one array need not be the busiest for another.
 """
 
 from __future__ import annotations
