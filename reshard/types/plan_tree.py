@@ -23,7 +23,8 @@ from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.types.batch import Batch
 from reshard.types.plan import Plan
 from reshard.types.plan_data import FORMAT, check_format, compare
-from reshard.types.rules.joint_bounds import busiest, joint_lower_bound
+from reshard.types.rules.joint_bounds import busiest, joint_endpoint_bound, joint_lower_bound
+from reshard.types.rules.view_bounds import plain_ends
 from reshard.types.rules.loads import Loads, loads
 from reshard.types.step import Step
 from reshard.types.tree_memory import DeviceKinds, peaks
@@ -80,15 +81,20 @@ class TreePlan:
     @cached_property
     def lower_bound_bytes(self) -> int:
         """Bytes that some device receives, whatever the plans: the maximum over devices of the sum over arrays."""
-        plain = [(plan.source, plan.target) for plan in self.plans.values() if plan.view is None]
-        viewed = [plan.lower_bound_bytes for plan in dict.fromkeys(self.plans.values()) if plan.view is not None]
-        return max(joint_lower_bound(plain), *viewed, 0)
+        alone = [plan.lower_bound_bytes for plan in dict.fromkeys(self.plans.values())]
+        return max(joint_lower_bound(self._plain_ends), *alone, 0)
 
     @cached_property
     def endpoint_bound_bytes(self) -> int:
-        """Bytes that some device sends or receives, whatever the plans."""
-        bounds = (plan.endpoint_bound_bytes for plan in dict.fromkeys(self.plans.values()))
-        return max(self.lower_bound_bytes, *bounds, 0)
+        """Bytes that some device sends or receives, whatever the plans: together, and of each array."""
+        alone = [plan.endpoint_bound_bytes for plan in dict.fromkeys(self.plans.values())]
+        return max(self.lower_bound_bytes, joint_endpoint_bound(self._plain_ends), *alone)
+
+    @cached_property
+    def _plain_ends(self) -> Sequence[tuple[Layout, Layout]]:
+        """For each array that has them, two layouts with the bounds of its move, and no view or cast between them."""
+        ends = (plain_ends(plan.source, plan.target, plan.view) for plan in self.plans.values())
+        return [each for each in ends if each is not None]
 
     @property
     def launches(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from reshard.lower.program import Exchange
 from reshard.types.plan import StepSpec, chain
 from reshard.types.rules.cost import StepMode
 from tests.layouts import random_crossing
+
+Rounds = tuple[tuple[Transfer, ...], ...]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -75,6 +78,44 @@ def test_a_relay_is_proved_and_a_wrong_one_refused(seed: int):
         too_early = (*exchange.rounds[at:], *exchange.rounds[:at])
         with pytest.raises((ProofError, UndecidedError)):
             rs.prove(plan, replace(program, instructions=(replace(exchange, rounds=too_early),)))
+
+
+def test_two_devices_that_each_wait_for_the_other_are_refused():
+    """Every element is brought by somebody; one device has it from a second, which would have it from the first."""
+    planted = [wrong for seed in range(60, 140) for wrong in _waiting(random.Random(seed))]
+    assert len(planted) >= 10
+    for plan, wrong in planted:
+        with pytest.raises(ProofError):
+            rs.prove(plan, wrong)
+
+
+def _waiting(choose: random.Random) -> Iterator[tuple[rs.Plan, Program]]:
+    """Relays in which the device that passes elements on has them from the one it passes them to."""
+    source, target = random_crossing(choose)
+    plan = chain(source, target, [StepSpec("exchange", target, StepMode(relay=True))])
+    program = lower_plan(plan)
+    (exchange,) = program.instructions
+    assert isinstance(exchange, Exchange)
+    transfers = list(itertools.chain.from_iterable(exchange.rounds))
+    for later in [t for t in transfers if t.relayed][:2]:
+        passed = {box.dst for box in later.boxes}
+        for first in transfers:
+            if first.relayed or first.receiver != later.sender or passed.isdisjoint(box.dst for box in first.boxes):
+                continue
+            boxes = tuple(box._replace(src=box.dst) for box in first.boxes)
+            back = first._replace(sender=later.receiver, boxes=boxes, relayed=True)
+            if (rounds := _moved(exchange.rounds, first, back)) is not None:
+                yield plan, replace(program, instructions=(replace(exchange, rounds=rounds),))
+
+
+def _moved(rounds: Rounds, first: Transfer, back: Transfer) -> Rounds | None:
+    """The rounds without the first transfer, and with the other in one of the second turn; None if there is no place."""
+    turns = [_with(turn, first, None) for turn in rounds]
+    for at, turn in enumerate(turns):
+        free = all(t.relayed and t.sender != back.sender and t.receiver != back.receiver for t in turn)
+        if turn and free and all(turns):
+            return (*turns[:at], (*turn, back), *turns[at + 1 :])
+    return None
 
 
 def _with(turn: tuple[Transfer, ...], old: Transfer, new: Transfer | None) -> tuple[Transfer, ...]:

@@ -95,16 +95,25 @@ def fewest_through(source: Layout, target: Layout) -> int:
     >>> fewest_through(Layout.parse("f32[{x}12]", Mesh(x=1)), Layout.parse("f32[{d}4]", Mesh(d=3)))
     8
     """
+    sent = (-(-elements // len(holders)) for holders, elements in leaving(source, target))
+    return max(fewest_received(source, target), *sent)
+
+
+def leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int]]:
+    """For each tile of the source, its holders, and the elements of it that some device of the target lacks.
+
+    >>> list(leaving(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", Mesh(d=1))))
+    [([0], 0), ([1], 2)]
+    """
     holders = holders_of(source)
-    every = {tile: math.prod(source.tile_shape_of(devices[0])) for tile, devices in holders.items()}
     kept: Counter[Tile] = Counter()
     for devices in holders_of(target).values():
         homes = {_home(source, device) for device in devices}
         tile = homes.pop()
         if tile is not None and not homes:  # All devices that need this target tile hold the same source tile.
             kept[tile] += _common(source, target, tile, tile_of(target, devices[0]))
-    sent = (-(-(every[tile] - kept[tile]) // len(devices)) for tile, devices in holders.items())
-    return max(fewest_received(source, target), *sent)
+    for tile, devices in holders.items():
+        yield devices, math.prod(source.tile_shape_of(devices[0])) - kept[tile]
 
 
 def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:

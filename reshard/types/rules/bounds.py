@@ -56,9 +56,14 @@ def endpoint_bound(source: Layout, target: Layout) -> int:
     received = lower_bound(source, target)
     if source.partial or target.partial:
         return received
-    if one_set(source.mesh, target.mesh) and source.even and target.even:
-        return received  # Each device sends as much as it receives.
+    if receivers_bound(source, target):
+        return received
     return source.nbytes(crossing.fewest_through(source, target))
+
+
+def receivers_bound(source: Layout, target: Layout) -> bool:
+    """Whether no device must send more than the busiest one receives: each sends as much as it receives."""
+    return one_set(source.mesh, target.mesh) and source.even and target.even
 
 
 def _elements(source: Layout, target: Layout) -> int:

@@ -6,20 +6,22 @@
     both                           5           5            the sum of the maxima is 6
 
 The bound is the maximum over devices of the sum over arrays. It can be less than the sum of the maxima, since the
-busiest device for one array need not be the busiest for another.
+busiest device for one array need not be the busiest for another. Senders are bounded in the same way: what devices lack
+of the tiles that a group of devices holds must leave the group once, for all arrays together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from reshard.types.pair import crossing
 from reshard.types.pair.lacking import MOST_DEVICES, ByDevice, lacking
 from reshard.types.pair.refine import partial_change, refine
-from reshard.types.rules.bounds import lower_bound
+from reshard.types.rules.bounds import lower_bound, receivers_bound
 
 Ends = tuple[Layout, Layout]
 """Source and target of one array."""
@@ -38,6 +40,24 @@ def joint_lower_bound(pairs: Iterable[Ends]) -> int:
     alone = max((lower_bound(*ends) for ends in counts), default=0)
     per_device = busiest((target.mesh, _must_receive(source, target), n) for (source, target), n in counts.items())
     return max(alone, per_device, _average(counts))
+
+
+def joint_endpoint_bound(pairs: Iterable[Ends]) -> int:
+    """Bytes that some device must send or receive, whatever the plans: what leaves its holders, shared evenly.
+
+    >>> from reshard.types import Mesh
+    >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
+    >>> ends = Layout.parse("f32[{x}4]", trainer), Layout.parse("f32[{d}1]", server)
+    >>> joint_lower_bound([ends, ends]), joint_endpoint_bound([ends, ends])
+    (8, 32)
+    """
+    leaving: Counter[frozenset[int]] = Counter()
+    for ends, count in Counter(pairs).items():
+        for holders, nbytes in _must_leave(*ends).items():
+            leaving[holders] += count * nbytes
+    together = frozenset[int]().union(*leaving)
+    groups = {**leaving, together: sum(leaving.values())} if together else leaving
+    return max((-(-nbytes // len(holders)) for holders, nbytes in groups.items()), default=0)
 
 
 def busiest(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
@@ -88,6 +108,19 @@ def _must_receive(source: Layout, target: Layout) -> ByDevice:
     if target.mesh.size > MOST_DEVICES:
         return lacking(source, target).scaled(target) if _alike(source, target) else ByDevice(0)
     return lacking(source, target).scaled(target)
+
+
+@lru_cache(maxsize=4096)
+def _must_leave(source: Layout, target: Layout) -> Mapping[frozenset[int], int]:
+    """The bytes that each group of devices with one tile must send; nothing where receivers bound as much, or of sums."""
+    if source.partial or target.partial or receivers_bound(source, target):
+        return {}
+    if max(source.mesh.size, target.mesh.size) > MOST_DEVICES:
+        return {}
+    leaving: Counter[frozenset[int]] = Counter()
+    for holders, elements in crossing.leaving(source, target):
+        leaving[frozenset(holders)] += source.nbytes(elements)
+    return leaving
 
 
 def _alike(source: Layout, target: Layout) -> bool:

@@ -29,9 +29,12 @@ def view_bound(source: Layout, target: Layout, view: View | None = None) -> int:
     >>> view_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh))
     24
     """
-    after = target if target.dtype == source.dtype else replace(target, dtype=source.dtype)
-    bits = dtypes.bits(source.dtype)
-    return -(-_bound(source, after, view) * min(bits, dtypes.bits(target.dtype)) // bits)
+    ends = plain_ends(source, target, view)
+    if ends is not None:
+        return lower_bound(*ends)
+    if not source.partial_as(target):
+        return 0
+    return _narrower(source, target).nbytes(view_stats(source, replace(target, dtype=source.dtype), view).received)
 
 
 @lru_cache(maxsize=4096)
@@ -43,21 +46,26 @@ def view_endpoint_bound(source: Layout, target: Layout, view: View | None = None
     >>> view_endpoint_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
     48
     """
-    if source.dtype != target.dtype:
-        return view_bound(source, target, view)
-    if view is None:
-        return endpoint_bound(source, target)
-    parts = stages(source, target, view)
-    if parts is None:
-        return view_bound(source, target, view)
-    return endpoint_bound(parts.middle.source, parts.middle.target)
+    ends = plain_ends(source, target, view)
+    return view_bound(source, target, view) if ends is None else endpoint_bound(*ends)
 
 
-def _bound(source: Layout, target: Layout, view: View | None) -> int:
-    """The bound in the source's dtype."""
+@lru_cache(maxsize=4096)
+def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tuple[Layout, Layout] | None:
+    """Two layouts between which a move without view or cast has the same bounds; None without common units.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> print(*plain_ends(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh)))
+    bf16[{x}4] bf16[16]
+    """
+    dtype = _narrower(source, target).dtype
+    source, target = replace(source, dtype=dtype), replace(target, dtype=dtype)
     if view is None:
-        return lower_bound(source, target)
+        return source, target
     parts = stages(source, target, view)
-    if parts is not None:
-        return lower_bound(parts.middle.source, parts.middle.target)
-    return source.nbytes(view_stats(source, target, view).received) if source.partial_as(target) else 0
+    return None if parts is None else (parts.middle.source, parts.middle.target)
+
+
+def _narrower(source: Layout, target: Layout) -> Layout:
+    return min(source, target, key=lambda layout: dtypes.bits(layout.dtype))

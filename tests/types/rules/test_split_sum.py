@@ -11,7 +11,7 @@ import reshard as rs
 from reshard.errors import StepError
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.reductions import REDUCTIONS, identity
+from reshard.types.reductions import REDUCTIONS, identity, supports
 from reshard.types.rules.checker import check_step
 from reshard.types.rules.cost import FREE
 from tests.layouts import MESHES, SIZES, random_layout
@@ -97,7 +97,7 @@ def test_every_dtype_and_operation(dtype: str):
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     values = np.array([1, 0, 2, 1, 3, 1, 2, 0]).astype(kind)
     ufuncs = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
-    reductions = [r for r in ufuncs if rs.types.reductions.supports(dtype, r) and identity(dtype, r) is not None]
+    reductions = [r for r in ufuncs if supports(dtype, r) and identity(dtype, r) is not None]
     assert reductions
     for reduction in reductions:
         source = Layout.parse(f"{dtype}[{{x}}2]", Mesh(x=4))
