@@ -33,19 +33,8 @@ MOST_TRANSFERS = 1 << 21
 """Exchanges that have no such formulas and list more transfers are not decided."""
 
 
-def prove(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof:
-    """Proves a plan, by the program that `lower` makes of it or by the given one.
-
-    `launches=True` also searches for a plan with fewer launches, for at most `limit` seconds; see `fewest`.
-    Raises `ProofError` with a counterexample if the program is wrong, and `UndecidedError` if it is neither proved
-    nor refuted. Needs z3: `pip install 'reshard[prove]'`.
-
-    >>> import reshard as rs
-    >>> mesh = rs.Mesh(x=3)
-    >>> proof = prove(rs.plan(rs.Layout.parse("f32[{x}5]", mesh), rs.Layout.parse("f32[15]", mesh)))
-    >>> print(proof.minimal.statement)
-    the worst device receives 8 N bytes, as few as in any plan
-    """
+def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof:
+    """Proves one plan; see `prove`, which takes trees too."""
     if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
     if not (program is None or isinstance(program, Program)):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -53,7 +42,7 @@ def prove(plan: Plan, program: Program | None = None, *, launches: bool = False,
     if plan.view is not None or any(step.kind in VIEW_RULES for step in plan.steps):
         if launches:
             raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")
-        return prove_view(plan, program, lambda part: prove(part))
+        return prove_view(plan, program, prove_plan)
     made = _outline(plan) if program is None else program
     try:
         if 0 in plan.source.shape:

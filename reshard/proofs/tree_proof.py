@@ -15,7 +15,7 @@ from typing import overload
 from reshard.errors import PlanError
 from reshard.lower import Program
 from reshard.lower.batch import lower_batch
-from reshard.proofs import plan_proof
+from reshard.proofs.plan_proof import prove_plan
 from reshard.proofs.proof import WIDTH, Proof
 from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan
@@ -89,10 +89,10 @@ def prove(
     the worst device receives 8 N bytes, as few as in any plan
     """
     if not isinstance(plan, TreePlan):
-        return plan_proof.prove(plan, program, launches=launches, limit=limit)
+        return prove_plan(plan, program, launches=launches, limit=limit)
     if program is not None:
         raise PlanError("a tree of plans has a program for each batch; prove the tree without one")
     for batch in plan.batches:
         lower_batch(batch)
     different = dict.fromkeys(plan.plans.values())
-    return TreeProof(plan, tuple(plan_proof.prove(each, launches=launches, limit=limit) for each in different))
+    return TreeProof(plan, tuple(prove_plan(each, launches=launches, limit=limit) for each in different))

@@ -358,9 +358,11 @@ def _check_view(plan: Plan) -> None:
 def checked_flag(value: object, what: str) -> bool:
     """Whether something is true; raises `PlanError` for what cannot say, such as an array of several elements."""
     try:
-        return bool(value)
+        if value is not NotImplemented:
+            return bool(value)
     except Exception:
-        raise PlanError(f"{what} {quoted(value)}: give True or False") from None
+        pass
+    raise PlanError(f"{what} {quoted(value)}: give True or False")
 
 
 def _check_parts(source: object, target: object, steps: object) -> None:

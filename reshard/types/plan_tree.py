@@ -21,11 +21,12 @@ from typing import Any, cast
 
 from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.types.batch import Batch
+from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 from reshard.types.plan_data import FORMAT, check_format, compare
 from reshard.types.rules.joint_bounds import busiest, joint_endpoint_bound, joint_lower_bound
-from reshard.types.rules.view_bounds import plain_ends
 from reshard.types.rules.loads import Loads, loads
+from reshard.types.rules.view_bounds import plain_ends
 from reshard.types.step import Step
 from reshard.types.tree_memory import DeviceKinds, peaks
 from reshard.types.units import bytes_text, counted, seconds_text

@@ -109,7 +109,7 @@ def _waiting(choose: random.Random) -> Iterator[tuple[rs.Plan, Program]]:
 
 
 def _moved(rounds: Rounds, first: Transfer, back: Transfer) -> Rounds | None:
-    """The rounds without the first transfer, and with the other in one of the second turn; None if there is no place."""
+    """The rounds without the first transfer and with the other in the second turn; None if there is no place."""
     turns = [_with(turn, first, None) for turn in rounds]
     for at, turn in enumerate(turns):
         free = all(t.relayed and t.sender != back.sender and t.receiver != back.receiver for t in turn)

@@ -112,7 +112,7 @@ def _must_receive(source: Layout, target: Layout) -> ByDevice:
 
 @lru_cache(maxsize=4096)
 def _must_leave(source: Layout, target: Layout) -> Mapping[frozenset[int], int]:
-    """The bytes that each group of devices with one tile must send; nothing where receivers bound as much, or of sums."""
+    """The bytes that each group of devices with one tile must send; none of sums, or where receivers bound as much."""
     if source.partial or target.partial or receivers_bound(source, target):
         return {}
     if max(source.mesh.size, target.mesh.size) > MOST_DEVICES:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import reshard as rs
-from reshard.types.rules.bounds import lower_bound
-from reshard.types.rules.joint_bounds import joint_lower_bound
+from reshard.types.rules.bounds import endpoint_bound, lower_bound
+from reshard.types.rules.joint_bounds import joint_endpoint_bound, joint_lower_bound
+from tests.layouts import random_crossing
 from tests.oracle import PADDING, tiles_of
 from tests.trees import random_tree
 
@@ -39,3 +40,38 @@ def test_reductions_of_all_arrays_add_up():
     assert joint_lower_bound([ends, ends]) == 2 * lower_bound(*ends)
     uneven = tuple(rs.Layout.parse(text, mesh) for text in ("f32[15] + sum{x}", "f32[{x}4/15]"))
     assert joint_lower_bound([uneven, uneven]) >= lower_bound(*uneven)
+
+
+def test_what_leaves_holders_adds_up():
+    """Against every set of source devices: what is held by these alone and needed elsewhere, shared evenly."""
+    choose = random.Random(11)
+    above = 0
+    for _ in range(25):
+        moves = [*[random_crossing(choose)] * choose.randint(1, 3), random_crossing(choose)]
+        bound = joint_endpoint_bound(moves)
+        alone = max(endpoint_bound(*ends) for ends in moves)
+        above += bound > alone
+        tree = rs.plan_tree({str(number): ends for number, ends in enumerate(moves)})
+        assert bound <= tree.endpoint_bound_bytes <= max(tree.sent_bytes, tree.received_bytes)
+        assert tree.endpoint_bound_bytes >= alone
+        assert bound <= _all_senders(moves)
+    assert above > 5
+
+
+def _all_senders(moves: list[tuple[rs.Layout, rs.Layout]]) -> int:
+    """The sum over arrays of all bytes that some device lacks: no device can be bound to send more."""
+    total = 0
+    for source, target in moves:
+        held = tiles_of(source)
+        for device, tile in tiles_of(target).items():
+            own = {*held[device].flat} if device in held else set[int]()
+            total += target.nbytes(len({*tile.flat} - own - {PADDING}))
+    return total
+
+
+def test_views_and_casts_add_up():
+    mesh = rs.Mesh(x=4)
+    source, target = rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("bf16[256]", mesh)
+    move = rs.Move(source, target, view="a b -> (a b)", cast=True)
+    one, two = rs.plan_tree({"a": move}), rs.plan_tree({"a": move, "b": move})
+    assert two.lower_bound_bytes == 2 * one.lower_bound_bytes == two.received_bytes > 0
