@@ -26,10 +26,10 @@ from reshard.types.plan import Plan
 from reshard.types.plan_data import FORMAT, check_format, compare
 from reshard.types.rules.joint_bounds import busiest, joint_endpoint_bound, joint_lower_bound
 from reshard.types.rules.loads import Loads, loads
-from reshard.types.rules.view_bounds import plain_ends
 from reshard.types.step import Step
 from reshard.types.tree_memory import DeviceKinds, peaks
 from reshard.types.units import bytes_text, counted, seconds_text
+from reshard.types.view import View
 from reshard.types.whole import whole
 
 _MOST_INDENT = 64
@@ -82,20 +82,16 @@ class TreePlan:
     @cached_property
     def lower_bound_bytes(self) -> int:
         """Bytes that some device receives, whatever the plans: the maximum over devices of the sum over arrays."""
-        alone = [plan.lower_bound_bytes for plan in dict.fromkeys(self.plans.values())]
-        return max(joint_lower_bound(self._plain_ends), *alone, 0)
+        return joint_lower_bound(self._moves)
 
     @cached_property
     def endpoint_bound_bytes(self) -> int:
         """Bytes that some device sends or receives, whatever the plans: together, and of each array."""
-        alone = [plan.endpoint_bound_bytes for plan in dict.fromkeys(self.plans.values())]
-        return max(self.lower_bound_bytes, joint_endpoint_bound(self._plain_ends), *alone)
+        return max(self.lower_bound_bytes, joint_endpoint_bound(self._moves))
 
-    @cached_property
-    def _plain_ends(self) -> Sequence[tuple[Layout, Layout]]:
-        """For each array that has them, two layouts with the bounds of its move, and no view or cast between them."""
-        ends = (plain_ends(plan.source, plan.target, plan.view) for plan in self.plans.values())
-        return [each for each in ends if each is not None]
+    @property
+    def _moves(self) -> Iterator[tuple[Layout, Layout, View | None]]:
+        return ((plan.source, plan.target, plan.view) for plan in self.plans.values())
 
     @property
     def launches(self) -> int:

@@ -22,42 +22,46 @@ from reshard.types.pair import crossing
 from reshard.types.pair.lacking import MOST_DEVICES, ByDevice, lacking
 from reshard.types.pair.refine import partial_change, refine
 from reshard.types.rules.bounds import lower_bound, receivers_bound
+from reshard.types.rules.view_bounds import plain_ends, view_bound, view_endpoint_bound, view_receipts
+from reshard.types.view import View
 
-Ends = tuple[Layout, Layout]
-"""Source and target of one array."""
+Ends = tuple[Layout, Layout, View | None]
+"""Source, target and view of one array's move."""
 
 
-def joint_lower_bound(pairs: Iterable[Ends]) -> int:
+def joint_lower_bound(moves: Iterable[Ends]) -> int:
     """Bytes that some device must receive, whatever the plans for these arrays.
 
     >>> from reshard.types import Mesh
     >>> meshes = Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])
     >>> a, b = ([Layout.parse(text, mesh) for text in ("f32[{x}3/5]", "f32[5]")] for mesh in meshes)
-    >>> lower_bound(*a), lower_bound(*b), joint_lower_bound([tuple(a), tuple(b)])
+    >>> view_bound(*a), view_bound(*b), joint_lower_bound([(*a, None), (*b, None)])
     (12, 12, 20)
     """
-    counts = Counter(pairs)
-    alone = max((lower_bound(*ends) for ends in counts), default=0)
-    per_device = busiest((target.mesh, _must_receive(source, target), n) for (source, target), n in counts.items())
+    counts = Counter(moves)
+    alone = max((view_bound(*ends) for ends in counts), default=0)
+    per_device = busiest((ends[1].mesh, _must_receive(*ends), n) for ends, n in counts.items())
     return max(alone, per_device, _average(counts))
 
 
-def joint_endpoint_bound(pairs: Iterable[Ends]) -> int:
+def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
     """Bytes that some device must send or receive, whatever the plans: what leaves its holders, shared evenly.
 
     >>> from reshard.types import Mesh
     >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
-    >>> ends = Layout.parse("f32[{x}4]", trainer), Layout.parse("f32[{d}1]", server)
+    >>> ends = Layout.parse("f32[{x}4]", trainer), Layout.parse("f32[{d}1]", server), None
     >>> joint_lower_bound([ends, ends]), joint_endpoint_bound([ends, ends])
     (8, 32)
     """
+    counts = Counter(moves)
+    alone = max((view_endpoint_bound(*ends) for ends in counts), default=0)
     leaving: Counter[frozenset[int]] = Counter()
-    for ends, count in Counter(pairs).items():
+    for ends, count in counts.items():
         for holders, nbytes in _must_leave(*ends).items():
             leaving[holders] += count * nbytes
     together = frozenset[int]().union(*leaving)
     groups = {**leaving, together: sum(leaving.values())} if together else leaving
-    return max((-(-nbytes // len(holders)) for holders, nbytes in groups.items()), default=0)
+    return max([alone, *(-(-nbytes // len(holders)) for holders, nbytes in groups.items())])
 
 
 def busiest(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
@@ -82,14 +86,17 @@ def busiest(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
 
 def _average(counts: Counter[Ends]) -> int:
     """The bound for the average device: of a reduction, it is known where the busiest one's share is not."""
-    meshes = {target.mesh for _, target in counts}
-    if len({(mesh.size, mesh.device_ids) for mesh in meshes}) != 1:
+    plain: Counter[tuple[Layout, Layout]] = Counter()
+    for move, count in counts.items():
+        if (ends := plain_ends(*move)) is not None:
+            plain[ends] += count
+    if len({(target.mesh.size, target.mesh.device_ids) for _, target in plain}) != 1:
         return 0
-    size = next(iter(meshes)).size
+    size = next(iter(plain))[1].mesh.size
     total = 0
-    for (source, target), count in counts.items():
+    for (source, target), count in plain.items():
         if source.partial_as(target):
-            each, listed = _must_receive(source, target)
+            each, listed = _must_receive(source, target, None)
             total += count * (each * size if listed is None else sum(listed.values()))
         elif _reduces_evenly(source, target):
             total += count * lower_bound(source, target) * size
@@ -97,11 +104,15 @@ def _average(counts: Counter[Ends]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _must_receive(source: Layout, target: Layout) -> ByDevice:
+def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice:
     """What each device receives at least; nothing where only the worst device's figure is known.
 
     Of a sum that is finished no device has an element before it has received something for it.
     """
+    ends = plain_ends(source, target, view)
+    if ends is None:
+        return view_receipts(source, target, view)
+    source, target = ends
     if not source.partial_as(target):
         even = not target.partial and _reduces_evenly(source, target)
         return ByDevice(target.tile_bytes if even else 0)
@@ -111,8 +122,12 @@ def _must_receive(source: Layout, target: Layout) -> ByDevice:
 
 
 @lru_cache(maxsize=4096)
-def _must_leave(source: Layout, target: Layout) -> Mapping[frozenset[int], int]:
+def _must_leave(source: Layout, target: Layout, view: View | None) -> Mapping[frozenset[int], int]:
     """The bytes that each group of devices with one tile must send; none of sums, or where receivers bound as much."""
+    ends = plain_ends(source, target, view)
+    if ends is None:
+        return {}
+    source, target = ends
     if source.partial or target.partial or receivers_bound(source, target):
         return {}
     if max(source.mesh.size, target.mesh.size) > MOST_DEVICES:

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 from reshard.types import dtypes
 from reshard.types.layout import Layout
-from reshard.types.pair.view_messages import view_stats
+from reshard.types.pair.lacking import ByDevice
+from reshard.types.pair.view_messages import by_device
 from reshard.types.pair.view_stages import stages
 from reshard.types.rules.bounds import endpoint_bound, lower_bound
 from reshard.types.view import View
@@ -32,9 +33,7 @@ def view_bound(source: Layout, target: Layout, view: View | None = None) -> int:
     ends = plain_ends(source, target, view)
     if ends is not None:
         return lower_bound(*ends)
-    if not source.partial_as(target):
-        return 0
-    return _narrower(source, target).nbytes(view_stats(source, replace(target, dtype=source.dtype), view).received)
+    return view_receipts(source, target, view).most
 
 
 @lru_cache(maxsize=4096)
@@ -65,6 +64,16 @@ def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tupl
         return source, target
     parts = stages(source, target, view)
     return None if parts is None else (parts.middle.source, parts.middle.target)
+
+
+@lru_cache(maxsize=4096)
+def view_receipts(source: Layout, target: Layout, view: View | None) -> ByDevice:
+    """The bytes that each device lacks, counted through a view without common units; nothing of a reduction."""
+    if not source.partial_as(target):
+        return ByDevice(0)
+    received, _ = by_device(source, replace(target, dtype=source.dtype), view or View.identity(source.shape))
+    nbytes = _narrower(source, target).nbytes
+    return ByDevice(0, {device: nbytes(received[device]) for device in target.mesh.devices})
 
 
 def _narrower(source: Layout, target: Layout) -> Layout:

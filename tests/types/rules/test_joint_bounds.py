@@ -12,6 +12,11 @@ from tests.oracle import PADDING, tiles_of
 from tests.trees import random_tree
 
 
+def plain(moves: list[tuple[rs.Layout, rs.Layout]]) -> list[tuple[rs.Layout, rs.Layout, None]]:
+    """The moves, without views."""
+    return [(source, target, None) for source, target in moves]
+
+
 def test_it_is_the_busiest_devices_sum():
     """Against a count of the elements that each device lacks, one by one."""
     choose = random.Random(3)
@@ -23,23 +28,23 @@ def test_it_is_the_busiest_devices_sum():
             for device in target.mesh.devices:
                 more = {*wanted[device].flat} - {*held[device].flat} - {PADDING}
                 lacks[device] = lacks.get(device, 0) + target.nbytes(len(more))
-        assert joint_lower_bound(moves) == max(lacks.values(), default=0)
+        assert joint_lower_bound(plain(moves)) == max(lacks.values(), default=0)
 
 
 def test_it_is_no_less_than_the_bound_of_one_array():
     choose = random.Random(5)
     for _ in range(60):
         moves = list(random_tree(choose).values())
-        joint = joint_lower_bound(moves)
+        joint = joint_lower_bound(plain(moves))
         assert max(lower_bound(*ends) for ends in moves) <= joint <= sum(lower_bound(*ends) for ends in moves)
 
 
 def test_reductions_of_all_arrays_add_up():
     mesh = rs.Mesh(x=4)
     ends = tuple(rs.Layout.parse(text, mesh) for text in ("f32[16] + sum{x}", "f32[{x}4]"))
-    assert joint_lower_bound([ends, ends]) == 2 * lower_bound(*ends)
+    assert joint_lower_bound(plain([ends, ends])) == 2 * lower_bound(*ends)
     uneven = tuple(rs.Layout.parse(text, mesh) for text in ("f32[15] + sum{x}", "f32[{x}4/15]"))
-    assert joint_lower_bound([uneven, uneven]) >= lower_bound(*uneven)
+    assert joint_lower_bound(plain([uneven, uneven])) >= lower_bound(*uneven)
 
 
 def test_what_leaves_holders_adds_up():
@@ -48,7 +53,7 @@ def test_what_leaves_holders_adds_up():
     above = 0
     for _ in range(25):
         moves = [*[random_crossing(choose)] * choose.randint(1, 3), random_crossing(choose)]
-        bound = joint_endpoint_bound(moves)
+        bound = joint_endpoint_bound(plain(moves))
         alone = max(endpoint_bound(*ends) for ends in moves)
         above += bound > alone
         tree = rs.plan_tree({str(number): ends for number, ends in enumerate(moves)})
@@ -75,3 +80,14 @@ def test_views_and_casts_add_up():
     move = rs.Move(source, target, view="a b -> (a b)", cast=True)
     one, two = rs.plan_tree({"a": move}), rs.plan_tree({"a": move, "b": move})
     assert two.lower_bound_bytes == 2 * one.lower_bound_bytes == two.received_bytes > 0
+
+
+def test_views_without_common_units_add_up():
+    """A fused q, k and v in two pieces, which end where none of the three does."""
+    trainer, server = rs.Mesh(fsdp=4, tp=2), rs.Mesh({"tp": 4}, device_ids=range(8, 12))
+    fused, query = rs.Layout.parse("bf16[{fsdp}64, {tp}384]", trainer), rs.Layout.parse("bf16[256, {tp}64]", server)
+    move = rs.Move(fused, query, view="m (three h) -> m h", take={"three": 0}, three=3)
+    tree = rs.plan_tree(
+        {"a": move, "b": (rs.Layout.parse("bf16[{fsdp}64]", trainer), rs.Layout.parse("bf16[256]", server))}
+    )
+    assert tree.lower_bound_bytes == tree.received_bytes == 2 * (256 * 64 + 256)
