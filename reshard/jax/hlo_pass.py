@@ -11,7 +11,7 @@ Whatever fails, that chain stays as it was, and its fate says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -211,11 +211,8 @@ class _Round:
     def _candidate(self, chain: Chain, fate: ChainFate, finder: Finder, liveness: Liveness) -> _Candidate:
         if is_needed(chain, finder.flow):
             raise Unfit(f"it receives no more than is needed, {fate.received_bytes} B")
-        sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
-        in_place = sum(array.nbytes for one in sums for array in one.results)  # XLA adds up where the summands are
-        allowed = liveness.of(chain).peak_bytes - in_place
-        one = self._planned(chain, fate, finder.replacements(chain), allowed)
-        if not one.excess_bytes or allowed + one.excess_bytes <= self.peak_bytes:
+        one = self._planned(chain, fate, finder.replacements(chain), lambda: _allowed_bytes(chain, liveness))
+        if not one.excess_bytes or one.allowed_bytes + one.excess_bytes <= self.peak_bytes:
             return one
         smaller = self._smaller(one)
         if smaller is None:
@@ -228,10 +225,13 @@ class _Round:
         return program_memory(self.traced.flow, {}).peak_bytes
 
     def _planned(
-        self, chain: Chain, fate: ChainFate, replacements: tuple[Replacement, ...], allowed: int,
+        self, chain: Chain, fate: ChainFate, replacements: tuple[Replacement, ...], allowed_bytes: Callable[[], int],
         budget: int | None = None,
     ) -> _Candidate:  # fmt: skip
-        """The plans for a chain under a budget, compiled; raises `Unfit` if they do not receive less."""
+        """The plans for a chain under a budget, compiled; raises `Unfit` if they do not receive less.
+
+        What the chain is allowed to need is asked for last: most chains receive no more than is needed.
+        """
         keys, uses = self._keys(replacements, budget)
         planned = sum(key.received_bytes for key in keys)
         permutes = sum(len(key.boxes) for key in keys if isinstance(key, ShiftKey))
@@ -243,6 +243,7 @@ class _Round:
         compiled = sum(piece.received_bytes for piece in pieces)
         if compiled >= fate.received_bytes:
             raise Unfit(f"the plan would receive {compiled} B as compiled here, and not {planned} B")
+        allowed = allowed_bytes()
         excess = max(0, max(piece.peak_bytes for piece in pieces) - allowed - _ALIGNMENT)
         region, source = chain.region.computation.name, replacements[0].source
         changes = tuple(
@@ -312,7 +313,7 @@ class _Round:
             pairs = [one.move for one in moves if one.move is not None]
             if tuple(self._plan(one.source, one.target, large.allowed_bytes) for one in pairs) == large.fate.plans:
                 return None
-            one = self._planned(large.chain, fate, moves, large.allowed_bytes, large.allowed_bytes)
+            one = self._planned(large.chain, fate, moves, lambda: large.allowed_bytes, large.allowed_bytes)
         except (Unfit, ReshardError):
             return None
         return None if one.excess_bytes else one
@@ -383,6 +384,12 @@ class _Ops:
     def are_taken(self, chain: Chain) -> bool:
         """Whether the operations take all that a chain moves."""
         return self._taken.issuperset(chain.collectives)
+
+
+def _allowed_bytes(chain: Chain, liveness: Liveness) -> int:
+    """The memory that a chain needs; XLA adds up sums where the summands are."""
+    sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
+    return liveness.of(chain).peak_bytes - sum(array.nbytes for one in sums for array in one.results)
 
 
 def _too_large(one: _Candidate) -> str:
