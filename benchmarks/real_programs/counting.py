@@ -102,7 +102,7 @@ def _collective(kind: str, started: bool, rest: str, at: int) -> int:
     group = _group_size(rest)
     match kind:
         case "all-reduce":
-            return 2 * size * (group - 1) // group
+            return -(-2 * size * (group - 1) // group)  # a sum of one byte takes a whole one each way
         case "reduce-scatter":
             return size * (group - 1)
         case _:

@@ -73,7 +73,7 @@ class _Region:
         self.maps = maps
         self.region = region
         self.makes = tuple(kind for kind in REDUCTIONS if not (from_sums and kind == "all_reduce"))
-        self.sites = [site for site in flow.sites(region) if not flow.is_view(site)]
+        self.sites = flow.makers(region)
         self.collectives = {_result_of(site): taken for site in self.sites if (taken := _take(site, pending))}
         self.used: set[HloValue] = set()
         self.needed: set[HloValue] = set()

@@ -12,6 +12,7 @@ looked through:
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,6 +92,9 @@ class Flow:
         self.module = module
         self._inner: dict[tuple[Scope, str], Scope] = {}
         self._origins: dict[HloValue, HloValue] = {}
+        self._positions: dict[HloValue, tuple[float, ...]] = {}
+        self._orders: dict[str, dict[str, int]] = {}
+        self._makers: dict[Scope, list[Site]] = {}
         self.regions: tuple[Scope, ...] = tuple(self._all_regions())
 
     def sites(self, scope: Scope) -> Iterator[Site]:
@@ -99,6 +103,12 @@ class Flow:
             if (inner := self.inner(scope, instruction)) is not None:
                 yield from self.sites(inner)
             yield Site(scope, instruction)
+
+    def makers(self, region: Scope) -> list[Site]:
+        """The instructions of a region that make data of their own, so that `origin` does not look through them."""
+        if region not in self._makers:
+            self._makers[region] = [site for site in self.sites(region) if not self.is_view(site)]
+        return self._makers[region]
 
     def _starting(self, scope: Scope) -> Iterator[Site]:
         """The instructions of a region that may start others; those inside of fusions never do."""
@@ -141,12 +151,24 @@ class Flow:
 
     def array_origins(self, value: HloValue) -> Iterator[HloValue]:
         """The origin of each array of a value, which may be a tuple."""
-        shape = value.instruction.shape
-        if value.instruction.opcode.endswith("-start") or isinstance(shape, Array):
+        instruction = value.instruction
+        if instruction.is_array or instruction.opcode.endswith("-start"):
             yield self.origin(value)
             return
-        for path in paths(shape):
+        for path in paths(instruction.shape):
             yield self.origin(HloValue(value.scope, value.name, (*value.path, *path)))
+
+    def position(self, value: HloValue) -> tuple[float, ...]:
+        """Where a value is made: the positions of the instructions that contain it, then its own."""
+        known = self._positions.get(value)
+        if known is None:
+            computation, caller = value.scope.computation, value.scope.caller
+            if computation.name not in self._orders:
+                names = enumerate(one.name for one in computation.instructions)
+                self._orders[computation.name] = {name: at for at, name in names}
+            outer = () if caller is None else self.position(HloValue(caller.scope, caller.instruction.name))[:-1]
+            known = self._positions[value] = (*outer, self._orders[computation.name][value.name], math.inf)
+        return known
 
     def is_view(self, site: Site) -> bool:
         """Whether the instruction makes no data of its own, so that `origin` looks through it."""
@@ -214,9 +236,10 @@ def _behind_async(value: HloValue) -> HloValue | None:
     AsyncCollectiveDone repeats the collective, and yields its result.
     """
     scope, path, instruction = value.scope, value.path, value.instruction
-    if instruction.opcode.endswith("-done") and instruction.operands:
+    opcode = instruction.opcode
+    if opcode[-5:] == "-done" and instruction.operands:
         return HloValue(scope, instruction.operands[0], path)
-    if instruction.opcode != "custom-call" or not instruction.operands:
+    if opcode != "custom-call" or not instruction.operands:
         return None
     if '"AsyncCollectiveStart"' in instruction.rest and path in ((0,), (1,)):
         collective = scope.computation.by_name[instruction.operands[0]]

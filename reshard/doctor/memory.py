@@ -108,15 +108,17 @@ class _Memory:
         self.moved = moved
         self.regions = {region.computation.name: region for region in flow.regions}
         self._peaks: dict[str, _Peak] = {}
+        self._lives: dict[str, list[int]] = {}
 
     def of_entry(self) -> ProgramMemory:
         """The memory of the program."""
         region = self.flow.regions[0]
-        live = self._live(_Ranges(self, region))
+        name = region.computation.name
+        peak = self.peak(name)
+        live = self._lives[name]
         moving = {value.name for value in self.moved if value.scope is region}
         names = [instruction.name for instruction in region.computation.instructions]
         timeline = tuple(Moment(name, size, name in moving) for name, size in zip(names, live, strict=True))
-        peak = self.peak(region.computation.name)
         largest_first = sorted(peak.buffers, key=lambda buffer: -buffer.array.nbytes)
         return ProgramMemory(peak.live_bytes, tuple(largest_first), timeline)
 
@@ -127,7 +129,7 @@ class _Memory:
             region = self.regions.get(name)
             if region is not None:
                 ranges = _Ranges(self, region)
-                live = self._live(ranges)
+                self._lives[name] = live = self._live(ranges)
                 self._peaks[name] = self._at(ranges, live.index(max(live))) if live else _Peak(0, ())
         return self._peaks[name]
 

@@ -6,7 +6,6 @@ one instruction after another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -40,8 +39,6 @@ class Tracer:
         self.maps = maps
         self.numbering = numbering
         self.leaves = leaves
-        self._positions: dict[HloValue, tuple[float, ...]] = {}
-        self._orders: dict[str, dict[str, int]] = {}
         self.tiles: dict[int, Array] = {}
         self.ends: dict[int, HloValue] = {}
 
@@ -59,7 +56,7 @@ class Tracer:
         origins = Origins(*(np.full(points.device.size, NOWHERE, np.int64) for _ in range(3)))
         pending = {value: [(np.arange(points.device.size), points)]}
         while pending:  # ends: each step goes back to operands
-            value = max(pending, key=self._position)
+            value = max(pending, key=self.maps.flow.position)
             rows, points = _joined(pending.pop(value))
             if value in self.leaves or self.maps.sources(value) is None:
                 for into, part in zip(origins, self._at_leaf(value, points), strict=True):
@@ -69,18 +66,6 @@ class Tracer:
                 if inner.device.size:
                     pending.setdefault(source, []).append((rows if where is None else rows[where], inner))
         return origins
-
-    def _position(self, value: HloValue) -> tuple[float, ...]:
-        """Where a value is made: the positions of the instructions that contain it, then its own."""
-        known = self._positions.get(value)
-        if known is None:
-            computation, caller = value.scope.computation, value.scope.caller
-            if computation.name not in self._orders:
-                names = enumerate(one.name for one in computation.instructions)
-                self._orders[computation.name] = {name: at for at, name in names}
-            outer = () if caller is None else self._position(HloValue(caller.scope, caller.instruction.name))[:-1]
-            known = self._positions[value] = (*outer, self._orders[computation.name][value.name], math.inf)
-        return known
 
     def arriving(self, values: Iterable[HloValue]) -> int | None:
         """The most elements of the values that one device gets from others; None if there are too many to follow.

@@ -31,6 +31,7 @@ _MOST_DIGITS = 4300  # Python reads no longer numbers.
 _MODULE = re.compile(r"^HloModule +([^\s,]+)(.*)$", re.MULTILINE)
 _COMPUTATION = re.compile(r"(ENTRY +)?%?([\w.\-]+).*\{\s*$")
 _NAMED = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ")
+_ONE_ARRAY = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ([^\s(]\S*) ([a-z][\w\-]*)\(")  # most lines
 _OPCODE = re.compile(r"(.*?)\s([a-z][\w\-]*)\(")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[{(\[]|[})\]]|,')
@@ -56,6 +57,11 @@ class Instruction:
     def shape(self) -> Shape:
         """The shape of the result."""
         return parse_shape(self.shape_text)
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the result is one array, and no tuple."""
+        return not self.shape_text.startswith("(")
 
     @cached_property
     def arrays(self) -> tuple[Array, ...]:
@@ -228,6 +234,8 @@ def _computations(module: str, lines: list[str]) -> tuple[dict[str, Computation]
 
 def _instruction(module: str, computation: str, line: str) -> list[Instruction]:
     """The instruction on a line; empty if the line only continues a literal."""
+    if plain := _ONE_ARRAY.match(line):
+        return [Instruction(plain[2], plain[4], bool(plain[1]), plain[3], line[plain.end() :])]
     named = _NAMED.match(line)
     if named is None:
         return []

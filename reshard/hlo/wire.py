@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from reshard.errors import NotationError
 
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_FIXED = frozenset((1, 3, 4, 5, 6, 7))  # of a size that the type says, or not in use
 _MOST_BITS = 70  # ten groups of seven bits hold every 64-bit number
 _WORD = 1 << 64
 
@@ -112,12 +113,24 @@ def decode(data: bytes) -> Message:
     at, end = 0, len(data)
     try:
         while at < end:  # ends: each field takes at least a byte
-            key, at = _read_varint(data, at)
-            number, wire_type = key >> 3, key & 7
-            value, at = _read_value(data, at, wire_type)
-            if number == 0 or at > end:
+            key = data[at]  # Most keys, lengths and numbers are of one byte: a call for each would double the time.
+            at += 1
+            if key >= 0x80:
+                key, at = _read_varint(data, at - 1)
+            wire_type = key & 7
+            if wire_type in _FIXED:
+                value, at = _read_value(data, at, wire_type)
+            else:
+                value = data[at]
+                at += 1
+                if value >= 0x80:
+                    value, at = _read_varint(data, at - 1)
+                if wire_type == _BYTES:
+                    at += value
+                    value = data[at - value : at]
+            if key < 8 or at > end:
                 raise NotationError("it has a field that its length cuts off")
-            fields.append(Field(number, wire_type, value))
+            fields.append(Field(key >> 3, wire_type, value))
     except (IndexError, NotationError) as error:
         raise NotationError(
             f"serialized HLO of {len(data)} bytes: byte {at} does not start a field ({error}); "
@@ -135,15 +148,20 @@ def scan(data: bytes, wanted: frozenset[int]) -> dict[int, list[Value]]:
     values: dict[int, list[Value]] = {number: [] for number in wanted}
     at, end = 0, len(data)
     while at < end:  # ends: each field takes at least a byte
-        key, at = _read_varint(data, at)
-        wire_type = key & 7
-        if wire_type == _BYTES:
-            length, at = _read_varint(data, at)
+        key = data[at]
+        at += 1
+        if key >= 0x80:
+            key, at = _read_varint(data, at - 1)
+        if key & 7 == _BYTES:
+            length = data[at]
+            at += 1
+            if length >= 0x80:
+                length, at = _read_varint(data, at - 1)
             if key >> 3 in wanted:
                 values[key >> 3].append(data[at : at + length])
             at += length
             continue
-        value, at = _read_value(data, at, wire_type)
+        value, at = _read_value(data, at, key & 7)
         if key >> 3 in wanted:
             values[key >> 3].append(value)
     return values

@@ -27,6 +27,7 @@ from reshard import hlo
 from reshard.doctor.infer_layouts import Pick
 from reshard.errors import SpliceError
 from reshard.hlo import Array
+from reshard.jax.program_peaks import peak_bytes
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.types import dtypes
@@ -110,19 +111,33 @@ class Key(Hashable, Protocol):
 
 
 class Fragment(NamedTuple):
-    """A captured fragment, the bytes that a device holds at its peak, both tiles included, and those it receives."""
+    """A captured fragment: its module, and what it costs as it is compiled.
+
+    `peak_bytes` is what a device holds at its peak, both tiles included, `received_bytes` what it receives in how many
+    `launches` of collectives.
+    """
 
     module: bytes
     peak_bytes: int
     received_bytes: int = 0
+    launches: int = 0
 
 
 class Fragments:
-    """The fragments compiled so far for one set of devices, in the order of the program's device assignment."""
+    """The fragments compiled so far for one set of devices, in the order of the program's device assignment.
+
+    `program_peaks` are those of `ProgramPeaks`.
+    """
 
     def __init__(self, devices: Sequence[Any]) -> None:
         self.devices = tuple(devices)
         self._known: dict[Key, Fragment] = {}
+        self.program_peaks: dict[tuple[bytes, bytes], int] = {}
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices: `cpu`, `tpu`, `gpu` ..."""
+        return self.devices[0].platform
 
     def get(self, key: Key) -> Fragment:
         """The fragment of a plan; raises `SpliceError` where the compiler makes none."""
@@ -133,7 +148,7 @@ class Fragments:
     def _compile(self, key: Key) -> Fragment:
         """Compiles in a thread of its own, where neither the caller's jax contexts nor its meshes hold."""
         captured: list[bytes] = []
-        costs: list[tuple[int, int]] = []
+        costs: list[tuple[int, int, int]] = []
         errors: list[BaseException] = []
 
         def work() -> None:
@@ -141,7 +156,9 @@ class Fragments:
             try:
                 with jax.enable_x64(True):
                     compiled = _lowered(key, self.devices).compile()
-                    costs.append((_peak_bytes(compiled), hlo.traffic(hlo.parse(compiled.as_text())).received_bytes))
+                    traffic = hlo.traffic(hlo.parse(compiled.as_text()))
+                    peak = peak_bytes(compiled.memory_analysis())
+                    costs.append((peak, traffic.received_bytes, traffic.launches))
             except Exception as error:  # XLA raises what it likes; the chain stays as it is.
                 errors.append(error)
             finally:
@@ -163,13 +180,6 @@ def capture(module: bytes) -> bool:
         return False
     into.append(bytes(module))
     return True
-
-
-def _peak_bytes(compiled: Any) -> int:
-    """What the compiler says that a device holds at most."""
-    memory = compiled.memory_analysis()
-    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
-    return int(total - memory.alias_size_in_bytes)
 
 
 def _lowered(key: Key, devices: Sequence[Any]) -> Any:

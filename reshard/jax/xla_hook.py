@@ -17,7 +17,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,10 +25,12 @@ from typing import Any, NamedTuple
 import jax
 
 from reshard.errors import ProgramError
-from reshard.jax import fragments
+from reshard.jax import fragments, program_peaks
 from reshard.jax.chain_fate import ChainFate
+from reshard.jax.chain_plans import HloPassOptions
 from reshard.jax.fragments import Fragments
-from reshard.jax.hlo_pass import HloPassOptions, has_collectives, improve
+from reshard.jax.hlo_pass import has_collectives, improve
+from reshard.jax.program_peaks import Again, ProgramPeaks
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of, check_network
 
@@ -270,24 +272,29 @@ def _on_module(module: bytes) -> bytes | None:
     try:
         if fragments.capture(module):
             return None
+        if (handed := program_peaks.handed(module)) is not None:
+            return handed.module
         switched: Enabled | None = _state.context.value
         if switched is None:
             return None
-        devices = _devices_compiled_for()
-        if (devices is not None and len(devices) == 1) or not has_collectives(module):
+        compilation = _compilation()
+        if (compilation is not None and len(compilation.devices) == 1) or not has_collectives(module):
             return None
-        return _improved(module, devices, switched)
+        return _improved(module, compilation, switched)
     except BaseException:  # XLA would fail the user's compilation.
         _log.exception("the pass failed; the module stays as it was")
         return None
 
 
-def _improved(module: bytes, devices: Sequence[Any] | None, switched: Enabled) -> bytes | None:
+def _improved(module: bytes, compilation: _Compilation | None, switched: Enabled) -> bytes | None:
     started = time.perf_counter()
     try:
-        if devices is None:
+        if compilation is None:
             raise ProgramError("it is not known which devices the program is compiled for")
-        improved = improve(module, fragments_of(devices), JaxlibReader(), switched.options)
+        known = fragments_of(compilation.devices)
+        again = compilation.again
+        peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks)
+        improved = improve(module, known, JaxlibReader(), switched.options, peaks)
         report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
         better = improved.module
     except Exception as error:
@@ -301,20 +308,38 @@ def _improved(module: bytes, devices: Sequence[Any] | None, switched: Enabled) -
     return better
 
 
-def _devices_compiled_for() -> Sequence[Any] | None:
-    """The devices of the compilation that called the pass, in the order of its device assignment.
+class _Compilation(NamedTuple):
+    """The compilation that called the pass: its devices in order, and how to repeat it (None if that is not known)."""
 
-    XLA does not tell its passes. jax's function that compiles has them, and is one of our callers.
+    devices: Sequence[Any]
+    again: Again | None
+
+
+def _compilation() -> _Compilation | None:
+    """What the compilation that called the pass is for.
+
+    XLA does not tell its passes. jax's function that compiles has it, and is one of our callers.
     """
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     for _ in range(_FRAMES):
         if frame is None:
             return None
-        devices = frame.f_locals.get("executable_devices")
-        if devices is not None:
-            return list(devices)
+        if frame.f_locals.get("executable_devices") is not None:
+            return _Compilation(
+                list(frame.f_locals["executable_devices"]), _again(frame.f_code.co_name, frame.f_locals)
+            )
         frame = frame.f_back
     return None
+
+
+def _again(name: str, given: Mapping[str, Any]) -> Again | None:
+    """Repeats a call of jax's function that compiles; None if this is not that function, or it calls the host."""
+    repeat: Any = getattr(importlib.import_module("jax._src.compiler"), name, None)
+    names = ("backend", "module", "executable_devices", "options", "host_callbacks")
+    if repeat is None or any(each not in given for each in names) or given["host_callbacks"]:
+        return None
+    arguments = {each: given[each] for each in names}
+    return lambda: repeat(**arguments)
 
 
 def fragments_of(devices: Sequence[Any]) -> Fragments:

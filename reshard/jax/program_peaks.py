@@ -1,0 +1,115 @@
+"""The peak of a program that XLA is compiling, by compiling it again: as it is, and as the pass has rewritten it.
+
+What a compiler makes of a module is only known when it has: it chooses an order, fuses, and lets buffers share memory.
+So where no estimate shows that a rewritten program needs less, both are compiled, and the compiler says.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from reshard.errors import SpliceError
+from reshard.hlo import wire
+
+_MODULE_ID = 5
+_compiling = threading.local()
+
+Again = Callable[[], Any]
+"""Compiles the program once more, and returns XLA's executable."""
+
+
+class Peaks(Protocol):
+    """What a device holds at the peak of a program."""
+
+    def of(self, module: bytes | None) -> int:
+        """The peak with this module in place of the program's own, None for that one, in bytes."""
+        ...
+
+
+class Handed(NamedTuple):
+    """What the pass answers to XLA."""
+
+    module: bytes | None
+
+
+@dataclass
+class _Compilation:
+    """A program that is compiled only for its peak: the module that XLA will hand out, and what it is given back."""
+
+    module: bytes
+    instead: bytes | None
+    handed_out: list[bytes] = field(default_factory=list[bytes])
+
+
+class ProgramPeaks:
+    """The peaks of the program that XLA has handed `module` out for; `known` has those that were compiled before."""
+
+    def __init__(self, module: bytes, again: Again, known: dict[tuple[bytes, bytes], int]) -> None:
+        self._module = module
+        self._again = again
+        self._known = known
+
+    def of(self, module: bytes | None) -> int:
+        """The peak with this module, in bytes; raises `SpliceError` where it cannot be compiled again."""
+        key = _digest(self._module), b"" if module is None else _digest(module)
+        if key not in self._known:
+            self._known[key] = self._compiled(_Compilation(self._module, module))
+        return self._known[key]
+
+    def _compiled(self, one: _Compilation) -> int:
+        """Compiles in a thread of its own, since this one is inside of XLA."""
+        peaks: list[int] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            _compiling.now = one
+            try:
+                peaks.append(peak_bytes(self._again().get_compiled_memory_stats()))
+            except Exception as error:  # XLA raises what it likes.
+                errors.append(error)
+            finally:
+                _compiling.now = None
+
+        thread = threading.Thread(target=work, name="reshard-peak")
+        thread.start()
+        thread.join()
+        if errors:
+            raise SpliceError(f"the program cannot be compiled for its peak ({str(errors[0]).splitlines()[0]})")
+        if [_digest(each) for each in one.handed_out] != [_digest(one.module)]:
+            raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
+        return peaks[0]
+
+
+def handed(module: bytes) -> Handed | None:
+    """What XLA gets back if this thread compiles a program for its peak; None if it does not."""
+    one: _Compilation | None = getattr(_compiling, "now", None)
+    if one is None:
+        return None
+    one.handed_out.append(bytes(module))
+    return Handed(one.instead)
+
+
+def peak_bytes(memory: Any) -> int:
+    """What the compiler says that a device holds at most.
+
+    >>> from types import SimpleNamespace
+    >>> peak_bytes(SimpleNamespace(argument_size_in_bytes=4, output_size_in_bytes=4, temp_size_in_bytes=8,
+    ...                            alias_size_in_bytes=4))
+    12
+    """
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return int(total - memory.alias_size_in_bytes)
+
+
+def _digest(module: bytes) -> bytes:
+    """What a module is, but for the number that a process gives it."""
+    message = wire.decode(module)
+    message.remove(_MODULE_ID)
+    return hashlib.sha256(wire.encode(message)).digest()
