@@ -94,15 +94,20 @@ class Flow:
         self._origins: dict[HloValue, HloValue] = {}
         self._positions: dict[HloValue, tuple[float, ...]] = {}
         self._orders: dict[str, dict[str, int]] = {}
+        self._sites: dict[Scope, list[Site]] = {}
         self._makers: dict[Scope, list[Site]] = {}
         self.regions: tuple[Scope, ...] = tuple(self._all_regions())
 
-    def sites(self, scope: Scope) -> Iterator[Site]:
+    def sites(self, scope: Scope) -> list[Site]:
         """The instructions of a region; those inside a fusion or call come before the fusion or call itself."""
-        for instruction in scope.computation.instructions:
-            if (inner := self.inner(scope, instruction)) is not None:
-                yield from self.sites(inner)
-            yield Site(scope, instruction)
+        if scope not in self._sites:
+            sites: list[Site] = []
+            for instruction in scope.computation.instructions:
+                if (inner := self.inner(scope, instruction)) is not None:
+                    sites += self.sites(inner)
+                sites.append(Site(scope, instruction))
+            self._sites[scope] = sites
+        return self._sites[scope]
 
     def makers(self, region: Scope) -> list[Site]:
         """The instructions of a region that make data of their own, so that `origin` does not look through them."""

@@ -89,37 +89,60 @@ def infer_shift(tracer: Tracer, result: HloValue) -> Shift | None:
     if result.array is None or not result.array.elements:
         return None
     try:
-        cuts = [_cuts(tracer, result, result.array.dims, dim) for dim in range(len(result.array.dims))]
+        cuts = _cuts(tracer, result, result.array.dims)
         if math.prod(len(one) - 1 for one in cuts) > _MOST_CELLS:
             return None
-        cells = [_sources(tracer, result, box) for box in product(*map(pairwise, cuts))]
+        cells = _cells(tracer, result, list(product(*map(pairwise, cuts))))
     except Untraceable:
         return None
     known = [cell for cell in cells if cell is not None]
     return Shift(tuple(cuts), tuple(known)) if len(known) == len(cells) else None
 
 
-def _cuts(tracer: Tracer, result: HloValue, dims: Sequence[int], dim: int) -> tuple[int, ...]:
-    """The bounds of cells along a dim: where, on any device, an element and the next are not neighbours in one tile."""
-    others = [(0, size - 1) if at != dim else (0,) for at, size in enumerate(dims)]
-    cuts = {0, dims[dim]}
-    for corner in set(product(*others)):
-        indices = np.repeat(np.array(corner, np.int64)[:, np.newaxis], dims[dim], axis=1)
-        indices[dim] = np.arange(dims[dim])
-        device, index = _followed(tracer, result, indices)
+def _cuts(tracer: Tracer, result: HloValue, dims: Sequence[int]) -> list[tuple[int, ...]]:
+    """The bounds of cells along each dim: where, on any device, an element and the next are not neighbours in one tile.
+
+    All lines are followed at once: along each dim, those at the first and the last index of the others.
+    """
+    lines = [
+        (dim, corner)
+        for dim in range(len(dims))
+        for corner in sorted(set(product(*((0, size - 1) if at != dim else (0,) for at, size in enumerate(dims)))))
+    ]
+    devices, indices = _followed(tracer, result, np.concatenate([_line(dims, *line) for line in lines], axis=1))
+    ends = np.cumsum([dims[dim] for dim, _ in lines])[:-1]
+    cuts = [{0, size} for size in dims]
+    parts = zip(lines, np.split(devices, ends, axis=1), np.split(indices, ends, axis=2), strict=True)
+    for (dim, _), device, index in parts:
         steps = np.diff(index, axis=2)
         steps[dim] -= 1
         apart = (steps != 0).any(axis=(0, 1)) | (np.diff(device, axis=1) != 0).any(axis=0)
-        cuts.update((1 + np.flatnonzero(apart)).tolist())
-        if len(cuts) > _MOST_CELLS + 1:
+        cuts[dim].update((1 + np.flatnonzero(apart)).tolist())
+        if len(cuts[dim]) > _MOST_CELLS + 1:
             raise Untraceable("it is cut into too many cells")
-    return tuple(sorted(cuts))
+    return [tuple(sorted(one)) for one in cuts]
 
 
-def _sources(tracer: Tracer, result: HloValue, box: Sequence[tuple[int, int]]) -> tuple[Source, ...] | None:
-    """Where the devices get a cell from; None if its corners do not agree, or there are too many sources."""
-    corners = np.array(list(product(*((first, after - 1) for first, after in box))), np.int64).T
-    device, index = _followed(tracer, result, corners)
+def _line(dims: Sequence[int], dim: int, corner: Sequence[int]) -> Numbers:
+    """The indices of the elements along a dim, through a corner."""
+    indices = np.repeat(np.array(corner, np.int64)[:, np.newaxis], dims[dim], axis=1)
+    indices[dim] = np.arange(dims[dim])
+    return indices
+
+
+def _cells(
+    tracer: Tracer, result: HloValue, boxes: Sequence[Sequence[tuple[int, int]]]
+) -> list[tuple[Source, ...] | None]:
+    """Where the devices get each cell from; None if its corners do not agree, or there are too many sources."""
+    corners = [np.array(list(product(*((first, after - 1) for first, after in box))), np.int64).T for box in boxes]
+    devices, indices = _followed(tracer, result, np.concatenate(corners, axis=1))
+    ends = np.cumsum([one.shape[1] for one in corners])[:-1]
+    parts = zip(corners, np.split(devices, ends, axis=1), np.split(indices, ends, axis=2), strict=True)
+    return [_sources(*part) for part in parts]
+
+
+def _sources(corners: Numbers, device: Numbers, index: Numbers) -> tuple[Source, ...] | None:
+    """Where the devices get one cell from, whose corners come from these devices and indices."""
     offsets = index - (corners - corners[:, :1])[:, np.newaxis]
     if (device != device[:, :1]).any() or (offsets != offsets[:, :, :1]).any():
         return None

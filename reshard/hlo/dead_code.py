@@ -25,6 +25,7 @@ def remove_dead(module: ModuleProto, region: ComputationProto) -> None:
 def _remove_once(module: ModuleProto, computation: ComputationProto) -> bool:
     """Whether a pass from the last instruction to the first has removed anything."""
     users: dict[int, int] = {computation.root_id: 1}
+    followed = {one for instruction in computation.instructions for one in instruction.control}
     for instruction in computation.instructions:
         for operand in instruction.operands:
             users[operand] = users.get(operand, 0) + 1
@@ -33,7 +34,7 @@ def _remove_once(module: ModuleProto, computation: ComputationProto) -> bool:
         if not users.get(instruction.id) and not _has_effect(instruction):
             for operand in instruction.operands:
                 users[operand] -= 1
-            _remove(module, computation, instruction)
+            _remove(module, computation, instruction, instruction.id in followed)
             removed = True
         elif instruction.opcode == "fusion" and _was_opened(module, instruction) and _trim(module, instruction):
             return True
@@ -49,10 +50,10 @@ def _has_effect(instruction: InstructionProto) -> bool:
     return instruction.opcode in _KEPT or instruction.has_side_effect
 
 
-def _remove(module: ModuleProto, computation: ComputationProto, gone: InstructionProto) -> None:
+def _remove(module: ModuleProto, computation: ComputationProto, gone: InstructionProto, is_followed: bool) -> None:
     """Removes an instruction; what had to follow it now follows what it had to follow."""
     computation.instructions.remove(gone)
-    for other in computation.instructions:
+    for other in computation.instructions if is_followed else ():
         if gone.id in (control := other.control):
             other.control = dict.fromkeys([*(one for one in control if one != gone.id), *gone.control])
     if module.schedule is not None and computation.id in module.schedule:

@@ -6,7 +6,7 @@ The numbers of the fields are those of XLA's `hlo.proto` and `xla_data.proto`. E
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,9 +33,14 @@ _SUMMARIZED = frozenset({
 
 @dataclass(eq=False)
 class InstructionProto:
-    """One instruction; what its proto says beside the fields named here is kept as it is."""
+    """One instruction; what its proto says beside the fields named here is kept as it is.
+
+    Lists of ids are decoded once: they are not to be changed in place.
+    """
 
     message: Message
+    _name: str | None = field(default=None, repr=False)
+    _ids: dict[int, list[int]] = field(default_factory=dict[int, list[int]], repr=False)
 
     @classmethod
     def decode(cls, data: bytes) -> InstructionProto:
@@ -49,13 +54,16 @@ class InstructionProto:
     @property
     def name(self) -> str:
         """Its name, unique in the module."""
-        return self.message.text(_Instruction.NAME)
+        if self._name is None:
+            self._name = self.message.text(_Instruction.NAME)
+        return self._name
 
     @name.setter
     def name(self, value: str) -> None:
+        self._name = value
         self.message.set_data(_Instruction.NAME, value.encode())
 
-    @property
+    @cached_property
     def opcode(self) -> str:
         """HLO's opcode."""
         return self.message.text(_Instruction.OPCODE)
@@ -78,29 +86,39 @@ class InstructionProto:
     @property
     def operands(self) -> list[int]:
         """The ids of its operands."""
-        return self.message.numbers(_Instruction.OPERANDS)
+        return self._listed(_Instruction.OPERANDS)
 
     @operands.setter
     def operands(self, ids: Iterable[int]) -> None:
-        self.message.set_numbers(_Instruction.OPERANDS, ids)
+        self._list(_Instruction.OPERANDS, ids)
 
     @property
     def control(self) -> list[int]:
         """The ids of its control predecessors."""
-        return self.message.numbers(_Instruction.CONTROL)
+        return self._listed(_Instruction.CONTROL)
 
     @control.setter
     def control(self, ids: Iterable[int]) -> None:
-        self.message.set_numbers(_Instruction.CONTROL, ids)
+        self._list(_Instruction.CONTROL, ids)
 
     @property
     def called(self) -> list[int]:
         """The ids of the computations that it calls."""
-        return self.message.numbers(_Instruction.CALLED)
+        return self._listed(_Instruction.CALLED)
 
     @called.setter
     def called(self, ids: Iterable[int]) -> None:
-        self.message.set_numbers(_Instruction.CALLED, ids)
+        self._list(_Instruction.CALLED, ids)
+
+    def _listed(self, number: int) -> list[int]:
+        ids = self._ids.get(number)
+        if ids is None:
+            ids = self._ids[number] = self.message.numbers(number)
+        return ids
+
+    def _list(self, number: int, ids: Iterable[int]) -> None:
+        self._ids[number] = listed = list(ids)
+        self.message.set_numbers(number, listed)
 
     @property
     def channel(self) -> int:

@@ -10,6 +10,7 @@ removed: instructions, and parameters of fusions. All else keeps its bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,16 +77,17 @@ def splice(module: ModuleProto, change: Splice) -> Linked:
     if (module.schedule is None) != (fragment.schedule is None):
         raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
     source = region.named(change.source)
-    uses = [_outermost(module, region, use) for use in change.uses]
+    known = _Known(module)
+    uses = [_outermost(known, region, use) for use in change.uses]
     at = min(_index_of(region, _entered_at(region, use)) for use in uses)
     linked, results = Linked(fragment.is_laid_out), outputs(entry)
-    made = _link(module, region, fragment, source, change.metadata, linked)
+    made = _link(known, region, fragment, source, change.metadata, linked)
     values = [linked.instructions[one] for one in results]
     if any(use.output >= len(values) for use in uses):
         raise SpliceError(f"{change.region}: the fragment yields {len(values)} values, which are fewer than are used")
     region.instructions[at:at] = made
     linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
-    consumers = [_replace(module, region, use, values[use.output], linked) for use in uses]
+    consumers = [_replace(known, region, use, values[use.output], linked) for use in uses]
     if module.schedule is not None and fragment.schedule is not None:
         _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
     remove_dead(module, region)
@@ -99,9 +101,10 @@ def outputs(entry: ComputationProto) -> list[int]:
 
 def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
     """The ids of the values that a splice replaces for a use: its own, and those of fusions that only yield it."""
+    known = _Known(module)
     scopes = [module.computation_named(region)]
     for name in use.path:
-        scopes.append(_entered(module, scopes[-1].named(name)))
+        scopes.append(_entered(known, scopes[-1].named(name)))
     names = [*use.path, use.name]
     values = [scopes[-1].named(names[-1]).id]
     while len(scopes) > 1 and scopes[-1].root_id == values[-1]:  # ends: the scopes get fewer
@@ -115,11 +118,11 @@ def _same(shape: bytes) -> bytes:
     return shape
 
 
-def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
+def _outermost(known: _Known, region: ComputationProto, use: Use) -> Use:
     """The use, outside of every fusion that only yields it."""
     scopes = [region]
     for name in use.path:
-        scopes.append(_entered(module, scopes[-1].named(name)))
+        scopes.append(_entered(known, scopes[-1].named(name)))
     path, name = list(use.path), use.name
     while path and scopes[-1].root.name == name:  # ends: the path gets shorter
         scopes.pop()
@@ -127,14 +130,14 @@ def _outermost(module: ModuleProto, region: ComputationProto, use: Use) -> Use:
     return Use(tuple(path), name, use.output)
 
 
-def _entered(module: ModuleProto, caller: InstructionProto) -> ComputationProto:
+def _entered(known: _Known, caller: InstructionProto) -> ComputationProto:
     """The computation that an instruction runs, and no other does."""
     if caller.opcode not in _ENTERED or len(caller.called) != 1:
         raise SpliceError(f"{caller.name}: a value inside {caller.opcode} cannot be replaced")
     number = caller.called[0]
-    if sum(one.summary.called.count(number) for one in module.computations) != 1:
+    if known.calls[number] != 1:
         raise SpliceError(f"{caller.name}: other instructions call the same computation")
-    return module.computation(number)
+    return known.module.computation(number)
 
 
 def _entered_at(region: ComputationProto, use: Use) -> int:
@@ -151,7 +154,7 @@ def _index_of(computation: ComputationProto, number: int) -> int:
 
 
 def _link(
-    module: ModuleProto,
+    known: _Known,
     region: ComputationProto,
     fragment: ModuleProto,
     source: InstructionProto,
@@ -159,12 +162,11 @@ def _link(
     linked: Linked,
 ) -> list[InstructionProto]:
     """Adds the fragment's computations to the module, and returns the instructions of its entry for the region."""
-    entry = fragment.entry
+    module, entry = known.module, fragment.entry
     if [linked.compared(one.shape) for one in entry.parameters] != [linked.compared(source.shape)]:
         raise SpliceError(f"{source.name}: the fragment takes another shape or layout")
-    names = _Names(module)
     linked.instructions[entry.parameters[0].id] = source.id
-    linked.channels = _new_channels(module, fragment)
+    linked.channels = known.new_channels(fragment)
     added = [one for one in fragment.computations if one is not entry]
     linked.computations = dict(zip([one.id for one in added], module.new_ids(len(added)), strict=True))
     inserted = [one for one in entry.instructions if one.opcode != "parameter"]
@@ -173,18 +175,11 @@ def _link(
         computation.renumber(linked.computations[computation.id])
         _renumber(ComputationProto(computation.message, []), computation.instructions, linked)
     for computation in added:
-        _adopt(computation, linked, names, metadata)
-    _rewire(inserted, linked, names, metadata)
+        _adopt(computation, linked, known, metadata)
+    _rewire(inserted, linked, known, metadata)
     place = module.computations.index(region)
     module.computations[place:place] = added
     return inserted
-
-
-def _new_channels(module: ModuleProto, fragment: ModuleProto) -> dict[int, int]:
-    """Channels that the module does not use, for those of the fragment."""
-    last = max((channel for one in module.computations for channel in one.summary.channels), default=0)
-    used = sorted({one.channel for one in fragment.instructions() if one.channel})
-    return {channel: last + 1 + at for at, channel in enumerate(used)}
 
 
 def _renumber(computation: ComputationProto, instructions: Sequence[InstructionProto], linked: Linked) -> None:
@@ -194,7 +189,7 @@ def _renumber(computation: ComputationProto, instructions: Sequence[InstructionP
         linked.instructions[instruction.id] = first + at
 
 
-def _adopt(computation: ComputationProto, linked: Linked, names: _Names, metadata: bytes) -> None:
+def _adopt(computation: ComputationProto, linked: Linked, names: _Known, metadata: bytes) -> None:
     """Makes a computation of the fragment one of the module."""
     computation.root_id = linked.instructions[computation.root_id]
     computation.name = names.fresh(computation.name)
@@ -202,7 +197,7 @@ def _adopt(computation: ComputationProto, linked: Linked, names: _Names, metadat
     computation.describe_parameters()
 
 
-def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: _Names, metadata: bytes) -> None:
+def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: _Known, metadata: bytes) -> None:
     """Gives instructions the ids, names and channels of the module that they are added to."""
     for instruction in instructions:
         instruction.renumber(linked.instructions[instruction.id])
@@ -218,33 +213,41 @@ def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: _Na
             instruction.channel = linked.channels[instruction.channel]
 
 
-class _Names:
-    """Names that a module does not have yet."""
+class _Known:
+    """What a splice asks of the whole module: its names, its channels, and how many instructions call a computation."""
 
     def __init__(self, module: ModuleProto) -> None:
-        self.taken = {name for one in module.computations for name in (one.name, *one.summary.names)}
+        self.module = module
+        summaries = [one.summary for one in module.computations]
+        self.calls = Counter(number for one in summaries for number in one.called)
+        self.last_channel = max((channel for one in summaries for channel in one.channels), default=0)
+        self._taken = {name for one in summaries for name in one.names} | {one.name for one in module.computations}
 
     def fresh(self, name: str) -> str:
         """The name, with a number after it if it is taken."""
         candidate, number = name, 0
-        while candidate in self.taken:  # ends: the number grows
+        while candidate in self._taken:  # ends: the number grows
             number += 1
             candidate = f"{name}.s{number}"
-        self.taken.add(candidate)
+        self._taken.add(candidate)
         return candidate
 
+    def new_channels(self, fragment: ModuleProto) -> dict[int, int]:
+        """Channels that the module does not use, for those of the fragment."""
+        used = sorted({one.channel for one in fragment.instructions() if one.channel})
+        return {channel: self.last_channel + 1 + at for at, channel in enumerate(used)}
 
-def _replace(module: ModuleProto, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
+
+def _replace(known: _Known, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
     """Replaces one use by a value of the region; returns the ids of the region's instructions that now take it."""
     if not use.path:
         return _replace_in(region, region.named(use.name), value, linked)
-    names = _Names(module)
     scope, carried = region, value
     for name in use.path:
         caller = scope.named(name)
-        inner = _entered(module, caller)
+        inner = _entered(known, caller)
         shape = scope.by_id(carried).shape
-        parameter = parameter_instruction(names.fresh(f"{name}.tile"), len(inner.parameters), shape)
+        parameter = parameter_instruction(known.fresh(f"{name}.tile"), len(inner.parameters), shape)
         parameter.renumber(inner.new_id())
         inner.instructions.insert(0, parameter)
         inner.describe_parameters()

@@ -5,20 +5,23 @@ import pytest
 from reshard import hlo
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ModuleProto
-from reshard.jax import chain_fate
+from reshard.jax import chain_fate, hlo_pass
+from reshard.jax.chain_plans import HloPassOptions
 from reshard.jax.fragments import Fragment
-from reshard.jax.hlo_pass import HloPassOptions, has_collectives, improve
+from reshard.jax.hlo_pass import has_collectives, improve
 from tests.hlo.splices import NAMES, recorded
 
 
 class Recordings:
     """Stands for the compiler: fragments in the order in which they were recorded, and the recorded text."""
 
-    def __init__(self, name, peak_bytes=0, broken=False, received_bytes=0):
+    def __init__(self, name, peak_bytes=0, broken=False, received_bytes=0, launches=0, platform="cpu"):
         self.recorded = recorded(name)
         self.devices = tuple(range(8))
         self.peak_bytes = peak_bytes
         self.received_bytes = received_bytes
+        self.launches = launches
+        self.platform = platform
         self.broken = broken
         self.asked = []
 
@@ -28,7 +31,8 @@ class Recordings:
         if self.broken:
             raise SpliceError("it does not compile")
         assert len(shapes) >= len(self.asked)
-        return Fragment(self.recorded.splices[len(self.asked) - 1].fragment, self.peak_bytes, self.received_bytes)
+        fragment = self.recorded.splices[len(self.asked) - 1].fragment
+        return Fragment(fragment, self.peak_bytes, self.received_bytes, self.launches)
 
     def text(self, module):
         assert module == self.recorded.module
@@ -66,6 +70,67 @@ def test_a_plan_that_receives_more_as_compiled_is_not_taken(name):
     improved = fates(name, received_bytes=1 << 40)
     assert improved.module is None
     assert any("would receive 1099511627776 B as compiled here" in fate.why for fate in improved.fates)
+
+
+def test_on_an_accelerator_bytes_must_be_worth_their_launches():
+    improved = fates("train_cpu", launches=1 << 20, platform="tpu")
+    assert improved.module is None
+    assert any("more collectives" in fate.why and "would save" in fate.why for fate in improved.fates)
+    improved = fates("train_cpu", HloPassOptions(budget=1), launches=1 << 20, platform="cpu")
+    assert not any("more collectives" in fate.why for fate in improved.fates)
+
+
+class Measured:
+    """Stands for the compiler of whole programs: the peak of the plain one, and of each of the others in turn."""
+
+    def __init__(self, before, *after):
+        self.before = before
+        self.after = list(after)
+
+    def of(self, module):
+        peak = self.before if module is None else self.after.pop(0)
+        if peak is None:
+            raise SpliceError("the program cannot be compiled for its peak")
+        return peak
+
+
+def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False):
+    """`improve` on an accelerator, where the search finds these modules: with plans that exceed chains, and without."""
+    asked = []
+
+    def found(module, fragments, compiler, options, may_exceed):
+        asked.append(may_exceed)
+        fate = chain_fate.ChainFate("f.py:1", "main", "all_gather", 8, 4)
+        return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (fate,))
+
+    monkeypatch.setattr(hlo_pass, "_improve", found)
+    monkeypatch.setattr(hlo_pass, "_is_surely_lower", lambda improved: lower)
+    return improve(b"", Recordings("train_cpu", platform="tpu"), None, HloPassOptions(), peaks), asked
+
+
+@pytest.mark.parametrize(
+    ("peaks", "module", "asked"),
+    [
+        (Measured(10, 10), b"better", [True]),
+        (Measured(10, 11, 9), b"smaller", [True, False]),
+        (Measured(10, 11, 11), None, [True, False]),
+        (Measured(10, None), None, [True]),
+        (Measured(None), None, [True]),
+        (None, b"smaller", [False]),
+    ],
+)
+def test_the_compiler_says_whether_the_peak_rises(monkeypatch, peaks, module, asked):
+    improved, searched = measured(monkeypatch, peaks)
+    assert (improved.module, searched) == (module, asked)
+    assert all(fate.replaced for fate in improved.fates) == (module is not None)
+
+
+def test_a_peak_that_is_surely_lower_is_not_measured(monkeypatch):
+    assert measured(monkeypatch, Measured(None), lower=True)[0].module == b"better"
+
+
+def test_nothing_replaced_is_not_measured(monkeypatch):
+    assert measured(monkeypatch, Measured(None), changes=(None, None))[0].module is None
 
 
 def test_a_budget_below_the_floor_leaves_the_chain():
