@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from reshard.synth import cost
-from reshard.synth.network import Link, Network
+from reshard.synth.network import Network
 from reshard.types.batch import Batch, buffer_bytes, lanes
 from reshard.types.plan import Plan, StepSpec
 from reshard.types.tree_memory import DeviceKinds, Footprint
@@ -79,7 +79,7 @@ def _latency(plan: Plan, network: Network | None) -> float:
         return 0.0
     total = 0.0
     for step in plan.steps:
-        links = {axis: Link(link.latency, _FAST) for axis, link in network.links(step.operand.mesh).items()}
+        links = network.links(step.operand.mesh).with_bandwidth(_FAST)
         total += cost.seconds(StepSpec(step.kind, step.result, step.mode), step.operand, links)
     return total
 

@@ -1,10 +1,11 @@
-"""Predicted seconds of a step: the alpha-beta model, peer by peer.
+"""Predicted seconds of a step: the alpha-beta model, peer by peer, and on wires what the wires carry.
 
-A device gets one block from every peer, charged to the slowest axis on which the two differ:
+A device gets one block from every peer, charged to the slowest fabric on which the two differ: an axis with a switch of
+its own, or the wires that rings, lines and tori share.
 
-    seconds = sum over axes of messages * latency + blocks * block bytes / bandwidth
+    seconds of a switch = messages * latency + blocks * block bytes / bandwidth
 
-For example, an all-gather of tiles of t bytes over <dcn=2, x=4>, dcn the slower one:
+For example, an all-gather of tiles of t bytes over <dcn=2, x=4>, dcn the slower one, both with switches:
 
     axis   peers                     blocks   messages
     dcn    4 of the 7 differ in it   4        1            2 devices: one doubling
@@ -13,6 +14,9 @@ For example, an all-gather of tiles of t bytes over <dcn=2, x=4>, dcn the slower
 In an all-to-all or an exchange each block is a message. Gathers and reductions pass blocks on, doubling again and
 again: p - 1 messages for each prime p of an axis. Therefore a gather staged over the slow axis first sends fewer bytes
 over it than one over both axes at once, and an all-to-all of small blocks over many peers is slow for its latency.
+
+On wires (`wires`) several physical axes carry a step together, what passes by takes up wires too, and nothing arrives
+before it has passed all wires on its way.
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from reshard.synth.network import Link, Network
+from reshard.synth.link import Link
 from reshard.synth.network import Links as Links
+from reshard.synth.network import Network
+from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
+from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step, StepSpec
@@ -32,7 +38,7 @@ from reshard.types.primes import primes
 from reshard.types.rules.checker import check_step
 from reshard.types.rules.cost import Cost
 
-_Factors = list[tuple[int, int]]
+_Factors = Sequence[tuple[int, int]]
 """(stride, size) factors of the device positions."""
 
 
@@ -48,39 +54,47 @@ def seconds(step: StepSpec, operand: Layout, links: Links) -> float:
     cost = check_step(kind, operand, result, mode)
     if not cost.launches:
         return 0.0
-    if kind == "view_exchange":
-        return _boxes(cost.launches, cost.received, _slowest(operand, result, links))
-    refinement = refine(operand, result)
+    wires = Wires.of(links, operand.mesh)
+    refinement = None if kind == "view_exchange" else refine(operand, result)
     if refinement is None or (kind == "exchange" and not refinement.exact):
-        return _boxes(cost.launches, cost.received, _slowest(operand, result, links))
+        return _boxes(cost, operand, result, wires)
     match kind:
         case "all_reduce":
-            return 2 * _reduce_scatter(operand, refinement, links)
+            return 2 * _reduce_scatter(operand, refinement, wires)
         case "reduce_scatter":
-            return _reduce_scatter(operand, refinement, links)
+            return _reduce_scatter(operand, refinement, wires)
         case "all_gather":
-            return _blocks(_gathered(refinement), operand.tile_bytes, operand.mesh, links, doubling=True)
+            return _blocks(_gathered(refinement), operand.tile_bytes, operand.mesh, wires, doubling=True)
         case "all_to_all":
             peers = _gathered(refinement)
-            return _blocks(peers, operand.tile_bytes / math.prod(size for _, size in peers), operand.mesh, links)
+            return _blocks(peers, operand.tile_bytes / math.prod(size for _, size in peers), operand.mesh, wires)
         case _:
-            return _exchange(step, operand, refinement, cost, links)
+            return _exchange(step, operand, refinement, cost, wires)
 
 
-def fastest(routes: Iterable[Sequence[StepSpec]], source: Layout, links: Links) -> list[Sequence[StepSpec]]:
+Known = dict[tuple[Layout, StepSpec], float]
+"""The seconds of steps that are priced already."""
+
+
+def fastest(
+    routes: Iterable[Sequence[StepSpec]], source: Layout, links: Links, known: Known | None = None
+) -> list[Sequence[StepSpec]]:
     """The routes of least predicted seconds; steps that several routes share are priced once."""
-    known: dict[tuple[Layout, StepSpec], float] = {}
-    times: list[tuple[float, Sequence[StepSpec]]] = []
-    for route in routes:
-        total, at = 0.0, source
-        for step in route:
-            if (at, step) not in known:
-                known[at, step] = seconds(step, at, links)
-            total += known[at, step]
-            at = step.result
-        times.append((total, route))
+    known = {} if known is None else known
+    times = [(route_seconds(route, source, links, known), route) for route in routes]
     least = min(time for time, _ in times)
     return [route for time, route in times if as_fast(time, least)]
+
+
+def route_seconds(route: Sequence[StepSpec], source: Layout, links: Links, known: Known) -> float:
+    """Predicted seconds of the steps of a route, of which `known` has those that were priced before."""
+    total, at = 0.0, source
+    for step in route:
+        if (at, step) not in known:
+            known[at, step] = seconds(step, at, links)
+        total += known[at, step]
+        at = step.result
+    return total
 
 
 def as_fast(time: float, least: float) -> bool:
@@ -112,10 +126,10 @@ def timed_across(plan: Plan, network: Network | None) -> Plan:
 def _across(step: Step, network: Network) -> float:
     if one_set(step.operand.mesh, step.result.mesh):
         return seconds(StepSpec(step.kind, step.result, step.mode), step.operand, network.links(step.operand.mesh))
-    return _boxes(step.launches, step.endpoint_bytes, network.crossing)
+    return step.launches * network.crossing.latency + step.endpoint_bytes / network.crossing.bandwidth
 
 
-def _reduce_scatter(operand: Layout, refinement: Refinement, links: Links) -> float:
+def _reduce_scatter(operand: Layout, refinement: Refinement, links: Wires) -> float:
     peers = [(f.stride, f.size) for f in refinement.reduced]
     block = operand.tile_bytes / math.prod(size for _, size in peers)
     return _blocks(peers, block, operand.mesh, links, doubling=True)
@@ -125,7 +139,7 @@ def _gathered(refinement: Refinement) -> _Factors:
     return [(d.src, d.radix) for d in refinement.gathered if d.src is not None]
 
 
-def _exchange(step: StepSpec, operand: Layout, refinement: Refinement, cost: Cost, links: Links) -> float:
+def _exchange(step: StepSpec, operand: Layout, refinement: Refinement, cost: Cost, links: Wires) -> float:
     """An even exchange, or a permute, which is one of a single round."""
     in_turn, crossed = _exchange_peers(refinement)
     rounds = refinement.pieces
@@ -134,63 +148,109 @@ def _exchange(step: StepSpec, operand: Layout, refinement: Refinement, cost: Cos
     return _blocks(in_turn, block / per_round, operand.mesh, links, crossed, per_round)
 
 
-def _exchange_peers(refinement: Refinement) -> tuple[_Factors, set[int]]:
-    """The factors whose peers an exchange meets in turn, and the strides that messages of any round may cross.
+def _exchange_peers(refinement: Refinement) -> tuple[_Factors, _Factors]:
+    """The factors whose peers an exchange meets in turn, and those that messages of any round may cross.
 
     A digit that changes holders sends every message across both of them.
     """
     by_dst = {d.dst: d for d in refinement.digits if d.dst is not None}
-    crossed = {s for d in refinement.swapped for s in (d.src, d.dst) if s is not None}
-    in_turn: _Factors = []
+    crossed = {(s, d.radix) for d in refinement.swapped for s in (d.src, d.dst) if s is not None}
+    in_turn: list[tuple[int, int]] = []
     for digit in refinement.gathered:
         stride = digit.src or 0
         before = by_dst.get(stride)
         if before is not None and before.src is not None:
-            crossed.add(stride)
+            crossed.add((stride, digit.radix))
         in_turn.append((stride, digit.radix))
-    return in_turn, crossed
+    return in_turn, sorted(crossed)
 
 
 def _blocks(
-    in_turn: Iterable[tuple[int, int]],
+    in_turn: _Factors,
     block: float,
     mesh: Mesh,
-    links: Links,
-    crossed: Iterable[int] = (),
+    wires: Wires,
+    crossed: _Factors = (),
     repeat: int = 1,
     *,
     doubling: bool = False,
 ) -> float:
     """Seconds for one block from every peer along the factors `in_turn` of the device positions, `repeat` times.
 
-    Every message may cross the strides `crossed`, so once the axis of one of these is the slowest left, all blocks
-    that remain are charged to it.
+    Every message may cross the factors `crossed`, so once the fabric of one of these is the slowest left, all blocks
+    that remain are charged to it. What stays on the wires meanwhile takes as long as it takes there.
     """
-    sizes: dict[str, int] = {}
-    total = 1
-    for stride, size in in_turn:
-        for sub in mesh.sub_axes(stride, size):
-            sizes[sub.axis] = sizes.get(sub.axis, 1) * sub.size
-        total *= size
-    crossing = {mesh.axis_at(stride) for stride in crossed}
-    time, left = 0.0, total
-    # In the mesh's order where links are equal: that of a set differs by process, and so would the sum's last digit.
-    axes = [axis for axis in mesh.axes if axis in sizes or axis in crossing]
-    for axis in sorted(axes, key=lambda a: (links[a].bandwidth, -links[a].latency)):
-        link = links[axis]
-        near = 0 if axis in crossing else left // sizes[axis]
-        blocks = (left - near) * repeat
-        messages = sum(p - 1 for p in primes(sizes[axis])) if doubling else blocks
-        time += messages * link.latency + blocks * block / link.bandwidth
+    met, crossing = _by_fabric(in_turn, mesh, wires), _by_fabric(crossed, mesh, wires)
+    total = left = math.prod(size for _, size in in_turn)
+    time = 0.0
+    for fabric in _slow_first({*met, *crossing}, mesh, wires):
+        turn, over = met.get(fabric, ()), crossing.get(fabric, ())
+        near = 0 if over else left // math.prod(sub.size for sub in turn)
+        if fabric != _WIRES:
+            blocks = (left - near) * repeat
+            messages = sum(p - 1 for sub in turn for p in primes(sub.size)) if doubling else blocks
+            time += messages * wires[fabric].latency + blocks * block / wires[fabric].bandwidth
+        elif left:
+            tile = (near if doubling else left) * block * repeat
+            time += _on_wires(wires, mesh, turn, over, tile, (left - near) * repeat, doubling)
+        else:
+            time = max(time, _on_wires(wires, mesh, turn, over, total * block * repeat, total * repeat, doubling))
         left = near
     return time
 
 
-def _slowest(operand: Layout, result: Layout, links: Links) -> Link:
-    """The slowest link that an exchange of boxes can cross: that of an axis that one of the layouts uses."""
-    axes = {s.axis for s in (*operand.held, *result.held) if s.axis in links} or set(links)
-    return min((links[a] for a in axes), key=lambda link: (link.bandwidth, -link.latency))
+def _on_wires(
+    wires: Wires,
+    mesh: Mesh,
+    turn: Sequence[SubAxis],
+    over: Sequence[SubAxis],
+    tile: float,
+    messages: int,
+    doubling: bool,
+) -> float:
+    """Seconds of what stays on wires: a gather, or an all-to-all and a permutation of tiles of these bytes."""
+    spans = wires.spans(mesh, turn)
+    if doubling:
+        return spans.latency + spans.gather(tile)
+    every = wires.spans(mesh, (*turn, *over))
+    latency = max(every.latency, messages * wires.slowest.latency)
+    return latency + spans.swap(tile) + wires.spans(mesh, over).permute(tile)
 
 
-def _boxes(rounds: int, received: int, link: Link) -> float:
-    return rounds * link.latency + received / link.bandwidth
+_WIRES = ""
+"""The fabric of all axes that lie on wires; others are their own."""
+
+
+def _by_fabric(factors: _Factors, mesh: Mesh, wires: Wires) -> dict[str, list[SubAxis]]:
+    """The sub-axes that factors of the device positions consist of, by fabric."""
+    by_fabric: dict[str, list[SubAxis]] = {}
+    for stride, size in factors:
+        for sub in mesh.sub_axes(stride, size):
+            by_fabric.setdefault(_WIRES if wires.wired(sub.axis) else sub.axis, []).append(sub)
+    return by_fabric
+
+
+def _slow_first(fabrics: set[str], mesh: Mesh, wires: Wires) -> list[str]:
+    """The fabrics from slow to fast, and in the mesh's order where they are equal: the order of a set differs by
+    process, and so would a sum's last digit."""
+    ordered = [axis for axis in (_WIRES, *mesh.axes) if axis in fabrics]
+    return sorted(ordered, key=lambda axis: (wires.slowest if axis == _WIRES else wires[axis]).speed)
+
+
+def _boxes(cost: Cost, operand: Layout, result: Layout, wires: Wires) -> float:
+    """Seconds of an exchange of boxes: on the slowest link that it can cross, that of an axis that a layout uses.
+
+    On wires any message may go to any device of these axes.
+    """
+    used = {s.axis for s in (*operand.held, *result.held) if s.axis in wires} or set(wires)
+    time = max((_alone(cost, wires[axis]) for axis in used if not wires.wired(axis)), default=0.0)
+    mesh = operand.mesh
+    spans = wires.spans(mesh, (SubAxis(axis, 1, mesh.axes[axis]) for axis in mesh.axes if axis in used))
+    if not spans:
+        return time
+    latency = max(spans.latency, cost.launches * wires.slowest.latency)
+    return max(time, latency + spans.permute(cost.received))
+
+
+def _alone(cost: Cost, link: Link) -> float:
+    return cost.launches * link.latency + cost.received / link.bandwidth

@@ -2,7 +2,8 @@
 
 A `Link` is the alpha-beta model of one axis: a message of n bytes takes `latency + n / bandwidth` seconds. A
 `Network` has the link of every axis of a mesh: `Network.preset("h100")` on `<dp=16, tp=8>` gives `tp` NVLink and
-`dp` InfiniBand. How the links of a step's axes add up to its time is the business of `cost`.
+`dp` InfiniBand. Where its inner fabric is a torus, the axes of the mesh lie on physical ones (`torus`), and `wires`
+says what those carry. How the links of a step's axes add up to its time is the business of `cost`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import SupportsFloat, cast
+from typing import Any, cast
 
 from reshard.errors import NetworkError, quoted, shortened
-from reshard.synth.presets import FIGURES
+from reshard.synth.link import Link as Link
+from reshard.synth.link import LinkLike, link_of
+from reshard.synth.presets import FIGURES, PresetFigures
+from reshard.synth.torus import Torus
+from reshard.synth.wires import PhysicalAxis, Stretch, Wires
 from reshard.types.mesh import AXIS_NAME, Mesh
 from reshard.types.whole import listed, whole
 
@@ -26,36 +31,9 @@ OUTER_NAMES = ("dcn", "slice", "pod", "node", "host")
 
 _MOST_BYTES = 1 << 20  # Of a network's file.
 _LINK_KEYS = frozenset({"latency", "bandwidth"})
-_KEYS = frozenset({"name", "inner", "outer", "domain", "axes", "source", "between"})
+_TORUS_KEYS = frozenset(field.name for field in fields(Torus))
+_KEYS = frozenset({"name", "inner", "outer", "domain", "axes", "source", "between", "torus"})
 
-
-@dataclass(frozen=True)
-class Link:
-    """The link of one mesh axis: seconds that an empty message takes, and bytes/second per device and direction.
-
-    Raises `NetworkError` unless both are finite, latency >= 0 and bandwidth > 0.
-
-    >>> link = Link(1e-6, 9e10)
-    >>> f"{link.latency + 9e6 / link.bandwidth:.3e} s"
-    '1.010e-04 s'
-    """
-
-    latency: float
-    bandwidth: float
-
-    def __post_init__(self) -> None:
-        latency = _number(self.latency, "latency", "seconds, at least 0")
-        bandwidth = _number(self.bandwidth, "bandwidth", "bytes/second, above 0")
-        if latency < 0:
-            raise NetworkError(f"latency {quoted(latency)} is negative: give seconds, at least 0")
-        if bandwidth <= 0:
-            raise NetworkError(f"bandwidth {quoted(bandwidth)} is not positive: give bytes/second, above 0")
-        object.__setattr__(self, "latency", latency)
-        object.__setattr__(self, "bandwidth", bandwidth)
-
-
-LinkLike = Link | tuple[float, float]
-"""A `Link`, or its (latency in seconds, bandwidth in bytes/second)."""
 
 Links = Mapping[str, Link]
 """The link of every axis of a mesh, by name."""
@@ -66,8 +44,9 @@ class Network:
     """A fast fabric of `domain` devices (`inner`), the fabric between such domains (`outer`), and single axes.
 
     `between` is the link from one set of devices to another, by default the outer one. `axes` overrides the link of
-    an axis by name; `source` cites the figures. Immutable and hashable. Raises
-    `NetworkError` for a network without any link, a bad domain, or a bad axis name.
+    an axis by name; `source` cites the figures. `torus` says how the inner fabric is wired, None for a switch; the
+    inner bandwidth is then that of one physical axis. Immutable and hashable. Raises `NetworkError` for a network
+    without any link, a bad domain, or a bad axis name.
 
     >>> two_hosts = Network("lab", inner=(2e-6, 4.5e11), outer=(9e-6, 5e10), domain=8)
     >>> [link.bandwidth for link in two_hosts.links(Mesh(dp=2, tp=8)).values()]
@@ -81,6 +60,7 @@ class Network:
     axes: tuple[tuple[str, Link], ...]
     source: str
     between: Link | None
+    torus: Torus | None
 
     def __init__(
         self,
@@ -91,16 +71,18 @@ class Network:
         axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...] = (),
         source: str = "user-defined",
         between: LinkLike | None = None,
+        torus: Torus | None = None,
     ) -> None:
         own = _axes(axes)
         set_ = object.__setattr__
         set_(self, "name", _text(name, "name"))
-        set_(self, "inner", None if inner is None else _link(inner, "inner"))
-        set_(self, "outer", None if outer is None else _link(outer, "outer"))
+        set_(self, "inner", None if inner is None else link_of(inner, "inner"))
+        set_(self, "outer", None if outer is None else link_of(outer, "outer"))
         set_(self, "domain", _domain(domain))
         set_(self, "axes", tuple((axis, own[axis]) for axis in sorted(own)))
         set_(self, "source", _text(source, "source"))
-        set_(self, "between", None if between is None else _link(between, "between"))
+        set_(self, "between", None if between is None else link_of(between, "between"))
+        set_(self, "torus", _torus(torus, self.inner))
         if self.inner is None and self.outer is None and not own:
             raise NetworkError(
                 f"network {quoted(name)} has no link at all: give inner, outer or axes={{axis: Link(...)}}"
@@ -116,15 +98,17 @@ class Network:
         known = self.between or self.outer or self.inner
         return known or min((link for _, link in self.axes), key=lambda link: (link.bandwidth, -link.latency))
 
-    def links(self, mesh: Mesh) -> dict[str, Link]:
-        """The link of every axis of a mesh.
+    def links(self, mesh: Mesh) -> Wires:
+        """The link of every axis of a mesh, by name, and the wires that they lie on.
 
         1. An axis in `axes` has that link.
         2. An axis whose devices lie in one domain is inner: its size times the sizes of all more minor axes is at
            most `domain`, and its name starts with none of `OUTER_NAMES`.
         3. All others are outer. A network without an inner link uses the outer one for both.
 
-        Raises `NetworkError` for an axis without a link.
+        The inner axes lie on the physical axes of the torus, if there is one, in the order of the mesh.
+
+        Raises `NetworkError` for an axis without a link, and for a mesh with other sizes than the torus.
 
         >>> links = Network.preset("tpu-v5p").links(Mesh(dcn=2, x=16, y=32))
         >>> {axis: f"{link.bandwidth:.3g}" for axis, link in links.items()}
@@ -133,12 +117,16 @@ class Network:
         if not isinstance(mesh, Mesh):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise NetworkError(f"{quoted(mesh)} is not a Mesh; give Mesh(x=4, y=2)")
         own = dict(self.axes)
-        minor_first: list[tuple[str, Link]] = []
+        links: dict[str, Link] = {}
         span = 1
         for axis, size in reversed(list(mesh.axes.items())):
             span *= size
-            minor_first.append((axis, own.get(axis) or self._fabric(axis, span, mesh)))
-        return dict(reversed(minor_first))
+            links[axis] = own.get(axis) or self._fabric(axis, span, mesh)
+        links = {axis: links[axis] for axis in mesh.axes}
+        if self.torus is None or self.inner is None:
+            return Wires.of(links, mesh)
+        inner = [axis for axis, link in links.items() if axis not in own and link is self.inner]
+        return _laid_out(links, inner, mesh, self.torus, self.inner)
 
     def _fabric(self, axis: str, span: int, mesh: Mesh) -> Link:
         named = axis.lower().startswith(OUTER_NAMES)
@@ -163,7 +151,7 @@ class Network:
         2e-05
         """
         merged: dict[str, LinkLike] = {**dict(self.axes), **_axes(axes)}
-        return Network(self.name, self.inner, self.outer, self.domain, merged, self.source, self.between)
+        return Network(self.name, self.inner, self.outer, self.domain, merged, self.source, self.between, self.torus)
 
     @classmethod
     def of(cls, axes: Mapping[str, LinkLike], name: str = "user-defined", source: str = "user-defined") -> Network:
@@ -221,8 +209,11 @@ class Network:
         >>> Network.from_json(Network.preset("h200").to_json()) == Network.preset("h200")
         True
         """
-        shown = asdict(self)
-        return json.dumps({**shown, "axes": dict(shown["axes"])}, indent=2)
+        links = {name: _link_data(getattr(self, name)) for name in ("inner", "outer", "between")}
+        axes = {name: _link_data(link) for name, link in self.axes}
+        torus = {} if self.torus is None else {"torus": asdict(self.torus)}
+        shown = {"name": self.name, "domain": self.domain, "source": self.source, **links, "axes": axes, **torus}
+        return json.dumps(shown, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Network:
@@ -248,18 +239,6 @@ def _start(path: str | Path) -> bytes:
     return content
 
 
-def _number(value: object, what: str, want: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
-        raise NetworkError(f"{what} {quoted(value)} is not a number: give {want}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise NetworkError(f"{what} {quoted(value)} is not a finite number: give {want}")
-    return number
-
-
 def _text(value: object, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise NetworkError(f"{what} {quoted(value)} of a network: give a text that is not blank")
@@ -282,7 +261,7 @@ def _axes(axes: Mapping[str, LinkLike] | tuple[tuple[str, LinkLike], ...]) -> di
             raise NetworkError(
                 f"bad axis name {quoted(name)} in a network: give the name of a mesh axis, without sub-axes"
             )
-    return {str(name): _link(link, f"axis {quoted(name)}") for name, link in own.items()}
+    return {str(name): link_of(link, f"axis {quoted(name)}") for name, link in own.items()}
 
 
 def _domain(value: object) -> int:
@@ -294,19 +273,39 @@ def _domain(value: object) -> int:
     return domain
 
 
-def _link(value: object, what: str) -> Link:
-    if isinstance(value, Link):
-        return value
-    pair = cast("tuple[object, ...]", value) if isinstance(value, tuple) else ()
-    if len(pair) != 2:
-        raise NetworkError(
-            f"{what}: {quoted(cast('object', value))} is not a link; "
-            f"give a Link or (latency in s, bandwidth in bytes/s)"
-        )
-    try:
-        return Link(*cast("tuple[float, float]", pair))
-    except NetworkError as error:
-        raise NetworkError(f"{what}: {error}") from None
+def _torus(value: object, inner: Link | None) -> Torus | None:
+    if value is None:
+        return None
+    if not isinstance(value, Torus):
+        raise NetworkError(f"torus {quoted(value)} of a network: give a Torus(axes=3, wrap=4), or None for a switch")
+    if inner is None:
+        raise NetworkError(f"torus {quoted(value)}: it is how inner links are wired, and there is none; give inner=")
+    return value
+
+
+def _laid_out(links: Mapping[str, Link], inner: list[str], mesh: Mesh, torus: Torus, link: Link) -> Wires:
+    """The wires of a mesh whose inner axes, one after another, lie on the physical axes of a torus."""
+    sizes = [mesh.axes[axis] for axis in inner]
+    below = torus.under(sizes)
+    own = {axis: each for axis, each in links.items() if axis not in inner}
+    alone = Wires.of(own, mesh)
+    physical = tuple(PhysicalAxis(size, wraps, link) for size, wraps in below)
+    return alone.joined(links, physical, dict(zip(inner, _stretches(sizes, below), strict=True)))
+
+
+def _stretches(sizes: Sequence[int], below: Sequence[tuple[int, bool]]) -> list[tuple[Stretch, ...]]:
+    """Where each mesh axis, of these sizes, lies on the physical axes, both major to minor."""
+    stretches: list[tuple[Stretch, ...]] = []
+    for axis, size in enumerate(sizes):
+        start = math.prod(sizes[axis + 1 :])
+        parts: list[Stretch] = []
+        for on, (length, _) in enumerate(below):
+            first = math.prod(other for other, _ in below[on + 1 :])
+            low, high = max(start, first), min(start * size, first * length)
+            if low < high:
+                parts.append(Stretch(low // start, high // start, on, low // first))
+        stretches.append(tuple(parts))
+    return stretches
 
 
 def _parse(text: str, where: str) -> Network:
@@ -321,6 +320,7 @@ def _parse(text: str, where: str) -> Network:
             axes={n: _json_link(v, f"axis {n!r}") for n, v in _object(fields.get("axes", {}), "axes").items()},
             source=cast("str", fields.get("source", "user-defined")),
             between=None if fields.get("between") is None else _json_link(fields["between"], "between"),
+            torus=None if fields.get("torus") is None else _json_torus(fields["torus"]),
         )
     except NetworkError as error:
         raise NetworkError(f"{where}: {error}") from None
@@ -348,12 +348,30 @@ def _object(
     return fields
 
 
-def _json_link(value: object, what: str) -> tuple[float, float]:
-    fields = _object(value, what, _LINK_KEYS, _LINK_KEYS)
-    return cast("tuple[float, float]", (fields["latency"], fields["bandwidth"]))
+def _json_link(value: object, what: str) -> LinkLike:
+    fields = _object(value, what, _LINK_KEYS | {"shape"}, _LINK_KEYS)
+    figures = (fields["latency"], fields["bandwidth"], *([fields["shape"]] if "shape" in fields else []))
+    return cast("LinkLike", figures)
+
+
+def _json_torus(value: object) -> Torus:
+    figures: dict[str, Any] = _object(value, "torus", _TORUS_KEYS)
+    return Torus(**figures)
+
+
+def _link_data(link: Link | None) -> dict[str, object] | None:
+    """A link as JSON has it: a shape only where it is not a switch, so that older versions read it, too."""
+    if link is None:
+        return None
+    shape = {} if link.shape == "switch" else {"shape": link.shape}
+    return {"latency": link.latency, "bandwidth": link.bandwidth, **shape}
+
+
+def _preset_torus(figures: PresetFigures) -> Torus | None:
+    return None if figures.torus is None else Torus(**figures.torus._asdict())
 
 
 PRESETS: Mapping[str, Network] = MappingProxyType(
-    {f.name: Network(f.name, f.inner, f.outer, f.domain, source=f.source) for f in FIGURES}
+    {f.name: Network(f.name, f.inner, f.outer, f.domain, source=f.source, torus=_preset_torus(f)) for f in FIGURES}
 )
 """Known networks by name; `docs/networks.md` lists their figures, and each `source` cites them."""

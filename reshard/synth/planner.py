@@ -3,6 +3,7 @@
     routes        candidate steps                       the normal form, an exchange, over a permute, ...
     cost          their seconds on a network            the fastest few stay
     chain         each step checked by its typing rule  a plan: bytes, launches, live memory
+    idle          ... and over axes that nothing uses   less time for more bytes
     budget        steps cut until they fit              or a `BudgetError`
     _best         the least of these                    seconds, bytes, launches, memory
 
@@ -31,7 +32,7 @@ from reshard.errors import PlanError, ReshardError, quoted
 from reshard.synth import cost, moves
 from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
-from reshard.synth.routes import ROUTES, Pair, Route, crossing
+from reshard.synth.routes import ROUTES, Pair, Route, crossing, idle
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -125,10 +126,7 @@ def _plan(
         return _best([cost.timed_across(plan, network) for plan in plans], slack)
     links = None if network is None else network.links(pair.source.mesh)
     routes: Sequence[Sequence[StepSpec]] = list(dict.fromkeys(_routes(pair, links)))
-    if links is None:
-        routes = _slim(pair, routes)
-    elif budget is None:
-        routes = cost.fastest(routes, pair.source, links)
+    routes = _slim(pair, routes) if links is None else _timed_routes(pair, routes, links, pruned=budget is None)
     made: list[Plan] = []
     for route in routes:
         check_deadline()
@@ -157,6 +155,17 @@ def _routes(pair: Pair, links: Links | None) -> Iterator[Route]:
         for route in routes(pair, links):
             check_deadline()
             yield route
+
+
+def _timed_routes(
+    pair: Pair, routes: Sequence[Sequence[StepSpec]], links: Links, pruned: bool
+) -> Sequence[Sequence[StepSpec]]:
+    """The fastest routes, those over idle axes too; all those that any budget may need, if they are not `pruned`."""
+    known: cost.Known = {}
+    fastest = cost.fastest(routes, pair.source, links, known)
+    least = cost.route_seconds(fastest[0], pair.source, links, known)
+    over = list(idle.routes(pair, links, least)) if least else []
+    return cost.fastest([*fastest, *over], pair.source, links, known) if pruned else [*routes, *over]
 
 
 def _slim(pair: Pair, routes: Sequence[Sequence[StepSpec]]) -> Sequence[Sequence[StepSpec]]:

@@ -12,21 +12,38 @@ _Link = tuple[float, float]
 """Latency in seconds, bandwidth in bytes/second."""
 
 
+class TorusFigures(NamedTuple):
+    """The arguments of a `Torus`: physical axes, the multiple at which one wraps, whether all must, devices a chip."""
+
+    axes: int
+    wrap: int
+    cubes: bool = False
+    cores: int = 1
+
+
 class PresetFigures(NamedTuple):
-    """The arguments of a `Network`: links inside a domain and between domains, devices of a domain, the source."""
+    """The arguments of a `Network`: links inside a domain and between domains, its devices, the source, the torus."""
 
     name: str
     inner: _Link | None
     outer: _Link | None
     domain: int = 1
     source: str = ""
+    torus: TorusFigures | None = None
 
 
 _BOOK = "https://jax-ml.github.io/scaling-book"
 
 
-def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: int = 1) -> PresetFigures:
-    """A TPU: a ring on one torus axis sends through the links to both neighbours at once."""
+def _tpu(
+    name: str, one_way: float, dcn: float, chips: int, page: str, devices: int = 1, axes: int = 3
+) -> PresetFigures:
+    """A TPU: a ring on one torus axis sends through the links to both neighbours at once.
+
+    In three dimensions, tori are made of cubes of 4x4x4; in two, an axis wraps around where it has all 16 chips of a
+    pod's edge.
+    """
+    torus = TorusFigures(axes, 4, True, devices) if axes == 3 else TorusFigures(axes, 16, False, devices)
     source = (
         f"inner: ICI, {one_way:.3g} bytes/s one way per link ({_BOOK}/tpus, interconnect table) x 2 links: a ring with "
         "wraparound on one torus axis; without wraparound (axes below a full cube or pod edge) half of it. "
@@ -36,7 +53,8 @@ def _tpu(name: str, one_way: float, dcn: float, chips: int, page: str, devices: 
         f"latency: ICI about 1 us a hop ({_BOOK}/sharding, note on ICI latency), taken for one hop; "
         "DCN has no published figure: assumed order of magnitude, 10 us"
     )
-    return PresetFigures(name, (1e-6, 2 * one_way / devices), (1e-5, dcn / devices), chips * devices, source=source)
+    links = (1e-6, 2 * one_way / devices), (1e-5, dcn / devices)
+    return PresetFigures(name, *links, chips * devices, source=source, torus=torus)
 
 
 def _gpu(name: str, nvlink: float, domain: int, generation: int, page: str) -> PresetFigures:
@@ -67,11 +85,11 @@ FIGURES = (
     # Scaling book, part 2: 4.5e10 one way per link; DCN 6.25e9 per TPU; pod 16x16x16.
     _tpu("tpu-v4", 4.5e10, 6.25e9, 4096, "v4"),
     # Scaling book, part 2: 4.5e10 one way per link; DCN 3.125e9 (2 x 100 Gb/s per host of 8 chips); pod 16x16.
-    _tpu("tpu-v5e", 4.5e10, 3.125e9, 256, "v5e"),
+    _tpu("tpu-v5e", 4.5e10, 3.125e9, 256, "v5e", axes=2),
     # Scaling book, part 2: 9e10 one way per link; DCN 6.25e9 (Cloud TPU docs: 50 Gb/s per chip); pod of 8960.
     _tpu("tpu-v5p", 9e10, 6.25e9, 8960, "v5p"),
     # Scaling book, part 2: 9e10 one way per link; DCN 12.5e9 (Cloud TPU docs: 100 Gb/s per chip); pod 16x16.
-    _tpu("tpu-v6e", 9e10, 12.5e9, 256, "v6e"),
+    _tpu("tpu-v6e", 9e10, 12.5e9, 256, "v6e", axes=2),
     # Scaling book, part 2: 9e10 one way per link; DCN 12.5e9 per chip; pod of 9216 chips, 2 devices each.
     _tpu("tpu-7x", 9e10, 12.5e9, 9216, "tpu7x", devices=2),
     # Scaling book, GPUs: H100 450e9 GPU egress, 400e9 node egress of 8 GPUs; DGX H100: 8 ports of 400 Gb/s.

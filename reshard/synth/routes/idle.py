@@ -1,0 +1,107 @@
+"""Routes for a network over axes that neither layout uses: along them the array is replicated, and their wires idle.
+
+A worked example: f32[{dcn}8192] -> f32[16384] on <dcn=2, x=8, y=8>, tiles of t = 32 KiB, dcn far slower than x and y:
+
+    as it is       all_gather over dcn         t over dcn
+    over x and y   slice                       nothing; every device keeps t / 64
+                   all_gather over dcn         t / 64 over dcn
+                   all_gather over x and y     the rest, over x and y
+
+Devices receive more bytes than the lower bound, in less time. The idle axes are taken in the order of their bandwidth,
+the fastest first: each prefix of them is tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from itertools import accumulate
+
+from reshard.errors import LayoutError
+from reshard.synth import cost
+from reshard.synth.network import Links
+from reshard.synth.routes import normal, reduction
+from reshard.synth.routes.route import Pair, Route
+from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.pair.refine import Refinement
+from reshard.types.plan import StepSpec
+
+
+def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:
+    """The fastest routes over each prefix of the idle axes; those that cannot take less than `least` seconds are left.
+
+    >>> from reshard.synth.network import Network
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(dcn=2, x=8)
+    >>> pair = Pair(Layout.parse("f32[{dcn}8192]", mesh), Layout.parse("f32[16384]", mesh))
+    >>> links = Network.preset("tpu-v5p").links(mesh)
+    >>> [[step.kind for step in route] for route in routes(pair, links, least=1.0)]
+    [['slice', 'all_gather', 'all_gather']]
+    """
+    refinement = pair.refinement
+    if pair.crosses or pair.starts or refinement is None or not refinement.exact or pair.source.mesh.size == 1:
+        return
+    wires = sum(link.bandwidth for link in links.values())
+    for axes in accumulate([axis] for axis in idle_axes(pair, links)):
+        peers = math.prod(axis.size for axis in axes)
+        sliced = _sliced(pair.source, refinement, axes)
+        if sliced is None or (1 - 1 / peers) * pair.target.tile_bytes / wires >= least:
+            return
+        rest = Pair(sliced, pair.target)
+        after = reduction.routes(rest, links) if pair.reduces else normal.routes(rest, links)
+        first = StepSpec("slice", sliced)
+        yield from ((first, *route) for route in cost.fastest(after, sliced, links))
+
+
+def idle_axes(pair: Pair, links: Links) -> list[SubAxis]:
+    """The sub-axes that neither layout uses, the fastest first.
+
+    >>> from reshard.synth.network import Network
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=4)
+    >>> pair = Pair(Layout.parse("f32[{x:(1)2}8]", mesh), Layout.parse("f32[16]", mesh))
+    >>> [mesh.spell(axis) for axis in idle_axes(pair, Network.uniform(1e-6, 1e9).links(mesh))]
+    ['y', 'x:(2)2']
+    """
+    mesh = pair.source.mesh
+    used = [axis for layout in (pair.source, pair.target) for axis in (*layout.held, *layout.partial)]
+    free = [
+        axis for name in reversed(list(mesh.axes)) for axis in _free(mesh, name, [a for a in used if a.axis == name])
+    ]
+    return sorted(free, key=lambda axis: links[axis.axis].speed, reverse=True)
+
+
+def _free(mesh: Mesh, name: str, used: list[SubAxis]) -> Iterator[SubAxis]:
+    """What sub-axes leave of an axis, where it is a factor of it."""
+    pre = 1
+    for axis in sorted(used, key=lambda axis: axis.pre):
+        if axis.pre > pre and axis.pre % pre == 0:
+            yield SubAxis(name, pre, axis.pre // pre)
+        pre = max(pre, axis.pre * axis.size)
+    if mesh.axes[name] > pre and mesh.axes[name] % pre == 0:
+        yield SubAxis(name, pre, mesh.axes[name] // pre)
+
+
+def _sliced(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> Layout | None:
+    """The source cut by axes along digits that are local in both layouts; None where such digits do not divide."""
+    mesh = source.mesh
+    left = [digit.radix if digit.src is None and digit.dst is None else 1 for digit in refinement.digits]
+    held: list[list[Digit]] = [[] for _ in left]
+    for axis in axes:
+        at = next((n for n, radix in enumerate(left) if radix and radix % axis.size == 0), None)
+        if at is None:
+            return None
+        left[at] //= axis.size
+        held[at].append(Digit(axis.size, axis))
+    digits: list[list[Digit]] = [[] for _ in source.dims]
+    for (dim, radix, src, dst), new, rest in zip(refinement.digits, held, left, strict=True):
+        if src is not None:
+            digits[dim] += [Digit(sub.size, sub) for sub in mesh.sub_axes(src, radix)]
+        else:
+            digits[dim] += [*new, Digit(radix if dst is not None else rest, None)]
+    with contextlib.suppress(LayoutError):
+        dims: tuple[Dim, ...] = tuple(fitted(ds, dim.size) for ds, dim in zip(digits, source.dims, strict=True))
+        return Layout(mesh, dims, source.dtype, source.reduction, source.partial)
+    return None

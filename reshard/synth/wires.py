@@ -1,0 +1,236 @@
+"""Wires: what a collective takes on the rings and lines that the devices of a mesh lie on.
+
+A switch carries what its ports carry. On a ring every device reaches its two neighbours only, and what goes further
+takes up the wires in between. With tiles of t bytes and wires of W bytes/second to both neighbours together:
+
+    all-to-all, ring of p                        (p / 4) t / W; for odd p (p^2 - 1) / (4 p)
+    all-to-all, line of p                        twice that
+    all-to-all over several physical axes        the slowest of them
+    a sub-axis of q devices, s apart             s times that of a ring of q, or of a line if it does not go round
+    all-gather of q tiles, ring                  (q - 1) t / W; a device at the end of a line has half the wires
+    all-gather over several physical axes        the wires of all carry it together
+    any permutation                              at most two all-to-alls: over random devices between
+
+Each is a time in which the wires can do it, so none is less than what they allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import combinations
+from typing import NamedTuple
+
+from reshard.synth.link import Link
+from reshard.types.mesh import Mesh, SubAxis
+
+_MOST_SUBSETS = 6
+"""Physical axes up to which every subset is asked what crosses it."""
+
+
+class PhysicalAxis(NamedTuple):
+    """Devices in a row, each joined to the next; `wraps` joins the last to the first."""
+
+    size: int
+    wraps: bool
+    link: Link
+
+
+class Stretch(NamedTuple):
+    """The part of a mesh axis from stride `low` to `high` within it: it lies on physical axis `on`, `hop` apart."""
+
+    low: int
+    high: int
+    on: int
+    hop: int
+
+
+class Span(NamedTuple):
+    """What some sub-axes take up on one physical axis: `runs` of devices, each (devices between neighbours, size).
+
+    A `rough` span takes up any devices of the axis; its `size` is how many peers meet there.
+    """
+
+    axis: PhysicalAxis
+    runs: tuple[tuple[int, int], ...]
+    size: int
+    rough: bool = False
+
+    @property
+    def swap(self) -> float:
+        """Seconds of an all-to-all for each byte of a device's tile."""
+        load = sum(hop * _ring(size) * (1 if self._closes(hop, size) else 2) for hop, size in self.runs)
+        return load * (2 if self.rough else 1) / self.axis.link.bandwidth
+
+    @property
+    def gather(self) -> float:
+        """Seconds of an all-gather for each byte that a device receives: run by run, those that take longer first."""
+        if self.rough:
+            return self.swap
+        costs = sorted(((hop * (1 if self._closes(hop, size) else 2), size) for hop, size in self.runs), reverse=True)
+        total, tiles = 0, 1
+        for cost, size in costs:
+            total += cost * (size - 1) * tiles
+            tiles *= size
+        return total / (tiles - 1) / self.axis.link.bandwidth
+
+    @property
+    def hops(self) -> int:
+        """Wires between the two devices that are furthest apart."""
+        return sum(hop * (size // 2 if self._closes(hop, size) else size - 1) for hop, size in self.runs)
+
+    def _closes(self, hop: int, size: int) -> bool:
+        return self.axis.wraps and hop * size == self.axis.size
+
+
+class Spans(tuple[Span, ...]):
+    """What some sub-axes take up on all the physical axes that they lie on."""
+
+    @property
+    def latency(self) -> float:
+        """Seconds that an empty message takes to the device that is furthest away."""
+        return sum(span.hops * span.axis.link.latency for span in self)
+
+    def swap(self, tile: float) -> float:
+        """Seconds of the bytes of an all-to-all of tiles."""
+        return max((span.swap * tile for span in self), default=0.0)
+
+    def gather(self, tile: float) -> float:
+        """Seconds of the bytes of an all-gather of tiles: every subset of the axes has to bring in what comes over it.
+
+        >>> ring = Span(PhysicalAxis(4, True, Link(0, 1, "ring")), ((1, 4),), 4)
+        >>> Spans((ring,)).gather(1), Spans((ring, ring)).gather(1)
+        (3.0, 7.5)
+        """
+        sizes = range(1, len(self) + 1) if len(self) <= _MOST_SUBSETS else (1, len(self))
+        subsets = (subset for size in sizes for subset in combinations(self, size))
+        return max((_brought(subset) * tile for subset in subsets), default=0.0)
+
+    def permute(self, tile: float) -> float:
+        """Seconds of the bytes of any permutation of tiles."""
+        return 2 * self.swap(tile)
+
+
+class Wires(Mapping[str, Link]):
+    """The links of the axes of a mesh, and where those that are rings, lines or part of a torus lie on wires.
+
+    >>> wires = Wires.of({"x": Link(1e-6, 9e10, "ring"), "y": Link(1e-6, 9e10)}, Mesh(x=4, y=2))
+    >>> wires["x"].shape, wires.wired("x"), wires.wired("y")
+    ('ring', True, False)
+    """
+
+    def __init__(
+        self, links: Mapping[str, Link], axes: tuple[PhysicalAxis, ...], stretches: Mapping[str, tuple[Stretch, ...]]
+    ) -> None:
+        self._links = dict(links)
+        self._axes = axes
+        self._stretches = stretches
+        self._spans: dict[tuple[SubAxis, ...], Spans] = {}
+
+    @classmethod
+    def of(cls, links: Mapping[str, Link], mesh: Mesh) -> Wires:
+        """The links as they are if they have wires already, else every ring and line as a physical axis of its own."""
+        if isinstance(links, Wires):
+            return links
+        own = [name for name, link in links.items() if link.shape != "switch" and name in mesh.axes]
+        axes = tuple(PhysicalAxis(mesh.axes[name], links[name].shape == "ring", links[name]) for name in own)
+        return cls(links, axes, {name: (Stretch(1, mesh.axes[name], on, 1),) for on, name in enumerate(own)})
+
+    def joined(
+        self, links: Mapping[str, Link], axes: tuple[PhysicalAxis, ...], stretches: Mapping[str, tuple[Stretch, ...]]
+    ) -> Wires:
+        """These wires and others, whose stretches count the axes from zero, with the links of all."""
+        more = {name: tuple(s._replace(on=s.on + len(self._axes)) for s in parts) for name, parts in stretches.items()}
+        return Wires(links, (*self._axes, *axes), {**self._stretches, **more})
+
+    def __getitem__(self, axis: str) -> Link:
+        return self._links[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __repr__(self) -> str:
+        return f"Wires({self._links})"
+
+    def wired(self, axis: str) -> bool:
+        """Whether an axis lies on wires, which others share, and not on a switch of its own."""
+        return axis in self._stretches
+
+    def with_bandwidth(self, bandwidth: float) -> Wires:
+        """The same wires with another bandwidth."""
+        links = {name: Link(link.latency, bandwidth, link.shape) for name, link in self._links.items()}
+        axes = (a._replace(link=Link(a.link.latency, bandwidth, a.link.shape)) for a in self._axes)
+        return Wires(links, tuple(axes), self._stretches)
+
+    @cached_property
+    def slowest(self) -> Link:
+        """The slowest of the links that lie on wires."""
+        return min((axis.link for axis in self._axes), key=lambda link: link.speed)
+
+    def spans(self, mesh: Mesh, sub_axes: Iterable[SubAxis]) -> Spans:
+        """What sub-axes take up on the wires."""
+        key = tuple(sub_axes)
+        if key not in self._spans:
+            self._spans[key] = self._spans_of(mesh, key)
+        return self._spans[key]
+
+    def _spans_of(self, mesh: Mesh, sub_axes: tuple[SubAxis, ...]) -> Spans:
+        runs: dict[int, set[tuple[int, int]]] = {}
+        rough: dict[int, int] = {}
+        for sub in dict.fromkeys(sub_axes):
+            whole = mesh.axes[sub.axis]
+            low, high = whole // (sub.pre * sub.size), whole // sub.pre
+            pieces = [
+                (s, max(low, s.low), min(high, s.high))
+                for s in self._stretches.get(sub.axis, ())
+                if max(low, s.low) < min(high, s.high)
+            ]
+            if all(start % s.low == 0 and s.high % end == 0 and end % start == 0 for s, start, end in pieces):
+                for s, start, end in pieces:
+                    runs.setdefault(s.on, set()).add((s.hop * start // s.low, end // start))
+            else:
+                for s, _, _ in pieces:
+                    rough[s.on] = rough.get(s.on, 1) * sub.size
+        return Spans(self._span(on, runs.get(on, set()), rough.get(on, 0)) for on in sorted({*runs, *rough}))
+
+    def _span(self, on: int, runs: set[tuple[int, int]], rough: int) -> Span:
+        axis = self._axes[on]
+        joined = _joined(runs)
+        size = math.prod(size for _, size in joined)
+        return Span(axis, ((1, axis.size),), size * rough, rough=True) if rough else Span(axis, joined, size)
+
+
+def _ring(size: int) -> float:
+    """What an all-to-all of a ring of so many devices takes, in tiles over the bandwidth of a device's wires.
+
+    >>> _ring(4), _ring(3), _ring(1)
+    (1.0, 0.6666666666666666, 0.0)
+    """
+    return (size * size - size % 2) / (4 * size)
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The runs (hop, size), minor first, those that follow each other as one; a part that occurs twice only once.
+
+    >>> _joined({(2, 2), (1, 2), (8, 2)})
+    ((1, 4), (8, 2))
+    """
+    joined: list[tuple[int, int]] = []
+    for hop, size in sorted(runs):
+        if joined and hop <= joined[-1][0] * joined[-1][1]:
+            first, so_far = joined.pop()
+            joined.append((first, max(so_far, hop * size // first)))
+        else:
+            joined.append((hop, size))
+    return tuple(joined)
+
+
+def _brought(spans: Iterable[Span]) -> float:
+    """Seconds to bring in the tiles of all peers over some physical axes at once, for each byte of a tile."""
+    spans = tuple(spans)
+    peers = math.prod(span.size for span in spans) - 1
+    return peers / sum(1 / span.gather for span in spans) if peers else 0.0
