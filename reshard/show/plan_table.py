@@ -9,6 +9,7 @@ from reshard.show import terminal
 from reshard.show.headings import size_text
 from reshard.show.live_bytes import live_parts
 from reshard.types import Layout
+from reshard.types.idle import idle_text
 from reshard.types.plan import Plan, Step
 from reshard.types.units import bytes_text, seconds_text
 
@@ -94,7 +95,8 @@ def _against_bound(plan: Plan) -> str:
     if plan.received_bytes == bound:
         return "the lower bound"
     over = f"{plan.received_bytes / bound:.2f} times " if bound else ""
-    return f"{over}the lower bound of {bytes_text(bound)}"
+    idle = f", to take less time over {idle_text(plan.idle_axes)}" if plan.idle_axes else ""
+    return f"{over}the lower bound of {bytes_text(bound)}{idle}"
 
 
 def _peak(plan: Plan) -> str:

@@ -214,7 +214,7 @@ def _on_wires(
         return spans.latency + spans.gather(tile)
     every = wires.spans(mesh, (*turn, *over))
     latency = max(every.latency, messages * wires.slowest.latency)
-    return latency + spans.swap(tile) + wires.spans(mesh, over).permute(tile)
+    return latency + min(spans.swap(tile) + wires.spans(mesh, over).permute(tile), every.permute(tile))
 
 
 _WIRES = ""
