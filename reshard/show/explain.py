@@ -12,6 +12,7 @@ from reshard.show import terminal
 from reshard.show.explain_views import move_of, why_view
 from reshard.synth import plan as make_plan
 from reshard.types import Dim, Layout, Mesh
+from reshard.types.idle import idle_text
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
