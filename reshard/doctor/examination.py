@@ -25,6 +25,7 @@ from reshard.errors import MeshError
 from reshard.hlo import Array, Collective, Module, Source
 from reshard.hlo.frames import metadata_fields
 from reshard.synth import Network
+from reshard.synth.planner import network_of
 from reshard.types.mesh import Mesh
 
 _CALLS = "all_gather|all_to_all|ppermute|pshuffle|pbroadcast|psum|psum_scatter|pmax|pmin|pmean|reduce_scatter"
@@ -66,7 +67,7 @@ def examine(
     """
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
-    loaded = Network.load(network) if isinstance(network, str) else network
+    loaded = network_of(network)
     examination = _Examination(module, collectives, tuple(known), loaded)
     places = most_wasteful_first(examination.places())
     devices = _device_count(module, collectives)

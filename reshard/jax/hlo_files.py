@@ -75,7 +75,7 @@ def improve_hlo(
     if partitions is None:
         raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
     chosen = devices_for(partitions, platform, topology)
-    options = xla_hook.prepared(network, budget).options
+    options = xla_hook.on_platform(xla_hook.prepared(network, budget).options, chosen)
     scheduled = ModuleProto.decode(module).schedule is not None
     dropped = scheduled and platform != "tpu"
     ready = _without_schedule(module) if dropped else module

@@ -29,7 +29,7 @@ from reshard.lower.to_stablehlo import Module, Operation, ir
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
-from reshard.synth.planner import bytes_of, check_network
+from reshard.synth.planner import bytes_of, network_of
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 
@@ -51,9 +51,7 @@ class PassOptions(NamedTuple):
 
 def pass_options(network: Network | str | None, budget: int | str | None) -> PassOptions:
     """The options that a caller gives; raises the errors of `reshard.plan` for a bad network or budget."""
-    loaded = Network.load(network) if isinstance(network, str) else network
-    check_network(loaded)
-    return PassOptions(loaded, bytes_of(budget))
+    return PassOptions(network_of(network), bytes_of(budget))
 
 
 @dataclass(frozen=True, eq=False)

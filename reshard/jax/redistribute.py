@@ -23,9 +23,10 @@ from reshard.errors import LayoutError, PlanError, quoted
 from reshard.jax import placement, traced, views
 from reshard.jax.batches import run_all
 from reshard.jax.eager import EagerMove, EagerProgram, Pending, prepared, prepared_on_device, put
+from reshard.jax.platform_network import checked
 from reshard.jax.request import ReshardRequest
 from reshard.synth import Network
-from reshard.synth.planner import bytes_of, check_network
+from reshard.synth.planner import bytes_of
 
 
 def redistribute(
@@ -50,7 +51,8 @@ def redistribute(
     `x`, or of its top. `source`, in the same forms, is the sharding of `x` if tracing cannot know it.
     `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move of a leaf, its source
     and result included; without one, large moves are split into parts, which need little more than source and result.
-    `network` is that of `reshard.plan`.
+    `network` is that of `reshard.plan`; without one, plans are made for the network of the devices, if it is known
+    (`platform_network`), and "none" is for none.
     With `donate`, `x` is deleted once the move is under way.
 
     `view` (with `sizes`), `take` and `into` are those of `reshard.Move`, and `dtype` that of the result; `sharding` is
@@ -115,9 +117,7 @@ def _all_prepared(
 
 def _options(budget: int | str | None, network: Network | str | None, donate: bool) -> dict[str, Any]:
     """The options of a request, checked and loaded."""
-    loaded = Network.load(network) if isinstance(network, str) else network
-    check_network(loaded)
-    return {"budget": bytes_of(budget), "network": loaded, "donate": donate}
+    return {"budget": bytes_of(budget), "network": checked(network), "donate": donate}
 
 
 def _is_there(x: Any, sharding: Any) -> bool:

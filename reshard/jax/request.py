@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import PlanError
 from reshard.jax import placement
+from reshard.jax.platform_network import network_of_mesh
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan
 from reshard.types.layout import Layout
@@ -67,11 +68,12 @@ def _plan(request: ReshardRequest, before: Layout, after: Layout) -> Plan:
             f"({before.mesh.size} and {after.mesh.size}), and a traced program (jit, grad, vmap, scan) runs on one set "
             f"of devices: move the array of shape {before.shape} outside of it, by redistribute of a concrete array"
         )
-    best = plan(before, after, request.budget, request.network, request.donate)
+    network = network_of_mesh(request.target.mesh, request.network)
+    best = plan(before, after, request.budget, network, request.donate)
     if on_jax.overwrites(best):
         return best
     # XLA would copy the source before it overwrites it: plan with the source counted as live throughout.
-    return plan(before, after, request.budget, request.network, donate=False)
+    return plan(before, after, request.budget, network, donate=False)
 
 
 def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:

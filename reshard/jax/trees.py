@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import AgreementError, BudgetError, LayoutError, MeshError, shortened
 from reshard.jax import placement
+from reshard.jax.platform_network import network_of_mesh
 from reshard.jax.redistribute import redistribute
 from reshard.jax.request import orders_differ
 from reshard.jax.starting import started
@@ -79,7 +80,8 @@ def reshard_pytree(
     leaves = [leaf for _, leaf in pairs]
     ends = [_ends(*each) for each in zip(names, leaves, wanted, strict=True)]
     own = 0 if all(placement.platform_of(x.sharding.mesh) == "cpu" for x in leaves) else OWN
-    tree = bounded_tree(dict(zip(names, ends, strict=True)), limit, network, donate, own)
+    used = network_of_mesh(leaves[0].sharding.mesh, network) if leaves else None
+    tree = bounded_tree(dict(zip(names, ends, strict=True)), limit, used, donate, own)
     moved = _moved(tree, dict(zip(names, leaves, strict=True)), dict(zip(names, wanted, strict=True)), donate)
     return jax.tree.unflatten(structure, [moved[name] for name in names])
 

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError, quoted
 from reshard.jax import placement
+from reshard.jax.platform_network import network_of_mesh
 from reshard.jax.primitive import pinned
 from reshard.jax.request import orders_differ
 from reshard.runtime import on_jax
@@ -125,11 +126,11 @@ def _plan(
     dtype: str,
     target_dtype: str,
     budget: int | None,
-    network: Network | None,
+    network: Network | str | None,
 ) -> Plan:
     source = placement.layout_of(before, view.source_shape, dtype)
     target = placement.layout_of(after, view.target_shape, target_dtype)
-    made = plan(Move(source, target, view, cast=True), None, budget, network)
+    made = plan(Move(source, target, view, cast=True), None, budget, network_of_mesh(after.mesh, network))
     if placement.platform_of(after.mesh) == "cpu" or budget is not None:
         return made
     return on_jax.in_parts(made)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -30,9 +30,10 @@ from reshard.jax.chain_fate import ChainFate
 from reshard.jax.chain_plans import HloPassOptions
 from reshard.jax.fragments import Fragments
 from reshard.jax.hlo_pass import has_collectives, improve
+from reshard.jax.platform_network import checked, network_on
 from reshard.jax.program_peaks import Again, ProgramPeaks
 from reshard.synth import Network
-from reshard.synth.planner import bytes_of, check_network
+from reshard.synth.planner import bytes_of
 
 _log = logging.getLogger("reshard")
 _NAME = "reshard"
@@ -123,9 +124,9 @@ def hook_exists() -> bool:
 def enable(*, network: Network | str | None = None, budget: int | str | None = None) -> Enabled:
     """Switches the pass on for the process: every program compiled from now on is improved.
 
-    `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`. Returns the reports of what
-    is compiled. Raises `ProgramError` with a jax that has no hook for it, and `PlanError` or `NetworkError` for invalid
-    options.
+    `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; without a `network` plans are
+    made for that of the devices, if it is known, and "none" is for none. Returns the reports of what is compiled.
+    Raises `ProgramError` with a jax that has no hook for it, and `PlanError` or `NetworkError` for invalid options.
 
     >>> if hook_exists():
     ...     log = enable()
@@ -203,11 +204,15 @@ def _switched_on(network: Network | str | None, budget: int | str | None) -> Ena
             f"jax {jax.__version__} has no hook for compiler passes; use jax 0.11 or later (Python 3.12), or "
             f"reshard.jax.jit, which works without the hook"
         )
-    loaded = Network.load(network) if isinstance(network, str) else network
-    check_network(loaded)
+    loaded = checked(network)
     most = bytes_of(budget)
     _prepare()
     return Enabled(HloPassOptions(loaded, most))
+
+
+def on_platform(options: HloPassOptions, devices: Sequence[Any]) -> HloPassOptions:
+    """The options with the network of the devices that a program is compiled for, if the caller named none."""
+    return replace(options, network=network_on(devices, options.network))
 
 
 def _prepare() -> None:
@@ -294,7 +299,8 @@ def _improved(module: bytes, compilation: _Compilation | None, switched: Enabled
         known = fragments_of(compilation.devices)
         again = compilation.again
         peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks)
-        improved = improve(module, known, JaxlibReader(), switched.options, peaks)
+        options = on_platform(switched.options, compilation.devices)
+        improved = improve(module, known, JaxlibReader(), options, peaks)
         report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
         better = improved.module
     except Exception as error:

@@ -125,7 +125,7 @@ def redistribute(
     ids may be any: rank r then has the r-th smallest.
 
     - `budget` (bytes, or text such as "64MiB") bounds what lives on each rank, tile and result included; `network` as
-      in `reshard.plan`.
+      in `reshard.plan`, or else the one that the environment variable `RESHARD_NETWORK` names.
     - `donate` allows overwriting the tile if the budget requires it; the result then lies in the tile's memory.
     - `relabel` assigns the target's tiles to the ranks so that the most elements stay where they are; the result is
       then a pair, with the layout that says which rank has which tile.

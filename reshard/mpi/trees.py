@@ -20,8 +20,9 @@ from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.move_stack import Stack, move_stack, stacks_of
 from reshard.runtime.on_mpi.prepare import check_mesh
 from reshard.runtime.on_mpi.team import Comm, Team
+from reshard.runtime.platform_network import named
 from reshard.synth import Network, plan_tree
-from reshard.synth.planner import bytes_of, check_network
+from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout
 from reshard.types.manifest import Manifest, Version
 from reshard.types.plan_tree import TreePlan
@@ -45,6 +46,9 @@ class TreeMove:
     verify: str | None
     of_one: Mapping[str, object]
     """The options that are for one tile, and whether each is given."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "network", named(self.network))
 
     def run(self, comm: Comm, limit: float) -> dict[str, Any]:
         """Moves all tiles; returns those of the targets, in the tree's structure."""
@@ -83,7 +87,7 @@ class TreeMove:
             check_mesh(layout, team.size)
         bytes_of(self.budget)
         if not isinstance(self.network, str):
-            check_network(self.network)
+            network_of(self.network)
         manifest = _manifest(tuple(ends.items()), _frozen(self.version))
         tree = _tree(tuple(ends.items()), self.budget, self.network)
         tiles = {name: _tile(name, tile, ends[name][0], team.rank, self.budget) for name, tile in flat.items()}

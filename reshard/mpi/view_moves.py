@@ -19,6 +19,7 @@ from reshard.runtime.on_mpi.prepare import check_mesh
 from reshard.runtime.on_mpi.run_view import ViewPlan, run_view_plan, view_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team
 from reshard.runtime.on_mpi.wire.exchange import Call
+from reshard.runtime.platform_network import named
 from reshard.synth import Network, plan
 from reshard.types.move import Move
 from reshard.types.pair.device_sets import one_set
@@ -64,6 +65,7 @@ def move(
     >>> move(np.arange(6), Move(fused, split, view="(h two) -> two h", two=2), MPI.COMM_SELF).tolist()
     [[0, 2, 4], [1, 3, 5]]
     """
+    network = named(network)
     call = (move, budget, network, out is not None, scale is not None)
 
     def prepare(team: Team) -> _Ready:

@@ -60,10 +60,10 @@ def plan(
     """The best checked plan from source to target, or of a `Move` with its view, its parts and its cast.
 
     `budget` is in bytes a device, or text such as "64MiB", and counts everything live during the move, source and
-    target included; `network` is a `Network` or the name of a preset; `donate` lets the source be overwritten or freed
-    once its data has moved. Where a layout is uneven and there is no network, plans whose bytes exceed the fewest by a
-    share of at most `slack` count as equal in bytes; 0 is exact. Plans are cached, and equal arguments give equal plans
-    in every process.
+    target included; `network` is a `Network`, the name of a preset or a file, or None or "none" for none; `donate` lets
+    the source be overwritten or freed once its data has moved. Where a layout is uneven and there is no network, plans
+    whose bytes exceed the fewest by a share of at most `slack` count as equal in bytes; 0 is exact. Plans are cached,
+    and equal arguments give equal plans in every process.
 
     The devices of source and target may differ. Then the best plan without a network is the one whose busiest device
     sends or receives the fewest bytes in all, then the one with the least sum of that over steps. `relays=False` leaves
@@ -78,9 +78,7 @@ def plan(
     >>> [s.kind for s in p.steps], p.received_bytes, p.lower_bound_bytes
     (['all_to_all'], 1792, 1792)
     """
-    if isinstance(network, str):
-        network = Network.load(network)
-    check_network(network)
+    network = network_of(network)
     _check_slack(slack)
     before, after = _ends(source, target)
     same = one_set(before.mesh, after.mesh)
@@ -246,10 +244,20 @@ def _ends(source: object, target: object) -> tuple[Layout, Layout]:
     return cast(Layout, source), cast(Layout, target)
 
 
-def check_network(network: object) -> None:
-    """Raises `PlanError` for what is not a network, or None for none."""
-    if network is not None and not isinstance(network, Network):
+def network_of(given: object) -> Network | None:
+    """The network that a caller gives: a `Network`, the name of a preset, a file; None or "none" for none.
+
+    Raises `PlanError` for anything else, and `NetworkError` for text that names neither a preset nor a file.
+
+    >>> str(network_of("h100")), network_of("none")
+    ('h100', None)
+    """
+    if given is None or given == "none":
+        return None
+    network = Network.load(given) if isinstance(given, str) else given
+    if not isinstance(network, Network):
         raise PlanError(f"network {quoted(network)} is not a Network; give one, the name of a preset, or None")
+    return network
 
 
 def bytes_of(budget: object) -> int | None:

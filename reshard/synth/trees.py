@@ -15,7 +15,7 @@ from typing import Any, cast
 from reshard.errors import BudgetError, PlanError, ReshardError, quoted
 from reshard.synth.batches import batches_of, in_order
 from reshard.synth.network import Network
-from reshard.synth.planner import SLACK, bytes_of, plan
+from reshard.synth.planner import SLACK, bytes_of, network_of, plan
 from reshard.synth.tree_budget import within
 from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan, device_kinds
@@ -48,7 +48,7 @@ def plan_tree(
     """
     flat = flattened(moves)
     limit = bytes_of(budget)
-    request = _Request(Network.load(network) if isinstance(network, str) else network, donate, slack)
+    request = _Request(network_of(network), donate, slack)
     plans = {name: request.planned(name, leaf) for name, leaf in flat.items()}
     kinds = device_kinds(plans.values())
     batches = in_order(batches_of(plans, request.network), kinds)

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import BudgetError
 from reshard.jax import placement
+from reshard.jax.platform_network import network_on
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan
 from reshard.types.layout import Layout
@@ -61,7 +62,8 @@ def plan_across(
     donate: bool,
 ) -> Plan:
     """The best plan; `BudgetError` if none keeps to the budget."""
-    return plan(*_layouts(source, target, shape, dtype), budget, network, donate, relays=False)
+    used = network_on(devices_of(target.mesh), network)
+    return plan(*_layouts(source, target, shape, dtype), budget, used, donate, relays=False)
 
 
 def _layouts(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: str) -> tuple[Layout, Layout]:

@@ -20,8 +20,9 @@ from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
 from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.messages import SMALL
+from reshard.runtime.platform_network import named
 from reshard.synth import Network, plan
-from reshard.synth.planner import bytes_of, check_network
+from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout, Mesh
 from reshard.types.pair.device_sets import disjoint
 from reshard.types.plan import Plan
@@ -44,6 +45,7 @@ class MoveRequest:
     shared: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "network", named(self.network))
         with suppress(ReshardError):  # `prepared` raises it, on all ranks.
             object.__setattr__(self, "budget", bytes_of(self.budget))
 
@@ -89,7 +91,7 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     check_seats(request.source, request.target, team.size)
     bytes_of(request.budget)
     if not isinstance(request.network, str):
-        check_network(request.network)
+        network_of(request.network)
     ready = _prepared(request, team.rank, team.facts, tile.itemsize)
     if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(

@@ -1,0 +1,66 @@
+"""The network of the devices that a move runs on, where the caller names none.
+
+$RESHARD_NETWORK              a preset, a file as `reshard calibrate` writes it, or "none"; else by the devices:
+TPU v4 ... 7x, H100 ... B200  the preset of their kind
+CPUs and others               none: plans have the fewest bytes
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh as JaxMesh
+
+from reshard.jax import placement
+from reshard.runtime.platform_network import named
+from reshard.synth import Network
+from reshard.synth.network import PRESETS
+from reshard.synth.planner import network_of
+
+NONE = "none"
+"""What names no network at all, so that plans have the fewest bytes."""
+
+_KINDS = (
+    (r"TPU v4\b", "tpu-v4"),
+    (r"TPU v5( lite|e)\b", "tpu-v5e"),
+    (r"TPU v5p?\b", "tpu-v5p"),
+    (r"TPU v6( lite|e)\b", "tpu-v6e"),
+    (r"TPU ?v?7x?\b", "tpu-7x"),
+    (r"\bH100\b", "h100"),
+    (r"\bH200\b", "h200"),
+    (r"\bGB200\b", "gb200-nvl72"),
+    (r"\bB200\b", "b200"),
+)
+
+
+def platform_network(kind: str) -> Network | None:
+    """The network of devices of a kind, as jax names it; None for those that no preset is of.
+
+    Raises `NetworkError` if `RESHARD_NETWORK` names neither a preset nor a file.
+
+    >>> str(platform_network("TPU v5 lite")), str(platform_network("NVIDIA H100 80GB HBM3")), platform_network("cpu")
+    ('tpu-v5e', 'h100', None)
+    """
+    chosen = named(None)
+    if chosen is not None:
+        return network_of(chosen)
+    return next((PRESETS[name] for pattern, name in _KINDS if re.search(pattern, kind)), None)
+
+
+def network_on(devices: Sequence[Any], given: Network | str | None) -> Network | None:
+    """The network that a caller gives, else that of the devices."""
+    if given is not None or not devices:
+        return network_of(given)
+    return platform_network(str(devices[0].device_kind))
+
+
+def network_of_mesh(mesh: placement.AnyMesh, given: Network | str | None) -> Network | None:
+    """The network that a caller gives, else that of the devices of a mesh; none where these are not known."""
+    return network_on(list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else [], given)
+
+
+def checked(given: Network | str | None) -> Network | str | None:
+    """What a caller gives, loaded, but with none and the platform's left apart: `NONE`, and None."""
+    return NONE if given == NONE else network_of(given)
