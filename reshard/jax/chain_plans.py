@@ -30,9 +30,9 @@ ALIGNMENT = 4096
 
 
 class HloPassOptions(NamedTuple):
-    """What plans are made for: the network and the budget of `reshard.plan`."""
+    """What plans are made for: the network and the budget of `reshard.plan`; `on_platform` fills in no network."""
 
-    network: Network | None = None
+    network: Network | str | None = None
     budget: int | str | None = None
 
 

@@ -141,9 +141,9 @@ def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
     )
 
 
-def launch_bytes(network: Network | None) -> int:
+def launch_bytes(network: Network | str | None) -> int:
     """The cost of starting a collective, in bytes: what the network's links carry during their latency, at most."""
-    if network is None:
+    if not isinstance(network, Network):
         return LAUNCH_BYTES
     links = [link for link in (network.inner, network.outer, *(link for _, link in network.axes)) if link is not None]
     return int(max(link.latency * link.bandwidth for link in links))

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -212,7 +212,7 @@ def _switched_on(network: Network | str | None, budget: int | str | None) -> Ena
 
 def on_platform(options: HloPassOptions, devices: Sequence[Any]) -> HloPassOptions:
     """The options with the network of the devices that a program is compiled for, if the caller named none."""
-    return replace(options, network=network_on(devices, options.network))
+    return options._replace(network=network_on(devices, options.network))
 
 
 def _prepare() -> None:
