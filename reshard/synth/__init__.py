@@ -10,7 +10,8 @@ routes     candidate steps, one algorithm a file; how to add one
 cost       predicted seconds of a step
 budget     steps cut until a plan fits
 trees      many arrays: `batches` groups and orders them, `tree_budget` makes them fit
-network    `Network` and `Link`; `presets` has the figures of known machines
+network    `Network`; `link` has `Link`, `presets` the figures of known machines
+wires      what rings, lines and tori carry; `torus` lays a mesh over physical axes
 """
 
 from reshard.synth.network import Link as Link

@@ -76,7 +76,7 @@ def test_doc_states_the_rule_as_it_is() -> None:
 
 def test_doc_json_loads() -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", DOC.read_text(), re.DOTALL)
-    assert Network.from_json(shown).links(Mesh(pp=2, dp=2, tp=4))["pp"] == Link(2e-5, 2.5e9)
+    assert Network.from_json(shown).links(Mesh(pp=2, dp=2, tp=4))["pp"] == Link(2e-5, 2.5e9, "ring")
 
 
 @pytest.mark.parametrize(
