@@ -1,0 +1,70 @@
+"""The network that a move uses where its caller names none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.errors import NetworkError, PlanError
+from reshard.jax.platform_network import checked, network_of_mesh, network_on, platform_network
+from reshard.jax.request import ReshardRequest, plan_of
+from reshard.runtime.platform_network import named
+from reshard.synth.network import PRESETS, Network
+
+
+@pytest.mark.parametrize(
+    ("kind", "preset"),
+    [
+        ("TPU v4", "tpu-v4"),
+        ("TPU v5 lite", "tpu-v5e"),
+        ("TPU v5e", "tpu-v5e"),
+        ("TPU v5", "tpu-v5p"),
+        ("TPU v5p", "tpu-v5p"),
+        ("TPU v6 lite", "tpu-v6e"),
+        ("TPU7x", "tpu-7x"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200-nvl72"),
+        ("NVIDIA GH200 480GB", None),
+        ("TPU v3", None),
+        ("cpu", None),
+    ],
+)
+def test_kinds_of_devices_have_presets(kind: str, preset: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RESHARD_NETWORK", raising=False)
+    assert platform_network(kind) is (None if preset is None else PRESETS[preset])
+
+
+def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "lab.json"
+    file.write_text(Network.uniform(1e-6, 1e9).to_json())
+    for name, network in (("none", None), ("h100", PRESETS["h100"]), (str(file), Network.uniform(1e-6, 1e9))):
+        monkeypatch.setenv("RESHARD_NETWORK", name)
+        assert platform_network("TPU v4") == network and named(None) == name and named("b200") == "b200"
+    monkeypatch.setenv("RESHARD_NETWORK", "h1000")
+    with pytest.raises(NetworkError, match="'h1000' is not a preset"):
+        platform_network("cpu")
+
+
+def test_what_a_caller_names_comes_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RESHARD_NETWORK", "h100")
+    assert network_on(jax.devices(), "tpu-v4") is PRESETS["tpu-v4"] and network_on(jax.devices(), "none") is None
+    assert network_on(jax.devices(), None) is PRESETS["h100"]
+    assert checked(None) is None and checked("none") == "none" and checked("h100") is PRESETS["h100"]
+    with pytest.raises(PlanError, match="network 3 is not a Network"):
+        checked(3)  # pyright: ignore[reportArgumentType]
+
+
+def test_moves_on_cpus_have_the_fewest_bytes_unless_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RESHARD_NETWORK", raising=False)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+    source, target = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("x",), ()))
+    assert network_of_mesh(mesh, None) is None
+    assert plan_of(ReshardRequest(target, source), (8, 8), "float32").seconds is None
+    assert plan_of(ReshardRequest(target, source, network="none"), (8, 8), "float32").seconds is None
+    assert plan_of(ReshardRequest(target, source, network="h100"), (8, 8), "float32").seconds is not None
