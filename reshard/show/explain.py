@@ -259,7 +259,7 @@ def _bytes(plan: Plan, network: str | None) -> str:
     if network is None:
         return f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}.{_exact(plan)}"
     least = make_plan(move_of(plan), donate=plan.donate)
-    idle = f", to take less time over {idle_text(plan.idle_axes)}" if plan.idle_axes else ""
+    idle = idle_text(plan.idle_axes, ", to take less time over ")
     return (
         f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}{idle}. Without --network it would "
         f"receive {bytes_text(least.received_bytes)} in {counted(least.launches, 'launch')}."

@@ -95,7 +95,7 @@ def _against_bound(plan: Plan) -> str:
     if plan.received_bytes == bound:
         return "the lower bound"
     over = f"{plan.received_bytes / bound:.2f} times " if bound else ""
-    idle = f", to take less time over {idle_text(plan.idle_axes)}" if plan.idle_axes else ""
+    idle = idle_text(plan.idle_axes, ", to take less time over ")
     return f"{over}the lower bound of {bytes_text(bound)}{idle}"
 
 

@@ -31,13 +31,15 @@ def idle_axes(source: Layout, target: Layout, between: Iterable[Layout]) -> tupl
     return tuple(mesh.spell(sub) for stride, size in reversed(joined) for sub in mesh.sub_axes(stride, size))
 
 
-def idle_text(axes: Sequence[str]) -> str:
-    """The idle axes in a sentence.
+def idle_text(axes: Sequence[str], before: str = "") -> str:
+    """The idle axes in a sentence, after what goes before them; nothing if there are none.
 
-    >>> idle_text(["x", "y"])
-    'the idle axes x and y'
+    >>> idle_text(["x", "y"], "over ")
+    'over the idle axes x and y'
     """
-    return f"the idle {'axis' if len(axes) == 1 else 'axes'} {listed(axes)}"
+    if not axes:
+        return ""
+    return f"{before}the idle {'axis' if len(axes) == 1 else 'axes'} {listed(axes)}"
 
 
 def _used(layout: Layout) -> list[tuple[int, int]]:

@@ -86,7 +86,6 @@ def _free(mesh: Mesh, name: str, used: list[SubAxis]) -> Iterator[SubAxis]:
 
 def _sliced(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> Layout | None:
     """The source cut by axes along digits that are local in both layouts; None where such digits do not divide."""
-    mesh = source.mesh
     left = [digit.radix if digit.src is None and digit.dst is None else 1 for digit in refinement.digits]
     held: list[list[Digit]] = [[] for _ in left]
     for axis in axes:
@@ -95,6 +94,13 @@ def _sliced(source: Layout, refinement: Refinement, axes: list[SubAxis]) -> Layo
             return None
         left[at] //= axis.size
         held[at].append(Digit(axis.size, axis))
+    return _with_digits(source, refinement, held, left)
+
+
+def _with_digits(source: Layout, refinement: Refinement, held: list[list[Digit]], left: list[int]) -> Layout | None:
+    """The source with its refined digits, of which those that are local on both sides are `held` before what is
+    `left` of them; None where sub-axes cannot coexist in one layout."""
+    mesh = source.mesh
     digits: list[list[Digit]] = [[] for _ in source.dims]
     for (dim, radix, src, dst), new, rest in zip(refinement.digits, held, left, strict=True):
         if src is not None:
