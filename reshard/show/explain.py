@@ -261,8 +261,8 @@ def _bytes(plan: Plan, network: str | None) -> str:
     least = make_plan(move_of(plan), donate=plan.donate)
     idle = idle_text(plan.idle_axes, ", to take less time over ")
     return (
-        f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}{idle}. Without --network it would "
-        f"receive {bytes_text(least.received_bytes)} in {counted(least.launches, 'launch')}."
+        f"Bytes: {what}; here the worst one receives {bytes_text(received)}, {over}{idle}. Without --network the plan "
+        f"would receive {bytes_text(least.received_bytes)} in {counted(least.launches, 'launch')}."
     )
 
 

@@ -251,7 +251,7 @@ class Plan:
         ]
         sent = f"sent {bytes_text(self.sent_bytes)}, " if self.crosses else ""
         busiest = f" and {bytes_text(self.endpoint_bound_bytes)} for the busiest end" if self.crosses else ""
-        bound = f"bound {bytes_text(self.lower_bound_bytes)}{busiest}{idle_text(self.idle_axes, '; more over ')}"
+        bound = f"bound {bytes_text(self.lower_bound_bytes)}{busiest}{idle_text(self.idle_axes, '; over ')}"
         total = (
             f"{sent}received {bytes_text(self.received_bytes)} ({bound}), "
             f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device"

@@ -27,7 +27,7 @@ def test_a_gather_over_a_slow_axis_goes_through_the_fast_ones():
     direct = sum(cost.seconds(s.spec, s.operand, links) for s in alone.steps)
     assert 0.0107 < direct < 0.0108 and (plan.seconds or 1.0) < 0.001
     assert plan.idle_axes == ("x", "y") and plan.received_bytes > plan.lower_bound_bytes
-    assert "more over the idle axes x and y" in str(plan)
+    assert "; over the idle axes x and y" in str(plan)
     assert plan.to_dict()["idle_axes"] == ["x", "y"]
     assert rs.Plan.from_json(plan.to_json()) == plan
     assert alone.idle_axes == () and "idle_axes" not in alone.to_dict() and alone.received_bytes == 1 << 26
