@@ -35,6 +35,7 @@ from reshard.hlo.proto import ModuleProto
 from reshard.hlo.splice import splice
 from reshard.jax.chain_fate import ChainFate, fate_of
 from reshard.jax.chain_plans import ALIGNMENT, Candidate, ChainPlans, HloPassOptions, allowed_bytes, too_large
+from reshard.jax.compare import launch_bytes
 from reshard.jax.fragments import Fragments
 from reshard.jax.program_peaks import Peaks
 
@@ -89,6 +90,9 @@ def improve(
     improved = _improve(module, fragments, compiler, options, peaks is not None)
     if improved.module is None or peaks is None or _is_surely_lower(improved):
         return improved
+    saved = sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in improved.fates if fate.replaced)
+    if saved < launch_bytes(options.network):
+        return _given_up(improved, f"{saved} B saved in all are not worth compiling the program for its peak")
     try:
         before, after = peaks.of(None), peaks.of(improved.module)
         if after > before:
@@ -99,6 +103,10 @@ def improve(
         why = f"with it the program would need {after} B at its peak as compiled here, and XLA's needs {before} B"
     except SpliceError as error:
         why = str(error)
+    return _given_up(improved, why)
+
+
+def _given_up(improved: Improved, why: str) -> Improved:
     return Improved(improved.name, None, tuple(replace(fate, why=fate.why or why) for fate in improved.fates))
 
 

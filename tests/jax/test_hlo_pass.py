@@ -94,13 +94,13 @@ class Measured:
         return peak
 
 
-def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False):
+def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, saves=1 << 20):
     """`improve` on an accelerator, where the search finds these modules: with plans that exceed chains, and without."""
     asked = []
 
     def found(module, fragments, compiler, options, may_exceed):
         asked.append(may_exceed)
-        fate = chain_fate.ChainFate("f.py:1", "main", "all_gather", 8, 4)
+        fate = chain_fate.ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
         return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (fate,))
 
     monkeypatch.setattr(hlo_pass, "_improve", found)
@@ -127,6 +127,11 @@ def test_the_compiler_says_whether_the_peak_rises(monkeypatch, peaks, module, as
 
 def test_a_peak_that_is_surely_lower_is_not_measured(monkeypatch):
     assert measured(monkeypatch, Measured(None), lower=True)[0].module == b"better"
+
+
+def test_a_few_bytes_are_not_worth_measuring(monkeypatch):
+    improved = measured(monkeypatch, Measured(None), saves=100)[0]
+    assert improved.module is None and improved.fates[0].why.startswith("100 B saved in all are not worth")
 
 
 def test_nothing_replaced_is_not_measured(monkeypatch):
