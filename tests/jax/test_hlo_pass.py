@@ -72,14 +72,6 @@ def test_a_plan_that_receives_more_as_compiled_is_not_taken(name):
     assert any("would receive 1099511627776 B as compiled here" in fate.why for fate in improved.fates)
 
 
-def test_on_an_accelerator_bytes_must_be_worth_their_launches():
-    improved = fates("train_cpu", launches=1 << 20, platform="tpu")
-    assert improved.module is None
-    assert any("more collectives" in fate.why and "would save" in fate.why for fate in improved.fates)
-    improved = fates("train_cpu", HloPassOptions(budget=1), launches=1 << 20, platform="cpu")
-    assert not any("more collectives" in fate.why for fate in improved.fates)
-
-
 class Measured:
     """Stands for the compiler of whole programs: the peak of the plain one, and of each of the others in turn."""
 
