@@ -16,6 +16,7 @@ _LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"(?<=[\s)}\]]) ?([a-z][\w\-]*)\(")
 _CALLED = re.compile(r"(?:calls|to_apply|body|called_computations)=\{?%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _KINDS = ("all-gather", "all-to-all", "all-reduce", "reduce-scatter", "collective-permute", "ragged-all-to-all")
 
@@ -71,21 +72,24 @@ def _of_line(line: str, bodies: dict[str, list[str]], known: dict[str, int]) -> 
             one for found in _BRANCHES.findall(line) for part in found for one in part.replace("%", "").split(", ")
         ]
         return max((_of(one, bodies, known) for one in names if one), default=0)
-    if kind in ("fusion", "call", "while", "async-start", "custom-call"):
-        times = _trips(line, bodies) if kind == "while" else 1
-        received = times * sum(_of(one, bodies, known) for one in _CALLED.findall(line))
+    if kind == "while":
+        times, condition = _trips(line, bodies), _CONDITION.search(line)
+        body = (1 if times is None else times) * sum(_of(one, bodies, known) for one in _CALLED.findall(line))
+        return body + (1 if times is None else times + 1) * (_of(condition[1], bodies, known) if condition else 0)
+    if kind in ("fusion", "call", "async-start", "custom-call"):
+        received = sum(_of(one, bodies, known) for one in _CALLED.findall(line))
         return received // 2 if "calls=%all-reduce-scatter" in line else received  # TPU's form of a reduce-scatter
     return 0
 
 
-def _trips(line: str, bodies: dict[str, list[str]]) -> int:
-    """How often a loop turns: as XLA says, else what its counter is compared with; 1 if neither is known."""
+def _trips(line: str, bodies: dict[str, list[str]]) -> int | None:
+    """How often a loop turns: as XLA says, else what its counter is compared with; None if neither is known."""
     if known := _TRIPS.search(line):
         return int(known[1])
-    condition = re.search(r"condition=%?([\w.\-]+)", line)
+    condition = _CONDITION.search(line)
     lines = bodies.get(condition[1], []) if condition else []
     bounds = [int(one[1]) for each in lines if (one := re.search(r" s32\[\][^ ]* constant\((\d+)\)", each))]
-    return bounds[0] if len(bounds) == 1 and "direction=LT" in lines[-1] else 1
+    return bounds[0] if len(bounds) == 1 and "direction=LT" in lines[-1] else None
 
 
 def _collective(kind: str, started: bool, rest: str, at: int) -> int:

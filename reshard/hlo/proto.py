@@ -47,6 +47,7 @@ class ComputationProto:
         self._instructions = instructions
         self._summary: Summary | None = None
         self._is_renamed = False
+        self._highest_id = 0
 
     @classmethod
     def decode(cls, data: bytes) -> ComputationProto:
@@ -158,9 +159,12 @@ class ComputationProto:
         """The instructions that have an id among their operands."""
         return [instruction for instruction in self.instructions if number in instruction.operands]
 
-    def new_id(self) -> int:
-        """An id that no instruction of the computation has."""
-        return max((instruction.id for instruction in self.instructions), default=self.id << 32) + 1
+    def new_ids(self, count: int) -> range:
+        """Ids that no instruction of the computation has or had: those of removed ones are not given again."""
+        present = max((instruction.id for instruction in self.instructions), default=self.id << 32)
+        first = max(self._highest_id, present) + 1
+        self._highest_id = first + count - 1
+        return range(first, first + count)
 
     def describe_parameters(self) -> None:
         """Writes the shapes of its parameters and of its result into its program shape."""

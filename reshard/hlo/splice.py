@@ -184,9 +184,8 @@ def _link(
 
 def _renumber(computation: ComputationProto, instructions: Sequence[InstructionProto], linked: Linked) -> None:
     """Chooses the ids of added instructions: after those that the computation has."""
-    first = computation.new_id()
-    for at, instruction in enumerate(instructions):
-        linked.instructions[instruction.id] = first + at
+    for number, instruction in zip(computation.new_ids(len(instructions)), instructions, strict=True):
+        linked.instructions[instruction.id] = number
 
 
 def _adopt(computation: ComputationProto, linked: Linked, names: _Known, metadata: bytes) -> None:
@@ -248,7 +247,7 @@ def _replace(known: _Known, region: ComputationProto, use: Use, value: int, link
         inner = _entered(known, caller)
         shape = scope.by_id(carried).shape
         parameter = parameter_instruction(known.fresh(f"{name}.tile"), len(inner.parameters), shape)
-        parameter.renumber(inner.new_id())
+        parameter.renumber(inner.new_ids(1)[0])
         inner.instructions.insert(0, parameter)
         inner.describe_parameters()
         caller.operands = [*caller.operands, carried]

@@ -11,7 +11,7 @@ Whatever fails, that chain stays as it was, and its fate says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -35,6 +35,7 @@ from reshard.hlo.proto import ModuleProto
 from reshard.hlo.splice import splice
 from reshard.jax.chain_fate import ChainFate, fate_of
 from reshard.jax.chain_plans import ALIGNMENT, Candidate, ChainPlans, HloPassOptions, allowed_bytes, too_large
+from reshard.jax.compare import launch_bytes
 from reshard.jax.fragments import Fragments
 from reshard.jax.program_peaks import Peaks
 
@@ -89,6 +90,9 @@ def improve(
     improved = _improve(module, fragments, compiler, options, peaks is not None)
     if improved.module is None or peaks is None or _is_surely_lower(improved):
         return improved
+    saved = sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in improved.fates if fate.replaced)
+    if saved < launch_bytes(options.network):
+        return _given_up(improved, f"{saved} B saved in all are not worth compiling the program for its peak")
     try:
         before, after = peaks.of(None), peaks.of(improved.module)
         if after > before:
@@ -99,6 +103,10 @@ def improve(
         why = f"with it the program would need {after} B at its peak as compiled here, and XLA's needs {before} B"
     except SpliceError as error:
         why = str(error)
+    return _given_up(improved, why)
+
+
+def _given_up(improved: Improved, why: str) -> Improved:
     return Improved(improved.name, None, tuple(replace(fate, why=fate.why or why) for fate in improved.fates))
 
 
@@ -138,6 +146,13 @@ def _with(fates: Sequence[ChainFate], later: Sequence[ChainFate]) -> list[ChainF
     return [*(fate for fate in fates if fate.replaced or not fate.collectives <= gone), *replaced]
 
 
+class _Failure(NamedTuple):
+    """A candidate that cannot take its chain's place, and why."""
+
+    candidate: Candidate
+    why: str
+
+
 class _Round:
     """One search through a module."""
 
@@ -166,17 +181,18 @@ class _Round:
         """The better module, None if there is none; sets the fates."""
         candidates = sorted(self._candidates(), key=self._position)
         while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
-            failed, why, better = self._spliced(candidates)
-            if failed is None:
+            failures, better = self._spliced(candidates)
+            if not failures:
                 self.fates += [candidate.fate for candidate in candidates]
                 return better
-            candidates.remove(failed)
             self.has_failed = True
-            smaller = self.plans.smaller(failed)
-            if smaller is None:
-                self.fates.append(replace(failed.fate, why=why))
-            else:
-                candidates.append(smaller)
+            for failed, why in failures:
+                candidates.remove(failed)
+                smaller = self.plans.smaller(failed)
+                if smaller is None:
+                    self.fates.append(replace(failed.fate, why=why))
+                else:
+                    candidates.append(smaller)
         return None
 
     def _position(self, candidate: Candidate) -> int:
@@ -247,8 +263,11 @@ class _Round:
         region = self.proto.computation_named(chain.region.computation.name)
         return region.named(chain.collectives[0].name).metadata
 
-    def _spliced(self, candidates: list[Candidate]) -> tuple[Candidate | None, str, bytes]:
-        """The candidate that cannot be spliced in and why, None if all can, and the module with all of them."""
+    def _spliced(self, candidates: list[Candidate]) -> tuple[list[_Failure], bytes]:
+        """The candidates that cannot be spliced in and why, and the module with all of them if there are none.
+
+        Of those that the splicer itself refuses, only the first is known: the module is half changed then.
+        """
         module = self.proto.fresh()
         changes: list[integrity.Change] = []
         regions: dict[str, dict[str, str]] = {}
@@ -264,17 +283,27 @@ class _Round:
             integrity.check(self.proto, data, changes)
             text = self.compiler.text(data)
             after = Traced(replace(hlo.parse(text), num_partitions=self.devices), self.devices, spliced=True)
-            replicas = Replicas(self.traced.maps, self.shardings)
-            for current in candidates:
-                region = current.chain.region.computation.name
-                for one in current.replacements:
-                    _check(Spliced(self.traced, after, region, regions[region]), one, replicas)
+            if failures := list(self._unlike(candidates, after, regions)):
+                return failures, b""
             current = max(candidates, key=lambda candidate: candidate.excess_bytes)
             self._check_memory(current, after)
             self.rewritten = [after.flow]
         except (Unfit, ReshardError) as error:
-            return current, str(error).splitlines()[0], b""
-        return None, "", data
+            return [_Failure(current, str(error).splitlines()[0])], b""
+        return [], data
+
+    def _unlike(
+        self, candidates: Sequence[Candidate], after: Traced, regions: Mapping[str, Mapping[str, str]]
+    ) -> Iterator[_Failure]:
+        """The candidates of which an element would come from elsewhere."""
+        replicas = Replicas(self.traced.maps, self.shardings)
+        for candidate in candidates:
+            region = candidate.chain.region.computation.name
+            try:
+                for one in candidate.replacements:
+                    _check(Spliced(self.traced, after, region, regions[region]), one, replicas)
+            except (Unfit, ReshardError) as error:
+                yield _Failure(candidate, str(error).splitlines()[0])
 
     def _check_memory(self, largest: Candidate, after: Traced) -> None:
         """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""

@@ -40,7 +40,7 @@ class Handed(NamedTuple):
 
 
 @dataclass
-class _Compilation:
+class _PeakRun:
     """A program that is compiled only for its peak: the module that XLA will hand out, and what it is given back."""
 
     module: bytes
@@ -60,10 +60,10 @@ class ProgramPeaks:
         """The peak with this module, in bytes; raises `SpliceError` where it cannot be compiled again."""
         key = _digest(self._module), b"" if module is None else _digest(module)
         if key not in self._known:
-            self._known[key] = self._compiled(_Compilation(self._module, module))
+            self._known[key] = self._compiled(_PeakRun(self._module, module))
         return self._known[key]
 
-    def _compiled(self, one: _Compilation) -> int:
+    def _compiled(self, one: _PeakRun) -> int:
         """Compiles in a thread of its own, since this one is inside of XLA."""
         peaks: list[int] = []
         errors: list[BaseException] = []
@@ -89,7 +89,7 @@ class ProgramPeaks:
 
 def handed(module: bytes) -> Handed | None:
     """What XLA gets back if this thread compiles a program for its peak; None if it does not."""
-    one: _Compilation | None = getattr(_compiling, "now", None)
+    one: _PeakRun | None = getattr(_compiling, "now", None)
     if one is None:
         return None
     one.handed_out.append(bytes(module))

@@ -121,3 +121,12 @@ def test_layouts_are_chosen_where_the_entry_has_those_that_were_asked_for(name):
     (parameter,) = fragment.entry.parameters
     parameter.message.set_data(3, without_layout(parameter.shape))
     assert fragment.is_laid_out == (fragment.schedule is not None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_id_of_a_removed_instruction_is_not_given_again(name):
+    entry = recorded(name).decoded().entry
+    given = [*entry.new_ids(2)]
+    assert min(given) > max(one.id for one in entry.instructions)
+    entry.instructions.pop()
+    assert [*entry.new_ids(2)] == [given[-1] + 1, given[-1] + 2]

@@ -72,14 +72,6 @@ def test_a_plan_that_receives_more_as_compiled_is_not_taken(name):
     assert any("would receive 1099511627776 B as compiled here" in fate.why for fate in improved.fates)
 
 
-def test_on_an_accelerator_bytes_must_be_worth_their_launches():
-    improved = fates("train_cpu", launches=1 << 20, platform="tpu")
-    assert improved.module is None
-    assert any("more collectives" in fate.why and "would save" in fate.why for fate in improved.fates)
-    improved = fates("train_cpu", HloPassOptions(budget=1), launches=1 << 20, platform="cpu")
-    assert not any("more collectives" in fate.why for fate in improved.fates)
-
-
 class Measured:
     """Stands for the compiler of whole programs: the peak of the plain one, and of each of the others in turn."""
 
@@ -94,13 +86,13 @@ class Measured:
         return peak
 
 
-def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False):
+def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, saves=1 << 20):
     """`improve` on an accelerator, where the search finds these modules: with plans that exceed chains, and without."""
     asked = []
 
     def found(module, fragments, compiler, options, may_exceed):
         asked.append(may_exceed)
-        fate = chain_fate.ChainFate("f.py:1", "main", "all_gather", 8, 4)
+        fate = chain_fate.ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
         return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (fate,))
 
     monkeypatch.setattr(hlo_pass, "_improve", found)
@@ -127,6 +119,11 @@ def test_the_compiler_says_whether_the_peak_rises(monkeypatch, peaks, module, as
 
 def test_a_peak_that_is_surely_lower_is_not_measured(monkeypatch):
     assert measured(monkeypatch, Measured(None), lower=True)[0].module == b"better"
+
+
+def test_a_few_bytes_are_not_worth_measuring(monkeypatch):
+    improved = measured(monkeypatch, Measured(None), saves=100)[0]
+    assert improved.module is None and improved.fates[0].why.startswith("100 B saved in all are not worth")
 
 
 def test_nothing_replaced_is_not_measured(monkeypatch):

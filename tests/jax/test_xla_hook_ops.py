@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard.jax
+from reshard.jax import op_fragments, xla_hook
 from reshard.jax.xla_hook import hook_exists
 from tests.jax.test_xla_hook import both, mesh, received
 
@@ -125,4 +126,50 @@ def test_never_worse(name):
     a = given((64, 64), "complex64", ROWS)
     plain, ours, _ = both(LEFT[name], a)
     assert received(ours) <= received(plain)
+    assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
+
+
+# ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
+
+laid_out, in_places, kinds = op_fragments._laid_out, op_fragments.in_places, dict(op_fragments._KINDS)
+
+
+def backwards(op, operands):
+    return kinds["fft"](op._replace(target="IFFT"), operands)
+
+
+def of_other_rows(tile, places):
+    return jnp.roll(in_places(tile, places), 1, 0)
+
+
+def of_another_digit(tile, places):
+    return jnp.flip(in_places(tile, places), -1)
+
+
+def shifted(tile, output):
+    return jnp.roll(laid_out(tile, output), 1, 0)
+
+
+def turned(tile, output):
+    return jnp.flip(laid_out(tile, output), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("_KINDS", {**kinds, "fft": backwards}),
+        ("in_places", of_other_rows),
+        ("in_places", of_another_digit),
+        ("_laid_out", shifted),
+        ("_laid_out", turned),
+    ],
+)
+def test_planted_faults_are_refused(monkeypatch, name, fault):
+    monkeypatch.setattr(xla_hook._state, "fragments", {})
+    monkeypatch.setattr(op_fragments, name, fault)
+    a = given((16, 16, 16), "complex64", P(None, "y", "x"))
+    plain, ours, log = both(pencil, a)
+    fates = [fate for report in log.reports for fate in report.fates]
+    assert any(fate.why for fate in fates) and not any("fft" in fate.does for fate in fates if fate.replaced), str(log)
     assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
