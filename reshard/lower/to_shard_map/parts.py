@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -55,7 +54,8 @@ def _loop(step: InParts, run: Run, tile: Array, shape: Sequence[int], order: Seq
         part = run(part, part_shape)
         return _with_part(put, filled, part.transpose(order), number)
 
-    filled = lax.fori_loop(0, step.take.parts, one, jnp.zeros([shape[dim] for dim in order], tile.dtype))
+    unfilled = lax.empty(tuple(shape[dim] for dim in order), tile.dtype)  # The parts write all of it.
+    filled = lax.fori_loop(0, step.take.parts, one, unfilled)
     return filled.transpose(np.argsort(order))
 
 
