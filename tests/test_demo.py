@@ -70,7 +70,7 @@ def test_xla_needs_more(figures: dict[str, Any]):
         assert sum(xla["collectives"].values()) >= 1
 
 
-@pytest.mark.parametrize("columns", ["80", "200"])
+@pytest.mark.parametrize("columns", ["80", pytest.param("200", marks=pytest.mark.slow)])
 def test_what_it_prints_fits_a_terminal(columns: str):
     done = run(str(DEMO), COLUMNS=columns, TERM="xterm")
     assert done.returncode == 0, done.stdout + done.stderr
