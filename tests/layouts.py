@@ -1,6 +1,7 @@
 """Layouts for tests and benchmarks: every contiguous layout of a mesh, seeded pairs of them, and random digit layouts.
 
-Random layouts take a `random.Random`. Hypothesis can supply one, and then also shrinks the layouts.
+Random layouts take a `random.Random`. Hypothesis can supply one, and then also shrinks the layouts. It is imported
+where it is used: hundreds of processes need the layouts without it, the ranks of MPI's tests among them.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, pairwise, permutations
 from math import prod
-
-from hypothesis import strategies as st
+from typing import TYPE_CHECKING
 
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.pair.device_sets import one_set
 from reshard.types.reductions import REDUCTIONS, supports
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
 
 MESHES = (
     Mesh(x=2, y=2),
@@ -157,11 +160,15 @@ def random_pair(
 
 def layouts(dtype: str = "int32", partial: bool = False) -> st.SearchStrategy[Layout]:
     """Random digit layouts on `MESHES`."""
+    from hypothesis import strategies as st
+
     return st.randoms().map(lambda choose: random_pair(choose, dtype, partial)[0])
 
 
 def pairs(dtype: str = "int32", partial: bool = False, most_rank: int = 3) -> st.SearchStrategy[tuple[Layout, Layout]]:
     """Random pairs of a source and a target; see `random_pair`."""
+    from hypothesis import strategies as st
+
     return st.randoms().map(lambda choose: random_pair(choose, dtype, partial, most_rank))
 
 

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 
-def sampled(values: Sequence[Any], *fast: Any) -> list[Any]:
-    """The values as parameters, tuples as one parameter per item; all except those in `fast` are marked slow."""
+def sampled(values: Sequence[Any], *fast: Any, rest: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
+    """The values as parameters, tuples as one parameter per item; all except those in `fast` are marked `rest`."""
     assert all(value in values for value in fast), fast
-    return [value if value in fast else _slow(value) for value in values]
+    return [value if value in fast else _marked(value, rest) for value in values]
 
 
-def _slow(value: Any) -> Any:
+def _marked(value: Any, mark: pytest.MarkDecorator) -> Any:
     items = value if type(value) is tuple else (value,)
-    return pytest.param(*items, marks=pytest.mark.slow)
+    return pytest.param(*items, marks=mark)
 
 
-def sampled_by_name(values: Sequence[Any], *fast: str) -> list[Any]:
+def sampled_by_name(values: Sequence[Any], *fast: str, rest: pytest.MarkDecorator = pytest.mark.slow) -> list[Any]:
     """The same for values that have a `name`, with their names as ids."""
     names = [value.name for value in values]
     assert all(name in names for name in fast), fast
-    marks = {name: () if name in fast else (pytest.mark.slow,) for name in names}
+    marks = {name: () if name in fast else (rest,) for name in names}
     return [pytest.param(value, id=value.name, marks=marks[value.name]) for value in values]

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from reshard.jax.jit import Jitted
 from reshard.jax.module_pass import pass_options
 from reshard.jax.strict import Limits
+from reshard.jax.xla_hook import hook_exists
 from reshard.jax.xla_jit import JittedInXla
 
 SIZE = 16
@@ -36,6 +38,10 @@ def numbered(place: NamedSharding = BEFORE) -> jax.Array:
 def program(v: jax.Array) -> jax.Array:
     """One move, amid arithmetic: 2 v + 1, v sharded as BEFORE and the result as AFTER."""
     return jax.lax.with_sharding_constraint(v * 2, AFTER) + 1
+
+
+ONLY_WITHOUT_HOOK = pytest.mark.sweep if hook_exists() else pytest.mark.slow
+"""For long families of tests of `jit_without_hook`: with the hook, `jit` goes another way, and a sample is enough."""
 
 
 def jit_without_hook(f: Any, network: Any = None, budget: Any = None, **options: Any) -> Jitted:

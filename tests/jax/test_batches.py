@@ -17,6 +17,7 @@ from reshard.jax import batches, eager, redistribute
 from reshard.jax.batches import MOST, buckets
 from reshard.jax.request import ReshardRequest
 from tests.jax.oracle import AUTO, EXPLICIT, assert_exact, filled, mesh_of, specs
+from tests.sampling import sampled
 
 SIZES = {"x": 4, "y": 2}
 SPECS = specs(SIZES, 2)
@@ -101,7 +102,7 @@ def test_programs_are_compiled_once() -> None:
 # ---- exactness -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
+@pytest.mark.parametrize("kind", sampled([AUTO, EXPLICIT], AUTO), ids=str)
 def test_a_tree_of_many_kinds(kind: Any) -> None:
     """Sources, targets, shapes, dtypes and weak types that differ; stacks and single arrays."""
     choose = random.Random(3)

@@ -19,6 +19,7 @@ from reshard import hlo
 from reshard.runtime.on_jax import spec
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
+from tests.jax.moving import ONLY_WITHOUT_HOOK
 from tests.jax.moving import jit_without_hook as jit
 from tests.layouts import contiguous_layouts, sample_pairs
 from tests.sampling import sampled
@@ -52,7 +53,7 @@ def check(out: jax.Array, whole: np.ndarray, sharding: NamedSharding) -> None:
         np.testing.assert_array_equal(shard.data, whole[shard.index])
 
 
-@pytest.mark.parametrize("start", sampled(range(0, len(PAIRS), PART), 0))
+@pytest.mark.parametrize("start", sampled(range(0, len(PAIRS), PART), 0, rest=ONLY_WITHOUT_HOOK))
 def test_all_pairs(start: int) -> None:
     mesh = JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
     places = [[NamedSharding(mesh, s) for s in specs(pair)] for pair in PAIRS[start : start + PART]]
@@ -67,7 +68,7 @@ def test_all_pairs(start: int) -> None:
         check(out, whole, after)
 
 
-@pytest.mark.parametrize(("sizes", "shape"), sampled(OTHER_MESHES))
+@pytest.mark.parametrize(("sizes", "shape"), sampled(OTHER_MESHES, OTHER_MESHES[0], rest=ONLY_WITHOUT_HOOK))
 def test_other_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
     names = "xyz"[: len(sizes)]
     mesh = JaxMesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), tuple(names))
@@ -87,7 +88,9 @@ def test_other_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "step"), sampled([((10, 7), 9), ((1, 17), 9), ((10, 7), 45)], ((10, 7), 45)), ids=str
+    ("shape", "step"),
+    sampled([((10, 7), 9), ((1, 17), 9), ((10, 7), 45)], ((10, 7), 45), rest=ONLY_WITHOUT_HOOK),
+    ids=str,
 )
 def test_uneven(shape: tuple[int, ...], step: int) -> None:
     """Replicated, to uneven tiles, to other ones, and replicated again: padding never turns into data."""

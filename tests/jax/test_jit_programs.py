@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
+from tests.jax.moving import ONLY_WITHOUT_HOOK
 from tests.jax.moving import jit_without_hook as jit
 from tests.jax.programs import BY_NAME, PROGRAMS, Program
 from tests.jax.programs.base import assert_same
@@ -25,7 +26,7 @@ def to_numpy(tree: Any) -> Any:
     return jax.tree.map(np.asarray, tree)
 
 
-@pytest.mark.parametrize("program", sampled_by_name(PROGRAMS, "jax-21562", "no-reshard"))
+@pytest.mark.parametrize("program", sampled_by_name(PROGRAMS, "jax-21562", "no-reshard", rest=ONLY_WITHOUT_HOOK))
 def test_a_program(program: Program) -> None:
     """Runs both modules, whichever is kept; each gets arguments of its own, because they may be donated."""
     mesh = program.make_mesh()

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from reshard import hlo
 from reshard.errors import ProgramError, ReshardError
 from reshard.jax import xla_hook
 from reshard.jax.xla_hook import hook_exists
-from tests.test_examples import python_problems
 
 needs_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 
@@ -218,13 +216,6 @@ def test_the_report_is_plain_data():
     data = log.reports[0].to_dict()
     assert data["changed"] and data["chains"][0]["replaced"] and data["saved_bytes"] > 0
     assert "all_to_all" in str(log) and "test_xla_hook.py" in str(log)
-
-
-@needs_hook
-def test_the_page_of_the_documentation():
-    page = Path(__file__).resolve().parents[2] / "docs" / "xla-pass.md"
-    problems = python_problems(page.read_text(encoding="utf-8"))
-    assert not problems, "\n\n".join(problems)
 
 
 PERSISTENT = """

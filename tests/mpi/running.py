@@ -10,7 +10,7 @@ from pathlib import Path
 from reshard.mpi.launch import command, end, environment, find
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 120
+SECONDS = 300
 """Ranks that take longer are ended, and the test fails."""
 
 

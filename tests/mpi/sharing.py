@@ -157,7 +157,7 @@ def files_of_a_name(comm: MPI.Intracomm) -> Iterator[Case]:
 # ---- many ------------------------------------------------------------------------------------------------
 
 
-def many(comm: MPI.Intracomm, count: int = 400) -> Iterator[Case]:
+def many(comm: MPI.Intracomm, count: int = 100) -> Iterator[Case]:
     """Many arrays alive at once, each with its own elements; their memory is used again."""
     comm = comm.Dup()
     mesh = Mesh(x=comm.size)
@@ -193,7 +193,7 @@ def very_many(comm: MPI.Intracomm) -> Iterator[Case]:
     yield from many(comm, 5000)
 
 
-def communicators(comm: MPI.Intracomm, count: int = 60) -> Iterator[Case]:
+def communicators(comm: MPI.Intracomm, count: int = 15) -> Iterator[Case]:
     """Communicators that the user makes, uses and frees; arrays of a freed one keep their tiles."""
     mesh = Mesh(x=comm.size)
     rows = Layout.from_spec(mesh, (comm.size, 2 * comm.size), "int32", [["x"]])

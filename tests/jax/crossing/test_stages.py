@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -81,6 +81,16 @@ def test_scalars_are_not_stacked() -> None:
     assert stages.stacked(shards, flat, scalar, np.dtype("int32")).sharding == NamedSharding(flat, P())
 
 
+@pytest.fixture
+def few_objects_to_collect() -> Iterator[None]:
+    """What is there already is left alone by the collections of the test, of which there are many."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("few_objects_to_collect")
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_a_device_has_one_message_beside_its_tiles(monkeypatch: pytest.MonkeyPatch, chunk: int | None) -> None:
     """What is live, counted before and after every program and every message."""

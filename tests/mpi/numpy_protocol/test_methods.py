@@ -9,10 +9,16 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from tests.mpi import running
-from tests.mpi.sampling import sampled
+
+RUNS = [
+    ("values_sampled", 3),
+    *(pytest.param("values", ranks, marks=pytest.mark.slow) for ranks in (1, 2)),
+    pytest.param("values_sampled", 4, marks=pytest.mark.slow),
+    *(pytest.param("values", ranks, marks=pytest.mark.sweep) for ranks in (3, 4)),
+]
 
 
-@pytest.mark.parametrize(("topic", "ranks"), sampled(["values", "values_sampled"], [1, 2, 3, 4], ("values_sampled", 3)))
+@pytest.mark.parametrize(("topic", "ranks"), RUNS)
 def test_numpys_expressions_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"numpy_protocol.conformance.{topic}", ranks, tmp_path)
 
