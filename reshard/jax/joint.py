@@ -200,7 +200,13 @@ def bounded_tree(
     """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything."""
     room, least, needed = budget, 0, budget
     for _ in range(_TRIES):
-        tree = plan_tree(moves, max(room, least), network, donate)
+        try:
+            tree = plan_tree(moves, max(room, least), network, donate)
+        except BudgetError as error:
+            needed = xla_peak_bytes(plan_tree(moves, error.smallest, network, donate), own)
+            if needed <= error.smallest:
+                raise
+            break
         needed = xla_peak_bytes(tree, own)
         if needed <= budget:
             return tree
@@ -208,7 +214,8 @@ def bounded_tree(
             break
         room = min(room, tree.peak_bytes) - (needed - budget)
         least = _floor(moves, network, donate)
-    raise BudgetError(f"budget {budget} B: XLA needs {needed} B for {len(moves)} arrays; give that", needed)
+    text = f"budget {budget} B is too small for {len(moves)} arrays; with what XLA needs, {needed} B work"
+    raise BudgetError(text, needed)
 
 
 def _floor(moves: Mapping[str, Any], network: Network | str | None, donate: bool) -> int:

@@ -35,7 +35,7 @@ class Target:
 
     >>> import numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec
-    >>> from reshard.jax import redistribute
+    >>> from reshard.jax import Target, redistribute
     >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
     >>> rows = NamedSharding(mesh, PartitionSpec("x"))
     >>> fused = jax.device_put(np.arange(48.0, dtype="float32").reshape(24, 2), rows)

@@ -50,7 +50,7 @@ def reshard_pytree(
     Raises the errors of `redistribute`; `BudgetError` with the smallest budget that works; and `AgreementError` on all
     processes if these differ, before anything moves.
 
-    >>> from jax.sharding import PartitionSpec
+    >>> from jax.sharding import NamedSharding, PartitionSpec
     >>> mesh = jax.sharding.Mesh(jax.devices(), ("x",))
     >>> rows, columns = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec(None, "x"))
     >>> tree = {"w": jax.device_put(np.ones((8, 8), "float32"), rows)}

@@ -121,4 +121,6 @@ def test_traced_views_to_other_devices_are_refused() -> None:
 
 def test_uneven_targets_are_refused() -> None:
     with pytest.raises(LayoutError, match="does not divide"):
-        redistribute(put(X, SOURCES[0]), NamedSharding(mesh([4, 5, 6, 7], t=4), P("t")), view="(a b) c -> c b a", a=2)
+        redistribute(
+            put(X, SOURCES[0]), NamedSharding(mesh([4, 5, 6, 7], t=4), P(None, "t")), view="(a b) c -> c b a", a=2
+        )
