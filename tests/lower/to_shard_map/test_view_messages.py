@@ -23,7 +23,7 @@ FAR = {"others": rs.Mesh({"t": 2}, [6, 7]), "one in both": rs.Mesh({"t": 3}, [5,
 
 
 @pytest.mark.parametrize("far", FAR.values(), ids=FAR)
-@pytest.mark.parametrize("chunk", [None, 12])
+@pytest.mark.parametrize("chunk", [None, pytest.param(12, marks=pytest.mark.slow)])
 def test_messages_carried_by_hand(far: rs.Mesh, chunk: int | None) -> None:
     operand = rs.Layout.parse("s32[{x}6, 5]", NEAR)
     result = rs.Layout.parse(f"s32[3, 5, {{t}}{8 // far.size}]" if far.size == 2 else "s32[{t}, 5, 8]", far)
