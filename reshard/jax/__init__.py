@@ -2,6 +2,7 @@
 
     redistribute(x, sharding)    moves an array, or a tree of arrays; replaces `device_put` and sharding constraints
     reshard_pytree(tree, target) moves a tree as one, within one budget, once all processes agree on it
+    Target(sharding, view=...)   a sharding, and the view, parts and dtype of the array on it: for a leaf of a tree
     jit(f)                       `jax.jit` with a pass over the whole program, kept where it makes the program better
     enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process (jax >= 0.11)
     enabled()                    a context in which it is on
@@ -19,6 +20,7 @@ from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.stages import deserialize as deserialize
 from reshard.jax.strict import strict as strict
+from reshard.jax.targets import Target as Target
 from reshard.jax.trees import reshard_pytree as reshard_pytree
 from reshard.jax.xla_hook import disable as disable
 from reshard.jax.xla_hook import enable as enable

@@ -11,7 +11,7 @@ put             what JAX places itself: arrays that are not sharded yet, and tar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -72,10 +72,10 @@ def prepared(x: jax.Array, request: ReshardRequest) -> Pending:
     if known is None:
         return _left_to_jax(x, request, f"it has a {type(x.sharding).__name__}, whose layout is not known")
     if request.source is not None:
-        _check_source(x, request.source, known)
+        check_source(x, request.source, known)
     if not request.donate and _is_there(known, request.target, x.ndim):
         return partial(put, x, request.target, donate=False)
-    target = _on_devices(request.target, known)
+    target = on_devices(request.target, known)
     near = _device_memory(known)
     if near != known.memory_kind:  # Collectives work in the devices' own memory.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
@@ -132,7 +132,7 @@ def _device_memory(sharding: NamedSharding) -> str:
     return str(next(iter(sharding.device_set)).default_memory().kind)
 
 
-def _check_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> None:
+def check_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> None:
     if not given.is_equivalent_to(known, x.ndim):
         raise PlanError(
             f"the array of shape {x.shape} is sharded as {known.spec} on mesh {dict(known.mesh.shape)}, not as the "
@@ -214,7 +214,7 @@ def _needs_two_meshes(source: NamedSharding, target: NamedSharding) -> bool:
     )
 
 
-def _on_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding:
+def on_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding:
     """The target on a mesh with devices: an abstract mesh takes those of the source."""
     if isinstance(target.mesh, JaxMesh) or not isinstance(source.mesh, JaxMesh):
         return target
@@ -249,12 +249,18 @@ def put(x: Any, target: Any, *, donate: bool) -> jax.Array:
     except (TypeError, ValueError, OverflowError) as error:
         raise LayoutError(f"jax.device_put refuses the move to {target}: {error}") from None
     if donate and placed is not x and isinstance(x, jax.Array) and not isinstance(x, Tracer):
-        _discard_placed(x, placed)
+        discard(x, [placed])
     return placed
 
 
-def _discard_placed(x: jax.Array, placed: jax.Array) -> None:
-    """Deletes a donated array that `jax.device_put` left, unless the result shares its memory."""
-    buffers = {shard.data.unsafe_buffer_pointer() for shard in placed.addressable_shards}
+def plain(x: jax.Array) -> jax.Array:
+    """The array, or the integers that random keys consist of."""
+    return jax.random.key_data(x) if placement.is_key_array(x) else x
+
+
+def discard(x: jax.Array, results: Iterable[jax.Array]) -> None:
+    """Deletes a donated array, unless a result shares its memory."""
+    buffers = {shard.data.unsafe_buffer_pointer() for array in results for shard in plain(array).addressable_shards}
+    x = plain(x)
     if not x.is_deleted() and not any(s.data.unsafe_buffer_pointer() in buffers for s in x.addressable_shards):
         x.delete()

@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, S
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.errors import LayoutError, MeshError, about_sharding, quoted
+from reshard.jax.targets import Target
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -28,7 +29,7 @@ AnyMesh = JaxMesh | AbstractMesh
 NO_MESH = AbstractMesh((), ())
 NO_DEVICES = JaxMesh(np.empty((), dtype=object), ())
 _LAYOUTS = NamedSharding | PartitionSpec | Layout
-_FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Space
+_FORMS = Sharding | PartitionSpec | Layout | jax.Device | Format | jax.memory.Space | Target
 
 
 def resolve(given: object, x: Any, what: str) -> NamedSharding:

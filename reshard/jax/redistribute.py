@@ -22,9 +22,20 @@ from jax.sharding import NamedSharding
 from reshard.errors import LayoutError, PlanError, quoted
 from reshard.jax import placement, traced, views
 from reshard.jax.batches import run_all
-from reshard.jax.eager import EagerMove, EagerProgram, Pending, prepared, prepared_on_device, put
+from reshard.jax.eager import (
+    EagerMove,
+    EagerProgram,
+    Pending,
+    check_source,
+    discard,
+    prepared,
+    prepared_on_device,
+    put,
+)
+from reshard.jax.joint import is_joint, joint_moves
 from reshard.jax.platform_network import checked
 from reshard.jax.request import ReshardRequest
+from reshard.jax.targets import Target, ViewOptions
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
 
@@ -42,6 +53,7 @@ def redistribute(
     into: Mapping[Any, Any] | None = None,
     out: jax.Array | None = None,
     dtype: Any = None,
+    scale: Any = None,
     **sizes: int,
 ) -> Any:
     """Moves an array to another sharding, in place of `jax.device_put`, `with_sharding_constraint` and `reshard`.
@@ -49,14 +61,18 @@ def redistribute(
     `x` is an array or a tree of arrays. `sharding` is a `NamedSharding`, a `PartitionSpec` on the mesh that is set
     (or on the array's own), or a `reshard.Layout`: one for all leaves, or a tree of them whose structure is that of
     `x`, or of its top. `source`, in the same forms, is the sharding of `x` if tracing cannot know it.
-    `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move of a leaf, its source
-    and result included; without one, large moves are split into parts, which need little more than source and result.
+    `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move: all sources, all results
+    and all buffers of the tree; inside a trace, those of each leaf. Without one, large moves are split into parts,
+    which need little more than source and result.
     `network` is that of `reshard.plan`; without one, plans are made for the network of the devices, if it is known
     (`platform_network`), and "none" is for none.
     With `donate`, `x` is deleted once the move is under way.
 
     `view` (with `sizes`), `take` and `into` are those of `reshard.Move`, and `dtype` that of the result; `sharding` is
-    then the target's. `out` is the array of which `into` fills a part; the result has the rest of it.
+    then the target's. `out` is the array of which `into` fills a part; the result has the rest of it. Where the dtype
+    narrows, elements are divided by `scale` first; else multiplied by it at last. It is a number, or an array of the
+    rank of the wider array whose dims divide that array's: one number for each channel, block or tile. The leaves of a
+    tree have views of their own in its tree of targets, see `Target`.
 
     It works eagerly, under jit, grad, vmap, scan and remat, on auto and explicit axes, inside `jax.set_mesh`, and
     inside a `shard_map` that is manual over other axes. Concrete leaves of a tree share programs, and an array that is
@@ -84,7 +100,7 @@ def redistribute(
     True
     """
     options = _options(budget, network, donate)
-    given = views.ViewOptions(view, take, into, out, dtype, sizes)
+    given = ViewOptions(view, take, into, out, dtype, scale, sizes)
     if not given.plain:
         return views.moved(x, sharding, source, given, options)
     if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
@@ -92,6 +108,10 @@ def redistribute(
     leaves, tree = jax.tree.flatten(x)
     targets = _broadcast(sharding, x, len(leaves), "target")
     sources = [None] * len(leaves) if source is None else _broadcast(source, x, len(leaves), "source")
+    if is_joint(leaves, options["budget"]):
+        return jax.tree.unflatten(tree, _jointly(x, leaves, targets, sources, options))
+    if donate and len({*map(id, leaves)}) < len(leaves):
+        return jax.tree.unflatten(tree, _moved_once_each(leaves, targets, sources, options))
     return jax.tree.unflatten(tree, run_all(_all_prepared(leaves, targets, sources, options)))
 
 
@@ -113,6 +133,35 @@ def _all_prepared(
         if kind is not None and isinstance(moves[-1], EagerMove) and moves[-1].wrapped is None:
             known[kind] = moves[-1].program
     return moves
+
+
+def _jointly(
+    x: Any, leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
+) -> list[jax.Array]:
+    """All leaves within one budget."""
+    for leaf, source in zip(leaves, sources, strict=True):
+        known = placement.sharding_of(leaf)
+        if source is not None and known is not None:
+            check_source(leaf, placement.resolve(source, leaf, "source"), known)
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(x)]
+
+    def place(at: int) -> jax.Array:
+        move = _prepared(leaves[at], targets[at], None, options | {"budget": None})
+        return run_all([move])[0]
+
+    return joint_moves(names, leaves, targets, place, options)
+
+
+def _moved_once_each(
+    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
+) -> list[jax.Array]:
+    """Moves donated leaves of which some are the same array: it is deleted once all its moves are under way."""
+    moved = run_all(_all_prepared(leaves, targets, sources, options | {"donate": False}))
+    kept = {id(array) for array in moved}
+    for leaf in {id(leaf): leaf for leaf in leaves}.values():
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in kept:
+            discard(leaf, moved)
+    return moved
 
 
 def _options(budget: int | str | None, network: Network | str | None, donate: bool) -> dict[str, Any]:
@@ -148,6 +197,15 @@ def _broadcast(given: Any, x: Any, leaves: int, what: str) -> list[Any]:
 
 def _prepared(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pending:
     """The move of one leaf, checked; a concrete array does not move yet."""
+    if not isinstance(sharding, Target):
+        return _prepared_plain(x, sharding, source, options)
+    if sharding.options.plain:
+        return _prepared_plain(x, sharding.sharding, source, options)
+    return views.prepared(x, sharding.sharding, source, sharding.options, options)
+
+
+def _prepared_plain(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pending:
+    """The move of one leaf that keeps its dims and dtype."""
     aval = x if isinstance(x, jax.Array) else _type_of(x)
     if not placement.has_layout(sharding):
         device = placement.one_device(sharding)

@@ -1,7 +1,8 @@
 """Moves with a view or a cast of JAX arrays: `redistribute(x, sharding, view=...)`.
 
-concrete      a compiled program for each source, target and view
-traced        the same program's operations, whose derivatives are those of reshapes, slices and permutes
+checked      what a call asks for: source and target shardings, the view, the dtypes, all checked
+prepared     a concrete array's move, planned and compiled: on one mesh, or to other devices (`crossing`)
+traced       the same program's operations, whose derivatives are those of reshapes, slices and permutes
 """
 
 # jax annotates its functions only in part.
@@ -9,19 +10,26 @@ traced        the same program's operations, whose derivatives are those of resh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import LayoutError, MeshError, PlanError, quoted
-from reshard.jax import placement
+from reshard.jax import crossing, placement
+from reshard.jax.eager import move_now, put
 from reshard.jax.platform_network import network_of_mesh
 from reshard.jax.primitive import pinned
-from reshard.jax.request import orders_differ
+from reshard.jax.request import ReshardRequest, orders_differ
+from reshard.jax.starting import started
+from reshard.jax.targets import ViewOptions
+from reshard.lower.to_shard_map.scales import check_scale
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan
 from reshard.types import dtypes
@@ -32,54 +40,134 @@ from reshard.types.plan import Plan
 from reshard.types.view import View
 
 
-class ViewOptions(NamedTuple):
-    """What a call says beside the array and the sharding."""
+class Asked(NamedTuple):
+    """A move with a view, checked, but not planned."""
 
-    view: str | None
-    take: Mapping[Any, Any] | None
-    into: Mapping[Any, Any] | None
-    out: jax.Array | None
-    dtype: Any
-    sizes: Mapping[str, int]
+    before: NamedSharding
+    after: NamedSharding
+    view: View
+    dtype: str
+    target_dtype: str
 
     @property
-    def plain(self) -> bool:
-        """Whether the array, its dims and its dtype stay as they are."""
-        return self == ViewOptions(None, None, None, None, None, {})
+    def crosses(self) -> bool:
+        """Whether its ends are on different devices; those of abstract meshes are the same."""
+        known = isinstance(self.before.mesh, JaxMesh) and isinstance(self.after.mesh, JaxMesh)
+        return known and crossing.crosses(self.before, self.after)
 
 
 def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mapping[str, Any]) -> jax.Array:
-    """Moves one array by a view, a part or a cast.
+    """Moves one array by a view, a part or a cast; see `prepared`."""
+    return prepared(x, sharding, source, given, options)()
+
+
+def prepared(
+    x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mapping[str, Any]
+) -> Callable[[], jax.Array]:
+    """The move of one array by a view, a part or a cast, checked and planned; a concrete array does not move yet.
 
     Raises `PlanError` for a tree of arrays or an unknown source, and what `Move` raises.
     """
+    what = checked(x, sharding, source, given)
+    if isinstance(x, Tracer) or placement.manual_mesh() is not None:
+        return partial(traced, x, what, given, options)
+    if what.crosses:
+        whole = crossing.view_plan(*what, options["budget"], options["network"], options["donate"])
+    else:
+        whole = _plan(*what, options["budget"], options["network"])
+    run = program(whole, what, options["budget"], options["donate"])
+    return running(x, what, given, whole, run, donate=options["donate"])
+
+
+def checked(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
+    """What a call with a view asks for, checked."""
+    what = ends(x, sharding, source, given)
+    before, after = what.before, what.after
+    if not what.crosses and (orders_differ(before, after) or before.mesh.size != after.mesh.size):
+        raise MeshError(
+            f"source {before.spec} on {dict(before.mesh.shape)}, target {after.spec} on {dict(after.mesh.shape)}: the "
+            f"two list their devices in another order; move the array there first, then by its view"
+        )
+    return what
+
+
+def ends(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
+    """Where a move of one array starts and ends, checked."""
     if not isinstance(x, jax.Array) or placement.is_key_dtype(x.dtype):
-        raise PlanError(f"{quoted(x)} is a {type(x).__name__}; a view is of one jax array of numbers")
+        raise PlanError(
+            f"{quoted(x)} is a {type(x).__name__}; a view is of one jax array of numbers; for a tree of them give "
+            f"reshard.jax.Target(sharding, view=...) for each leaf"
+        )
     _check_options(x, given)
     before = placement.resolve(source, x, "source") if source is not None else placement.sharding_of(x)
     if before is None:
         raise PlanError(f"the sharding of the array of shape {x.shape} is not known while it is traced; give source=")
     view = _view(x.shape, given, sharding)
-    dtype = x.dtype if given.dtype is None else jax.numpy.dtype(dtypes.canonical(given.dtype))
+    dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
     after = _target(jax.ShapeDtypeStruct(view.target_shape, dtype), sharding, before)
-    if orders_differ(before, after) or before.mesh.size != after.mesh.size:
-        raise MeshError(
-            f"source {before.spec} on {dict(before.mesh.shape)}, target {after.spec} on {dict(after.mesh.shape)}: the "
-            f"two have other devices, or list them in another order; move the array there first, then by its view"
+    what = Asked(before, after, view, x.dtype.name, dtype.name)
+    _check_scale(what, given)
+    if given.out is not None and (given.out.shape, given.out.dtype.name) != (view.target_shape, dtype.name):
+        raise PlanError(
+            f"out is {given.out.dtype.name}{list(given.out.shape)}, the target {dtype.name}{list(view.target_shape)}; "
+            f"give one like the target"
         )
-    made = _plan(before, after, view, x.dtype.name, dtype.name, options["budget"], options["network"])
-    out = _existing(made, given.out, after)
-    if isinstance(x, Tracer) or placement.manual_mesh() is not None:
-        with placement.without_context_mesh():
-            return pinned(on_jax.apply(made, placement.manual_mesh() or before.mesh, x, out), after)
-    if not made.target.even:
-        raise LayoutError(f"the target {after.spec} does not divide {view.target_shape}: pad it, or move it under jit")
-    run = _compiled(made, before, after)
+    return what
+
+
+def traced(x: jax.Array, what: Asked, given: ViewOptions, options: Mapping[str, Any]) -> jax.Array:
+    """The move inside a trace, on one set of devices."""
+    if what.crosses:
+        raise PlanError(
+            f"source {what.before.spec} on {dict(what.before.mesh.shape)}, target {what.after.spec} on "
+            f"{dict(what.after.mesh.shape)} have different devices, and a traced program (jit, grad, vmap, scan) runs "
+            f"on one set of devices: move a concrete array of shape {x.shape} outside of it"
+        )
+    made = _plan(*what, options["budget"], options["network"])
+    out = _existing(what, given.out)
+    scale = None if given.scale is None else jnp.asarray(given.scale)
     with placement.without_context_mesh():
-        result = run(x) if out is None else run(x, out)
-    if options["donate"]:
-        x.delete()  # XLA keeps the buffer until the move has read it.
-    return result
+        mesh = placement.manual_mesh() or what.before.mesh
+        return pinned(on_jax.apply(made, mesh, x, out, scale), what.after)
+
+
+def program(
+    whole: Plan, what: Asked, budget: int | None, donate: bool, devices: tuple[Any, ...] | None = None
+) -> Callable[..., jax.Array]:
+    """The compiled move by a plan, whose devices are these by their numbers if it leads to other ones.
+
+    `budget` bounds the messages. Raises `LayoutError` for a target that does not divide the array.
+    """
+    if not whole.target.even:
+        raise LayoutError(
+            f"the target {what.after.spec} does not divide {what.view.target_shape}: pad it, or move it under jit"
+        )
+    if what.crosses:
+        return crossing.view_program(whole, what.before, what.after, budget, donate, devices)
+    return _compiled(whole, what)
+
+
+def running(
+    x: jax.Array, what: Asked, given: ViewOptions, whole: Plan, run: Callable[..., jax.Array], *, donate: bool
+) -> Callable[[], jax.Array]:
+    """The move of a concrete array by a compiled program, not started."""
+    if not x.size and not what.view.into:
+        return lambda: put(np.zeros(what.view.target_shape, jnp.dtype(what.target_dtype)), what.after, donate=False)
+
+    def start() -> jax.Array:
+        out = _existing(what, given.out)
+        near = what.crosses and crossing.casts_before(whole)
+        scale = None if given.scale is None else _scale_on(what.before if near else what.after, given.scale)
+        with placement.without_mesh() if what.crosses else placement.without_context_mesh(), placement.unguarded():
+            result = run(x, out, scale) if what.crosses else started(run, x, out, scale)
+        if donate and not x.is_deleted():
+            x.delete()  # XLA keeps the buffer until the move has read it.
+        return result
+
+    return start
+
+
+# ---- what was given --------------------------------------------------------------------------------
 
 
 def _check_options(x: jax.Array, given: ViewOptions) -> None:
@@ -94,6 +182,39 @@ def _check_options(x: jax.Array, given: ViewOptions) -> None:
     if bool(given.into) != (given.out is not None):
         need = "fills part of the target: give its array with out=" if given.into else "fills all of it: give no out="
         raise PlanError(f"the move of the array of shape {x.shape} {need}")
+
+
+def _check_scale(what: Asked, given: ViewOptions) -> None:
+    """Refuses a scale without a cast, of a sum, or whose dims do not divide those of the wider array."""
+    if given.scale is None:
+        return
+    if what.dtype == what.target_dtype:
+        raise PlanError(f"scale {quoted(given.scale)}: the move casts nothing; give dtype=, or leave scale out")
+    if what.before.spec.unreduced:
+        raise PlanError(f"the source {what.before.spec} is a sum; finish it first, then scale and cast it")
+    try:
+        shape = np.shape(given.scale)
+    except ValueError as error:
+        raise PlanError(f"scale {quoted(given.scale)}: {error}; give a number or an array of numbers") from None
+    narrows = _narrows(what)
+    if what.view.into and not narrows and any(size > 1 for size in shape):
+        raise PlanError(f"a scale of shape {shape} for an array that fills part of another: give one number")
+    check_scale(shape, what.view.source_shape if narrows else what.view.target_shape)
+
+
+def _narrows(what: Asked) -> bool:
+    return dtypes.bits(what.target_dtype) < dtypes.bits(what.dtype)
+
+
+def _scale_on(there: NamedSharding, scale: Any) -> jax.Array:
+    """The scale on all devices of a mesh."""
+    target = NamedSharding(there.mesh, PartitionSpec())
+    if isinstance(scale, jax.Array) and not placement.is_unsharded(scale):
+        return move_now(scale, ReshardRequest(target))
+    values = np.asarray(scale)
+    dtype = jax.dtypes.canonicalize_dtype(values.dtype)
+    shards = [jax.device_put(values.astype(dtype), device) for device in target.addressable_devices]
+    return jax.make_array_from_single_device_arrays(values.shape, target, shards, dtype=dtype)
 
 
 def _view(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:
@@ -136,20 +257,16 @@ def _plan(
     return on_jax.in_parts(made)
 
 
-def _existing(made: Plan, out: jax.Array | None, after: NamedSharding) -> jax.Array | None:
+def _existing(what: Asked, out: jax.Array | None) -> jax.Array | None:
     """The target's array before a move that fills part of it, on the target's sharding."""
-    if out is None:
-        return None
-    if (out.shape, out.dtype.name) != (made.target.shape, made.target.dtype):
-        raise PlanError(f"out is {out.dtype.name}{list(out.shape)}, the target {made.target}; give one like the target")
-    return out if isinstance(out, Tracer) else jax.device_put(out, after)
+    if out is None or isinstance(out, Tracer):
+        return out
+    return move_now(out, ReshardRequest(what.after)) if placement.is_spread(out) else put(out, what.after, donate=False)
 
 
 @lru_cache(maxsize=1024)
-def _compiled(made: Plan, before: NamedSharding, after: NamedSharding) -> Any:
-    def run(x: jax.Array, out: jax.Array | None = None) -> jax.Array:
-        return on_jax.apply(made, before.mesh, x, out)
+def _compiled(made: Plan, what: Asked) -> Any:
+    def run(x: jax.Array, out: jax.Array | None, scale: jax.Array | None) -> jax.Array:
+        return on_jax.apply(made, what.before.mesh, x, out, scale)
 
-    fills = made.view is not None and made.view.into
-    shardings = cast("Any", (before, after) if fills else (before,))
-    return jax.jit(run, in_shardings=shardings, out_shardings=after)
+    return jax.jit(run, out_shardings=what.after)

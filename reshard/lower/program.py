@@ -157,13 +157,25 @@ def lower_plan(plan: Plan, device: int | None = None) -> Program:
     """
     if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"lower takes a checked Plan, not {type(plan).__name__}; make one with reshard.plan()")
+    return lower_steps(plan.source, plan.steps, device, donate=plan.donate)
+
+
+def lower_steps(source: Layout, steps: Sequence[Step], device: int | None = None, *, donate: bool = False) -> Program:
+    """The program of some steps of a plan, one after another; each was checked when it was built.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2)
+    >>> whole = Layout.parse("f32[4]", mesh)
+    >>> lower_steps(whole, [Step("slice", whole, Layout.parse("f32[{x}2]", mesh))]).tile_shapes
+    ((2,),)
+    """
     return Program(
-        plan.source.mesh.devices,
-        plan.source.dtype,
-        plan.source.tile_shape,
-        tuple(_instruction(step, device) for step in plan.steps),
-        tuple(step.result.tile_shape for step in plan.steps),
-        not plan.donate,
+        source.mesh.devices,
+        source.dtype,
+        source.tile_shape,
+        tuple(_instruction(step, device) for step in steps),
+        tuple(step.result.tile_shape for step in steps),
+        not donate,
     )
 
 

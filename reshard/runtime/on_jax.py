@@ -23,11 +23,14 @@ from jax.sharding import Mesh as JaxMesh
 from reshard.errors import MeshError
 from reshard.lower import lower_plan
 from reshard.lower.batch import lower_batch
-from reshard.lower.to_shard_map import batch_function, shares_lie_in_order, tile_function
+from reshard.lower.program import Program, lower_steps
+from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_lie_in_order, tile_function
+from reshard.types import dtypes
 from reshard.types.batch import Batch
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import jax_sharding
+from reshard.types.pair.device_sets import one_set
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.checker import VIEW_RULES
 from reshard.types.rules.cost import PLAIN, StepMode
@@ -41,8 +44,11 @@ PARTS = 8
 """The number of parts aimed at."""
 
 
-def apply(plan: Plan, mesh: AnyMesh, array: jax.Array, into: jax.Array | None = None) -> jax.Array:
-    """Moves an array by a plan; may be traced inside `jax.jit`. `into` is a target of which the plan fills a part.
+def apply(
+    plan: Plan, mesh: AnyMesh, array: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None
+) -> jax.Array:
+    """Moves an array by a plan; may be traced inside `jax.jit`. `into` is a target of which the plan fills a part, and
+    `scale` what its cast divides or multiplies by.
 
     The axes of `mesh` that are not manual have the plan's devices by position; they are cut where the layouts use
     parts of them. Layouts are contiguous, as those of a `NamedSharding` are. Raises `LayoutError` for a reduction
@@ -59,11 +65,17 @@ def apply(plan: Plan, mesh: AnyMesh, array: jax.Array, into: jax.Array | None = 
     axes = free_axes(mesh)
     before, after = spec(plan.source, axes), spec(plan.target, axes)
     array = _padded(_not_reduced(array), plan.source, NamedSharding(mesh, before))
-    if into is None:
-        moved = _on_tiles(plan, mesh, axes, (before,), after)(array)
-    else:
-        into = _padded(into, plan.target, NamedSharding(mesh, after))
-        moved = _on_tiles(plan, mesh, axes, (before, after), after)(array, into)
+    more: dict[str, jax.Array] = {}
+    specs = [before]
+    if into is not None:
+        more["into"] = _padded(into, plan.target, NamedSharding(mesh, after))
+        specs.append(after)
+    if scale is not None:
+        wide, held = (plan.source, before) if narrows(plan.steps) else (plan.target, after)
+        more["scale"], spelled = scales.spread(scale, wide, held)
+        specs.append(spelled)
+    program = lower_plan(plan)
+    moved = _on_tiles(program, mesh, axes, specs, after, tuple(more))(array, *more.values())
     return _trimmed(moved, plan.target, NamedSharding(mesh, after))
 
 
@@ -112,32 +124,55 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
             f"{plan.source} on {plan.source.mesh} to {plan.target} on {plan.target.mesh}: uneven arrays move on one "
             f"mesh only; redistribute to an even sharding on the source's mesh first"
         )
-    stacked = to_stack(plan, mesh)(array) if array.ndim else array  # Every device already has a scalar.
+    stacked = to_stack(plan.source, plan.steps, mesh)(array) if array.ndim else array  # Every device has a scalar.
     return jax.make_array_from_single_device_arrays(array.shape, target, [s.data for s in stacked.addressable_shards])
 
 
 @lru_cache(maxsize=1024)
-def to_stack(plan: Plan, mesh: AnyMesh) -> Callable[[jax.Array], jax.Array]:
-    """The compiled move to a stack: the target's tiles, padding included, along dim 0 in the order of the devices."""
-    mesh = cut(mesh, (plan.source,))  # An array with explicit axes keeps their names: only the source is spelled.
+def to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable[..., jax.Array]:
+    """The compiled move to a stack: the tiles after some steps, padding included, along dim 0 in the order of devices.
+
+    If a step casts, a scale may be given beside the array.
+    """
+    mesh = cut(mesh, (source,))  # An array with explicit axes keeps their names: only the source is spelled.
     axes = free_axes(mesh)
-    return jax.jit(_on_tiles(plan, mesh, axes, (spec(plan.source, axes),), stack_spec(mesh, plan.source)))
+    before, result = spec(source, axes), steps[-1].result if steps else source
+    program = lower_steps(source, steps)
+
+    def moved(array: jax.Array, scale: jax.Array | None = None) -> jax.Array:
+        if scale is None:
+            return _on_tiles(program, mesh, axes, [before], stack_spec(mesh, result))(array)
+        factor, held = scales.spread(scale, source, before)
+        return _on_tiles(program, mesh, axes, [before, held], stack_spec(mesh, result), ("scale",))(array, factor)
+
+    return jax.jit(moved)
 
 
 @lru_cache(maxsize=1024)
 def from_stack(
-    plan: Plan, mesh: AnyMesh, target: NamedSharding
-) -> tuple[Callable[[jax.Array], jax.Array], NamedSharding]:
+    source: Layout, steps: tuple[Step, ...], mesh: AnyMesh, target: NamedSharding
+) -> tuple[Callable[..., jax.Array], NamedSharding]:
     """The compiled move from a stack of the source's tiles, which it may overwrite, and the stack's sharding.
 
-    The target must be even.
+    Beside the stack it takes the array of which a step fills a part, and the scale of a cast. The target must be even.
     """
-    mesh = cut(mesh, (plan.source, plan.target))
+    result = steps[-1].result
+    mesh = cut(mesh, (source, result))
     axes = free_axes(mesh)
-    stack = NamedSharding(mesh, stack_spec(mesh, plan.source))
-    moved = _on_tiles(plan, mesh, axes, (stack.spec,), spec(plan.target, axes))
-    donated = (0,) if plan.source.tile_bytes == plan.target.tile_bytes else ()
-    return jax.jit(moved, in_shardings=stack, out_shardings=target, donate_argnums=donated), stack
+    stack = NamedSharding(mesh, stack_spec(mesh, source))
+    after = spec(result, axes)
+    program = lower_steps(source, steps, donate=True)
+
+    def moved(tiles: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        more = {} if into is None else {"into": into}
+        specs = [stack.spec, after] if more else [stack.spec]
+        if scale is not None:
+            more["scale"], held = scales.spread(scale, result, after)
+            specs.append(held)
+        return _on_tiles(program, mesh, axes, specs, after, tuple(more))(tiles, *more.values())
+
+    donated = (0,) if source.tile_bytes == result.tile_bytes and source.dtype == result.dtype else ()
+    return jax.jit(moved, out_shardings=target, donate_argnums=donated), stack
 
 
 def stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
@@ -146,12 +181,23 @@ def stack_spec(mesh: AnyMesh, layout: Layout) -> PartitionSpec:
 
 
 def _on_tiles(
-    plan: Plan, mesh: AnyMesh, axes: Mesh, before: tuple[PartitionSpec, ...], after: PartitionSpec
+    program: Program,
+    mesh: AnyMesh,
+    axes: Mesh,
+    before: Sequence[PartitionSpec],
+    after: PartitionSpec,
+    more: tuple[str, ...] = (),
 ) -> Callable[..., jax.Array]:
+    """The program on global arrays: that of the source, then `more` by name."""
+    run = tile_function(program, axes.axes)
+
+    def on_tile(tile: jax.Array, *others: jax.Array) -> jax.Array:
+        return run(tile, Beside(**dict(zip(more, others, strict=True))))
+
     return jax.shard_map(
-        tile_function(lower_plan(plan), axes.axes),
+        on_tile,
         mesh=mesh,
-        in_specs=before,
+        in_specs=tuple(before),
         out_specs=after,
         axis_names=frozenset(axes.axes),
         check_vma=False,  # Its rules cannot see that gathers and permutes give replicated results.
@@ -183,6 +229,8 @@ def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS) -> Plan:
 def _parted(step: Step, least: int, count: int) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
+    if not one_set(step.operand.mesh, step.result.mesh):
+        return as_it_is  # Messages to other devices are cut where they are carried.
     if step.kind in VIEW_RULES or step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
         return as_it_is
     if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
@@ -209,6 +257,17 @@ def peak_bytes(plan: Plan) -> int:
     """The plan's peak bytes on XLA, which allocates the result, the target's tile, before it runs anything."""
     later = (step.live_bytes + plan.target.tile_bytes for step in plan.steps[:-1])
     return max(plan.peak_bytes, *later) if len(plan.steps) > 1 else plan.peak_bytes
+
+
+def narrows(steps: Sequence[Step]) -> bool:
+    """Whether the first step casts to a narrower dtype: its scale is on the indices of the source, else the target's.
+
+    >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "bf16[{x}4]")]
+    >>> narrows([Step("cast", *layouts)]), narrows([Step("cast", *reversed(layouts))])
+    (True, False)
+    """
+    step = steps[0]
+    return step.kind == "cast" and dtypes.bits(step.result.dtype) < dtypes.bits(step.operand.dtype)
 
 
 def overwrites(plan: Plan) -> bool:

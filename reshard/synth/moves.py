@@ -79,12 +79,16 @@ def _casts_first(move: Move) -> bool:
 
 
 def _with_cast(move: Move, specs: Specs) -> Specs:
-    """The steps with the cast: first, or after the last reduction if it narrows, or last."""
+    """The steps with the cast: first, or after the last reduction if it narrows, or last; before a part is filled.
+
+    What the target's other parts hold is neither cast nor scaled.
+    """
     if _casts_first(move):
         return [StepSpec("cast", replace(move.source, dtype=move.target.dtype)), *specs]
     narrows = dtypes.bits(move.target.dtype) < dtypes.bits(move.source.dtype)
     sums = [n for n, spec in enumerate([StepSpec("", move.source), *specs]) if spec.result.partial]
-    at = sums[-1] + 1 if narrows and sums else len(specs)
+    last = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), len(specs))
+    at = sums[-1] + 1 if narrows and sums else last
     end = specs[at - 1].result if at else move.source
     cast = StepSpec("cast", replace(end, dtype=move.target.dtype))
     rest = [spec._replace(result=replace(spec.result, dtype=move.target.dtype)) for spec in specs[at:]]

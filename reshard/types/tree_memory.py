@@ -79,7 +79,7 @@ class DeviceKinds:
 
     def _filled(self, plan: Plan) -> Bytes:
         """The target's tile where it is there from the start, because the move fills a part of it."""
-        return self.tile(plan.target) if any(step.kind == "put" for step in plan.steps) else (0,) * self.count
+        return self.tile(plan.target) if plan.view is not None and plan.view.into else (0,) * self.count
 
     def _left(self, plan: Plan) -> Bytes:
         if not plan.steps:

@@ -122,7 +122,37 @@ def test_messages(call, error, message):
         call()
 
 
-def test_other_devices_are_refused():
-    there = NamedSharding(jax.make_mesh((4,), ("c",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,)), P("c"))
-    with pytest.raises(MeshError, match="other devices"):
+def test_devices_in_another_order_are_refused():
+    there = NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[::-1]), ("c",)), P(None, "c"))
+    with pytest.raises(MeshError, match="in another order; move the array there first"):
         redistribute(fused(), there, view="l h d -> h l d")
+
+
+@pytest.mark.parametrize("run", [lambda move: move, jax.jit], ids=["eager", "traced"])
+def test_scales_bit_for_bit(run):
+    """A scale a channel where the dtype narrows, one a block where it widens."""
+    channels = np.arange(1, 97, dtype="float32").reshape(1, 96, 1)
+    blocks = np.arange(1, 4, dtype="float32").reshape(1, 3, 1)
+    near, far = on(None, "b"), on(None, None, "b")
+    narrow = run(lambda x: redistribute(x, far, source=near, dtype="bfloat16", scale=channels))(fused_on(near))
+    wanted = (QKV / channels).astype(jnp.bfloat16)
+    assert np.array_equal(np.asarray(narrow).view("u2"), wanted.view("u2"))
+    wide = run(lambda x: redistribute(x, near, source=far, dtype="float32", scale=blocks))(narrow)
+    assert np.array_equal(wide, wanted.astype("float32") * np.repeat(blocks, 32, 1))
+
+
+def fused_on(sharding: NamedSharding) -> jax.Array:
+    return jax.device_put(QKV, sharding)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"scale": 2.0}, PlanError, "casts nothing"),
+        ({"dtype": "bfloat16", "scale": np.ones((1, 5, 1))}, LayoutError, "do not divide"),
+        ({"dtype": "bfloat16", "scale": [[1, 2], [3]]}, PlanError, "give a number or an array"),
+    ],
+)
+def test_scales_that_do_not_fit(options, error, message):
+    with pytest.raises(error, match=message):
+        redistribute(fused(), on(), **options)

@@ -167,6 +167,7 @@ def to_others(number: int, count: int, port: str) -> None:
         (every, P("a", "b"), mixed, P("u", "t")),
         (mixed, P("t", "u"), last, P(None, "t")),
         (last, P("t"), alone, P()),
+        (mesh_of({"t": 1}, order=[0]), P(), mesh_of({"d": 5}, order=[0, 1, 4, 5, 6]), P()),  # a relay
     ]
     for turn, (one, before, other, after) in enumerate(moves):
         target, donate = NamedSharding(other, after), turn % 2 == 0
@@ -180,6 +181,26 @@ def to_others(number: int, count: int, port: str) -> None:
     y = redistribute(placed(NamedSharding(first, P("a", "b")), values), NamedSharding(last, P("t")), budget=2000)
     if y.addressable_shards:
         assert_exact(y, y.sharding, values)
+    views_to_others(NamedSharding(first, P("a", "b")), NamedSharding(last, P("t")), values)
+
+
+def views_to_others(source: NamedSharding, target: NamedSharding, values: np.ndarray) -> None:
+    """A transposition, a dim across atoms, a part that is filled, a cast with a scale."""
+    x, scale = placed(source, values), np.arange(1, 25, dtype="float32").reshape(24, 1)
+    old = np.full((24, 24), 0.5, "float32")
+    old[:, 6:18] = values
+    out = placed(target, np.full((24, 24), 0.5, "float32"))
+    wanted = [
+        (redistribute(x, target, view="(t h) d -> d (h t)", t=3), values.reshape(3, 8, 12).transpose(2, 1, 0)),
+        (redistribute(x, target, view="(h t) d -> h t d", t=2), values),
+        (redistribute(x, target, into={1: slice(6, 18)}, out=out), old),
+        (redistribute(x, target, dtype="bfloat16", scale=scale), (values / scale).astype(jax.numpy.bfloat16)),
+    ]
+    tree = redistribute({"a": x, "b": x}, target, budget=4000, donate=True)
+    assert x.is_deleted()
+    for y, right in [*wanted, (tree["a"], values), (tree["b"], values)]:
+        if y.addressable_shards:
+            assert_exact(y, target, right.reshape(y.shape))
 
 
 def placed(sharding: NamedSharding, values: np.ndarray) -> jax.Array:

@@ -279,6 +279,19 @@ def test_fp8_with_scales():
     assert back.received_bytes == quantize.received_bytes == 24
 
 
+@pytest.mark.parametrize("target", ["f32[{tp}6, 5]", "f32[24, 5]"])
+def test_what_a_part_does_not_fill_is_neither_cast_nor_scaled(target):
+    """The cast comes before the part is written, also where an exchange writes it."""
+    part, whole = layout("bf16[{tp}3, 5]"), layout(target)
+    plan = rs.plan(rs.Move(part, whole, into={0: slice(6, 18)}, cast=True))
+    values = (np.arange(60).reshape(12, 5) % 32).astype(np.dtype(ml_dtypes.bfloat16))
+    old = np.full((24, 5), 0.1, "float32")
+    moved = rs.simulate(plan, cut(part, values), into=cut(whole, old), scale=2.0)
+    old[6:18] = 2 * values.astype("float32")
+    wanted = cut(whole, old)
+    assert all(np.array_equal(moved[device], wanted[device]) for device in wanted)
+
+
 def test_scales_that_do_not_fit():
     plan = rs.plan(move("f32[{tp}4, 8]", "bf16[{tp}4, 8]", cast=True))
     tiles = cut(plan.source, np.zeros((16, 8), "float32"))

@@ -7,6 +7,9 @@ transports   what carries them: `jax.device_put` inside a process, a program ove
 moves        which of these a move takes, compiled once
 """
 
+from reshard.jax.crossing.moves import casts_before as casts_before
 from reshard.jax.crossing.moves import crosses as crosses
 from reshard.jax.crossing.moves import program_across as program_across
+from reshard.jax.crossing.moves import view_plan as view_plan
+from reshard.jax.crossing.moves import view_program as view_program
 from reshard.jax.crossing.moves import weakened_on as weakened_on

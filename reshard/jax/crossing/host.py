@@ -1,9 +1,9 @@
 """The exchange between CPU devices of one process, whose tiles are memory of this process: one copy, and no messages.
 
 The source's shards are read where they are, and the boxes of the exchange are copied into new memory, which becomes the
-result's shards as it is. Devices that hold the same tile share its memory, as they do after `jax.device_put`
-of a numpy array; XLA copies such memory before it would overwrite it. A donated source is deleted shard by shard, each
-as soon as nobody needs it any more.
+result's shards as it is. A view is part of the copy: boxes are then strided in either tile. Devices that hold the same
+tile share its memory, as they do after `jax.device_put` of a numpy array; XLA copies such memory before it would
+overwrite it. A donated source is deleted shard by shard, each as soon as nobody needs it any more.
 """
 
 # jax annotates its functions only in part.
@@ -14,18 +14,21 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from reshard.jax.crossing.plans import devices_of
 from reshard.types.layout import Layout
 from reshard.types.pair import messages
 from reshard.types.pair.message import Tile, tile_of
+from reshard.types.pair.view_messages import view_messages
+from reshard.types.view import View
 
 Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
@@ -34,27 +37,43 @@ THREADED = 32 << 20
 """From this many bytes on, several threads copy: below, to wake them costs what they gain."""
 
 
+class Strides(NamedTuple):
+    """A box of a flat tile: its first place, its extents and their strides, in elements."""
+
+    place: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+Part = tuple[slice, ...] | Strides
+"""A box of a tile."""
+
+
 class Copy(NamedTuple):
     """A box of the source's tile at position `sender` that goes into the target's tile of number `receiver`."""
 
     sender: int
-    taken: tuple[slice, ...]
+    taken: Part
     receiver: int
-    put: tuple[slice, ...]
+    put: Part
 
 
 class HostExchange(NamedTuple):
-    """The boxes to copy; `tile_at` is the number of the tile of the device at each position of the target."""
+    """The boxes to copy; `tile_at` is the number of the tile of the device at each position of the target.
+
+    If it `fills` part of the target, the rest of the target's tiles stays.
+    """
 
     copies: tuple[Copy, ...]
     tiles: int
     tile_at: tuple[int, ...]
     tile_shape: tuple[int, ...]
     elements: int
+    fills: bool = False
 
 
-def host_exchange(operand: Layout, result: Layout) -> HostExchange:
-    """The exchange from one layout to the other, once for each tile of the result.
+def host_exchange(operand: Layout, result: Layout, view: View | None = None) -> HostExchange:
+    """The exchange from one layout to the other, by a view if one is given, once for each tile of the result.
 
     >>> from reshard.types import Mesh
     >>> server = Mesh({"rep": 2}, device_ids=[4, 5])
@@ -70,25 +89,43 @@ def host_exchange(operand: Layout, result: Layout) -> HostExchange:
         if number not in tile_at:
             first[device] = number
         tile_at.append(number)
+    listed = _boxes(operand, result) if view is None else _strided_boxes(operand, result, view)
     copies = [
-        Copy(
-            operand.mesh.position(message.sender),
-            tuple(slice(run.src, run.src + run.length) for run in box),
-            first[message.receiver],
-            tuple(slice(run.dst, run.dst + run.length) for run in box),
-        )
-        for message in messages.all_messages(operand, result)
-        if message.receiver in first
-        for box in message.boxes
+        Copy(operand.mesh.position(sender), taken, first[receiver], put)
+        for sender, receiver, taken, put in listed
+        if receiver in first
     ]
     copies.sort(key=lambda copy: (copy.receiver, copy.sender))  # So that senders are done with one after another.
-    return HostExchange(
-        tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, len(numbers) * math.prod(result.tile_shape)
-    )
+    elements = len(numbers) * math.prod(result.tile_shape)
+    fills = view is not None and view.into
+    return HostExchange(tuple(copies), len(numbers), tuple(tile_at), result.tile_shape, elements, fills)
 
 
-def exchanged(exchange: HostExchange, near: jax.Array, donate: bool) -> list[Array]:
-    """The tiles of the result by their numbers; with `donate`, the source is deleted on the way."""
+Boxes = Iterator[tuple[int, int, Part, Part]]
+
+
+def _boxes(operand: Layout, result: Layout) -> Boxes:
+    for message in messages.all_messages(operand, result):
+        for box in message.boxes:
+            taken = tuple(slice(run.src, run.src + run.length) for run in box)
+            put = tuple(slice(run.dst, run.dst + run.length) for run in box)
+            yield message.sender, message.receiver, taken, put
+
+
+def _strided_boxes(operand: Layout, result: Layout, view: View) -> Boxes:
+    for message in view_messages(operand, result, view):
+        for box in message.boxes:
+            taken = Strides(box.src, box.extents, box.src_strides)
+            yield message.sender, message.receiver, taken, Strides(box.dst, box.extents, box.dst_strides)
+
+
+def exchanged(
+    exchange: HostExchange, near: jax.Array, donate: bool, into: Sequence[jax.Array] | None = None
+) -> list[Array]:
+    """The tiles of the result by their numbers; with `donate`, the source is deleted on the way.
+
+    `into` are the target's tiles by their numbers, if part of them stays.
+    """
     uses = Counter(copy.sender for copy in exchange.copies)
     # JAX gives the first shard of a replicated array for all others, which is as good to read, and not to delete.
     shards = shards_of(near) if donate else {at: near.addressable_data(at) for at in uses}
@@ -97,9 +134,11 @@ def exchanged(exchange: HostExchange, near: jax.Array, donate: bool) -> list[Arr
     views = {at: _plain(np.asarray(shards[at])) for at in uses}
     tiles = [_aligned(exchange.tile_shape, near.dtype) for _ in range(exchange.tiles)]
     plain = [_plain(tile) for tile in tiles]
+    if into is not None:
+        _copy_old(plain, into)
 
     def run(copy: Copy) -> int:
-        plain[copy.receiver][copy.put] = views[copy.sender][copy.taken]
+        _part(plain[copy.receiver], copy.put)[...] = _part(views[copy.sender], copy.taken)
         return copy.sender
 
     for sender in _each(run, exchange.copies, exchange.elements * near.dtype.itemsize):
@@ -110,6 +149,19 @@ def exchanged(exchange: HostExchange, near: jax.Array, donate: bool) -> list[Arr
     if donate:
         near.delete()
     return tiles
+
+
+def _copy_old(tiles: Sequence[Array], into: Sequence[jax.Array]) -> None:
+    for tile, old in zip(tiles, into, strict=True):
+        tile[...] = _plain(np.asarray(old))
+
+
+def _part(tile: Array, part: Part) -> Array:
+    """A box of a tile, as a view of its memory."""
+    if not isinstance(part, Strides):
+        return tile[(*part, ...)]
+    strides = tuple(stride * tile.itemsize for stride in part.strides)
+    return as_strided(tile.reshape(-1)[part.place :], part.extents, strides)
 
 
 def shards_of(x: jax.Array) -> dict[int, jax.Array]:

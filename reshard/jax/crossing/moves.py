@@ -13,15 +13,16 @@ Before and after, steps of the plan run on the source's and on the target's mesh
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding
 
 from reshard.errors import LayoutError
-from reshard.jax.crossing.host import exchanged, host_exchange, shards_of
-from reshard.jax.crossing.plans import Legs, devices_of, in_messages, legs, numbered, plan_across, pulled
+from reshard.jax.crossing.host import HostExchange, exchanged, host_exchange, shards_of
+from reshard.jax.crossing.plans import Leg, Legs, devices_of, in_messages, legs, numbered, plan_across, pulled
 from reshard.jax.crossing.stages import flat, run_stages, stack_shape, stacked, staged
 from reshard.jax.crossing.transports import BetweenProcesses, InProcess
 from reshard.jax.request import ReshardRequest
@@ -30,11 +31,15 @@ from reshard.jax.weak_types import weakened
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import messages
+from reshard.lower.views import ViewExchange
 from reshard.runtime import on_jax
+from reshard.synth import Network
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
+from reshard.types.view import View
 
-Move = Callable[[jax.Array], jax.Array]
+Moving = Callable[..., jax.Array]
+"""Moves an array; beside it takes the array of which a part is filled, and the scale of a cast."""
 
 
 def crosses(source: NamedSharding, target: NamedSharding) -> bool:
@@ -43,24 +48,90 @@ def crosses(source: NamedSharding, target: NamedSharding) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def program_across(request: ReshardRequest, source: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Move:
+def program_across(request: ReshardRequest, source: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Moving:
     """The compiled move of arrays of this shape and dtype to other devices; it deletes a donated source.
 
     Raises `LayoutError` for a target that does not divide the shape, `BudgetError` if no plan keeps to the budget.
     """
     target = request.target
     whole = plan_across(source, target, shape, dtype.name, request.budget, request.network, request.donate)
+    devices = tuple(numbered(source.mesh, target.mesh))
+    return moving(whole, source, target, devices, request.budget, request.donate)
+
+
+@lru_cache(maxsize=1024)
+def view_plan(
+    source: NamedSharding,
+    target: NamedSharding,
+    view: View,
+    dtype: str,
+    target_dtype: str,
+    budget: int | None,
+    network: Network | None,
+    donate: bool,
+) -> Plan:
+    """The best plan of a move with a view or a cast; `BudgetError` if none keeps to the budget."""
+    shape = view.source_shape
+    return plan_across(source, target, shape, dtype, budget, network, donate, view, target_dtype)
+
+
+def casts_before(whole: Plan) -> bool:
+    """Whether a plan casts on the source's devices."""
+    return legs(whole).before.casts
+
+
+def view_program(
+    whole: Plan,
+    source: NamedSharding,
+    target: NamedSharding,
+    budget: int | None,
+    donate: bool,
+    devices: tuple[Any, ...] | None = None,
+) -> Moving:
+    """The compiled move by a plan, of `view_plan` unless its `devices` by their numbers are given."""
+    return moving(whole, source, target, devices or tuple(numbered(source.mesh, target.mesh)), budget, donate)
+
+
+@lru_cache(maxsize=4096)
+def moving(
+    whole: Plan,
+    source: NamedSharding,
+    target: NamedSharding,
+    devices: tuple[Any, ...],
+    budget: int | None,
+    donate: bool,
+) -> Moving:
+    """The compiled move by a plan whose devices are these, by their numbers."""
     _check_even(whole.target, target)
+    ends = Ends(source, target, devices)
     if between_processes(source, target):
-        parts = in_messages(legs(whole), request.budget, buffers=2, pieces=True)
-        return _by_messages(parts, source, target, dtype, request.donate, between=True)
+        parts = in_messages(legs(_parted(whole, ends)), budget, buffers=2, pieces=True)
+        return _by_messages(parts, ends, donate, between=True)
     if on_host(source, target):
-        return _by_host(pulled(legs(whole)), source, target, request.donate)
-    parts = in_messages(legs(whole), request.budget, buffers=1, pieces=False)
+        return _by_host(pulled(whole), ends, donate)
+    parts = in_messages(legs(_parted(whole, ends)), budget, buffers=1, pieces=False)
     pairs = _whole_tiles(parts.across)
     if pairs is not None:
-        return _by_tiles(parts, pairs, source, target, request.donate)
-    return _by_messages(parts, source, target, dtype, request.donate, between=False)
+        return _by_tiles(parts, pairs, ends, donate)
+    return _by_messages(parts, ends, donate, between=False)
+
+
+class Ends(NamedTuple):
+    """Where a move starts and ends; the devices by their numbers in its plan."""
+
+    source: NamedSharding
+    target: NamedSharding
+    devices: tuple[Any, ...]
+
+    @property
+    def near(self) -> list[Any]:
+        """The devices of the source, by position."""
+        return devices_of(self.source.mesh)
+
+    @property
+    def far(self) -> list[Any]:
+        """The devices of the target, by position."""
+        return devices_of(self.target.mesh)
 
 
 def between_processes(source: NamedSharding, target: NamedSharding) -> bool:
@@ -74,7 +145,7 @@ def on_host(source: NamedSharding, target: NamedSharding) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def weakened_on(target: Sharding) -> Move:
+def weakened_on(target: Sharding) -> Moving:
     """The compiled change of an array's type to a weak one."""
     return jax.jit(weakened, out_shardings=target, donate_argnums=0)
 
@@ -87,23 +158,38 @@ def _check_even(layout: Layout, target: NamedSharding) -> None:
         )
 
 
-def _by_host(parts: Legs, source: NamedSharding, target: NamedSharding, donate: bool) -> Move:
-    devices = devices_of(target.mesh)
-    exchange = host_exchange(parts.across.source, parts.across.target)
-    before, finish = _before(parts.before, source, donate), _finish(parts.after, target)
-    indices = {} if parts.after.steps else target.devices_indices_map(parts.after.target.shape)
+def _parted(whole: Plan, ends: Ends) -> Plan:
+    """The plan in parts on accelerators, like every plan there."""
+    cpu = {device.platform for device in (*ends.near, *ends.far)} == {"cpu"}
+    return whole if cpu else on_jax.in_parts(whole)
+
+
+def _by_host(parts: Legs, ends: Ends, donate: bool) -> Moving:
+    (step,) = parts.across.steps
+    view = step.mode.view
+    exchange = host_exchange(step.operand, step.result, view)
+    before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
+    target, shape = ends.target, parts.after.target.shape
+    indices = {} if parts.after.steps else target.devices_indices_map(shape)
     tile_of_index = {
-        _key(index): exchange.tile_at[at] for at, index in enumerate(map(indices.get, devices)) if index is not None
+        _key(index): exchange.tile_at[at] for at, index in enumerate(map(indices.get, ends.far)) if index is not None
     }
 
-    def moved(x: jax.Array) -> jax.Array:
-        near = before(x)
-        tiles = exchanged(exchange, near, donate or near is not x)
+    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        near = before(x, scale)
+        old = _old_tiles(exchange, into) if exchange.fills and into is not None else None
+        tiles = exchanged(exchange, near, donate or near is not x, old)
         if not parts.after.steps:
-            return jax.make_array_from_callback(x.shape, target, lambda at: tiles[tile_of_index[_key(at)]])
-        return finish(jax.device_put([tiles[number] for number in exchange.tile_at], devices))
+            return jax.make_array_from_callback(shape, target, lambda at: tiles[tile_of_index[_key(at)]])
+        return finish(jax.device_put([tiles[number] for number in exchange.tile_at], ends.far), into, scale)
 
     return moved
+
+
+def _old_tiles(exchange: HostExchange, into: jax.Array) -> list[jax.Array]:
+    """The tiles of an array on the target's devices, by their numbers."""
+    shards = shards_of(into)
+    return [shards[exchange.tile_at.index(number)] for number in range(exchange.tiles)]
 
 
 def _key(index: Any) -> tuple[tuple[Any, Any], ...]:
@@ -111,22 +197,21 @@ def _key(index: Any) -> tuple[tuple[Any, Any], ...]:
     return tuple((each.start, each.stop) for each in index)
 
 
-def _by_tiles(parts: Legs, pairs: dict[int, int], source: NamedSharding, target: NamedSharding, donate: bool) -> Move:
+def _by_tiles(parts: Legs, pairs: dict[int, int], ends: Ends, donate: bool) -> Moving:
     """Whole tiles; `pairs` is the number of the device that sends, by that of each that receives."""
-    before, finish = _before(parts.before, source, donate), _finish(parts.after, target)
-    numbers = list(numbered(source.mesh, target.mesh))
-    senders = [numbers[pairs[number]] for number in parts.across.target.mesh.devices]
-    positions = [devices_of(source.mesh).index(device) for device in senders]
+    before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
+    senders = [ends.devices[pairs[number]] for number in parts.across.target.mesh.devices]
+    positions = [ends.near.index(device) for device in senders]
 
-    def moved(x: jax.Array) -> jax.Array:
-        near = before(x)
+    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        near = before(x, scale)
         held = shards_of(near)
         sent = [held[at] for at in positions]
-        shards = jax.device_put(sent, devices_of(target.mesh))
+        shards = jax.device_put(sent, ends.far)
         shards = [one.copy() if one.device == other.device else one for one, other in zip(shards, sent, strict=True)]
         if donate or near is not x:
             near.delete()
-        return finish(shards)
+        return finish(shards, into, scale)
 
     return moved
 
@@ -142,40 +227,43 @@ def _whole_tiles(across: Plan) -> dict[int, int] | None:
     return {t.receiver: t.sender for t in transfers}
 
 
-def _by_messages(
-    parts: Legs, source: NamedSharding, target: NamedSharding, dtype: Any, donate: bool, *, between: bool
-) -> Move:
+def _by_messages(parts: Legs, ends: Ends, donate: bool, *, between: bool) -> Moving:
     (step,) = lower_plan(parts.across).instructions
-    if not isinstance(step, Exchange):
+    if not isinstance(step, Exchange | ViewExchange):
         raise LayoutError(f"{parts.across} does not go in messages; report this")
     near_layout, far_layout = parts.across.source, parts.across.target
-    meshes = flat(source.mesh), flat(target.mesh)
-    numbers = list(numbered(source.mesh, target.mesh))
-    transport = BetweenProcesses(meshes, numbers, dtype) if between else InProcess(meshes, numbers)
+    dtype = jnp.dtype(near_layout.dtype)
+    meshes = flat(ends.source.mesh), flat(ends.target.mesh)
+    transport = BetweenProcesses(meshes, ends.devices, dtype) if between else InProcess(meshes, ends.devices)
     exchange = staged(step, near_layout, far_layout, meshes, transport, dtype)
-    before, finish = _before(parts.before, source, donate), _finish(parts.after, target, dtype)
-    sends = bool(source.addressable_devices)
+    before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
+    sends = bool(ends.source.addressable_devices)
+    fills = isinstance(step, ViewExchange) and step.fills and transport.receives
 
-    def moved(x: jax.Array) -> jax.Array:
-        near = before(x) if sends else x
-        shards = [shard.data for shard in near.addressable_shards]
-        stack = stacked(shards, meshes[0], near_layout, dtype) if sends else None
-        far = run_stages(exchange, stack, donate or near is not x)
+    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        near = before(x, scale) if sends else x
+        stack = stacked(_shards(near), meshes[0], near_layout, dtype) if sends else None
+        old = stacked(_shards(into), meshes[1], far_layout, dtype).copy() if fills and into is not None else None
+        far = run_stages(exchange, stack, donate or near is not x, old)
         if donate and not x.is_deleted():
             x.delete()
-        return finish([] if far is None else [shard.data for shard in far.addressable_shards])
+        return finish([] if far is None else _shards(far), into, scale)
 
     return moved
 
 
-def _before(plan: Plan, source: NamedSharding, donate: bool) -> Move:
-    """The steps on the source's devices, to tiles of which each is a shard."""
-    if not plan.steps:
-        return lambda x: x
-    run = on_jax.to_stack(_parted(plan, source), source.mesh)
+def _shards(x: jax.Array) -> list[jax.Array]:
+    return [shard.data for shard in x.addressable_shards]
 
-    def before(x: jax.Array) -> jax.Array:
-        near = started(run, x)
+
+def _before(leg: Leg, source: NamedSharding, donate: bool) -> Moving:
+    """The steps on the source's devices, to tiles of which each is a shard."""
+    if not leg.steps:
+        return _as_it_is
+    run = on_jax.to_stack(leg.source, leg.steps, source.mesh)
+
+    def before(x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        near = started(run, x, scale) if leg.casts and scale is not None else started(run, x)
         if donate:
             x.delete()
         return near
@@ -183,21 +271,26 @@ def _before(plan: Plan, source: NamedSharding, donate: bool) -> Move:
     return before
 
 
-def _finish(plan: Plan, target: NamedSharding, dtype: Any = None) -> Callable[[list[jax.Array]], jax.Array]:
-    """The steps on the target's devices, from this process's tiles; none if there are none."""
-    layout = plan.source
-    if not plan.steps or not target.addressable_devices:
-        return lambda shards: jax.make_array_from_single_device_arrays(
-            plan.target.shape, target, shards, dtype=dtype or shards[0].dtype
-        )
-    run, sharding = on_jax.from_stack(_parted(plan, target), target.mesh, target)
+def _as_it_is(x: jax.Array, scale: jax.Array | None) -> jax.Array:
+    return x
 
-    def finish(shards: list[jax.Array]) -> jax.Array:
-        return started(run, jax.make_array_from_single_device_arrays(stack_shape(layout), sharding, shards))
+
+def _joined(
+    end: Layout, target: NamedSharding, shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None
+) -> jax.Array:
+    """The tiles as shards of the target."""
+    return jax.make_array_from_single_device_arrays(end.shape, target, shards, dtype=jnp.dtype(end.dtype))
+
+
+def _finish(leg: Leg, target: NamedSharding) -> Moving:
+    """The steps on the target's devices, from this process's tiles; none if there are none."""
+    if not leg.steps or not target.addressable_devices:
+        return partial(_joined, leg.target, target)
+    run, sharding = on_jax.from_stack(leg.source, leg.steps, target.mesh, target)
+    fills = any(step.mode.view is not None and step.mode.view.into for step in leg.steps)
+
+    def finish(shards: list[jax.Array], into: jax.Array | None, scale: jax.Array | None) -> jax.Array:
+        stack = jax.make_array_from_single_device_arrays(stack_shape(leg.source), sharding, shards)
+        return started(run, stack, into if fills else None, scale if leg.casts else None)
 
     return finish
-
-
-def _parted(plan: Plan, sharding: NamedSharding) -> Plan:
-    """The plan in parts on accelerators, like every plan there."""
-    return plan if devices_of(sharding.mesh)[0].platform == "cpu" else on_jax.in_parts(plan)

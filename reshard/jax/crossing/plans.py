@@ -10,9 +10,6 @@ A device is known by its number among those of both meshes, the source's first, 
 GPUs and the host's CPU, may coincide.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 from functools import lru_cache
@@ -27,18 +24,39 @@ from reshard.jax.platform_network import network_on
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan
 from reshard.types.layout import Layout
-from reshard.types.pair.device_sets import one_set
+from reshard.types.move import Move
+from reshard.types.pair.device_sets import disjoint, one_set
+from reshard.types.pair.relay import relay_figures
+from reshard.types.pair.view_messages import view_stats
 from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.cost import PLAIN, StepMode
+from reshard.types.rules.cost import StepMode
 from reshard.types.rules.exchange import exchange_size
+from reshard.types.view import View
+
+
+class Leg(NamedTuple):
+    """Steps on the devices of one side, and what they start from."""
+
+    source: Layout
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def target(self) -> Layout:
+        """What the steps lead to."""
+        return self.steps[-1].result if self.steps else self.source
+
+    @property
+    def casts(self) -> bool:
+        """Whether a step casts."""
+        return any(step.kind == "cast" for step in self.steps)
 
 
 class Legs(NamedTuple):
     """A plan to other devices in three; `before` and `after` may have no steps, `across` has one."""
 
-    before: Plan
+    before: Leg
     across: Plan
-    after: Plan
+    after: Leg
 
 
 def devices_of(mesh: placement.AnyMesh) -> list[Any]:
@@ -46,9 +64,9 @@ def devices_of(mesh: placement.AnyMesh) -> list[Any]:
     return list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else []
 
 
-def numbered(source: placement.AnyMesh, target: placement.AnyMesh) -> dict[Any, int]:
-    """The devices of both meshes with their numbers, the source's first."""
-    return {device: at for at, device in enumerate(dict.fromkeys([*devices_of(source), *devices_of(target)]))}
+def numbered(*meshes: placement.AnyMesh) -> dict[Any, int]:
+    """The devices of some meshes with their numbers, those of the first mesh first."""
+    return {device: at for at, device in enumerate(dict.fromkeys(d for mesh in meshes for d in devices_of(mesh)))}
 
 
 @lru_cache(maxsize=4096)
@@ -60,63 +78,87 @@ def plan_across(
     budget: int | None,
     network: Network | str | None,
     donate: bool,
+    view: View | None = None,
+    target_dtype: str | None = None,
 ) -> Plan:
-    """The best plan; `BudgetError` if none keeps to the budget."""
-    used = network_on(devices_of(target.mesh), network)
-    return plan(*_layouts(source, target, shape, dtype), budget, used, donate, relays=False)
-
-
-def _layouts(source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: str) -> tuple[Layout, Layout]:
+    """The best plan, by a view to another dtype if these are given; `BudgetError` if none keeps to the budget."""
     numbers = numbered(source.mesh, target.mesh)
+    near = layout_on(numbers, source, shape, dtype)
+    far = layout_on(numbers, target, shape if view is None else view.target_shape, target_dtype or dtype)
+    used = network_on(devices_of(target.mesh), network)
+    return plan(Move(near, far, view, cast=True), None, budget, used, donate)
 
-    def layout(sharding: NamedSharding) -> Layout:
-        own = tuple(numbers[device] for device in devices_of(sharding.mesh))
-        return placement.layout_of(sharding, shape, dtype, numbers=own)
 
-    return layout(source), layout(target)
+def layout_on(numbers: dict[Any, int], sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Layout:
+    """The layout of an array whose devices are known by these numbers."""
+    own = tuple(numbers[device] for device in devices_of(sharding.mesh))
+    return placement.layout_of(sharding, shape, dtype, numbers=own)
 
 
 def legs(whole: Plan) -> Legs:
     """The plan in its three legs; what a leg starts from is deleted unless it is the caller's array."""
     at = next(number for number, step in enumerate(whole.steps) if _crosses(step))
-    near, far = whole.steps[at].operand, whole.steps[at].result
+    step = whole.steps[at]
     return Legs(
-        chain(whole.source, near, _specs(whole.steps[:at]), whole.donate),
-        chain(near, far, _specs(whole.steps[at : at + 1]), whole.donate),
-        chain(far, whole.target, _specs(whole.steps[at + 1 :]), donate=True),
+        Leg(whole.source, whole.steps[:at]),
+        _alone(step, whole.donate),
+        Leg(step.result, whole.steps[at + 1 :]),
     )
 
 
-def pulled(parts: Legs) -> Legs:
+def _alone(step: Step, donate: bool) -> Plan:
+    """The step that crosses as a plan."""
+    return chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], donate, None, step.mode.view)
+
+
+def pulled(whole: Plan) -> Legs:
     """The legs with the target's tiles read from the source's at once, where no sum is started.
 
-    In one memory, gathers among the target's devices would copy again what is there.
+    In one memory, gathers among the target's devices would copy again what is there; so would reshapes and transposes.
     """
-    target = parts.after.target
+    parts = legs(whole)
+    target = whole.target
     if target.partial:
         return parts
-    across = chain(parts.across.source, target, [StepSpec("exchange", target)], parts.across.donate)
-    return Legs(parts.before, across, chain(target, target, []))
+    if whole.view is None or (whole.view.plain and not parts.before.casts and not parts.after.casts):
+        return Legs(parts.before, _alone(Step("exchange", parts.across.source, target), whole.donate), Leg(target))
+    return parts if whole.source.partial else _at_once(whole, parts)
+
+
+def _at_once(whole: Plan, parts: Legs) -> Legs:
+    """The legs of a move with a view or a cast: the whole view in the exchange, between its casts."""
+    first, last = whole.steps[:1], whole.steps[-1:]
+    before = Leg(whole.source, first if first[0].kind == "cast" else ())
+    after = Leg(whole.target) if last[0].kind != "cast" else Leg(last[0].operand, last)
+    if (before.casts, after.casts) != (parts.before.casts, parts.after.casts) or whole.view is None:
+        return parts  # A cast in between, before a part of the target is filled.
+    kind, mode = ("exchange", StepMode()) if whole.view.plain else ("view_exchange", StepMode(view=whole.view))
+    return Legs(before, _alone(Step(kind, before.target, after.source, mode), whole.donate), after)
 
 
 def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> Legs:
     """The legs as accelerators and several processes run them: messages that are small beside the tiles.
 
-    A device has `buffers` buffers of a message's size beside its tiles. Large moves are cut so that these are small,
-    and with a budget they are cut to fit; `BudgetError` if not even single elements do. With `pieces`, tiles that go
-    to other devices as they are become messages, too.
+    A device has `buffers` buffers of a message's size beside its tiles, and two if it may send and receive at once.
+    Large moves are cut so that these are small, and with a budget they are cut to fit; `BudgetError` if not even single
+    elements do. With `pieces`, tiles that go to other devices as they are become messages, too.
     """
     step = parts.across.steps[0]
     if step.kind == "permute" and not pieces:
         return parts
     operand, result = step.operand, step.result
-    size = exchange_size(operand, result)
-    given = step.mode.chunk or size.message
-    tiles = Step("exchange", operand, result).live_bytes - Step("exchange", operand, result).cost.scratch
+    kind = "view_exchange" if step.kind == "view_exchange" else "exchange"
+    mode = StepMode(relay=step.mode.relay, view=step.mode.view)
+    kept = parts.before.source.tile_bytes if parts.before.steps and not parts.across.donate else 0
+    plain = Step(kind, operand, result, mode, kept)
+    message = _message(plain)
+    given = step.mode.chunk or message
+    tiles = plain.live_bytes - plain.cost.scratch
+    buffers = 2 if mode.relay or not disjoint(operand.mesh, result.mesh) else buffers
     chunk = given
     if budget is not None:
         chunk = min(given, (budget - tiles) // (buffers * operand.nbytes(1)))
-        if chunk < 1 <= size.message:
+        if chunk < 1 <= message:
             least = tiles + buffers * operand.nbytes(1)
             raise BudgetError(
                 f"budget {budget} B is too small for {operand} -> {result} (global {operand.shape}, {operand.mesh} to "
@@ -125,14 +167,17 @@ def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> 
                 least,
             )
     elif operand.tile_bytes + result.tile_bytes >= on_jax.LEAST:
-        chunk = -(-size.message // on_jax.PARTS)
-    mode = PLAIN if chunk >= size.message else StepMode(chunk=chunk)
-    across = chain(operand, result, [StepSpec("exchange", result, mode)], parts.across.donate)
-    return Legs(parts.before, across, parts.after)
+        chunk = -(-message // on_jax.PARTS)
+    cut = mode if chunk >= message else mode._replace(chunk=chunk)
+    return Legs(parts.before, _alone(Step(kind, operand, result, cut), parts.across.donate), parts.after)
 
 
-def _specs(steps: tuple[Step, ...]) -> list[StepSpec]:
-    return [StepSpec(step.kind, step.result, step.mode) for step in steps]
+def _message(step: Step) -> int:
+    """The elements of the largest message."""
+    operand, result, view = step.operand, step.result, step.mode.view
+    if step.mode.relay:
+        return relay_figures(operand, result).message
+    return exchange_size(operand, result).message if view is None else view_stats(operand, result, view).message
 
 
 def _crosses(step: Step) -> bool:

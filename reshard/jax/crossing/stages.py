@@ -4,6 +4,8 @@
     messages                  are carried to their receivers, see `transports`
     stack of target tiles     write, one program on the target's mesh, which updates the tiles in place
 
+What a relay passes on is packed from the stack of target tiles instead, once what it received is written.
+
 Rounds run together while their messages are small. Large ones run one after another: a round waits until the one
 before has been written, so that a device has one message at a time beside its tiles.
 """
@@ -26,13 +28,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.jax import placement
 from reshard.jax.crossing.plans import devices_of
-from reshard.jax.crossing.transports import Transport
+from reshard.jax.crossing.transports import Transport, Turn
 from reshard.jax.starting import started
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import messages
-from reshard.lower.to_shard_map.boxes import Turn
+from reshard.lower.to_shard_map import messages, view_messages
 from reshard.lower.to_shard_map.messages import MessageBatch
 from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.view_messages import ViewBatch
+from reshard.lower.views import ViewExchange
 from reshard.types.layout import Layout
 
 TOGETHER = 256 << 10
@@ -40,11 +43,15 @@ TOGETHER = 256 << 10
 MOST_ROUNDS = 16
 """The most rounds that run together: a program has some operations for each of them."""
 AXIS = "device"
+Staged = Exchange | ViewExchange
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Rounds that run together: the programs that pack and write them, and the numbers of these in their batch."""
+    """Rounds that run together: the programs that pack and write them, and the numbers of these in their batch.
+
+    `relayed` ones are packed from the target's tiles.
+    """
 
     pack: Callable[..., tuple[jax.Array, ...]]
     write: Callable[..., jax.Array]
@@ -52,6 +59,7 @@ class Stage:
     turns: tuple[Turn, ...]
     elements: int
     message_bytes: int
+    relayed: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +94,23 @@ def stack_spec(layout: Layout) -> PartitionSpec:
 
 
 def staged(
-    step: Exchange, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
+    step: Staged, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
 ) -> StagedExchange:
     """Compiles an exchange between these layouts, each on its own mesh of one axis."""
-    stages = [stage for batch in messages.batches(step) for stage in _stages(step, batch, operand, result, meshes)]
+    batches = _halves(step).batches(step)
+    stages = [stage for batch in batches for stage in _stages(step, batch, operand, result, meshes)]
     sharding = NamedSharding(meshes[1], stack_spec(result))
     start = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
     return StagedExchange(tuple(stages), start, transport)
 
 
+def _halves(step: Staged) -> Any:
+    """The module that packs and writes the messages of such a step."""
+    return view_messages if isinstance(step, ViewExchange) else messages
+
+
 def _stages(
-    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
+    step: Staged, batch: MessageBatch | ViewBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
 ) -> list[Stage]:
     size = max(1, operand.nbytes(batch.elements))
     together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.turns)))
@@ -107,26 +121,34 @@ def _stages(
     def stage(start: int) -> Stage:
         turns = batch.turns[start : start + together]
         numbers = np.arange(start, start + len(turns), dtype=np.int32)
-        return Stage(*programs[len(turns)], numbers, turns, batch.elements, size * len(turns))
+        return Stage(*programs[len(turns)], numbers, turns, batch.elements, size * len(turns), batch.relayed)
 
     return [stage(start) for start in starts]
 
 
 def _programs(
-    step: Exchange, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], count: int
+    step: Staged,
+    batch: MessageBatch | ViewBatch,
+    operand: Layout,
+    result: Layout,
+    meshes: tuple[JaxMesh, JaxMesh],
+    count: int,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What packs, and what writes, this many rounds of a batch, of given numbers."""
     sender, receiver = (MeshPlace(end.mesh.devices, {AXIS: end.mesh.size}) for end in (operand, result))
+    halves = _halves(step)
     stacks, each = (stack_spec(operand), stack_spec(result)), (PartitionSpec(AXIS),) * count
+    if batch.relayed:
+        sender, stacks, meshes = receiver, (stacks[1], stacks[1]), (meshes[1], meshes[1])
 
     def pack(tile: jax.Array, numbers: jax.Array) -> tuple[jax.Array, ...]:
         here = sender.anew()
-        return tuple(messages.packed(step, batch, here, numbers[at], tile) for at in range(count))
+        return tuple(halves.packed(step, batch, here, numbers[at], tile) for at in range(count))
 
     def write(tile: jax.Array, numbers: jax.Array, *arrived: jax.Array) -> jax.Array:
         here = receiver.anew()
         for at, message in enumerate(arrived):
-            tile = messages.filled(step, batch, here, numbers[at], tile, message)
+            tile = halves.filled(step, batch, here, numbers[at], tile, message)
         return tile
 
     on = partial(jax.shard_map, check_vma=False)
@@ -135,27 +157,41 @@ def _programs(
     return jax.jit(packing), jax.jit(writing, donate_argnums=0)
 
 
-def run_stages(exchange: StagedExchange, near: jax.Array | None, donate: bool) -> jax.Array | None:
+def run_stages(
+    exchange: StagedExchange, near: jax.Array | None, donate: bool, into: jax.Array | None = None
+) -> jax.Array | None:
     """The stack of the target's tiles from that of the source's, each None in a process that has none of its devices.
 
-    With `donate`, the source's is deleted once its last messages are packed.
+    With `donate`, the source's is deleted once its last messages are packed. `into` is a stack of the target's tiles
+    of which the exchange fills a part, and which it overwrites.
     """
     transport = exchange.transport
-    far = started(exchange.start) if transport.receives else None
+    last = max((number for number, stage in enumerate(exchange.stages) if not stage.relayed), default=-1)
+    far = into if into is not None else started(exchange.start) if transport.receives else None
     waiting = 0
     for number, stage in enumerate(exchange.stages):
         if waiting and waiting + stage.message_bytes > TOGETHER:
-            if far is not None:
-                far.block_until_ready()
+            _wait(far)
             waiting = 0
-        packed = started(stage.pack, near, stage.numbers) if near is not None else ()
-        if donate and near is not None and number == len(exchange.stages) - 1:
-            near.delete()
-        arrived = transport.carried(packed, stage.turns, stage.elements)
+        held = far if stage.relayed else near
+        packed = started(stage.pack, held, stage.numbers) if held is not None else ()
+        if donate and number == last:
+            _delete(near)
+        arrived = transport.carried(packed, stage.turns, stage.elements, stage.relayed)
         if far is not None:
             far = started(stage.write, far, stage.numbers, *arrived)
         del packed, arrived
         waiting += stage.message_bytes
-    if donate and near is not None and not near.is_deleted():
-        near.delete()
+    if donate:
+        _delete(near)
     return far
+
+
+def _wait(stack: jax.Array | None) -> None:
+    if stack is not None:
+        stack.block_until_ready()
+
+
+def _delete(stack: jax.Array | None) -> None:
+    if stack is not None and not stack.is_deleted():
+        stack.delete()

@@ -25,8 +25,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.jax.crossing.plans import devices_of
 from reshard.jax.starting import started
-from reshard.lower.to_shard_map.boxes import Turn
+from reshard.lower.exchange import Transfer
+from reshard.lower.views import StridedTransfer
 
+Turn = Sequence[Transfer] | Sequence[StridedTransfer]
 Pairs = tuple[tuple[int, int], ...]
 """Positions of senders and receivers."""
 
@@ -37,11 +39,14 @@ class Transport(Protocol):
     @property
     def receives(self) -> bool: ...
 
-    def carried(self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int) -> list[jax.Array]:
-        """For each round, the stack of messages on the target's mesh, from that on the source's.
+    def carried(
+        self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int, relayed: bool
+    ) -> list[jax.Array]:
+        """For each round, the stack of messages on the target's mesh, from that on the source's, or on the target's if
+        a relay passes them on.
 
-        Nothing is packed in a process without devices of the source, and nothing is returned in one without devices of
-        the target.
+        Nothing is packed in a process without devices that send, and nothing is returned in one without devices of the
+        target.
         """
         ...
 
@@ -54,12 +59,15 @@ class InProcess:
     def __init__(self, meshes: tuple[JaxMesh, JaxMesh], numbers: Sequence[Any]) -> None:
         self.numbers = numbers
         self.target = _stack_sharding(meshes[1])
-        self.position = {device: at for at, device in enumerate(devices_of(meshes[0]))}
+        self.positions = [{device: at for at, device in enumerate(devices_of(mesh))} for mesh in meshes]
 
-    def carried(self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int) -> list[jax.Array]:
+    def carried(
+        self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int, relayed: bool
+    ) -> list[jax.Array]:
         """For each round, the messages where they are wanted; devices that receive none get zeros."""
         rounds = list(zip(packed, turns, strict=True))
-        sent = [stack.addressable_data(self.position[self.numbers[t.sender]]) for stack, turn in rounds for t in turn]
+        position = self.positions[relayed]
+        sent = [stack.addressable_data(position[self.numbers[t.sender]]) for stack, turn in rounds for t in turn]
         moved = iter(jax.device_put(sent, [self.numbers[t.receiver] for _, turn in rounds for t in turn]))
         by_device = [{self.numbers[t.receiver]: next(moved) for t in turn} for turn in turns]
         return [_stack(received, self.target, elements, packed[0].dtype) for received in by_device]
@@ -74,7 +82,9 @@ class BetweenProcesses:
         self.dtype = dtype
         self.receives = bool(self.target.addressable_devices)
 
-    def carried(self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int) -> list[jax.Array]:
+    def carried(
+        self, packed: Sequence[jax.Array], turns: Sequence[Turn], elements: int, relayed: bool
+    ) -> list[jax.Array]:
         """For each round, the messages of this process's devices of the target."""
         if not self.union.addressable_devices:
             return []

@@ -1,6 +1,7 @@
 """A program as the function that every device of a JAX mesh runs on its own tile.
 
 tile_function          the function, for the inside of a `jax.shard_map` that is manual over all mesh axes
+Beside                 what some programs take beside the source's tile
 batch_function         the same for the tiles of several arrays whose steps share launches
 shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
 
@@ -12,3 +13,4 @@ small table, so that all devices run one program.
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
 from reshard.lower.to_shard_map.run_batch import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function
+from reshard.lower.to_shard_map.views import Beside as Beside

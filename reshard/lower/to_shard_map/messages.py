@@ -1,7 +1,8 @@
 """An exchange between two sets of devices in its two halves: what the senders pack, and what the receivers write.
 
-    rounds(step, ...)    the local copies and the rounds of an exchange, in batches of messages of one form
-    packed               on the sender's mesh: its message of a round, flat, of the batch's size
+    batches              the local copies and the rounds of an exchange, in batches of messages of one form
+    packed               on the sender's mesh: its message of a round, flat, of the batch's size; messages that a relay
+                         passes on are packed on the receivers' mesh, out of tiles of the result
     filled               on the receiver's mesh: its tile with the message of a round written into it
 
 What carries messages from one set to the other is not part of any program here.
@@ -33,22 +34,28 @@ Array = jax.Array
 class MessageBatch(NamedTuple):
     """Rounds whose messages have the same forms, so that one program serves all of them.
 
-    `elements` are those of the largest message, to which the others are padded.
+    `elements` are those of the largest message, to which the others are padded; `relayed` messages are read from the
+    sender's tile of the result, once those of the batches before have arrived.
     """
 
     turns: tuple[Turn, ...]
     forms: tuple[Form, ...]
     elements: int
+    relayed: bool
 
 
 def batches(step: Exchange) -> list[MessageBatch]:
-    """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages."""
-    by_forms: dict[tuple[Form, ...], list[Turn]] = {}
+    """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
+
+    Those that a relay passes on are the last.
+    """
+    by_forms: dict[tuple[bool, tuple[Form, ...]], list[Turn]] = {}
     for turn in (*_local_turns(step), *step.rounds):
-        by_forms.setdefault(tuple(sorted({shape_of(t) for t in turn})), []).append(turn)
+        forms = tuple(sorted({shape_of(t) for t in turn}))
+        by_forms.setdefault((any(t.relayed for t in turn), forms), []).append(turn)
     return [
-        MessageBatch(tuple(turns), forms, max(t.elements for turn in turns for t in turn))
-        for forms, turns in by_forms.items()
+        MessageBatch(tuple(turns), forms, max(t.elements for turn in turns for t in turn), relayed)
+        for (relayed, forms), turns in sorted(by_forms.items(), key=lambda each: each[0][0])
     ]
 
 
@@ -78,7 +85,7 @@ def _pieces(box: Box, most: int) -> list[Box]:
 
 def packed(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
     """The message that this device sends in round `number` of the batch, of `batch.elements` elements."""
-    opened = tile.reshape(step.send.digits)
+    opened = tile.reshape((step.receive if batch.relayed else step.send).digits)
     size = (batch.elements,)
     kinds = _kinds(batch, place, number)
     message = resized(kinds[0].take(opened).reshape(-1), size)
@@ -107,8 +114,8 @@ def _kinds(batch: MessageBatch, place: MeshPlace, number: Array) -> list[BoxMess
 def is_whole(step: Exchange) -> bool:
     """Whether every message is a sender's whole tile and fills its receiver's: then nothing needs packing.
 
-    It is not where messages are in pieces, nor where a device receives several.
+    It is not where messages are in pieces, nor where a device receives several, or passes some on.
     """
     sizes = {math.prod(view.digits) for view in (step.send, step.receive)}
     transfers = [*step.local, *(t for turn in step.rounds for t in turn)]
-    return len(sizes) == 1 and all(t.elements in sizes for t in transfers)
+    return len(sizes) == 1 and all(t.elements in sizes and not t.relayed for t in transfers)

@@ -62,7 +62,7 @@ def batch_function(program: BatchProgram, axes: Mapping[str, int]) -> Callable[.
 
 def _run_alone(step: Instruction, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     if isinstance(step, VIEW_INSTRUCTIONS):
-        return run_view(step, place, tile, shape, None)
+        return run_view(step, place, tile, shape)
     return run_instruction(step, place, tile, shape)
 
 

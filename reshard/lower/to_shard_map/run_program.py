@@ -31,7 +31,7 @@ from reshard.lower.to_shard_map.exchange import exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
 from reshard.lower.to_shard_map.parts import run_in_parts
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.views import run_view
+from reshard.lower.to_shard_map.views import ALONE, Beside, run_view
 from reshard.lower.views import VIEW_INSTRUCTIONS
 
 Array = jax.Array
@@ -40,7 +40,7 @@ Array = jax.Array
 def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Array]:
     """The function from a device's tile of the source to its tile of the target.
 
-    A program that fills part of its target takes the target's tile as a second argument.
+    A program that fills part of its target, or casts by a scale, takes what it needs `Beside` the tile.
 
     `axes` are the mesh axes in order, with their sizes; the n-th device of the program is the n-th of the mesh.
     Raises `PlanError` if the sizes do not multiply to the number of the program's devices.
@@ -59,11 +59,11 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
     if math.prod(axes.values()) != len(program.devices):
         raise PlanError(f"mesh axes {dict(axes)} have {math.prod(axes.values())} devices, not {len(program.devices)}")
 
-    def run(tile: Array, into: Array | None = None) -> Array:
+    def run(tile: Array, beside: Beside = ALONE) -> Array:
         place = MeshPlace(program.devices, axes)
         for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
             if isinstance(instruction, VIEW_INSTRUCTIONS):
-                tile = run_view(instruction, place, tile, shape, into)
+                tile = run_view(instruction, place, tile, shape, beside)
             else:
                 tile = run_instruction(instruction, place, tile, shape)
         return tile

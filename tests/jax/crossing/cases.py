@@ -59,10 +59,12 @@ def divides(sharding: NamedSharding) -> bool:
 @contextmanager
 def by_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Moves as between devices that have memory of their own."""
+    moves.moving.cache_clear()
     moves.program_across.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(moves, "on_host", lambda source, target: False)
         yield
+    moves.moving.cache_clear()
     moves.program_across.cache_clear()
 
 

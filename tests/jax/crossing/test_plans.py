@@ -45,15 +45,35 @@ def test_legs_are_the_plan() -> None:
 
 def test_pulled_legs_receive_the_fewest_bytes() -> None:
     whole = planned("f32[{fsdp}32, 64]", "f32[128, {tp}32]")
-    parts = plans.pulled(plans.legs(whole))
+    parts = plans.pulled(whole)
     assert [step.kind for leg in parts for step in leg.steps] == ["exchange"]
     assert parts.across.received_bytes == whole.lower_bound_bytes
-    assert max(leg.peak_bytes for leg in parts if leg.steps) <= whole.peak_bytes + parts.across.steps[0].cost.scratch
+    assert parts.across.peak_bytes <= whole.peak_bytes + parts.across.steps[0].cost.scratch
 
 
 def test_a_sum_that_is_started_keeps_its_steps() -> None:
-    parts = plans.legs(planned("f32[{fsdp}32, 64]", "f32[{tp}64, 64] + sum{rep}"))
-    assert plans.pulled(parts) == parts and parts.after.steps[-1].kind == "split_sum"
+    whole = planned("f32[{fsdp}32, 64]", "f32[{tp}64, 64] + sum{rep}")
+    parts = plans.legs(whole)
+    assert plans.pulled(whole) == parts and parts.after.steps[-1].kind == "split_sum"
+
+
+def test_a_view_is_pulled_in_one_exchange_between_its_casts() -> None:
+    near, far = rs.Layout.parse("f32[{fsdp}32, 64]", TRAINER), rs.Layout.parse("bf16[{tp}32, 128]", SERVER)
+    parts = plans.pulled(rs.plan(rs.Move(near, far, view="a b -> b a", cast=True)))
+    assert [[step.kind for step in leg.steps] for leg in parts] == [["cast"], ["view_exchange"], []]
+    ends = rs.Layout.parse("bf16[{fsdp}32, 64]", TRAINER), rs.Layout.parse("f32[{tp}64, 64]", SERVER)
+    parts = plans.pulled(rs.plan(rs.Move(*ends, cast=True)))
+    assert [[step.kind for step in leg.steps] for leg in parts] == [[], ["exchange"], ["cast"]]
+
+
+def test_a_device_of_both_sets_may_send_and_receive_at_once() -> None:
+    """Its two messages both count."""
+    other = rs.Mesh({"tp": 2}, device_ids=[2, 7])
+    parts = plans.legs(planned("f32[{fsdp}32, 64]", "f32[{tp}64, 64]", server=other))
+    step = parts.across.steps[0]
+    tiles = step.operand.tile_bytes + step.result.tile_bytes
+    cut = plans.in_messages(parts, tiles + 2048, 1, pieces=False).across
+    assert cut.steps[0].mode.chunk == 256 and cut.peak_bytes <= tiles + 2048
 
 
 @pytest.mark.parametrize("buffers", [1, 2])

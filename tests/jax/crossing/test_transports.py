@@ -25,7 +25,7 @@ def packed() -> list[jax.Array]:
 
 
 def received(transport: InProcess | BetweenProcesses) -> list[dict[int, list[float]]]:
-    stacks = transport.carried(packed(), TURNS, 3)
+    stacks = transport.carried(packed(), TURNS, 3, relayed=False)
     assert all([device.id for device in stack.sharding.mesh.devices.flat] == [5, 2, 7] for stack in stacks)
     return [{shard.device.id: shard.data.tolist() for shard in stack.addressable_shards} for stack in stacks]
 

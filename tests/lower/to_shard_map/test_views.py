@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
-from reshard.lower.to_shard_map import tile_function
+from reshard.lower.to_shard_map import Beside, tile_function
 from tests.synth.test_moves import MODELS
 from tests.view_oracle import KEPT, PADDING, Case, cut, random_case
 
@@ -26,7 +26,7 @@ def on_xla(plan: rs.Plan, tiles: list[dict[int, np.ndarray]]) -> dict[int, np.nd
     sharding = NamedSharding(jax.sharding.Mesh(grid, tuple(axes)), P(tuple(axes)))
     run = tile_function(program, axes)
     whole = jax.shard_map(
-        lambda *tiles: run(*(tile[0] for tile in tiles))[None],
+        lambda tile, *into: run(tile[0], Beside(*(each[0] for each in into)))[None],
         mesh=sharding.mesh,
         in_specs=tuple(sharding.spec for _ in tiles),
         out_specs=sharding.spec,

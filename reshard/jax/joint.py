@@ -1,0 +1,350 @@
+"""Trees within a budget: all leaves as one plan, whose peak counts every source, result and buffer at once.
+
+    leaves     what is moved by a plan, and what JAX places itself: that counts from the start
+    tree       the plan of all (`reshard.plan_tree`), whose peak on XLA is within the budget
+    run        batch after batch, each finished and its donated sources freed before the next one starts
+
+Every program is made before the first one starts, so that what cannot be done moves nothing.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from reshard.errors import BudgetError, LayoutError, MeshError
+from reshard.jax import crossing, placement, views
+from reshard.jax.crossing.plans import devices_of, layout_on, numbered
+from reshard.jax.eager import discard, on_devices
+from reshard.jax.platform_network import network_of_mesh
+from reshard.jax.request import orders_differ
+from reshard.jax.starting import started
+from reshard.jax.targets import Target, ViewOptions
+from reshard.runtime import on_jax
+from reshard.synth import Network, plan_tree
+from reshard.types.batch import Batch
+from reshard.types.move import Move
+from reshard.types.plan import Plan
+from reshard.types.plan_tree import TreePlan, device_kinds
+from reshard.types.tree_memory import peaks
+
+OWN = 64 << 10
+"""Bytes that a program on an accelerator needs for itself."""
+_TRIES = 8
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A concrete array that moves by a plan, and what is then made of its result."""
+
+    name: str
+    x: jax.Array
+    what: views.Asked
+    given: ViewOptions
+    finish: Callable[[jax.Array], jax.Array] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the array, its dims and its dtype stay as they are."""
+        return self.given.plain
+
+
+def is_joint(leaves: Sequence[Any], budget: int | None) -> bool:
+    """Whether one budget bounds all leaves; those of a trace run when XLA chooses, so each has it for itself."""
+    traces = placement.is_tracing() or any(isinstance(x, Tracer) for x in leaves)
+    return budget is not None and len(leaves) > 1 and not traces
+
+
+def joint_moves(
+    names: Sequence[str], leaves: Sequence[Any], targets: Sequence[Any], place: Callable[[int], Any], options: Options
+) -> list[jax.Array]:
+    """Moves all leaves within `options["budget"]`, all together; `place` makes what no plan does.
+
+    Raises `BudgetError` with the smallest budget that works, before anything moves.
+    """
+    made = [leaf_of(*each) for each in zip(names, leaves, targets, strict=True)]
+    planned = [leaf for leaf in made if leaf is not None]
+    others = [at for at, leaf in enumerate(made) if leaf is None]
+    placed = _placed_bytes([(leaves[at], targets[at]) for at in others])
+    budget: int = options["budget"]
+    runs = _runs(planned, budget, placed, options)
+    moved = {at: place(at) for at in others}
+    for run in runs:
+        moved |= {names.index(name): array for name, array in run().items()}
+    return [moved[at] for at in range(len(leaves))]
+
+
+def leaf_of(name: str, x: Any, target: Any) -> Leaf | None:
+    """What a plan moves; None for what JAX places."""
+    given = target.options if isinstance(target, Target) else ViewOptions()
+    sharding = target.sharding if isinstance(target, Target) else target
+    device = placement.one_device(sharding)
+    alone = device is not None and given.plain and placement.is_spread(x)
+    if alone:
+        sharding = NamedSharding(JaxMesh([device], ("device",)), PartitionSpec())
+    if not isinstance(x, jax.Array) or placement.is_unsharded(x) or not placement.has_layout(sharding):
+        return None
+    if placement.leaves_open(sharding):
+        return None
+    before = placement.sharding_of(x)
+    if before is None:
+        raise MeshError(f"{name} has a {type(x.sharding).__name__}, whose layout is not known; leave budget out")
+    sharding = on_devices(placement.resolve(sharding, x, "target"), before) if given.plain else sharding
+    finish = partial(_on_one_device, device) if alone else None
+    if placement.is_key_array(x):
+        impl = jax.random.key_impl(x)
+        x, finish = jax.random.key_data(x), partial(jax.random.wrap_key_data, impl=impl)
+    elif x.weak_type:
+        finish = partial(_weak, finish)
+    what = _asked(name, x, sharding, given)
+    return Leaf(name, x, what, given, finish)
+
+
+def _asked(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> views.Asked:
+    """Where a leaf goes, checked, by its name."""
+    try:
+        what = views.ends(x, sharding, None, given)
+    except (LayoutError, MeshError) as error:
+        raise type(error)(f"{name}: {error}") from None
+    for end in (what.before, what.after):
+        kind = next(iter(end.device_set)).default_memory().kind
+        if end.memory_kind not in (None, kind):
+            raise MeshError(f"{name} is or goes to {end.memory_kind} memory, which no budget counts; leave budget out")
+    shape = what.view.target_shape
+    if not placement.layout_of(what.after, shape, what.target_dtype).even:
+        raise LayoutError(f"{name}: the target {what.after.spec} does not divide the shape {shape}; pad the array")
+    return what
+
+
+def _on_one_device(device: Any, x: jax.Array) -> jax.Array:
+    """An array of one shard as an array of that device alone."""
+    shards = [shard.data for shard in x.addressable_shards]
+    alone = jax.sharding.SingleDeviceSharding(device)
+    return jax.make_array_from_single_device_arrays(x.shape, alone, shards, dtype=x.dtype)
+
+
+def _weak(finish: Callable[[jax.Array], jax.Array] | None, x: jax.Array) -> jax.Array:
+    there = x if finish is None else finish(x)
+    return there if there.weak_type else crossing.weakened_on(there.sharding)(there)
+
+
+def _placed_bytes(given: Sequence[tuple[Any, Any]]) -> int:
+    """The bytes on the busiest device of the arrays that JAX places, before and after."""
+    held: Counter[Any] = Counter()
+    for x, target in given:
+        aval = x if isinstance(x, jax.Array) else jax.typeof(x)
+        size = math.prod(aval.shape) * (4 if placement.is_key_dtype(aval.dtype) else aval.dtype.itemsize)
+        device = placement.one_device(target)
+        sharding = placement.resolve(target, aval, "target") if placement.has_layout(target) else None
+        if device is not None:
+            held[device] += size
+        elif sharding is not None and isinstance(sharding.mesh, JaxMesh):
+            tile = math.prod(sharding.shard_shape(aval.shape)) * size // max(1, math.prod(aval.shape))
+            held.update(dict.fromkeys(sharding.device_set, tile))
+        if isinstance(x, jax.Array):
+            held.update({shard.device: shard.data.nbytes for shard in x.addressable_shards})
+    return max(held.values(), default=0)
+
+
+# ---- the plan --------------------------------------------------------------------------------------
+
+
+def _runs(
+    leaves: Sequence[Leaf], budget: int, placed: int, options: Options
+) -> list[Callable[[], dict[str, jax.Array]]]:
+    """The compiled batches of a tree whose peak is within the budget, in their order."""
+    if not leaves:
+        if placed > budget:
+            raise BudgetError(f"budget {budget} B is too small for arrays of {placed} B on a device", placed)
+        return []
+    numbers = numbered(*(end.mesh for leaf in leaves for end in (leaf.what.before, leaf.what.after)))
+    ends = {leaf.name: _move(leaf, numbers) for leaf in leaves}
+    cpu = all(device.platform == "cpu" for device in numbers)
+    try:
+        network = network_of_mesh(leaves[0].what.after.mesh, options["network"])
+        tree = bounded_tree(ends, budget - placed, network, options["donate"], 0 if cpu else OWN)
+    except BudgetError as error:
+        if not placed:
+            raise
+        text = f"{error}, beside {placed} B of arrays that JAX places"
+        raise BudgetError(text, error.smallest + placed) from None
+    spare = budget - placed - xla_peak_bytes(tree)
+    by_name = {leaf.name: leaf for leaf in leaves}
+    uses = Counter(id(leaf.x) for leaf in leaves)
+    return [_run(batch, by_name, tuple(numbers), spare, options["donate"], uses) for batch in tree.batches]
+
+
+def _move(leaf: Leaf, numbers: dict[Any, int]) -> Move:
+    what = leaf.what
+    source = layout_on(numbers, what.before, what.view.source_shape, what.dtype)
+    target = layout_on(numbers, what.after, what.view.target_shape, what.target_dtype)
+    return Move(source, target, what.view, cast=True)
+
+
+def bounded_tree(
+    moves: Mapping[str, Any], budget: int, network: Network | str | None, donate: bool, own: int = 0
+) -> TreePlan:
+    """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything."""
+    room, least, needed = budget, 0, budget
+    for _ in range(_TRIES):
+        try:
+            tree = plan_tree(moves, max(room, least), network, donate)
+        except BudgetError as error:
+            needed = xla_peak_bytes(plan_tree(moves, error.smallest, network, donate), own)
+            if needed <= error.smallest:
+                raise
+            break
+        needed = xla_peak_bytes(tree, own)
+        if needed <= budget:
+            return tree
+        if room <= least:
+            break
+        room = min(room, tree.peak_bytes) - (needed - budget)
+        least = _floor(moves, network, donate)
+    text = f"budget {budget} B is too small for {len(moves)} arrays; with what XLA needs, {needed} B work"
+    raise BudgetError(text, needed)
+
+
+def _floor(moves: Mapping[str, Any], network: Network | str | None, donate: bool) -> int:
+    try:
+        return plan_tree(moves, 0, network, donate).peak_bytes
+    except BudgetError as error:
+        return error.smallest
+
+
+def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
+    """The tree's peak bytes on XLA: while a batch runs, its results are live from the start, and `own` bytes of XLA's.
+
+    >>> import reshard as rs
+    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    >>> tree = rs.plan_tree({"a": (rows, whole)})
+    >>> xla_peak_bytes(tree) == tree.peak_bytes
+    True
+    """
+    kinds = device_kinds(tree.plans.values())
+    footprints = [kinds.footprint(batch) for batch in tree.batches]
+    early = [_beside(batch) + own for batch in tree.batches]
+    shown = [
+        each._replace(during=tuple(nbytes + more for nbytes in each.during))
+        for each, more in zip(footprints, early, strict=True)
+    ]
+    return max(peaks(shown))
+
+
+def _beside(batch: Batch) -> int:
+    """What XLA needs beside a batch's own buffers: results before the last step, and the larger of two shared buffers
+    twice, because a TPU gives packed blocks another layout in memory than tiles.
+    """
+    early = sum(plan.target.tile_bytes for plan in batch.plans) if len(batch.steps) > 1 else 0
+    if len(batch.plans) == 1:
+        return early
+    differ = (abs(sum(s.result.tile_bytes - s.operand.tile_bytes for s in steps)) for steps in batch.steps)
+    return early + max(differ, default=0)
+
+
+# ---- what runs -------------------------------------------------------------------------------------
+
+
+def _run(
+    batch: Batch, leaves: Mapping[str, Leaf], devices: tuple[Any, ...], spare: int, donate: bool, uses: Counter[int]
+) -> Callable[[], dict[str, jax.Array]]:
+    """A batch, compiled: one program where it can be, else the plan of each of its arrays, one after another."""
+    members = [leaves[name] for name in batch.names]
+    once = [donate and uses[id(leaf.x)] == 1 for leaf in members]
+    start = _together(batch, members) if _is_one_program(members) else _apart(batch, members, devices, spare, once)
+
+    def run() -> dict[str, jax.Array]:
+        results = start()
+        jax.block_until_ready(results)  # Two batches at once would need the buffers of both.
+        for leaf, result in zip(members, results, strict=True):
+            uses[id(leaf.x)] -= 1
+            if donate and not uses[id(leaf.x)] and result is not leaf.x and not leaf.x.is_deleted():
+                discard(leaf.x, [result])
+        finished = (x if leaf.finish is None else leaf.finish(x) for leaf, x in zip(members, results, strict=True))
+        return dict(zip(batch.names, finished, strict=True))
+
+    return run
+
+
+def _is_one_program(leaves: Sequence[Leaf]) -> bool:
+    """Whether all arrays are on one list of devices, and only change their layout there."""
+    meshes = [end.mesh for leaf in leaves for end in (leaf.what.before, leaf.what.after)]
+    orders = {tuple(devices_of(mesh)) for mesh in meshes}
+    explicit = any(placement.has_explicit(mesh) for mesh in meshes)
+    return len(orders) == 1 and all(leaf.plain for leaf in leaves) and (len(set(meshes)) == 1 or not explicit)
+
+
+def _together(batch: Batch, leaves: Sequence[Leaf]) -> Callable[[], Sequence[jax.Array]]:
+    sources, targets = (tuple(end(leaf) for leaf in leaves) for end in (_before, _after))
+    arrays = [leaf.x for leaf in leaves]
+    if not batch.steps:
+        return partial(_placed, arrays, targets)
+    return lambda: started(_program(batch.plans, sources, targets), *arrays)
+
+
+def _before(leaf: Leaf) -> NamedSharding:
+    return leaf.what.before
+
+
+def _after(leaf: Leaf) -> NamedSharding:
+    return leaf.what.after
+
+
+@lru_cache(maxsize=256)
+def _program(
+    plans: tuple[Plan, ...], sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...]
+) -> Callable[..., Any]:
+    batch = Batch(tuple(map(str, range(len(plans)))), plans)
+    move = partial(_applied, batch, sources[0].mesh)
+    return jax.jit(move, in_shardings=sources, out_shardings=targets)
+
+
+def _applied(batch: Batch, mesh: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(on_jax.apply_batch(batch, mesh, arrays))
+
+
+def _apart(
+    batch: Batch, leaves: Sequence[Leaf], devices: tuple[Any, ...], spare: int, donated: Sequence[bool]
+) -> Callable[[], Sequence[jax.Array]]:
+    each = zip(batch.plans, leaves, donated, strict=True)
+    return partial(_one_by_one, [_alone(plan, leaf, devices, spare, donate) for plan, leaf, donate in each])
+
+
+def _placed(arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Arrays that are where they go already."""
+    return [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
+
+
+def _one_by_one(starts: Sequence[Callable[[], jax.Array]]) -> list[jax.Array]:
+    """Each move after the one before."""
+    return [start().block_until_ready() for start in starts]
+
+
+def _alone(whole: Plan, leaf: Leaf, devices: tuple[Any, ...], spare: int, donate: bool) -> Callable[[], jax.Array]:
+    """The compiled move of one array."""
+    x, what = leaf.x, leaf.what
+    if what.crosses or not leaf.plain:
+        run = views.program(whole, what, whole.peak_bytes + spare, donate, devices)
+        return views.running(x, what, leaf.given, whole, run, donate=False)
+    if orders_differ(what.before, what.after):
+        return lambda: on_jax.apply_across(whole, _mesh(what.before), x, what.after)
+    return lambda: started(_program((whole,), (what.before,), (what.after,)), x)[0]
+
+
+def _mesh(sharding: NamedSharding) -> JaxMesh:
+    if isinstance(sharding.mesh, JaxMesh):
+        return sharding.mesh
+    raise MeshError(f"the mesh {dict(sharding.mesh.shape)} has no devices; give a NamedSharding on a jax.sharding.Mesh")
