@@ -32,7 +32,7 @@ def python(code: str) -> str:
         ("TreePlan", "reshard.types.plan_tree"),
         ("Manifest", "reshard.types.manifest"),
         ("Network", "reshard.synth.network"),
-        ("Link", "reshard.synth.network"),
+        ("Link", "reshard.synth.link"),
         ("prove", "reshard.proofs"),
         ("Proof", "reshard.proofs.proof"),
         ("ProofError", "reshard.errors"),
