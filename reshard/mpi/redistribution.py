@@ -55,18 +55,20 @@ class RedistributeOptions(TypedDict, total=False):
 class TreeOptions(TypedDict, total=False):
     """The options of `redistribute` for a tree of tiles."""
 
+    out: Mapping[str, Any] | None
     budget: int | str | None
     network: Network | str | None
     limit: float
     memory: Account | None
     padded: bool
+    scale: Mapping[str, Any] | None
     version: Version | Mapping[str, Version]
     verify: str | None
 
 
 @overload
 def redistribute(
-    tile: Mapping[str, Any], source: Any, target: Any, comm: Comm, **options: Unpack[TreeOptions]
+    tile: Mapping[str, Any], source: Any, target: Any, comm: Comm | MPI.Intercomm, **options: Unpack[TreeOptions]
 ) -> dict[str, Any]: ...
 
 
@@ -100,7 +102,7 @@ def redistribute(
     target: Any,
     comm: Comm | MPI.Intercomm,
     *,
-    out: Array | None = None,
+    out: Any = None,
     budget: int | str | None = None,
     network: Network | str | None = None,
     donate: bool = False,
@@ -111,6 +113,7 @@ def redistribute(
     padded: bool = True,
     version: Version | Mapping[str, Version] = None,
     verify: str | None = None,
+    scale: Any = None,
 ) -> Array | Any:
     """This rank's tile of the target layout; every rank of `comm` calls it with its own tile of the source layout.
 
@@ -138,8 +141,11 @@ def redistribute(
 
     A dict of tiles, nested or not, moves as one, with dicts of layouts, or one layout for all; `plan_tree` plans it and
     `budget` bounds all of it together. Equal moves of small tiles share their messages; their results share memory.
-    The ranks compare names, order, shapes, layouts and the `version` of the values before anything moves, and with
-    `verify="hash"` the values before and after. `out`, `donate` and `relabel` are for one tile.
+    In place of a source layout it may have a `reshard.Move`, with its own target. The ranks compare names, order,
+    shapes, layouts, views and the `version` of the values before anything moves, and with `verify="hash"` the values
+    before and after, except those seen through a view. `out` is then a dict of arrays for all results, or for those of
+    which a move fills a part, `scale` one of the scales of casts, as in `move`. `donate` and `relabel` are for one
+    tile.
 
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves
@@ -159,11 +165,11 @@ def redistribute(
     True
     """
     if isinstance(tile, Mapping):
-        of_one = {"out": out is not None, "donate": donate, "relabel": relabel, "cuda_aware": cuda_aware is not None}
+        of_one = {"donate": donate, "relabel": relabel, "cuda_aware": cuda_aware is not None}
         tiles = cast("Mapping[str, Any]", tile)
-        tree = TreeMove(tiles, source, target, budget, network, memory, padded, version, verify, of_one)
-        return tree.run(cast(Comm, comm), limit)
-    of_trees = version is not None or verify is not None
+        options = budget, network, memory, padded, version, verify, out, scale
+        return TreeMove(tiles, source, target, *options, of_one).run(comm, limit)
+    of_trees = version is not None or verify is not None or scale is not None
     call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded, of_trees)
     if isinstance(comm, MPI.Intercomm):
         return call.between_groups(comm, limit)
@@ -206,13 +212,11 @@ class _TileMove:
 
     def _seated(self, groups: MergedGroups, giving: list[int]) -> _TileMove:
         """The same move on the merged communicator."""
-        if len(giving) != 1:
-            text = "ranks of both groups of the inter-communicator give tiles" if giving else "no rank gives a tile"
-            raise TileError(f"{text}: the source's ranks do, all in one group, and the others give None")
+        group = groups.one_giving(giving)
         if on_gpu(self.tile) or self.relabel:
             raise TileError("between the groups of an inter-communicator: give tiles in host memory, and no relabel")
         source, target = check_layout(self.source, "source"), check_layout(self.target, "target")
-        return replace(self, source=groups.seated(source, giving[0]), target=groups.seated(target, 1 - giving[0]))
+        return replace(self, source=groups.seated(source, group), target=groups.seated(target, 1 - group))
 
     def _result(self, comm: Comm, held: WindowTile, end: Layout) -> tuple[Any, Layout]:
         """What the caller gets of the tile that has moved."""
@@ -230,7 +234,9 @@ class _TileMove:
 
     def _request(self) -> MoveRequest:
         if self.of_trees:
-            raise PlanError("version and verify are for a tree of tiles, and a single one is given; give a dict of one")
+            raise PlanError(
+                "version, verify and scale are for a tree of tiles, and one tile is given; give a dict of one"
+            )
         check_options(self.donate, self.relabel, self.memory, self.cuda_aware, self.padded)
         check_layout(self.source, "source")
         check_layout(self.target, "target")

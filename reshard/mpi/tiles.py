@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
-from reshard.lower.to_mpi import ranks
+from reshard.lower.to_mpi import ranks, seat_of
 from reshard.runtime import Account
 from reshard.runtime.given_tiles import in_native_order, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
+from reshard.runtime.on_mpi.window_tiles import absent
 from reshard.runtime.on_mpi.wire.reduction import combines
 from reshard.types import Layout, Mesh, dtypes
 
@@ -101,6 +103,31 @@ def check_nothing(given: object, what: str, layout: Layout, rank: int) -> None:
         )
 
 
+def check_source(tile: Any, layout: Layout, rank: int, size: int, budget: object = None) -> NDArray[Any]:
+    """The C-ordered tile of a rank of a communicator of `size`, or an array without elements if it has none there.
+
+    Raises `TileError` for a tile that does not fit, that is missing, or that has no place.
+    """
+    if on_gpu(tile):
+        raise TileError(f"the tile of {layout} is in a GPU's memory: copy it to the host, or move it by `redistribute`")
+    seat = seat_of(layout.mesh, rank, size)
+    if seat is None:
+        check_nothing(tile, "tile", layout, rank)
+        return absent(layout, numpy_dtype(layout.dtype)).tile
+    return np.ascontiguousarray(check_given_tile(tile, layout, seat, budget)).reshape(layout.tile_shape)
+
+
+def check_filled(out: object, layout: Layout, tile: NDArray[Any], rank: int, size: int) -> NDArray[Any]:
+    """The C-ordered array for this rank's tile of a layout, or one without elements if it has none there."""
+    if seat_of(layout.mesh, rank, size) is None:
+        check_nothing(out, "out", layout, rank)
+        return absent(layout, numpy_dtype(layout.dtype)).tile
+    array = check_tile(_numpy_array(out), layout, "out")
+    if not array.flags.c_contiguous:
+        raise TileError(f"out, of shape {array.shape}, is not C-ordered; give a C-ordered array")
+    return _check_memory(array, tile)
+
+
 def dtype_without_tile(layout: Layout, out: object) -> np.dtype[Any]:
     """The dtype of the elements on a rank that gives no tile: that of `out` if it fits, else the layout's."""
     if isinstance(out, np.ndarray) and represents(layout, cast("NDArray[Any]", out).dtype):
@@ -154,6 +181,11 @@ def _numpy_array(out: object) -> NDArray[Any]:
 def _check_result(array: NDArray[Any], tile: NDArray[Any]) -> NDArray[Any]:
     if array.dtype != tile.dtype:
         raise TileError(f"out is {array.dtype}, the tile {tile.dtype}; give one dtype")
+    return _check_memory(array, tile)
+
+
+def _check_memory(array: NDArray[Any], tile: NDArray[Any]) -> NDArray[Any]:
+    """An array for the result, which must be writeable and not the tile's memory."""
     if not array.flags.writeable:
         raise TileError("out is read-only; give an array that can be written to")
     if np.may_share_memory(array, tile):

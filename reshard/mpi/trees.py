@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+import math
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
-from reshard.mpi.tiles import check_given_tile, true_part
+from reshard.lower.to_mpi import seat_of
+from reshard.mpi.tiles import check_filled, check_options, check_source, true_part
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.on_mpi.agreement import MANIFEST_END
 from reshard.runtime.on_mpi.checksum import checksum, total
 from reshard.runtime.on_mpi.collective import collective
-from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
-from reshard.runtime.on_mpi.move_stack import Stack, move_stack, stacks_of
-from reshard.runtime.on_mpi.prepare import check_mesh
-from reshard.runtime.on_mpi.team import Comm, Team
+from reshard.runtime.on_mpi.intercomm import MergedGroups, groups_of
+from reshard.runtime.on_mpi.prepare import check_seats
+from reshard.runtime.on_mpi.run_view import ViewPlan
+from reshard.runtime.on_mpi.strided_copy import copy, raw
+from reshard.runtime.on_mpi.team import Comm, Facts, Team, Watch
+from reshard.runtime.on_mpi.tree_run import TreeTiles, check_parts, run_tree, steps_of
+from reshard.runtime.on_mpi.tree_schedule import Part, schedule_of
+from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, Posted
 from reshard.runtime.platform_network import named
 from reshard.synth import Network, plan_tree
 from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout
 from reshard.types.manifest import Manifest, Version
+from reshard.types.move import Move
+from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan
 
 Array = NDArray[Any]
 Tree = Mapping[str, Any]
+Leaf = Move | tuple[Layout, Layout]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,85 +55,230 @@ class TreeMove:
     padded: bool
     version: Version | Mapping[str, Version]
     verify: str | None
-    of_one: Mapping[str, object]
+    out: object = None
+    scale: object = None
+    of_one: Mapping[str, object] = field(default_factory=dict[str, object])
     """The options that are for one tile, and whether each is given."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", named(self.network))
 
-    def run(self, comm: Comm, limit: float) -> dict[str, Any]:
-        """Moves all tiles; returns those of the targets, in the tree's structure."""
+    def run(self, comm: Comm | MPI.Intercomm, limit: float) -> dict[str, Any]:
+        """Moves all tiles; returns those of the targets, None where this rank has none, in the tree's structure."""
+        if not isinstance(comm, MPI.Intercomm):
+            return self._run(comm, limit, self._prepare)
+        groups, giving = groups_of(comm), list[int]()
 
+        def ahead(team: Team, watch: Watch) -> None:
+            giving.extend(groups.giving(team, watch, self._gives))
+
+        def prepare(team: Team) -> _ReadyTree:
+            return self._seated(groups, groups.one_giving(giving))._prepare(team)
+
+        return self._run(groups.comm, limit, prepare, ahead)
+
+    @property
+    def _gives(self) -> bool:
+        """Whether this rank gives a tile; what is not a tree gives none, and is refused later."""
+        with suppress(ReshardError):
+            return any(tile is not None for _, tile in _leaves(self.tiles, ""))
+        return False
+
+    def _seated(self, groups: MergedGroups, giving: int) -> TreeMove:
+        """The same on the merged communicator of two groups."""
+
+        def seated(leaf: Any, group: int) -> Any:
+            if isinstance(leaf, Move):
+                ends = groups.seated(leaf.source, group), groups.seated(leaf.target, 1 - group)
+                return Move(*ends, leaf.view, cast=leaf.cast)
+            return groups.seated(leaf, group) if isinstance(leaf, Layout) else leaf
+
+        source = _mapped(self.source, lambda leaf: seated(leaf, giving))
+        return replace(self, source=source, target=_mapped(self.target, lambda leaf: seated(leaf, 1 - giving)))
+
+    def _run(
+        self,
+        comm: Comm,
+        limit: float,
+        prepare: Callable[[Team], _ReadyTree],
+        ahead: Callable[[Team, Watch], None] | None = None,
+    ) -> dict[str, Any]:
         def request(given: _ReadyTree) -> str:
             options = {"budget": self.budget, "network": self.network, "verify": self.verify}
+            options["scale"] = ", ".join(sorted(given.arrays.scales))
             chosen = {name: value for name, value in options.items() if value}
-            return f"{_text(given.manifest)}{MANIFEST_END}{chosen or ''}"
+            return f"{given.planned.manifest}{MANIFEST_END}{chosen or ''}"
 
-        with collective(comm, limit, self._prepare, request) as (team, watch, given):
-            before = self._sums(given, given.tiles, "source", team)
-            moved = dict(given.tiles)
-            given.memory.take(team.rank, sum(plan.source.tile_bytes for plan in given.tree.plans.values()))
-            for stack in given.stacks:
-                tiles = move_stack(team, watch, stack, [moved[name] for name in stack.names], given.memory)
-                moved.update(zip(stack.names, tiles, strict=True))
+        with collective(comm, limit, prepare, request, _ReadyTree.posting, ahead) as (team, watch, given):
+            before = given.sums(given.arrays.tiles, "source", team)
+            moved = {**given.arrays.tiles, **self._moved(team, watch, given)}
             team.settle(watch)
-            after = self._sums(given, moved, "target", team)
+            after = given.sums(moved, "target", team)
             sums = total(team, watch, before), total(team, watch, after)
         _compare(given, *sums)  # All ranks have the same sums, so all raise, and the communicator stays usable.
-        if not self.padded:
-            targets = {name: plan.target for name, plan in given.tree.plans.items()}
-            moved = {name: true_part(tile, targets[name], comm.rank) for name, tile in moved.items()}
-        return cast("dict[str, Any]", _unflattened(self.tiles, moved, ""))
+        plans = given.planned.tree.plans
+        results = {name: _result(tile, plans[name], comm, self.padded) for name, tile in moved.items()}
+        return cast("dict[str, Any]", _unflattened(self.tiles, results, ""))
+
+    def _moved(self, team: Team, watch: Watch, given: _ReadyTree) -> dict[str, Array]:
+        sources = [plan.source for plan in given.planned.tree.plans.values()]
+        held = sum(end.tile_bytes for end in sources if seat_of(end.mesh, team.rank, team.size) is not None)
+        given.memory.take(team.rank, held, "uint8")
+        team.pool.limit(max(0, given.planned.tree.peak_bytes - held))
+        arrays = given.arrays
+        if not team.into:  # This rank has no result, and no rank that has one gave an array for it.
+            arrays = replace(arrays, outs={name: arrays.outs[name] for name in given.filled})
+        parts = given.planned.single_parts if team.into else given.planned.parts
+        moved = run_tree(team, watch, parts, arrays, given.memory)
+        return {**_copied(given, arrays, team), **moved}
 
     def _prepare(self, team: Team) -> _ReadyTree:
+        self._check_options()
+        flat = dict(_leaves(self.tiles, ""))
+        leaves = _moves(self.source, self.target, flat)
+        for name, leaf in leaves.items():
+            with _named(name):
+                check_seats(*_ends(leaf), team.size)
+        bytes_of(self.budget)
+        if not isinstance(self.network, str):
+            network_of(self.network)
+        options = self.budget, self.network
+        planned = _planned(tuple(leaves.items()), _frozen(self.version), *options, team.rank, team.facts)
+        tiles: dict[str, Array] = {}
+        for name, leaf in leaves.items():
+            with _named(name):
+                tiles[name] = check_source(flat[name], _ends(leaf)[0], team.rank, team.size, self.budget)
+        filled = [name for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into]
+        outs, gave = self._outs(leaves, filled, tiles, team)
+        scales = _scales(_flat_or_none(self.scale, "scale"), planned.tree.plans, team)
+        memory = begin_account("uint8", self.memory)
+        memory.cast("uint8")
+        return _ReadyTree(planned, TreeTiles(tiles, outs, scales), filled, gave, memory, self.verify is not None)
+
+    def _check_options(self) -> None:
         given = [name for name, value in self.of_one.items() if value]
         if given:
             raise PlanError(f"{', '.join(given)}: for one tile, and a tree of {len(self.tiles)} is given; leave it out")
         if self.verify not in (None, "hash"):
             raise PlanError(f'verify {quoted(self.verify)}: give "hash", which compares the values, or None')
-        flat = dict(_leaves(self.tiles, ""))
-        sources, targets = _layouts(self.source, flat, "source"), _layouts(self.target, flat, "target")
-        ends = {name: (sources[name], targets[name]) for name in flat}
-        for layout in dict.fromkeys([*sources.values(), *targets.values()]):
-            check_mesh(layout, team.size)
-        bytes_of(self.budget)
-        if not isinstance(self.network, str):
-            network_of(self.network)
-        manifest = _manifest(tuple(ends.items()), _frozen(self.version))
-        tree = _tree(tuple(ends.items()), self.budget, self.network)
-        tiles = {name: _tile(name, tile, ends[name][0], team.rank, self.budget) for name, tile in flat.items()}
-        stacks = stacks_of(team, tree, tiles, self.budget is not None)
-        return _ReadyTree(manifest, tree, tiles, stacks, begin_account("uint8", self.memory))
+        check_options(False, False, self.memory, None, self.padded)
 
-    def _sums(self, given: _ReadyTree, tiles: Mapping[str, Array], end: str, team: Team) -> list[int]:
-        if self.verify is None:
-            return []
-        plans = given.tree.plans.items()
-        return [checksum(getattr(plan, end), team.rank, tiles[name]) for name, plan in plans if _comparable(plan)]
+    def _outs(
+        self, leaves: Mapping[str, Leaf], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
+    ) -> tuple[dict[str, Array], int]:
+        """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
+        given = _flat_or_none(self.out, "out")
+        results = [name for name in leaves if _has_target(leaves[name], team)]
+        rest = [name for name in results if name not in filled]
+        gave = any(given.get(name) is not None for name in rest)
+        _check_given(given, leaves, [name for name in results if name in filled], rest if gave else [])
+        outs: dict[str, Array] = {}
+        for name, leaf in leaves.items():
+            if gave or name in filled or name not in results:
+                with _named(name):
+                    outs[name] = check_filled(given.get(name), _ends(leaf)[1], tiles[name], team.rank, team.size)
+        return outs, (int(gave) if rest else ABSENT)
+
+
+def _check_given(
+    given: Mapping[str, Any], names: Collection[str], filled: Collection[str], others: Collection[str]
+) -> None:
+    """Refuses arrays for results that are no arrays of the tree, and missing ones."""
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise TileError(f"out: {quoted(unknown[:4])} are not arrays of the tree")
+    missing = [name for name in filled if given.get(name) is None]
+    if missing:
+        raise TileError(f"{quoted(missing[:4])} fill part of their targets: give their tiles with out=")
+    without = [name for name in others if given.get(name) is None]
+    if without:
+        raise TileError(f"out: {quoted(without[:4])} have none; give one for all, or none")
+
+
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """What all ranks work out alike; `parts` are those of a call that gives no `out` for all results."""
+
+    manifest: str
+    tree: TreePlan
+    parts: Sequence[Part]
+    facts: Facts
+
+    @cached_property
+    def single_parts(self) -> Sequence[Part]:
+        """The parts of a call that gives arrays for all results."""
+        return schedule_of(self.tree, self.facts, stacked=False)
 
 
 class _ReadyTree(NamedTuple):
-    """One rank's part of a tree: what all agree on, the plan, and this rank's tiles."""
+    """One rank's part of a tree: what all agree on, this rank's arrays, and whether it gave `out` for all results."""
 
-    manifest: Manifest
-    tree: TreePlan
-    tiles: dict[str, Array]
-    stacks: list[Stack]
+    planned: _Planned
+    arrays: TreeTiles
+    filled: list[str]
+    gave: int
     memory: Account
+    verified: bool
+
+    def posting(self) -> Posted:
+        """What the other ranks of the node can read."""
+        return NOWHERE._replace(given=self.gave)
+
+    def sums(self, tiles: Mapping[str, Array], end: str, team: Team) -> list[int]:
+        """This rank's parts of the sums of all arrays that are compared, none unless they are verified."""
+        plans = self.planned.tree.plans.items() if self.verified else ()
+        layouts = {name: getattr(plan, end) for name, plan in plans if _comparable(plan)}
+        seats = {name: seat_of(layout.mesh, team.rank, team.size) for name, layout in layouts.items()}
+        return [0 if seat is None else checksum(layouts[name], seat, tiles[name]) for name, seat in seats.items()]
 
 
-def _comparable(plan: Any) -> bool:
-    return not plan.source.partial and not plan.target.partial
+def _copied(given: _ReadyTree, arrays: TreeTiles, team: Team) -> dict[str, Array]:
+    """The arrays for results of tiles that stay where they are, filled with these."""
+    still = [name for name, plan in given.planned.tree.plans.items() if not plan.steps and name in arrays.outs]
+    for name in still:
+        given.memory.take(team.rank, arrays.outs[name].nbytes, "uint8")
+        copy(raw(arrays.outs[name]), raw(arrays.tiles[name]))
+    return {name: arrays.outs[name] for name in still}
+
+
+def _comparable(plan: Plan) -> bool:
+    """Whether an array has the same elements at the same indices before and after."""
+    same = plan.source.dtype == plan.target.dtype and (plan.view is None or plan.view.plain)
+    return same and not plan.source.partial and not plan.target.partial
 
 
 def _compare(given: _ReadyTree, before: list[int], after: list[int]) -> None:
     """Raises `AgreementError` on all ranks if the values of an array are not what they were."""
-    names = [name for name, plan in given.tree.plans.items() if _comparable(plan)]
+    names = [name for name, plan in given.planned.tree.plans.items() if _comparable(plan)]
     wrong = [name for name, one, other in zip(names, before, after, strict=False) if one != other]
     if wrong:
         raise AgreementError(
             f"the values of {quoted(wrong[:4])} are not what they were before the move, of {len(names)} arrays compared"
         )
+
+
+def _result(tile: Array, plan: Plan, comm: Comm, padded: bool) -> Array | None:
+    seat = seat_of(plan.target.mesh, comm.rank, comm.size)
+    if seat is None:
+        return None
+    return tile if padded else true_part(tile, plan.target, seat)
+
+
+def _has_target(leaf: Leaf, team: Team) -> bool:
+    return seat_of(_ends(leaf)[1].mesh, team.rank, team.size) is not None
+
+
+def _ends(leaf: Leaf) -> tuple[Layout, Layout]:
+    return (leaf.source, leaf.target) if isinstance(leaf, Move) else leaf
+
+
+@contextmanager
+def _named(name: str) -> Generator[None]:
+    """Errors inside name the array."""
+    try:
+        yield
+    except ReshardError as error:
+        raise (type(error)(f"{name}: {error}") if name else error) from None
 
 
 def _leaves(tree: Tree, path: str) -> list[tuple[str, Any]]:
@@ -139,7 +295,7 @@ def _leaves(tree: Tree, path: str) -> list[tuple[str, Any]]:
     return leaves
 
 
-def _unflattened(tree: Tree, moved: Mapping[str, Array], path: str) -> dict[Any, Any]:
+def _unflattened(tree: Tree, moved: Mapping[str, Array | None], path: str) -> dict[Any, Any]:
     return {
         key: _unflattened(cast("Tree", below), moved, f"{path}{key}.")
         if isinstance(below, Mapping)
@@ -148,52 +304,85 @@ def _unflattened(tree: Tree, moved: Mapping[str, Array], path: str) -> dict[Any,
     }
 
 
-def _layouts(given: object, flat: Mapping[str, Any], what: str) -> dict[str, Layout]:
-    """The layout of each tile, by its name: its own, or the one for all."""
-    if isinstance(given, Layout):
-        return dict.fromkeys(flat, given)
+def _mapped(tree: object, leaf: Callable[[Any], Any]) -> Any:
+    """A nested dict with each of its leaves changed."""
+    if not isinstance(tree, Mapping):
+        return leaf(tree)
+    return {key: _mapped(below, leaf) for key, below in cast("Mapping[Any, Any]", tree).items()}
+
+
+def _moves(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
+    """What each tile is to do: the move that is given in place of its source, or its two layouts."""
+    sources = _of_names(source, flat, "source", (Layout, Move), "a Layout, nor a Move; read it with Layout.parse")
+    pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
+    if not pairs and target is None:
+        return sources
+    targets = _of_names(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
+    return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
+
+
+def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
+    """What is given for each array, by its name: its own, or the one for all."""
+    if isinstance(given, kinds):
+        return dict.fromkeys(names, given)
     if not isinstance(given, Mapping):
         raise LayoutError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict of layouts")
-    layouts = dict(_leaves(cast("Tree", given), ""))
-    wrong = [*(name for name in flat if name not in layouts), *(name for name in layouts if name not in flat)]
+    each = dict(_leaves(cast("Tree", given), ""))
+    wrong = [*(name for name in names if name not in each), *(name for name in each if name not in names)]
     if wrong:
         raise LayoutError(f"the {what} and the tiles have not the same names: {quoted(wrong[:4])} are in one of them")
-    other = next((name for name, layout in layouts.items() if not isinstance(layout, Layout)), None)
+    other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
     if other is not None:
-        raise LayoutError(
-            f"the {what} of {other!r} is {quoted(layouts[other])}, not a Layout; read it with Layout.parse"
-        )
-
-    return layouts
+        raise LayoutError(f"the {what} of {other!r} is {quoted(each[other])}, not {wanted}")
+    return {name: each[name] for name in names}
 
 
-def _tile(name: str, tile: Any, layout: Layout, rank: int, budget: object) -> Array:
-    if on_gpu(tile):
-        raise TileError(f"{name}: a tile of a tree is in a GPU's memory; move it by a call of its own")
+def _flat_or_none(given: object, what: str) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TileError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict, by the arrays' names")
+    return dict(_leaves(cast("Tree", given), ""))
+
+
+def _scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dict[str, Any]:
+    """The scales of casts, checked against the tiles that are cast."""
+    unknown = [name for name in given if name not in plans]
+    if unknown:
+        raise TileError(f"scale: {quoted(unknown[:4])} are not arrays of the tree")
+    for name, scale in given.items():
+        with _named(name):
+            _check_scale(plans[name], scale, team)
+    return {name: scale for name, scale in given.items() if scale is not None}
+
+
+def _check_scale(plan: Plan, scale: Any, team: Team) -> None:
+    if scale is None:
+        return
+    steps = steps_of(plan, team.rank, team.size)
+    casts = [step.before for step in steps.steps if step.step is None] if isinstance(steps, ViewPlan) else []
+    if not casts:
+        raise TileError(f"scale {quoted(scale)}: {plan.source} to {plan.target} casts nothing; leave it out")
     try:
-        return np.ascontiguousarray(check_given_tile(tile, layout, rank, budget)).reshape(layout.tile_shape)
-    except ReshardError as error:
-        raise type(error)(f"{name}: {error}") from None
+        np.broadcast_to(np.asarray(scale, "float64"), casts[0] if math.prod(casts[0]) else np.shape(scale))
+    except (ValueError, TypeError) as error:
+        raise TileError(
+            f"scale {quoted(scale)} does not fit the tile of shape {casts[0]} that is cast: {error}; give a number, or "
+            f"an array that broadcasts to the tile"
+        ) from None
 
 
 def _frozen(version: object) -> object:
     return tuple(sorted(cast("Mapping[str, Any]", version).items())) if isinstance(version, Mapping) else version
 
 
-_Ends = tuple[tuple[str, tuple[Layout, Layout]], ...]
-
-
 @lru_cache(maxsize=64)
-def _manifest(ends: _Ends, version: Any) -> Manifest:
+def _planned(
+    leaves: tuple[tuple[str, Leaf], ...], version: Any, budget: Any, network: Any, rank: int, facts: Facts
+) -> _Planned:
     versions = dict(cast("Mapping[str, Version]", version)) if isinstance(version, tuple) else version
-    return Manifest.of(dict(ends), versions)
-
-
-@lru_cache(maxsize=64)
-def _text(manifest: Manifest) -> str:
-    return manifest.to_json()
-
-
-@lru_cache(maxsize=64)
-def _tree(ends: _Ends, budget: Any, network: Any) -> TreePlan:
-    return plan_tree(dict(ends), budget, network)
+    manifest = Manifest.of(dict(leaves), versions).to_json()
+    tree = plan_tree(dict(leaves), budget, network)
+    parts = schedule_of(tree, facts)
+    check_parts(parts, rank, len(facts.nodes))
+    return _Planned(manifest, tree, parts, facts)

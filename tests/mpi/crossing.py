@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ from reshard.runtime import Account
 from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.types import Layout, Mesh
 from reshard.types.pair.crossing import received_by_device, sent_by_device
+from reshard.types.pair.relay import relay
 from tests.layouts import SIZES, random_layout
 from tests.mpi.moving import LIMIT, CountingComm, MoveOptions, any_budget, elements, forced, laid
 from tests.mpi.worker import Case
@@ -77,11 +79,13 @@ def _any_options(choose: random.Random, source: Layout, target: Layout) -> MoveO
 
 
 class CountingBoth(CountingComm):
-    """Counts the bytes of the messages that a communicator is given to send, too."""
+    """Counts the messages that a communicator is given to send, and their bytes, too."""
 
     sent = 0
+    messages = 0
 
     def Isend(self, spec: list[Any], to: int, tag: int) -> MPI.Request:
+        self.messages += 1
         described = isinstance(spec[-1], MPI.Datatype) and spec[-1] != MPI.BYTE
         self.sent += spec[-1].Get_size() if described else memoryview(spec[0]).nbytes
         return self._comm.Isend(spec, to, tag)
@@ -110,7 +114,7 @@ def check_crossing(
     comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, move: MoveOptions, padded: bool = True
 ) -> None:
     rank, memory, padded = comm.rank, Account(source.dtype), padded or move.shared or move.budget is not None
-    plan = rs.plan(source, target, budget=move.budget, relays=False)
+    plan = rs.plan(source, target, budget=move.budget)
     tile = tile_on(source, rank, move.order)
     before = None if tile is None else tile.copy()
     options: dict[str, Any] = {"budget": move.budget, "memory": memory, "limit": LIMIT}
@@ -185,8 +189,19 @@ def _check_accounts(
         wanted = received_by_device(plan.source, plan.target).get(comm.rank, 0)
         assert received == plan.source.nbytes(wanted), f"{received} received, {wanted} elements lacking: {plan}"
         if team.facts.nodes == tuple(range(comm.size)):
-            sent = sent_by_device(plan.source, plan.target).get(comm.rank, 0)
+            sent = _sent(plan).get(comm.rank, 0)
             assert counted.sent == plan.source.nbytes(sent), f"{counted.sent} sent, not {sent} elements: {plan}"
+
+
+def _sent(plan: rs.Plan) -> Mapping[int, int]:
+    """The elements that each rank sends in a plan of one exchange."""
+    if not plan.steps[0].mode.relay:
+        return sent_by_device(plan.source, plan.target)
+    turns = relay(plan.source, plan.target)
+    sent = Counter[int]()
+    for message in (*turns.first, *turns.second):
+        sent[message.sender] += message.elements * (message.sender != message.receiver)
+    return sent
 
 
 # ---- plans ---------------------------------------------------------------------------------------------------
@@ -204,7 +219,7 @@ def plans(comm: MPI.Intracomm) -> Iterator[Case]:
 
 
 def _check_plan(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout) -> None:
-    plan, memory, simulated = rs.plan(source, target, relays=False), Account(source.dtype), Account(source.dtype)
+    plan, memory, simulated = rs.plan(source, target), Account(source.dtype), Account(source.dtype)
     every = summands_of(source) if source.partial else tiles_of(source)
     rs.simulate(plan, {device: tile.astype(source.dtype) for device, tile in every.items()}, simulated)
     out = None if comm.rank not in target.mesh.devices else np.zeros(target.tile_shape, target.dtype)
@@ -215,6 +230,36 @@ def _check_plan(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout)
         assert memory.received[comm.rank] == simulated.received[comm.rank], plan
     more = 0 if plan.steps else target.tile_bytes  # A copy of what is there already.
     assert memory.peak_bytes <= plan.peak_bytes + more, plan
+
+
+# ---- relays ---------------------------------------------------------------------------------------------------
+
+
+def relays(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Plans whose one exchange runs in two turns: in every way, with and without an `out`, cut by a budget or not."""
+    choose = random.Random(comm.size)
+    for nodes in sorted({1, min(2, comm.size), comm.size}):
+        team = team_of(comm, nodes=nodes)
+        for at in range(12):
+            source, target = _relayed_ends(choose, comm.size)
+            move = _any_options(choose, source, target)
+            name = f"{at}: {source} on {source.mesh!r} -> {target} on {target.mesh!r}, {nodes} nodes, {move}"
+            yield name, partial(check_crossing, comm, team, source, target, move)
+            yield f"{name}, steps", partial(_check_plan, comm, team, source, target)
+
+
+def relays_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A sample of these cases, for the fast tier."""
+    yield from islice(relays(comm), None, None, 9)
+
+
+def _relayed_ends(choose: random.Random, size: int) -> tuple[Layout, Layout]:
+    """Random layouts whose plan is a relay."""
+    while True:
+        source, target = random_ends(choose, size, False)
+        plan = rs.plan(source, target)
+        if plan.crosses and any(step.mode.relay for step in plan.steps):
+            return source, target
 
 
 # ---- arrays --------------------------------------------------------------------------------------------------

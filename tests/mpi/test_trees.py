@@ -36,6 +36,25 @@ def test_random_trees(tmp_path: Path) -> None:
     running.check("trees.moves", 4, tmp_path)
 
 
+TOPICS = [("across", 4), ("moves_through_views", 4), ("groups", 4), ("models", 6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("topic", "ranks"), [*TOPICS, ("across", 3), ("across", 6), ("groups", 5)])
+@pytest.mark.parametrize("nodes", [1, 2, 6])
+def test_trees_on_other_ranks(topic: str, ranks: int, nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RESHARD_MPI_NODES", str(min(nodes, ranks)))
+    running.check(f"trees.{topic}", ranks, tmp_path)
+
+
+def test_a_tree_on_other_ranks(tmp_path: Path) -> None:
+    running.check("trees.across_sampled", 3, tmp_path)
+
+
+def test_arrays_of_any_shapes_travel_in_one_message_for_each_peer(tmp_path: Path) -> None:
+    running.check("trees.few_messages", 4, tmp_path)
+
+
 @pytest.mark.slow
 def test_random_trees_on_two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESHARD_MPI_NODES", "2")
@@ -59,7 +78,12 @@ def test_tiles_without_padding() -> None:
         ({"a": TILE}, 7, {}, LayoutError, "the source of a tree of tiles is a int"),
         ({"a": TILE}, {"a": 7}, {}, LayoutError, "the source of 'a' is 7"),
         ({"a": TILE}, {"b": SOURCE}, {}, LayoutError, "have not the same names"),
-        ({"a": TILE}, {"a": SOURCE}, {"out": TILE}, PlanError, "out: for one tile"),
+        ({"a": TILE}, {"a": SOURCE}, {"out": TILE}, TileError, "the out of a tree of tiles is a ndarray"),
+        ({"a": TILE}, {"a": SOURCE}, {"out": {"b": TILE}}, TileError, r"out: \['b'\] are not arrays of the tree"),
+        ({"a": TILE}, {"a": SOURCE}, {"out": {"a": TILE}}, TileError, "a: out overlaps the tile"),
+        ({"a": TILE}, {"a": SOURCE}, {"scale": {"a": 2.0}}, TileError, "a: scale 2.0: .* casts nothing"),
+        ({"a": TILE}, {"a": SOURCE}, {"donate": True}, PlanError, "donate: for one tile"),
+        ({"a": None}, {"a": SOURCE}, {}, TileError, "a: the tile is None"),
         ({"a": TILE}, {"a": SOURCE}, {"relabel": True}, PlanError, "relabel: for one tile"),
         ({"a": TILE}, {"a": SOURCE}, {"verify": 7}, PlanError, "verify 7"),
         ({"a": TILE}, {"a": SOURCE}, {"version": 1.5}, PlanError, "the version 1.5"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,15 @@ from reshard.lower.to_mpi import ranks
 from reshard.mpi import redistribute
 from reshard.mpi import trees as tree_moves
 from reshard.runtime import Account
+from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
-from tests.layouts import random_pair
+from tests.layouts import random_layout, random_pair
+from tests.mpi.crossing import CountingBoth, check_result, random_ends, tile_on
 from tests.mpi.worker import Case
 from tests.oracle import PADDING, source_tiles, tiles_of
 from tests.trees import Pair
+from tests.view_oracle import KEPT, cut, random_case
 
 LIMIT = 20.0
 ODD = 1
@@ -64,6 +69,238 @@ def _moved(comm: MPI.Intracomm, ends: dict[str, Pair], **options: Any) -> None:
         assert np.array_equal(result[name][real], wanted[real].astype(result[name].dtype)), name
         assert np.array_equal(tiles[name], kept[name])
     assert memory.peak_bytes <= tree.peak_bytes
+
+
+# ---- other ranks, views, groups -------------------------------------------------------------------------------
+
+
+def across(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Random trees between random sets of ranks, some partial, some with a budget, some verified."""
+    for seed in range(12):
+        yield f"seed {seed}", partial(_across, comm, seed)
+
+
+def across_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A few of these, for the fast tier."""
+    for seed in range(3):
+        yield f"seed {seed}", partial(_across, comm, seed)
+
+
+def _across(comm: MPI.Intracomm, seed: int) -> None:
+    choose = random.Random(seed)
+    base = [random_ends(choose, comm.size, choose.random() < 0.2) for _ in range(choose.randint(1, 4))]
+    ends = {f"a{number}": choose.choice(base) for number in range(choose.randint(1, 9))}
+    check_ends(comm, ends)
+    check_ends(comm, ends, verify="hash", version=seed)
+    try:
+        floor = rs.plan_tree(ends, budget=0).peak_bytes
+    except BudgetError as error:
+        floor = error.smallest
+    check_ends(comm, ends, budget=floor + choose.choice([0, 16, 64]))
+    if not any(source.partial for source, _ in ends.values()):
+        outs = {
+            name: _empty(target) if comm.rank in target.mesh.devices else None for name, (_, target) in ends.items()
+        }
+        result = check_ends(comm, ends, out=outs)
+        assert all(result[name] is out for name, out in outs.items())
+
+
+def _empty(layout: Layout) -> np.ndarray:
+    return np.full(layout.tile_shape, -1).astype(layout.dtype)
+
+
+def check_ends(comm: MPI.Intracomm, ends: dict[str, Pair], **options: Any) -> dict[str, Any]:
+    """Moves a tree between sets of ranks; every element, the bytes received and sent, and the peak are as planned."""
+    tree, memory = rs.plan_tree(ends, budget=options.get("budget")), Account("uint8")
+    tiles = {name: tile_on(source, comm.rank) for name, (source, _) in ends.items()}
+    kept = {name: None if tile is None else tile.copy() for name, tile in tiles.items()}
+    sources, targets = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
+    team = team_of(comm)
+    original, counted = team.comm, CountingBoth(team.comm)
+    team.comm = counted  # pyright: ignore
+    try:
+        result = redistribute(tiles, sources, targets, comm, memory=memory, limit=LIMIT, **options)
+    finally:
+        team.comm = original
+    received, sent = (comm.allgather(figure) for figure in (memory.received_bytes, counted.sent))
+    peaks = comm.allgather(memory.peak_bytes)
+    for name, (_, target) in ends.items():
+        check_result(target, comm.rank, result[name])
+        assert tiles[name] is None or np.array_equal(tiles[name], kept[name]), "a source was written to"
+    still = sum(plan.target.tile_bytes for plan in tree.plans.values() if not plan.steps) if "out" in options else 0
+    assert max(peaks) <= tree.peak_bytes + still, f"{peaks}: {tree}"  # A tile that stays is copied to its array.
+    assert max(received) <= tree.received_bytes, f"{received}: {tree}"
+    if not any(source.partial for source, _ in ends.values()) and all(plan.crosses for plan in tree.plans.values()):
+        assert max(sent) <= tree.sent_bytes or team.facts.nodes != tuple(range(comm.size)), f"{sent}: {tree}"
+    return result
+
+
+def few_messages(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Arrays of any shapes travel together: one message for each peer, or one for each peer and step."""
+    yield "straight", partial(_few_messages, comm, ("s32[{{x}}{0}, 4]", "s32[{1}, {{y}}2]"), 1)
+    yield "crossed and gathered", partial(_few_messages, comm, ("s32[{{x}}{0}, 4]", "s32[{1}, 4]"), 2)
+
+
+def _few_messages(comm: MPI.Intracomm, texts: Pair, steps: int) -> None:
+    one, other = Mesh(x=2), Mesh({"y": 2}, device_ids=[2, 3])
+    ends = {
+        f"a{n}": (Layout.parse(texts[0].format(2 * n, 4 * n), one), Layout.parse(texts[1].format(2 * n, 4 * n), other))
+        for n in range(1, 31)
+    }
+    assert {len(plan.steps) for plan in rs.plan_tree(ends).plans.values()} == {steps}
+    team = team_of(comm, nodes=comm.size)
+    original, counted = team.comm, CountingBoth(team.comm)
+    team.comm = counted  # pyright: ignore
+    try:
+        tiles = {name: tile_on(source, comm.rank) for name, (source, _) in ends.items()}
+        sources, targets = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
+        result = redistribute(tiles, sources, targets, comm, limit=LIMIT)
+    finally:
+        team.comm = original
+    most = max(comm.allgather(counted.messages))  # Before a rank fails alone.
+    for name, (_, target) in ends.items():
+        check_result(target, comm.rank, result[name])
+    assert 0 < most <= 2, f"{most} messages of a rank to two peers, for {len(ends)} arrays"
+
+
+def moves_through_views(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Random views, parts taken and filled, several in one tree, on all ranks and between sets of ranks."""
+    for seed in range(16):
+        yield f"seed {seed}", partial(_viewed, comm, seed)
+
+
+def _viewed(comm: MPI.Intracomm, seed: int) -> None:
+    choose = random.Random(seed)
+    moves: dict[str, rs.Move] = {}
+    references: dict[str, Callable[[np.ndarray], np.ndarray]] = {}
+    while len(moves) < 5:
+        case = random_case(choose, most=96)
+        if case.move.source.mesh.size > comm.size:
+            continue
+        meshes = [_some_ranks(choose, comm.size, end.mesh) for end in (case.move.source, case.move.target)]
+        source, target = (
+            replace(end, mesh=mesh) for end, mesh in zip((case.move.source, case.move.target), meshes, strict=True)
+        )
+        name = f"m{len(moves)}"
+        moves[name], references[name] = rs.Move(source, target, case.move.view), case.reference
+    check_moves(comm, moves, references)
+
+
+def _some_ranks(choose: random.Random, size: int, mesh: Mesh) -> Mesh:
+    return Mesh(mesh.axes, device_ids=choose.sample(range(size), mesh.size))
+
+
+def check_moves(
+    comm: MPI.Intracomm, moves: dict[str, rs.Move], references: dict[str, Callable[[np.ndarray], np.ndarray]]
+) -> None:
+    """Moves a tree of moves, and compares every element with numpy's own reshapes."""
+    tree, memory = rs.plan_tree(moves), Account("uint8")
+    tiles: dict[str, Any] = {}
+    outs: dict[str, Any] = {}
+    wanted: dict[str, Any] = {}
+    for name, move in moves.items():
+        source, target = move.source, move.target
+        index = np.arange(int(np.prod(source.shape))).reshape(source.shape).astype(source.dtype)
+        held = np.arange(KEPT, KEPT + int(np.prod(target.shape))).reshape(target.shape).astype(target.dtype)
+        tiles[name] = cut(source, index).get(comm.rank)
+        wanted[name] = cut(target, references[name](index).astype(target.dtype)).get(comm.rank)
+        if move.view.into:
+            outs[name] = cut(target, held).get(comm.rank)
+    result = redistribute(tiles, moves, None, comm, out=outs, memory=memory, limit=LIMIT)
+    peaks, received = comm.allgather(memory.peak_bytes), comm.allgather(memory.received_bytes)
+    for name, tile in wanted.items():
+        assert (tile is None) == (result[name] is None), name
+        assert name not in outs or result[name] is outs[name]
+        if tile is not None:
+            real = tile != PADDING
+            assert np.array_equal(result[name][real], tile[real]), f"{name}: {moves[name]}"
+    assert max(peaks) <= tree.peak_bytes, f"{peaks}: {tree}"
+    assert max(received) <= tree.received_bytes, f"{received}: {tree}"
+
+
+def groups(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Trees between the groups of an inter-communicator, in both directions."""
+    split = comm.size // 2
+    half = comm.Split(comm.rank < split, comm.rank)
+    inter = half.Create_intercomm(0, comm, split if comm.rank < split else 0)
+    for seed in range(6):
+        yield f"seed {seed}", partial(_between_groups, comm, inter, half, split, seed)
+    yield "nobody gives", partial(_nobody_gives, comm, inter, half)
+
+
+def _between_groups(comm: MPI.Intracomm, inter: Any, half: Any, split: int, seed: int) -> None:
+    choose = random.Random(seed)
+    sizes, side = (split, comm.size - split), seed % 2
+    mine = 0 if comm.rank < split else 1
+    ends: dict[str, Pair] = {}
+    for number in range(choose.randint(1, 6)):
+        shape = [choose.choice([4, 6, 7]) for _ in range(2)]
+        counts = [choose.randint(1, sizes[group]) for group in (side, 1 - side)]
+        meshes = [
+            Mesh({"x": count}, device_ids=choose.sample(range(sizes[group]), count))
+            for group, count in zip((side, 1 - side), counts, strict=True)
+        ]
+        ends[f"a{number}"] = tuple(random_layout(choose, mesh, shape, "int32") for mesh in meshes)
+    tiles = {name: tile_on(source, half.rank) if mine == side else None for name, (source, _) in ends.items()}
+    sources, targets = ({name: pair[end] for name, pair in ends.items()} for end in (0, 1))
+    result = redistribute(tiles, sources, targets, inter, version=seed, verify="hash", limit=LIMIT)
+    for name, (_, target) in ends.items():
+        check_result(target, half.rank if mine != side else -1, result[name])
+
+
+def _nobody_gives(comm: MPI.Intracomm, inter: Any, half: Any) -> None:
+    one = Layout.parse("s32[4]", Mesh(x=1))
+    refused = None
+    try:
+        redistribute({"a": None}, one, one, inter, limit=LIMIT)
+    except ReshardError as error:
+        refused = error
+    assert "no rank gives a tile" in str(refused)
+
+
+def models(comm: MPI.Intracomm) -> Iterator[Case]:
+    """A trainer's layers for a server on other ranks: fused query, key and value, gate and up, casts, replicas."""
+    for server in ([4, 5], [2, 3, 4, 5]):
+        yield f"to ranks {server}", partial(_model, comm, server)
+
+
+def _model(comm: MPI.Intracomm, server: list[int]) -> None:
+    trainer, serving = Mesh(fsdp=2, tp=2), Mesh({"tp": 2, "rep": len(server) // 2}, device_ids=server)
+
+    def layout(text: str, mesh: Mesh) -> Layout:
+        return Layout.parse(text, mesh)
+
+    fused, gate_up = layout("s32[{fsdp}{tp}12, 5]", trainer), layout("s32[{fsdp}6, {tp}8]", trainer)
+    heads, wide = layout("s32[{tp}8, 5]", serving), layout("s32[{tp}4, 12]", serving)
+    moves = {
+        "three": rs.Move(fused, layout("s32[3, {tp}8, 5]", serving), view="(three h) m -> three h m", three=3),
+        "norm": rs.Move(layout("s32[{fsdp}4]", trainer), layout("s32[8]", serving)),
+        "norm2": rs.Move(layout("s32[{fsdp}4]", trainer), layout("s32[8]", serving)),
+    }
+    references: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "three": lambda a: a.reshape(3, 16, 5),
+        "norm": lambda a: a,
+        "norm2": lambda a: a,
+    }
+    for at, name in enumerate("qkv"):
+        moves[name] = rs.Move(fused, heads, view="(three h) m -> h m", take={"three": at}, three=3)
+        references[name] = lambda a, at=at: a.reshape(3, 16, 5)[at]
+    for at, name in enumerate(("gate", "up")):
+        moves[name] = rs.Move(gate_up, wide, view="m (two f) -> f m", take={"two": at}, two=2)
+        references[name] = lambda a, at=at: a.reshape(12, 2, 8)[:, at].T
+    check_moves(comm, moves, references)
+    _check_cast(comm, trainer, serving)
+
+
+def _check_cast(comm: MPI.Intracomm, trainer: Mesh, serving: Mesh) -> None:
+    source, target = Layout.parse("f32[{fsdp}4, {tp}4]", trainer), Layout.parse("bf16[{tp}4, 8]", serving)
+    values = np.arange(64.0, dtype="float32").reshape(8, 8)
+    tile = cut(source, values).get(comm.rank)
+    move = rs.Move(source, target, cast=True)
+    result = redistribute({"w": tile}, {"w": move}, None, comm, scale={"w": 2.0}, limit=LIMIT)["w"]
+    wanted = cut(target, (values / 2).astype(numpy_dtype("bfloat16"))).get(comm.rank)
+    assert (result is None) == (wanted is None)
+    assert wanted is None or np.array_equal(result, wanted)
 
 
 def _layouts(comm: MPI.Intracomm) -> Pair:
@@ -214,12 +451,13 @@ def _refused(comm: MPI.Intracomm, fault: Callable[[dict[str, Any]], None]) -> No
 
 def _changed(comm: MPI.Intracomm) -> None:
     """A runtime that swaps two arrays of one layout is found out by the values."""
-    honest = tree_moves.move_stack
+    honest = tree_moves.run_tree
 
-    def swapped(team: Any, watch: Any, stack: Any, tiles: Any, memory: Any) -> Any:
-        return honest(team, watch, stack, tiles, memory)[::-1]
+    def swapped(*given: Any) -> Any:
+        moved = honest(*given)
+        return {**moved, "a": moved["c"], "c": moved["a"]}
 
-    tree_moves.move_stack = swapped
+    tree_moves.run_tree = swapped
     try:
         redistribute(comm=comm, **_call(comm), verify="hash")
     except AgreementError as error:
@@ -227,5 +465,5 @@ def _changed(comm: MPI.Intracomm) -> None:
     else:
         raise AssertionError("nobody noticed")
     finally:
-        tree_moves.move_stack = honest
+        tree_moves.run_tree = honest
     redistribute(comm=comm, **_call(comm), verify="hash")

@@ -12,6 +12,7 @@
     Block, Axis                  the same elements in a sender's tile and in a receiver's, as strided axes
     fetched_across(source, ...)  the same between two sets of devices: what a device copies from the tiles of others
     served_across(source, ...)   what others copy from its tile
+    fetched_as, served_as        the same in a turn of a relay, or through a view
     ranks(mesh)                  the device of every seat, that is, by ascending id
     seats(mesh, size)            the rank of every seat in a communicator; seat_of(...) the other way round
     unreplicated(layout)         whether each tile is on one rank only
@@ -28,6 +29,12 @@ from reshard.lower.to_mpi.direct import Near as Near
 from reshard.lower.to_mpi.direct import fetches as fetches
 from reshard.lower.to_mpi.direct import served as served
 from reshard.lower.to_mpi.direct import unreplicated as unreplicated
+from reshard.lower.to_mpi.listed import FIRST as FIRST
+from reshard.lower.to_mpi.listed import SECOND as SECOND
+from reshard.lower.to_mpi.listed import Form as Form
+from reshard.lower.to_mpi.listed import fetched_as as fetched_as
+from reshard.lower.to_mpi.listed import served_as as served_as
+from reshard.lower.to_mpi.listed import tile_shapes as tile_shapes
 from reshard.lower.to_mpi.schedule import NewSummand as NewSummand
 from reshard.lower.to_mpi.schedule import Overwrite as Overwrite
 from reshard.lower.to_mpi.schedule import PeerBlocks as PeerBlocks
@@ -37,6 +44,7 @@ from reshard.lower.to_mpi.schedule import SendReceive as SendReceive
 from reshard.lower.to_mpi.schedule import SlotMessage as SlotMessage
 from reshard.lower.to_mpi.schedule import StepMessages as StepMessages
 from reshard.lower.to_mpi.schedule import schedule as schedule
+from reshard.lower.to_mpi.seats import device_of as device_of
 from reshard.lower.to_mpi.seats import is_seated as is_seated
 from reshard.lower.to_mpi.seats import rank_of_devices as rank_of_devices
 from reshard.lower.to_mpi.seats import ranks as ranks

@@ -69,13 +69,15 @@ class SendReceive(NamedTuple):
 class StepMessages:
     """Local copies, then turns in an order common to all devices; up to `scratch` bytes may stage messages.
 
-    With `flat`, the blocks are of flat tiles.
+    With `flat`, the blocks are of flat tiles. The turns of `passed` follow those of `turns`, and send from the result's
+    tile what has arrived there.
     """
 
     local: tuple[Block, ...]
     turns: tuple[SendReceive, ...]
     scratch: int
     flat: bool = False
+    passed: tuple[SendReceive, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,6 @@ def _own_shape(layout: Layout, device: int) -> tuple[int, ...]:
 
 def _own_step(instruction: Instruction, device: int, step: Step) -> RankStep:
     """A device's part of a step, in which it may have none."""
-    if step.mode.relay:
-        raise PlanError(f"{step.kind} to {step.result}: MPI ranks relay nothing; plan the step without relay")
     scratch = step.cost.scratch
     if device in step.operand.mesh.devices or device in step.result.mesh.devices:
         return _step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
@@ -245,10 +245,10 @@ def _messages(step: Plain, device: int, shape: Sequence[int], scratch: int) -> S
         case Permute(pairs=pairs):
             return _paired(pairs, device, whole_tile(shape), scratch)
         case Exchange():
-            turns = tuple(_turn(turn, device, step) for turn in step.rounds)
             local = [_boxes(transfer, step) for transfer in step.local if transfer.receiver == device]
             local += [_boxes(t, step) for turn in step.rounds for t in turn if t.sender == t.receiver == device]
-            return StepMessages(tuple(itertools.chain(*local)), tuple(t for t in turns if t != _IDLE), scratch)
+            first, second = (_turns(step, device, relayed=relayed) for relayed in (False, True))
+            return StepMessages(tuple(itertools.chain(*local)), first, scratch, passed=second)
         case _:
             raise PlanError(f"{type(step).__name__} sends no messages")
 
@@ -286,6 +286,12 @@ def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch
     return StepMessages((), (SendReceive(send, receive),), scratch)
 
 
+def _turns(step: Exchange, device: int, *, relayed: bool) -> tuple[SendReceive, ...]:
+    """A device's turns of an exchange: those in which elements leave their holders, or in which they are passed on."""
+    turns = (_turn([t for t in turn if t.relayed == relayed], device, step) for turn in step.rounds)
+    return tuple(turn for turn in turns if turn != _IDLE)
+
+
 def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
     sent = next((t for t in turn if t.sender == device != t.receiver), None)
     received = next((t for t in turn if t.receiver == device != t.sender), None)
@@ -296,7 +302,8 @@ def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
 
 
 def _boxes(transfer: Transfer, step: Exchange) -> tuple[Block, ...]:
-    return tuple(fold(of_spans(step.send, box.src, step.receive, box.dst) for box in transfer.boxes if box.elements))
+    send = step.receive if transfer.relayed else step.send
+    return tuple(fold(of_spans(send, box.src, step.receive, box.dst) for box in transfer.boxes if box.elements))
 
 
 def _reduce(step: ReduceScatter | AllReduce, device: int, shape: Sequence[int]) -> Reduce:

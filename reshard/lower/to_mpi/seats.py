@@ -46,6 +46,16 @@ def seat_of(mesh: Mesh, rank: int, size: int) -> int | None:
     return rank if mesh.size == size else _seats(mesh).get(rank)
 
 
+def device_of(meshes: tuple[Mesh, ...], rank: int, size: int) -> int:
+    """The device of a rank of a communicator of `size` in the first of these meshes that has one; else its number.
+
+    >>> device_of((Mesh(x=2), Mesh({"x": 2}, device_ids=[7, 2])), 7, 8)
+    7
+    """
+    seats_there = ((mesh, seat_of(mesh, rank, size)) for mesh in meshes)
+    return next((ranks(mesh)[seat] for mesh, seat in seats_there if seat is not None), rank)
+
+
 @lru_cache(maxsize=256)
 def _seats(mesh: Mesh) -> dict[int, int]:
     return {device: seat for seat, device in enumerate(ranks(mesh))}

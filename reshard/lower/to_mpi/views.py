@@ -52,10 +52,15 @@ def exchanged(step: ViewExchange, device: int) -> tuple[tuple[Block, ...], list[
 
 
 def _blocks(transfer: StridedTransfer) -> tuple[Block, ...]:
-    return tuple(_block(box) for box in transfer.boxes)
+    return tuple(strided_block(box) for box in transfer.boxes)
 
 
-def _block(box: StridedBox) -> Block:
+def strided_block(box: StridedBox) -> Block:
+    """A box between two flat tiles.
+
+    >>> strided_block(StridedBox(0, 4, (2, 3), (3, 1), (1, 2)))
+    Block(src=(0,), dst=(4,), axes=(Axis(dim=0, extent=2, src=3, dst=1), Axis(dim=0, extent=3, src=1, dst=2)))
+    """
     each = zip(box.extents, box.src_strides, box.dst_strides, strict=True)
     return Block((box.src,), (box.dst,), tuple(Axis(0, *axis) for axis in each if axis[0] != 1))
 

@@ -48,6 +48,10 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     copy_order      the order of copies into one tile
     direct          straight from source to target: copies inside a node, messages between nodes
     run_plan        the steps of a plan, one after another
+    run_view        the same of a plan with views and casts, on flat tiles
+    bundle          several arrays at once: straight to their results, with one message for each peer
+    tree_schedule   which arrays of a tree move together, and in which order
+    tree_run        a tree's call, part after part
     prepare         a rank's part of a request: the plan, the way, the buffers
     ways, move      the ways, and the call that takes one
     indices         the global indices of a tile

@@ -15,13 +15,19 @@ from typing import Any
 from reshard.lower.to_mpi import (
     Block,
     Fetch,
+    Form,
     Near,
     fetched_across,
+    fetched_as,
     fetches,
+    rank_of_devices,
+    ranks,
     seat_of,
     seats,
     served,
     served_across,
+    served_as,
+    tile_shapes,
 )
 from reshard.runtime.on_mpi.copy_order import NEAR, Order, copy_order, copy_steps
 from reshard.runtime.on_mpi.strided_copy import Array, raw
@@ -30,6 +36,7 @@ from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import Messages, between, mean_run
 from reshard.types.layout import Layout
 from reshard.types.pair.device_sets import one_set
+from reshard.types.plan import Plan
 
 STAGING = 16 << 20
 """Bytes that messages between nodes may stage in each direction, unless a budget allows less."""
@@ -109,12 +116,14 @@ class Pushes:
 
 
 @lru_cache(maxsize=256)
-def pushes(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int) -> Pushes:
+def pushes(
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, form: Form | None = None
+) -> Pushes:
     """What a rank writes into the results of its node: the pulls of all its peers, seen from the giver."""
-    given = _given(source, target, rank, nodes)
+    given = _given(source, target, rank, nodes, form)
     pairs = tuple((to, given.get(to, ())) for to in _near(rank, nodes))
     regions = [region for _, each in pairs for region, _ in each]
-    return Pushes(pairs, copy_order(regions, source.tile_shape, itemsize))
+    return Pushes(pairs, copy_order(regions, tile_shapes(source, target, form)[0], itemsize))
 
 
 def _near(rank: int, nodes: tuple[int, ...]) -> list[int]:
@@ -122,14 +131,39 @@ def _near(rank: int, nodes: tuple[int, ...]) -> list[int]:
     return [other for other, node in enumerate(nodes) if node == nodes[rank]]
 
 
-def _fetched(source: Layout, target: Layout, by: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
-    """What a rank fetches, by giver; a giver of its own node if there is one."""
+def _fetched(
+    source: Layout, target: Layout, by: int, nodes: tuple[int, ...], form: Form | None = None
+) -> dict[int, Fetch]:
+    """What a rank fetches, by giver; a giver of its own node if there is one and the form leaves the choice."""
+    if form is not None:
+        return _as_listed(fetched_as, source, target, by, len(nodes), form)
     return _by_rank(fetches, fetched_across, source, target, by, nodes)
 
 
-def _served(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> dict[int, Fetch]:
+def _served(
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
+) -> dict[int, Fetch]:
     """What others fetch from a rank, by receiver."""
+    if form is not None:
+        return _as_listed(served_as, source, target, rank, len(nodes), form)
     return _by_rank(served, served_across, source, target, rank, nodes)
+
+
+def _as_listed(
+    listing: Callable[[Layout, Layout, Form, int], list[Fetch]],
+    source: Layout,
+    target: Layout,
+    rank: int,
+    size: int,
+    form: Form,
+) -> dict[int, Fetch]:
+    """A rank's fetches by the other rank, of a move whose messages are listed by device."""
+    at = rank_of_devices((source.mesh, target.mesh), size)
+    for mesh in (source.mesh, target.mesh):
+        seat = seat_of(mesh, rank, size)
+        if seat is not None:
+            return {at[fetch.rank]: fetch for fetch in listing(source, target, form, ranks(mesh)[seat])}
+    return {}
 
 
 def _by_rank(
@@ -147,16 +181,18 @@ def _by_rank(
     return {at[fetch.rank]: fetch for fetch in listed}
 
 
-def _given(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> dict[int, Pairs]:
+def _given(
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], form: Form | None = None
+) -> dict[int, Pairs]:
     """What the ranks of its node fetch from a rank, as copies from tile to tile."""
-    return _copies(_served(source, target, rank, nodes), source, target, rank, nodes)
+    return _copies(_served(source, target, rank, nodes, form), tile_shapes(source, target, form), rank, nodes)
 
 
 def _copies(
-    peers: Mapping[int, Fetch], source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]
+    peers: Mapping[int, Fetch], shapes: tuple[Sequence[int], Sequence[int]], rank: int, nodes: tuple[int, ...]
 ) -> dict[int, Pairs]:
-    """The fetches between a rank and those of its node as copies from tile to tile."""
-    before, after = source.tile_shape, target.tile_shape
+    """The fetches between a rank and those of its node as copies between tiles of these shapes."""
+    before, after = shapes
     return {
         peer: tuple(pair for block in fetch.blocks for pair in copies(block, before, after))
         for peer, fetch in peers.items()
@@ -174,8 +210,11 @@ def direct(
     staging: int,
     held: bool = False,
     apart: bool = False,
+    form: Form | None = None,
 ) -> Direct:
     """A rank's part of a direct move; `nodes` has the node of every rank, `held` is as in `Messages`.
+
+    `form` says which turn of a relay, or through which view; without it, each element comes from a rank that has it.
 
     With `apart`, it receives from its own node by messages, too; what other nodes send and receive stays the same.
     """
@@ -183,9 +222,9 @@ def direct(
     def far(peers: Mapping[int, Fetch], peer: int) -> Fetch | None:
         return None if nodes[peer] == nodes[rank] and not apart else peers.get(peer)
 
-    before, after = source.tile_shape, target.tile_shape
-    mine, theirs = _fetched(source, target, rank, nodes), _served(source, target, rank, nodes)
-    pulls = _copies(mine, source, target, rank, nodes)
+    before, after = tile_shapes(source, target, form)
+    mine, theirs = _fetched(source, target, rank, nodes, form), _served(source, target, rank, nodes, form)
+    pulls = _copies(mine, (before, after), rank, nodes)
     if apart:
         pulls = {rank: pulls.get(rank, ())}
     sent: list[tuple[int, tuple[Block, ...]]] = []
@@ -202,6 +241,11 @@ def direct(
     reach, landing, run = (mean_run(others, *shapes) * itemsize for shapes in ends)
     filled = [region for pairs in (own, *pulls.values()) for _, region in pairs]
     return Direct(own, tuple(pulls.items()), copy_order(filled, after, itemsize), messages, reach, landing, run)
+
+
+def passes_on(plan: Plan) -> bool:
+    """Whether devices pass on what they receive, so that no holder sends as much as all devices lack."""
+    return plan.crosses and (len(plan.steps) > 1 or any(step.mode.relay for step in plan.steps))
 
 
 Copies = Callable[[], None]

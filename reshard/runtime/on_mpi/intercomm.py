@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 
 from mpi4py import MPI
 
-from reshard.errors import PlanError, RankError
+from reshard.errors import PlanError, RankError, TileError
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Layout, Mesh
 
@@ -32,6 +32,13 @@ class MergedGroups(NamedTuple):
         """The groups, by number, of which some rank gives a tile. Collective."""
         some = team.some(watch, gives and self.mine == 0, gives and self.mine == 1)
         return [number for number, given in enumerate(some) if given]
+
+    def one_giving(self, giving: list[int]) -> int:
+        """The one group that gives tiles; raises `TileError` if there are none or two."""
+        if len(giving) != 1:
+            text = "ranks of both groups of the inter-communicator give tiles" if giving else "no rank gives a tile"
+            raise TileError(f"{text}: the source's ranks do, all in one group, and the others give None")
+        return giving[0]
 
     def seated(self, layout: Layout, number: int) -> Layout:
         """A layout on the ranks of a group as one on the merged communicator.

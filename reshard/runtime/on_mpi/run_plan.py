@@ -14,11 +14,11 @@ from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.runtime.on_mpi.wire.chunks import copies
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.messages import Messages, messages
+from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages, messages
 from reshard.runtime.on_mpi.wire.reduction import reduce
 from reshard.types.plan import Plan
 
-RunnableStep = Messages | Reduce | NewSummand | Overwrite
+RunnableStep = Messages | RelayMessages | Reduce | NewSummand | Overwrite
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +104,9 @@ def run_step(
             _fill(step, before, after, ready)
         case Messages():
             MessageExchange(call, step, raw(before), raw(after)).run(ready)
+        case RelayMessages(first=first, second=second):
+            MessageExchange(call, first, raw(before), raw(after)).run(ready)
+            MessageExchange(call, second, raw(after), raw(after)).run()
         case Overwrite():
             raise PlanError("an exchange in place writes its result over its operand; plan without donate=True")
 

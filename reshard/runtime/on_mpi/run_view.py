@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from reshard.lower import lower_plan
-from reshard.lower.to_mpi import StepMessages, ranks, schedule
+from reshard.lower.to_mpi import StepMessages, device_of, rank_of_devices, schedule
 from reshard.lower.views import CastTiles, aliases, fills
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.numpy_views import scaled
@@ -51,11 +51,11 @@ class ViewPlan:
 
 
 @lru_cache(maxsize=256)
-def view_plan(plan: Plan, rank: int) -> ViewPlan:
-    """A rank's steps of a plan."""
-    devices = ranks(plan.source.mesh)
-    numbers = {device: number for number, device in enumerate(devices)}
-    device = devices[rank]
+def view_plan(plan: Plan, rank: int, size: int) -> ViewPlan:
+    """The steps of a plan that a rank runs in a communicator of `size`; outside their meshes they do nothing."""
+    meshes = plan.source.mesh, plan.target.mesh
+    numbers = rank_of_devices(meshes, size)
+    device = device_of(meshes, rank, size)
     program, mine = lower_plan(plan, device), schedule(plan, device)
     shapes = (mine.tile_shape, *mine.tile_shapes)
     steps: list[ViewStep] = []
@@ -76,7 +76,8 @@ def view_plan(plan: Plan, rank: int) -> ViewPlan:
 def run_view_plan(
     call: Call, plan: ViewPlan, tile: Array, result: Array, scale: Any, ready: Callable[[], None] | None
 ) -> None:
-    """Runs the steps from a C-ordered tile, which stays unchanged, to the result, a C-ordered array.
+    """Runs the steps from a C-ordered tile, which stays unchanged, to the result, a C-ordered array; either is empty on
+    a rank that has none.
 
     Where the plan fills part of the result, the rest of it stays. `ready` is called before the result is written to.
     """
@@ -118,4 +119,5 @@ def _run(
     call.memory.take(call.device, after.size)
     if ready is not None:
         ready()
-    after[...] = scaled(before, np.dtype(after.dtype), scale, narrows)
+    if before.size:
+        after[...] = scaled(before, np.dtype(after.dtype), scale, narrows)

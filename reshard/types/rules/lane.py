@@ -5,7 +5,8 @@
                     together: one all_gather of 34 elements, w's block and b's one after the other
 
 Shapes and sizes do not matter to a lane, only the groups of devices, the order of their members, and the dtype. An
-exchange or a permute without a common refinement has a lane that it shares with equal steps alone. A step that is cut,
+exchange or a permute without a common refinement has a lane that it shares with equal steps alone; to other devices,
+one that it shares with those that have the same senders and receivers. A step that is cut,
 in parts, in place or relayed has none, and neither has one through a view.
 """
 
@@ -17,6 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Layout
+from reshard.types.pair.device_sets import one_set
+from reshard.types.pair.message import Tile, tiles
+from reshard.types.pair.messages import all_messages
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.rules import tile_view
 from reshard.types.rules.checker import RULES, check_step
@@ -103,18 +107,29 @@ _FORMS: dict[str, Callable[[Layout, Layout, Refinement], _Form]] = {
 }
 
 
+_MOST_LISTED = 1 << 10
+"""Pairs of devices: between more, only equal exchanges share a launch."""
+
+
 def _permute(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
     elements = math.prod(operand.tile_shape)
+    if not one_set(operand.mesh, result.mesh):
+        numbers: dict[Tile, int] = {}  # Who sends to whom depends on which tiles are the same, and on nothing else.
+        held = [numbers.setdefault(tile, len(numbers)) for end in (operand, result) for tile in tiles(end).values()]
+        return Lane((where, result.mesh.devices, tuple(held)), elements, elements)
     if r is None or not operand.partial_as(result):
         return Lane((where, operand, result), elements, elements)
     return Lane((where, frozenset(_held(r))), elements, elements)
 
 
 def _exchange(where: Hashable, operand: Layout, result: Layout, r: Refinement | None) -> Lane:
-    tiles = math.prod(operand.tile_shape), math.prod(result.tile_shape)
+    both = math.prod(operand.tile_shape), math.prod(result.tile_shape)
+    if not one_set(operand.mesh, result.mesh) and operand.mesh.size * result.mesh.size <= _MOST_LISTED:
+        ends = tuple((m.sender, m.receiver) for m in all_messages(operand, result) if m.sender != m.receiver)
+        return Lane((where, result.mesh.devices, ends), *both)
     if r is None or not r.exact:
-        return Lane((where, operand, result), *tiles)
-    return Lane((where, tuple(_held(r))), *tiles)
+        return Lane((where, operand, result), *both)
+    return Lane((where, tuple(_held(r))), *both)
 
 
 def _held(r: Refinement) -> list[tuple[int, int | None, int | None]]:

@@ -10,10 +10,15 @@ from tests.mpi import running
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
-FAST = [("moves_sampled", 4), ("arrays", 3), ("mistakes", 4)]
-SLOW = [("moves_sampled", 2), ("moves_sampled", 8), ("plans", 3), ("mistakes", 3)]
+FAST = [("moves_sampled", 4), ("relays_sampled", 4), ("arrays", 3), ("mistakes", 4)]
+SLOW = [("moves_sampled", 2), ("moves_sampled", 8), ("relays", 4), ("relays", 6), ("plans", 3), ("mistakes", 3)]
 # On two ranks some mistakes are none: there is only one other target.
-SWEEP = [(topic, ranks) for topic in ("moves", "plans", "arrays") for ranks in (2, 3, 4, 6, 8)]
+SWEEP = [
+    (topic, ranks)
+    for topic in ("moves", "plans", "arrays", "relays")
+    for ranks in (2, 3, 4, 6, 8)
+    if (topic, ranks) != ("relays", 2)
+]
 RUNS = [
     *FAST,
     *(pytest.param(*run, marks=pytest.mark.slow) for run in SLOW),

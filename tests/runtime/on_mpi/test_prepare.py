@@ -128,3 +128,14 @@ def test_a_request_as_text():
     assert (request.careful, MoveRequest(source, target, into=True).careful) == (False, True)
     turned = Layout(Mesh({"x": 4}, device_ids=[1, 2, 3, 0]), target.dims, target.dtype)
     assert str(MoveRequest(source, turned)).endswith("on Mesh({'x': 4}) and Mesh({'x': 4}, device_ids=[1, 2, 3, 0])")
+
+
+def test_tiles_without_room_to_stage_are_read_if_their_runs_are_not_too_short():
+    one, other = Mesh(x=2), Mesh({"y": 2}, device_ids=[2, 3])
+    for side, way in ((1024, "read"), (256, "plan")):
+        ends = (
+            Layout.parse(f"f64[{{x}}{side // 2}, {side}]", one),
+            Layout.parse(f"f64[{side}, {{y}}{side // 2}]", other),
+        )
+        assert ready(MoveRequest(*ends, into=True), READS).way == way
+        assert ready(MoveRequest(*ends, into=True), ONE_NODE).way == "plan"

@@ -12,7 +12,7 @@ MESH = rs.Mesh(x=4)
 
 def steps(source: str, target: str, **options):
     plan = rs.plan(rs.Move(*(rs.Layout.parse(text, MESH) for text in (source, target)), **options))
-    return [step.kind for step in plan.steps], view_plan(plan, 1).steps
+    return [step.kind for step in plan.steps], view_plan(plan, 1, 4).steps
 
 
 def test_steps_that_keep_memory_are_left_out():

@@ -15,11 +15,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region
+
+_BYTE = np.dtype(np.uint8)
 
 TAKES_RUNS = "MPICH" in MPI.Get_library_version()
 """Whether this MPI sends long runs faster from a datatype than packed."""
@@ -77,6 +81,29 @@ class Side:
 
     chunks: tuple[Chunk, ...]
     types: Datatypes = field(default_factory=Datatypes, compare=False)
+
+    def unstaged(self, number: int, tile: Array, staging: int) -> list[Any] | None:
+        """The specification with which MPI sends message `number` from, or receives it into, the tile itself.
+
+        None if it must be staged, for which there is room for `staging` elements.
+        """
+        chunk = self.chunks[number]
+        memory = chunk.direct(tile)
+        if memory is not None:
+            return [memory.view(_BYTE), MPI.BYTE]
+        # Plans assume C-ordered tiles and may leave no room to stage messages of other tiles: MPI packs those.
+        roomless = chunk.elements > staging and not chunk.padded
+        if roomless or self.types.long(number, chunk, tile):
+            return [memory_of(tile), 1, self.types.of(number, chunk, tile)]
+        return None
+
+    def pack(self, number: int, tile: Array, buffer: Array) -> None:
+        """Copies message `number` out of the tile into its buffer."""
+        self.chunks[number].pack(tile, buffer)
+
+    def unpack(self, number: int, tile: Array, buffer: Array) -> None:
+        """Copies message `number` out of its buffer into the tile."""
+        self.chunks[number].unpack(tile, buffer)
 
 
 def memory_of(tile: Array) -> MPI.memory:

@@ -20,8 +20,8 @@ from reshard.runtime.on_mpi.pool import Pool
 from reshard.runtime.on_mpi.strided_copy import Array, copy
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
-from reshard.runtime.on_mpi.wire.chunks import Chunk
-from reshard.runtime.on_mpi.wire.datatypes import Side, memory_of
+from reshard.runtime.on_mpi.wire.datatypes import Side
+from reshard.runtime.on_mpi.wire.joint import JointMessages, JointSide
 from reshard.runtime.on_mpi.wire.messages import Messages
 
 _TRIES = 1000 if YIELDS else 1
@@ -41,9 +41,13 @@ class Call:
 
 
 class _PostedMessage(NamedTuple):
-    """A message under way: its chunk, the buffer specification for MPI, and the buffer that stages it, if any."""
+    """A message under way: its number, its peer, its elements, the buffer specification for MPI, and the buffer that
+    stages it, if any.
+    """
 
-    chunk: Chunk
+    number: int
+    peer: int
+    elements: int
     spec: list[Any]
     buffer: Array | None
 
@@ -51,12 +55,14 @@ class _PostedMessage(NamedTuple):
 class _Lane:
     """The messages of one direction: those not posted yet, in order, and how much staging the posted ones use.
 
-    With `held`, received messages stay in buffers, all of them, until the target may be written to.
+    With `held`, received messages stay in buffers, all of them, until the target may be written to. `tile` is that of
+    the side, or a tuple of tiles of a joint one.
     """
 
-    def __init__(self, call: Call, side: Side, tile: Array, staging: int) -> None:
+    def __init__(self, call: Call, side: Side | JointSide, tile: Any, dtype: np.dtype[Any], staging: int) -> None:
         self.waiting = deque(enumerate(side.chunks))
         self.tile = tile
+        self._dtype = dtype
         self.staging = staging
         self.held = False
         self.staged = 0
@@ -69,54 +75,59 @@ class _Lane:
         if not self.waiting or self.under_way == _WINDOW:
             return None
         number, chunk = self.waiting[0]
-        spec = self._unstaged(number, chunk)
+        spec = self._unstaged(number)
         if spec is None and not self.held and self.staged and self.staged + chunk.elements > self.staging:
             return None
         self.waiting.popleft()
         self.under_way += 1
         if spec is not None:
-            return _PostedMessage(chunk, spec, None)
-        buffer = self._stage(chunk)
-        return _PostedMessage(chunk, [buffer.view(_BYTE), MPI.BYTE], buffer)
+            return _PostedMessage(number, chunk.peer, chunk.elements, spec, None)
+        buffer = self._stage(chunk.elements)
+        return _PostedMessage(number, chunk.peer, chunk.elements, [buffer.view(_BYTE), MPI.BYTE], buffer)
 
     def unstaged(self) -> int:
         """Elements of the waiting messages that must be staged."""
-        return sum(chunk.elements for number, chunk in self.waiting if self._unstaged(number, chunk) is None)
+        return sum(chunk.elements for number, chunk in self.waiting if self._unstaged(number) is None)
 
-    def _unstaged(self, number: int, chunk: Chunk) -> list[Any] | None:
+    def _unstaged(self, number: int) -> list[Any] | None:
         """The specification with which MPI sends from, or receives into, the tile itself; None if it must be staged."""
-        if self.held:
-            return None
-        memory = chunk.direct(self.tile)
-        if memory is not None:
-            return [memory.view(_BYTE), MPI.BYTE]
-        # Plans assume C-ordered tiles and may leave no room to stage messages of other tiles: MPI packs those.
-        roomless = chunk.elements > self.staging and not chunk.padded
-        if roomless or self._side.types.long(number, chunk, self.tile):
-            return [memory_of(self.tile), 1, self._side.types.of(number, chunk, self.tile)]
-        return None
+        return None if self.held else self._side.unstaged(number, self.tile, self.staging)
+
+    def pack(self, flight: _PostedMessage) -> None:
+        """Copies a message out of the tile into its buffer, if it has one."""
+        if flight.buffer is not None:
+            self._side.pack(flight.number, self.tile, flight.buffer)
+
+    def unpack(self, flight: _PostedMessage) -> None:
+        """Copies a message out of its buffer, if it has one, into the tile, and releases what it used."""
+        if flight.buffer is not None:
+            self._side.unpack(flight.number, self.tile, flight.buffer)
+        self.done(flight)
 
     def done(self, flight: _PostedMessage) -> None:
         """Releases what a finished message used."""
         if flight.buffer is not None:
-            self.staged -= flight.chunk.elements
-            self._call.memory.free(self._call.device, flight.chunk.elements)
+            self.staged -= flight.elements
+            self._call.memory.free(self._call.device, flight.elements)
             self._call.pool.give(flight.buffer)
 
-    def _stage(self, chunk: Chunk) -> Array:
-        self.staged += chunk.elements
-        self._call.memory.take(self._call.device, chunk.elements)
-        return self._call.pool.take(chunk.elements * self.tile.itemsize).view(self.tile.dtype)
+    def _stage(self, elements: int) -> Array:
+        self.staged += elements
+        self._call.memory.take(self._call.device, elements)
+        return self._call.pool.take(elements * self._dtype.itemsize).view(self._dtype)
 
 
 class MessageExchange:
-    """The messages of one step, from one tile to another, both raw (`strided_copy.raw`)."""
+    """The messages of one step, from one tile to another, both raw (`strided_copy.raw`); or from several tiles to as
+    many others, all of one dtype.
+    """
 
-    def __init__(self, call: Call, messages: Messages, source: Array, target: Array) -> None:
+    def __init__(self, call: Call, messages: Messages | JointMessages, source: Any, target: Any) -> None:
         self._call = call
         self._messages = messages
-        self._sends = _Lane(call, messages.sends, source, messages.staging)
-        self._receives = _Lane(call, messages.receives, target, messages.staging)
+        dtype: np.dtype[Any] = source[0].dtype if isinstance(messages, JointMessages) else source.dtype
+        self._sends = _Lane(call, messages.sends, source, dtype, messages.staging)
+        self._receives = _Lane(call, messages.receives, target, dtype, messages.staging)
         self._packed: deque[_PostedMessage] = deque()
         self._arrived: deque[_PostedMessage] = deque()
         self._requests: list[MPI.Request] = []
@@ -151,19 +162,19 @@ class MessageExchange:
         """Posts as many messages as there is room for, receives first."""
         comm = self._call.team.comm
         while (flight := self._receives.next()) is not None:
-            request = comm.Irecv(flight.spec, flight.chunk.peer, EXCHANGE)
+            request = comm.Irecv(flight.spec, flight.peer, EXCHANGE)
             self._add(self._receives, flight, request)
         while self._packed:
             self._send(self._packed.popleft())
         while (flight := self._sends.next()) is not None:
-            self._pack(flight)
+            self._sends.pack(flight)
             self._send(flight)
 
     def finish(self) -> None:
         """Waits until all messages have been sent and received, and unpacks those that were held."""
         self._wait()
         while self._arrived:
-            self._unpack(self._arrived.popleft())
+            self._receives.unpack(self._arrived.popleft())
 
     def progress(self) -> bool:
         """Unpacks messages that have arrived and posts others in their room; returns whether any were finished."""
@@ -175,11 +186,11 @@ class MessageExchange:
             if lane is self._sends:
                 lane.done(flight)
                 continue
-            self._call.memory.receive(self._call.device, flight.chunk.elements)
+            self._call.memory.receive(self._call.device, flight.elements)
             if lane.held:
                 self._arrived.append(flight)
             else:
-                self._unpack(flight)
+                lane.unpack(flight)
         if done:
             self.start()
         return bool(done)
@@ -188,11 +199,6 @@ class MessageExchange:
         while self._requests:
             if not any(self.progress() for _ in range(_TRIES)):
                 self._call.watch.pause()
-
-    def _unpack(self, flight: _PostedMessage) -> None:
-        if flight.buffer is not None:
-            flight.chunk.unpack(self._receives.tile, flight.buffer)
-        self._receives.done(flight)
 
     def _pack_ahead(self) -> None:
         """Packs all messages, if the staging has room for them and for the largest message that arrives."""
@@ -203,15 +209,11 @@ class MessageExchange:
         self._sends.staging = staged
         self._receives.staging = 2 * self._messages.staging - staged
         while (flight := self._sends.next()) is not None:
-            self._pack(flight)
+            self._sends.pack(flight)
             self._packed.append(flight)
 
-    def _pack(self, flight: _PostedMessage) -> None:
-        if flight.buffer is not None:
-            flight.chunk.pack(self._sends.tile, flight.buffer)
-
     def _send(self, flight: _PostedMessage) -> None:
-        request = self._call.team.comm.Isend(flight.spec, flight.chunk.peer, EXCHANGE)
+        request = self._call.team.comm.Isend(flight.spec, flight.peer, EXCHANGE)
         self._add(self._sends, flight, request)
 
     def _add(self, lane: _Lane, flight: _PostedMessage, request: MPI.Request) -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.lower.to_mpi import Block, StepMessages
+from reshard.lower.to_mpi import Block, SendReceive, StepMessages
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region, chunks, copies
 from reshard.runtime.on_mpi.wire.datatypes import Side
 
@@ -38,6 +38,14 @@ class Messages:
     held: bool = False
 
 
+@dataclass(frozen=True)
+class RelayMessages:
+    """One rank's messages of both turns of a relay; the second is between result tiles."""
+
+    first: Messages
+    second: Messages
+
+
 BlocksByRank = Sequence[tuple[int, Sequence[Block]]]
 """The blocks that go to, or come from, each peer, in the order of the turns."""
 
@@ -49,16 +57,23 @@ def messages(
     after: Sequence[int],
     itemsize: int,
     received: int,
-) -> Messages:
+) -> Messages | RelayMessages:
     """The messages of one step between tiles of shapes `before` and `after`.
 
     `ranks` has the rank of each device, `received` is the most bytes that any of them receives in the step.
     """
     staging = step.scratch // itemsize // 2
     held = received <= staging * itemsize
-    sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in step.turns if turn.send]
-    taken = [(ranks[turn.receive.peer], turn.receive.blocks) for turn in step.turns if turn.receive]
-    return between(sent, taken, step.local, before, after, itemsize, staging, held)
+    first = between(*_sides(step.turns, ranks), step.local, before, after, itemsize, staging, held)
+    if not step.passed:
+        return first
+    return RelayMessages(first, between(*_sides(step.passed, ranks), (), after, after, itemsize, staging))
+
+
+def _sides(turns: Sequence[SendReceive], ranks: Mapping[int, int]) -> tuple[BlocksByRank, BlocksByRank]:
+    """What goes to each peer, and what comes from each."""
+    sent = [(ranks[turn.send.peer], turn.send.blocks) for turn in turns if turn.send]
+    return sent, [(ranks[turn.receive.peer], turn.receive.blocks) for turn in turns if turn.receive]
 
 
 def between(
@@ -74,7 +89,7 @@ def between(
     """Messages and local copies between tiles of shapes `before` and `after`; each direction may stage `staging`
     elements.
     """
-    cap = _cap(staging, itemsize)
+    cap = message_cap(staging, itemsize)
 
     def side(by_rank: BlocksByRank, end: str, shape: Sequence[int]) -> Side:
         cut: list[Chunk] = []
@@ -86,7 +101,7 @@ def between(
     return Messages(side(sent, "src", before), side(received, "dst", after), pairs, staging, held)
 
 
-def _cap(staging: int, itemsize: int) -> int:
+def message_cap(staging: int, itemsize: int) -> int:
     """The most elements of a message, if `staging` elements can be staged: a quarter, for four messages under way, but
     not less than `SMALL` bytes if there is room.
     """
