@@ -29,7 +29,7 @@ def edits(flow: Flow, proposals: Iterable[Proposal]) -> dict[Scope, Edits]:
 
 def _edits(flow: Flow, region: Scope, proposals: list[Proposal]) -> Edits:
     replaced = {(value.scope, value.name): one.replacements[0].source for one in proposals for value in _replaced(one)}
-    before, after = _Needed(flow, region, {}), _Needed(flow, region, replaced)
+    before, after = _NeededHere(flow, region, {}), _NeededHere(flow, region, replaced)
     positions = {one.name: at for at, one in enumerate(region.computation.instructions)}
     extra: list[tuple[int, int, int]] = []
     runs: list[tuple[int, int]] = []
@@ -46,7 +46,7 @@ def _edits(flow: Flow, region: Scope, proposals: list[Proposal]) -> Edits:
     )
 
 
-def _is_last(one: Proposal, at: int, after: _Needed, positions: Mapping[str, int]) -> bool:
+def _is_last(one: Proposal, at: int, after: _NeededHere, positions: Mapping[str, int]) -> bool:
     """Whether the plans are the last to take their source, which then makes room while they run."""
     source = one.replacements[0].source
     computation = after.region.computation
@@ -80,7 +80,7 @@ def _outermost(value: HloValue, region: Scope) -> str:
     return site.instruction.name
 
 
-class _Needed:
+class _NeededHere:
     """The instructions of a region without which it cannot yield what it does, and the operands that each takes.
 
     Those that are `replaced` take their source instead.

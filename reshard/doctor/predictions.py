@@ -12,7 +12,7 @@ from reshard.doctor.index_maps import IndexMaps, device_groups
 from reshard.doctor.moves import holds_whole_array
 from reshard.doctor.op_layouts import OpReplacement
 from reshard.doctor.places import ArrayMove
-from reshard.doctor.proposals import Cost, Measure, Proposal
+from reshard.doctor.proposals import Measure, Proposal, ProposalCost
 from reshard.doctor.replacements import Replacement, Unfit
 from reshard.doctor.sums import is_exact
 from reshard.hlo import Array, Collective
@@ -29,12 +29,12 @@ def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
     sent = {array.dtype for one in collectives for array in one.results}
     wide = sent.isdisjoint(_SHORT)
 
-    def predicted(one: Proposal) -> Cost:
+    def predicted(one: Proposal) -> ProposalCost:
         _check_sums(one, maps)
         received = sum(_sent(plan, wide) for plan in one.fate.plans)
         shifts = [(each, each.shift) for each in one.replacements if isinstance(each, Replacement) and each.shift]
         received += sum(shift.received_bytes(each.dtype) for each, shift in shifts)
-        return Cost(received, max((_peak(one, each) for each in one.replacements), default=0))
+        return ProposalCost(received, max((_peak(one, each) for each in one.replacements), default=0))
 
     return predicted
 

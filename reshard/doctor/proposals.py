@@ -64,7 +64,7 @@ def check_preference(prefer: object) -> str:
     return prefer
 
 
-class Cost(NamedTuple):
+class ProposalCost(NamedTuple):
     """The bytes that a device receives in plans, and the most that it holds at once in any of them."""
 
     received_bytes: int
@@ -88,7 +88,7 @@ class Proposal:
     moves: OpMoves | None = None
 
 
-Measure = Callable[[Proposal], Cost]
+Measure = Callable[[Proposal], ProposalCost]
 """The cost of what is proposed; raises `Unfit` or a `ReshardError` if it cannot be made."""
 
 

@@ -23,6 +23,12 @@ def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
     for each in replacements:
         if each.move is not None:
             keys.append((FragmentKey(next(plans), each.before, each.after, each.move.places, each.pick), each.uses))
+    return keys + _shift_keys(replacements)
+
+
+def _shift_keys(replacements: list[Replacement]) -> list[tuple[Key, tuple[Use, ...]]]:
+    """The fragments that shift, one for each dtype."""
+    keys: list[tuple[Key, tuple[Use, ...]]] = []
     for dtype in dict.fromkeys(each.dtype for each in replacements if each.shift is not None):
         alike = [(each, each.shift) for each in replacements if each.shift is not None and each.dtype == dtype]
         afters = tuple(each.after for each, _ in alike)

@@ -27,8 +27,8 @@ from reshard.doctor.op_equivalence import check_same_rows
 from reshard.doctor.op_layouts import OpReplacement
 from reshard.doctor.proposals import (
     ALIGNMENT,
-    Cost,
     Proposal,
+    ProposalCost,
     ProposalOptions,
     Proposals,
     check_launches,
@@ -224,7 +224,7 @@ class _Round:
             else:
                 self.fates.append(one.fate)
 
-    def _compiled(self, one: Proposal) -> Cost:
+    def _compiled(self, one: Proposal) -> ProposalCost:
         """The cost of what is proposed, as the compiler spells it."""
         pieces = [self._piece(key) for key, _ in asked_fragments(one)]
         received = sum(piece.received_bytes for piece in pieces)
@@ -232,7 +232,7 @@ class _Round:
             received < one.fate.received_bytes and self.fragments.platform != "cpu"
         ):  # There, devices are threads that stand for others: only bytes count.
             check_launches(one, received, sum(piece.launches for piece in pieces), self.options.network)
-        return Cost(received, max(piece.peak_bytes for piece in pieces))
+        return ProposalCost(received, max(piece.peak_bytes for piece in pieces))
 
     def _piece(self, key: Key) -> Fragment:
         """The fragment, which is compiled when it is first asked for."""

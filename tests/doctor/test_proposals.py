@@ -4,7 +4,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.equivalence import Traced
-from reshard.doctor.proposals import PREFERENCES, Cost, ProposalOptions, Proposals, check_preference
+from reshard.doctor.proposals import PREFERENCES, ProposalCost, ProposalOptions, Proposals, check_preference
 from reshard.errors import PlanError
 from tests.doctor.batched import FFT, HEAD
 from tests.doctor.fragments import GATHER, RESHARD, text
@@ -33,7 +33,7 @@ def proposals(module_text, prefer="bytes", cost=None):
     traced = Traced(module, 4)
 
     def measure(one):
-        return cost or Cost(one.fate.planned_bytes, 0)
+        return cost or ProposalCost(one.fate.planned_bytes, 0)
 
     options = ProposalOptions(prefer=prefer)
     collectives = hlo.collectives(module, every_branch=True)
@@ -64,26 +64,26 @@ def test_an_operation_takes_the_gather_of_its_rows():
 
 @pytest.mark.parametrize("prefer", PREFERENCES)
 def test_nothing_that_receives_more_is_proposed(prefer):
-    (one,) = proposals(text(*RESHARD), prefer, Cost(193, 0))
+    (one,) = proposals(text(*RESHARD), prefer, ProposalCost(193, 0))
     assert not one.replacements and "would receive 193 B as compiled here" in one.fate.why
 
 
 @pytest.mark.parametrize(("prefer", "replaced"), [("bytes", False), ("memory", True), ("time", False)])
 def test_as_many_bytes_are_a_gain_only_in_memory_or_time(prefer, replaced):
     """A permute of two arrays, then back, could be one launch less, but here there is one in both."""
-    (one,) = proposals(text(*RESHARD), prefer, Cost(192, 64))
+    (one,) = proposals(text(*RESHARD), prefer, ProposalCost(192, 64))
     assert bool(one.replacements) == replaced
 
 
 def test_memory_has_to_become_less():
-    (one,) = proposals(text(*RESHARD), "memory", Cost(48, 384))
+    (one,) = proposals(text(*RESHARD), "memory", ProposalCost(48, 384))
     assert not one.replacements and one.fate.why == "the plan would need 384 B at once, no less than XLA's 384 B"
-    (one,) = proposals(text(*RESHARD), "memory", Cost(48, 383))
+    (one,) = proposals(text(*RESHARD), "memory", ProposalCost(48, 383))
     assert one.replacements
 
 
 def test_what_needs_more_memory_than_the_program_stays():
-    (one,) = proposals(text(*RESHARD), "bytes", Cost(48, 1 << 20))
+    (one,) = proposals(text(*RESHARD), "bytes", ProposalCost(48, 1 << 20))
     assert not one.replacements and "would need 1048576 B at once" in one.fate.why
 
 
