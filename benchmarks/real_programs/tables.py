@@ -27,7 +27,8 @@ def line_of(row: Row) -> str:
     took = sum(fate["replaced"] for fate in row["fates"])
     return (
         f"{row['program']} ({row['target']}): {_bytes(plain['received'])} -> {_bytes(ours['received'])} received, "
-        f"{_bytes(row['not_needed'])} -> {_bytes(row['still_not_needed'])} not needed; peak {_bytes(plain['peak'])} -> "
+        f"{_bytes(row['not_needed'])} -> {_bytes(row['still_not_needed'])} not needed, "
+        f"{_bytes(row['could_save'])} saved by the doctor's word; peak {_bytes(plain['peak'])} -> "
         f"{_bytes(ours['peak'])}; compiled in {plain['seconds']} s, {ours['seconds']} cold, {ours['cached_seconds']} "
         f"cached; {took} of {len(row['fates'])} chains replaced"
         + (f"; VIOLATES: {'; '.join(row['violations'])}" if row["violations"] else "")

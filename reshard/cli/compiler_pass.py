@@ -16,7 +16,7 @@ from reshard.types.units import bytes_text, counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reshard.jax.chain_fate import ChainFate
+    from reshard.doctor.chain_fate import ChainFate
     from reshard.jax.module_pass import Transformed
     from reshard.jax.pass_report import PassReport, Reshard
 

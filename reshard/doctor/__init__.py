@@ -28,6 +28,8 @@ The steps of an examination, each in a module of its own:
 
 The pass inside XLA builds on the same flow:
 
+    proposals      what plans could take the place of, each chain with its fate; the doctor asks it too
+    predictions    what that costs, by the plans' own figures; `planned_memory` works out the program's peak
     replacements   proposes chains to replace: where data enters, the values to yield, the move between
     shifts         describes a result as boxes of neighbours' tiles, where no two layouts do
     equivalence    traces the rewritten module, and compares where each user gets its elements from

@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from reshard import hlo
-from reshard.doctor.chains import Chain, chains
+from reshard.doctor.chains import Chain
 from reshard.doctor.elements import LeafOrigin
 from reshard.doctor.flow import Flow
 from reshard.doctor.index_maps import IndexMaps
-from reshard.doctor.liveness import Liveness
 from reshard.doctor.matching import Matcher
 from reshard.doctor.memory import ProgramMemory, program_memory
 from reshard.doctor.moves import Mover
 from reshard.doctor.numbering import Numbering
 from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
+from reshard.doctor.planned_memory import edits
+from reshard.doctor.predictions import planned_temp_bytes, prediction, proposed_moves
+from reshard.doctor.proposals import Proposal, ProposalOptions, Proposals
 from reshard.doctor.rebuilds import rebuilt
 from reshard.doctor.report.data import CompiledMemory
 from reshard.doctor.report.report import Report
@@ -81,21 +84,65 @@ class _Examination:
         self, module: Module, collectives: Sequence[Collective], known: Sequence[Known], network: Network | None
     ) -> None:
         self.devices = _device_count(module, collectives)
+        self.position = {collective: at for at, collective in reversed(list(enumerate(collectives)))}
         self.flow = Flow(module)
         self.maps = IndexMaps(self.flow, Scalars(self.flow, self.devices))
         self.numbering = Numbering(self.flow)
-        self.chains = tuple(chains(self.flow, self.maps, collectives))
         mesh = _mesh(known, collectives, self.devices)
-        self.liveness = Liveness(self.flow, self.numbering)
+        self.proposals = Proposals(
+            self.flow,
+            self.maps,
+            self.numbering,
+            collectives,
+            mesh,
+            ProposalOptions(network),
+            prediction(collectives, self.maps),
+        )
+        self.liveness = self.proposals.liveness
         self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, network)
 
     def places(self) -> list[Place]:
-        return [self._place(chain) for chain in self.chains]
+        """A place for each proposal, in the order of the program."""
+        return [self._with_fate(self._place_of(one), one) for one in self.proposed]
+
+    @cached_property
+    def proposed(self) -> list[Proposal]:
+        """The proposals in the order of the program."""
+        return sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
 
     def memory(self) -> ProgramMemory:
         """The memory of the whole program, with what moves make."""
-        moving = [(chain, _kinds(chain)) for chain in self.chains if not chain.reduces]
-        return program_memory(self.flow, {value: kinds for chain, kinds in moving for value in chain.values})
+        moving = [(chain, _kinds(chain)) for chain in self.proposals.apart if not chain.reduces]
+        memory = program_memory(self.flow, {value: kinds for chain, kinds in moving for value in chain.values})
+        planned = program_memory(self.flow, {}, edits(self.flow, self.proposed)).peak_bytes
+        return replace(memory, planned_bytes=planned)
+
+    def _place_of(self, one: Proposal) -> Place:
+        """The place of a proposal: a chain as the program has it, or several that plans take together."""
+        parts = [part for part in self.proposals.apart if part.is_part_of(one.chain)]
+        if len(parts) == 1 and not (one.replacements and parts[0].reduces) and one.moves is None:
+            return self._place(parts[0])
+        where, computation = _source(one.chain.collectives), one.chain.region.computation.name
+        kind = REDUCTION if all(part.reduces for part in parts) else RESHARD
+        memory = self.liveness.of(one.chain)
+        place = Place(
+            kind, where, computation, one.chain.collectives, proposed_moves(one), memory.peak_bytes, memory.temp_bytes,
+            memory.largest,
+        )  # fmt: skip
+        rebuilding = (self._place(part) for part in parts if not part.reduces)
+        worst = max(rebuilding, key=lambda part: (part.rebuilds_whole, bool(part.rebuilds)), default=place)
+        return replace(place, rebuilds=worst.rebuilds, rebuilt=worst.rebuilt, rebuilt_move=worst.rebuilt_move)
+
+    def _with_fate(self, place: Place, one: Proposal) -> Place:
+        """The place with what becomes of it; plans are those between the user's own layouts, if these are known."""
+        fate = one.fate
+        if not one.replacements:
+            return replace(place, fate=fate)
+        named = [move.plan for move in place.moves if move.plan is not None]
+        received = sum(move.arrays * move.plan.received_bytes for move in place.moves if move.plan is not None)
+        if len(named) == len(place.moves) and received == fate.planned_bytes and one.moves is None:
+            fate = replace(fate, plans=tuple(named))
+        return replace(place, fate=fate, planned_temp_bytes=planned_temp_bytes(one))
 
     def _place(self, chain: Chain) -> Place:
         where, computation = _source(chain.collectives), chain.region.computation.name

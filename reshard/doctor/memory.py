@@ -67,11 +67,20 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """The buffers live at the peak of a program, the largest first, and the bytes live at each of its instructions."""
+    """The buffers live at the peak of a program, the largest first, and the bytes live at each of its instructions.
+
+    `planned_bytes` is the peak where the pass has replaced what it can, None if that was not worked out.
+    """
 
     peak_bytes: int
     buffers: tuple[Buffer, ...]
     timeline: tuple[Moment, ...] = field(default=(), repr=False)
+    planned_bytes: int | None = None
+
+    @property
+    def saved_bytes(self) -> int:
+        """The bytes by which the pass lowers the peak."""
+        return 0 if self.planned_bytes is None else max(0, self.peak_bytes - self.planned_bytes)
 
     @property
     def moved_bytes(self) -> int:
@@ -83,13 +92,30 @@ class ProgramMemory:
         return {
             "peak_bytes": self.peak_bytes,
             "moved_bytes": self.moved_bytes,
+            "planned_peak_bytes": self.planned_bytes,
+            "saved_bytes": self.saved_bytes,
             "buffers": [buffer.to_dict() for buffer in self.buffers],
         }
 
 
-def program_memory(flow: Flow, moved: Mapping[HloValue, str]) -> ProgramMemory:
+class Edits(NamedTuple):
+    """What is changed in a region before its memory is added up.
+
+    `dead` are instructions that are not run, `operands` what others still take. `extra` has bytes that are live in
+    addition from one position to another, and `before` those just before the instruction at a position runs.
+    """
+
+    dead: frozenset[str] = frozenset()
+    operands: Mapping[str, tuple[str, ...]] = {}
+    extra: tuple[tuple[int, int, int], ...] = ()
+    before: tuple[tuple[int, int], ...] = ()
+
+
+def program_memory(
+    flow: Flow, moved: Mapping[HloValue, str], edits: Mapping[Scope, Edits] | None = None
+) -> ProgramMemory:
     """The memory of a module; `moved` has the values that moves between devices make, and what makes each."""
-    return _Memory(flow, moved).of_entry()
+    return _Memory(flow, moved, edits or {}).of_entry()
 
 
 class _Peak(NamedTuple):
@@ -102,10 +128,11 @@ class _Peak(NamedTuple):
 class _Memory:
     """The memory of the regions of one module."""
 
-    def __init__(self, flow: Flow, moved: Mapping[HloValue, str]) -> None:
+    def __init__(self, flow: Flow, moved: Mapping[HloValue, str], edits: Mapping[Scope, Edits]) -> None:
         self.flow = flow
         self.module: Module = flow.module
         self.moved = moved
+        self.edits = edits
         self.regions = {region.computation.name: region for region in flow.regions}
         self._peaks: dict[str, _Peak] = {}
         self._lives: dict[str, list[int]] = {}
@@ -130,7 +157,7 @@ class _Memory:
             if region is not None:
                 ranges = _Ranges(self, region)
                 self._lives[name] = live = self._live(ranges)
-                self._peaks[name] = self._at(ranges, live.index(max(live))) if live else _Peak(0, ())
+                self._peaks[name] = self._at(ranges, live) if live else _Peak(0, ())
         return self._peaks[name]
 
     def _live(self, ranges: _Ranges) -> list[int]:
@@ -139,11 +166,20 @@ class _Memory:
         for one in ranges.live.values():
             changes[one.made] += one.array.nbytes
             changes[one.used + 1] -= one.array.nbytes
+        for first, last, size in ranges.edits.extra:
+            changes[first] += size
+            changes[last + 1] -= size
         live = list(accumulate(changes))[: len(ranges.instructions)]
+        made = dict.fromkeys((at for at, _ in ranges.edits.before), 0)
+        for one in ranges.live.values():
+            if one.made in made and one.used > one.made:
+                made[one.made] += one.array.nbytes
         for at, instruction in enumerate(ranges.instructions):
             if instruction.opcode in _RUNS:
                 own = {value: ranges.live[value].array.nbytes for value in ranges.handed_over(instruction, at)}
                 live[at] += self._inside(instruction).live_bytes - sum(own.values())
+        for at, size in ranges.edits.before:
+            live[at] = max(live[at], live[at] - made[at] + size)
         return live
 
     def _inside(self, instruction: Instruction) -> _Peak:
@@ -151,13 +187,14 @@ class _Memory:
         peaks = [self.peak(name) for name in instruction.called] if instruction.opcode in _RUNS else []
         return max(peaks, key=lambda peak: peak.live_bytes, default=_Peak(0, ()))
 
-    def _at(self, ranges: _Ranges, at: int) -> _Peak:
-        """What is live while the instruction at a position runs."""
+    def _at(self, ranges: _Ranges, sizes: list[int]) -> _Peak:
+        """What is live while the instruction runs at which most is."""
+        at = sizes.index(max(sizes))
         instruction = ranges.instructions[at]
         own = set(ranges.handed_over(instruction, at)) if instruction.opcode in _RUNS else set[HloValue]()
         live = [value for value, one in ranges.live.items() if one.made <= at <= one.used and value not in own]
         buffers = (*(ranges.buffer(value) for value in live), *self._inside(instruction).buffers)
-        return _Peak(sum(one.array.nbytes for one in buffers), buffers)
+        return _Peak(sizes[at], buffers)
 
 
 class _Ranges:
@@ -166,6 +203,7 @@ class _Ranges:
     def __init__(self, memory: _Memory, region: Scope) -> None:
         self.memory, self.flow, self.region = memory, memory.flow, region
         self.instructions = region.computation.instructions
+        self.edits = memory.edits.get(region, Edits())
         self._owners: dict[HloValue, HloValue] = {}
         self.live: dict[HloValue, LiveRange] = {}
         last: dict[HloValue, int] = {}
@@ -196,7 +234,9 @@ class _Ranges:
                 yield owner
 
     def _operands(self, instruction: Instruction) -> Iterator[HloValue]:
-        for name in instruction.operands:
+        if instruction.name in self.edits.dead:
+            return
+        for name in self.edits.operands.get(instruction.name, instruction.operands):
             if name in self.region.computation.by_name:
                 yield from self._origins(name)
 
@@ -206,7 +246,9 @@ class _Ranges:
 
     def _make(self, at: int, instruction: Instruction, last: Mapping[HloValue, int]) -> None:
         """Adds the buffers that an instruction makes."""
-        if instruction.opcode in _NO_BUFFER or (instruction.opcode == "parameter" and self._is_branch()):
+        if instruction.opcode in _NO_BUFFER or instruction.name in self.edits.dead:
+            return
+        if instruction.opcode == "parameter" and self._is_branch():
             return
         entry = self.region.caller is None
         for value in self._origins(instruction.name):

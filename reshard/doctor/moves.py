@@ -110,7 +110,7 @@ class Mover:
             most = min(received, after.nbytes)
             move = ArrayMove(before, after, most if needed is None else needed, False)
             return LeafOrigin(firsts, move, where, False)
-        whole = known is not None or _holds_whole_array(pair[0])
+        whole = known is not None or holds_whole_array(pair[0])
         plan = self._plan(pair) if planned else None
         move = ArrayMove(before, after, lower_bound(*pair), True, *pair, whole, plan)
         if known is not None and _is_numbered(known.source.mesh, tracer.devices):
@@ -155,7 +155,7 @@ def _is_numbered(mesh: Mesh, devices: int) -> bool:
     return mesh.size == devices and mesh.device_ids is None
 
 
-def _holds_whole_array(layout: Layout) -> bool:
+def holds_whole_array(layout: Layout) -> bool:
     """Whether every mesh axis holds a digit: else, devices along the others may hold other parts of a larger array."""
     return math.prod(axis.size for axis in layout.held) == layout.mesh.size
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from reshard.doctor.chain_fate import ChainFate
 from reshard.hlo import Array, Collective, Source
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
@@ -83,6 +84,9 @@ class Place:
     array, `rebuilt`, of which it uses a part; `group` if it comes to have all that a group of devices has of it;
     otherwise it is empty. `rebuilt_move` is the one of the moves that it is for. What a user's `shard_map` does is not
     judged. `counted_bytes` are those that arrive and are used in several moves together, if that was counted.
+
+    `fate` is what the pass inside XLA does with it, by the figures of its plans; None for what is not offered to it.
+    `planned_temp_bytes` is the temporary memory of these plans.
     """
 
     kind: str
@@ -97,6 +101,8 @@ class Place:
     rebuilt: Array | None = None
     rebuilt_move: ArrayMove | None = None
     counted_bytes: int | None = None
+    fate: ChainFate | None = None
+    planned_temp_bytes: int | None = None
 
     @property
     def rebuilds_whole(self) -> bool:
@@ -138,13 +144,14 @@ class Place:
         Reductions are not judged: they need what they receive. Several moves need at most what all of them need
         together; less if they bring the same elements, which is counted where there are not too many.
         """
+        most = min(self.received_bytes, self.planned_bytes or 0) if self.replaced else self.received_bytes
         if not self.moves:
-            return self.received_bytes
+            return most
         largest = self._largest_need
         if self._is_one_array:
-            return min(self.received_bytes, largest)
+            return min(most, largest)
         all_needs = sum(move.arrays * move.needed_bytes for move in self.moves)
-        return min(self.received_bytes, all_needs if self.counted_bytes is None else max(largest, self.counted_bytes))
+        return min(most, all_needs if self.counted_bytes is None else max(largest, self.counted_bytes))
 
     @property
     def exact(self) -> bool:
@@ -166,14 +173,23 @@ class Place:
         return min(self.total_bytes, self.runs * (self.received_bytes - self.needed_bytes))
 
     @property
+    def replaced(self) -> bool:
+        """Whether plans take its place."""
+        return self.fate is not None and self.fate.replaced
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
-        """The plan of `reshard` for each move; empty unless every move has one."""
+        """The plans that take its place; if it stays, those between the layouts of each move, if every one has one."""
+        if self.fate is not None and self.fate.replaced:
+            return self.fate.plans
         plans = tuple(move.plan for move in self.moves if move.plan is not None)
         return plans if len(plans) == len(self.moves) else ()
 
     @property
     def planned_bytes(self) -> int | None:
-        """The bytes that a device would receive in these plans."""
+        """The bytes that a device would receive in these plans, or in what shifts its tiles; None without any."""
+        if self.fate is not None and self.fate.replaced:
+            return self.fate.planned_bytes
         if not self.plans:
             return None
         return sum(move.arrays * plan.received_bytes for move, plan in zip(self.moves, self.plans, strict=True))
@@ -181,22 +197,24 @@ class Place:
     @property
     def planned_peak_bytes(self) -> int | None:
         """The most bytes live at once in these plans, apart from arrays that they do not move."""
-        return max(plan.peak_bytes for plan in self.plans) if self.plans else None
-
-    @property
-    def planned_temp_bytes(self) -> int | None:
-        """The most bytes live at once in these plans beside source and result."""
-        return max(map(_temp_bytes, self.plans)) if self.plans else None
+        return max((plan.peak_bytes for plan in self.plans), default=None)
 
     @property
     def saved_bytes(self) -> int:
-        """The received bytes that these plans would save in a whole run of the program."""
-        return 0 if self.planned_bytes is None else max(0, self.runs * (self.received_bytes - self.planned_bytes))
+        """The received bytes that the pass saves in a whole run of the program."""
+        if self.planned_bytes is None or not self.replaced:
+            return 0
+        return max(0, self.runs * (self.received_bytes - self.planned_bytes))
 
     @property
     def saved_temp_bytes(self) -> int:
-        """The bytes of temporary memory that these plans would save."""
+        """The bytes of temporary memory that the pass saves."""
         return 0 if self.planned_temp_bytes is None else max(0, self.temp_bytes - self.planned_temp_bytes)
+
+    @property
+    def why_left(self) -> str:
+        """Why it stays as XLA made it; empty if it does not, or is not offered to the pass."""
+        return "" if self.fate is None else self.fate.why
 
     @property
     def does(self) -> str:
@@ -224,6 +242,8 @@ class Place:
             "largest": None if self.largest is None else array_text(self.largest),
             "rebuilds": self.rebuilds,
             "rebuilt": None if self.rebuilt is None else array_text(self.rebuilt),
+            "replaced": self.replaced,
+            "why_left": self.why_left,
             "planned_bytes": self.planned_bytes,
             "planned_peak_bytes": self.planned_peak_bytes,
             "saved_bytes": self.saved_bytes,
@@ -243,11 +263,6 @@ def array_text(array: Array) -> str:
 def most_wasteful_first(places: Sequence[Place]) -> tuple[Place, ...]:
     """The places by wasted bytes, then by received bytes, the largest first."""
     return tuple(sorted(places, key=lambda place: (-place.wasted_bytes, -place.total_bytes)))
-
-
-def _temp_bytes(plan: Plan) -> int:
-    """The most bytes live at once beside source and target."""
-    return plan.peak_bytes - plan.floor_bytes
 
 
 def source_data(source: Source) -> dict[str, Any]:

@@ -160,13 +160,22 @@ def _joined(value: HloValue, count: int, parts: Sequence[tuple[Numbers, Summands
     return Summands(device, place, rounds, frozenset[Conversion]().union(*(part.after for _, part in parts)))
 
 
+def is_exact(dtype: str) -> bool:
+    """Whether sums of these numbers are the same in any order: those of integers are.
+
+    >>> is_exact("s32"), is_exact("f32")
+    (True, False)
+    """
+    return _EXACT.fullmatch(dtype) is not None
+
+
 def same_sums(one: Summands, other: Summands, classes: Numbers, dtype: str) -> bool:
     """Whether points add up the same elements, to the same bits. `classes` are those of devices with equal tiles."""
     if one.device.shape != other.device.shape or one.after != other.after:
         return False
     keys = [(1 + int(each.place.max())) for each in (one, other)]
     first, second = (classes[each.device] * max(keys) + each.place for each in (one, other))
-    if _EXACT.fullmatch(dtype):
+    if is_exact(dtype):
         first, second = np.sort(first, axis=1), np.sort(second, axis=1)
     elif one.rounds != other.rounds or one.rounds > 1:
         return False

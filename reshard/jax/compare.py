@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from reshard import hlo
-from reshard.synth import Network
+from reshard.synth.network import LAUNCH_BYTES
 
-LAUNCH_BYTES = 128 << 10
-"""The cost of starting one collective, in received bytes, without a network: about 1 us at 100 GB/s."""
 SLACK_BYTES = 16 << 10
 """Two programs may differ by this much memory, and by 1%, because of alignment alone."""
 FLOPS_PER_BYTE = 100
@@ -104,12 +102,12 @@ def unprofitable_lines(
     return losing, not_gaining
 
 
-def why_worse(plain: ProgramFigures, ours: ProgramFigures, launch: int = LAUNCH_BYTES) -> str:
+def why_worse(plain: ProgramFigures, ours: ProgramFigures, launch: int = LAUNCH_BYTES, prefer: str = "bytes") -> str:
     """The reason why our program is not better than the plain one; empty if it is better.
 
     Better means: it receives no more bytes, needs no more memory (up to rounding), computes no more than the saved
-    bytes are worth, and either its collectives finish sooner or it needs less memory. `launch` is the cost of starting
-    a collective, in bytes.
+    bytes are worth, and either its collectives finish sooner or it needs less memory: both if memory is preferred, and
+    the first if time is. `launch` is the cost of starting a collective, in bytes.
     """
     slack = SLACK_BYTES + (plain.peak_bytes or 0) // 100
     temp, more = plain.temp_bytes or 0, ours.temp_bytes or 0
@@ -125,9 +123,16 @@ def why_worse(plain: ProgramFigures, ours: ProgramFigures, launch: int = LAUNCH_
     before, after = plain.cost(launch), ours.cost(launch)
     if after > before:
         return f"it would start {ours.launches} collectives instead of {plain.launches}"
-    if after == before and more + slack > temp:
-        return "it would receive as much, in as many collectives"
-    return ""
+    return _why_not_preferred(prefer, after < before, more + slack <= temp)
+
+
+def _why_not_preferred(prefer: str, sooner: bool, smaller: bool) -> str:
+    """The reason why a program that is never worse is not better either; empty if it is."""
+    if prefer == "memory" and not smaller:
+        return "it would need as much temporary memory"
+    if prefer == "time" and not sooner:
+        return "its collectives would take as long"
+    return "" if sooner or smaller else "it would receive as much, in as many collectives"
 
 
 def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
@@ -139,14 +144,6 @@ def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:
         f"{ours.received_bytes} B received instead of {plain.received_bytes} B, in {ours.launches} collectives instead "
         f"of {plain.launches}; {ours.temp_bytes} B of temporary memory{before}"
     )
-
-
-def launch_bytes(network: Network | str | None) -> int:
-    """The cost of starting a collective, in bytes: what the network's links carry during their latency, at most."""
-    if not isinstance(network, Network):
-        return LAUNCH_BYTES
-    links = [link for link in (network.inner, network.outer, *(link for _, link in network.axes)) if link is not None]
-    return int(max(link.latency * link.bandwidth for link in links))
 
 
 def _flops(compiled: Any) -> float:

@@ -13,10 +13,10 @@ from importlib import import_module
 from typing import Any
 
 from reshard import hlo
+from reshard.doctor.chain_fate import ChainFate
 from reshard.errors import NotationError, ProgramError
 from reshard.hlo.proto import ModuleProto
 from reshard.jax import xla_hook
-from reshard.jax.chain_fate import ChainFate
 from reshard.jax.doctor import devices_for
 from reshard.jax.hlo_pass import improve
 from reshard.jax.xla_hook import JaxlibReader

@@ -17,27 +17,33 @@ from functools import cached_property
 from typing import NamedTuple, Protocol
 
 from reshard import hlo
-from reshard.doctor.batch_ops import batch_ops
-from reshard.doctor.chains import Chain, chains
+from reshard.doctor.chain_fate import ChainFate
+from reshard.doctor.chains import Chain
 from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
 from reshard.doctor.examination import named_mesh
 from reshard.doctor.flow import Flow
-from reshard.doctor.liveness import Liveness
 from reshard.doctor.memory import program_memory
-from reshard.doctor.needed import is_needed
 from reshard.doctor.op_equivalence import check_same_rows
-from reshard.doctor.op_layouts import OpFinder, OpReplacement
-from reshard.doctor.replacements import Finder, Replacement, Unfit
+from reshard.doctor.op_layouts import OpReplacement
+from reshard.doctor.proposals import (
+    ALIGNMENT,
+    Proposal,
+    ProposalCost,
+    ProposalOptions,
+    Proposals,
+    check_launches,
+    too_large,
+)
+from reshard.doctor.replacements import Replacement, Unfit
 from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError, SpliceError
-from reshard.hlo import Collective, integrity
+from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import splice
-from reshard.jax.chain_fate import ChainFate, fate_of
-from reshard.jax.chain_plans import ALIGNMENT, Candidate, ChainPlans, HloPassOptions, allowed_bytes, too_large
-from reshard.jax.compare import launch_bytes
-from reshard.jax.fragments import Fragments
+from reshard.hlo.splice import Splice, splice
+from reshard.jax.chain_plans import asked_fragments
+from reshard.jax.fragments import Fragment, Fragments, Key
 from reshard.jax.program_peaks import Peaks
+from reshard.synth.network import launch_bytes
 
 _ROUNDS = 4
 _SURELY = 0.5  # of the peak before: an estimate by the order of the text has been off by a third
@@ -77,7 +83,7 @@ def has_collectives(module: bytes) -> bool:
 
 
 def improve(
-    module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions, peaks: Peaks | None = None
+    module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, peaks: Peaks | None = None
 ) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
@@ -117,7 +123,7 @@ def _is_surely_lower(improved: Improved) -> bool:
 
 
 def _improve(
-    module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions, may_exceed: bool
+    module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, may_exceed: bool
 ) -> Improved:
     """Replaces chains in several rounds, since some depend on others.
 
@@ -149,7 +155,7 @@ def _with(fates: Sequence[ChainFate], later: Sequence[ChainFate]) -> list[ChainF
 class _Failure(NamedTuple):
     """A candidate that cannot take its chain's place, and why."""
 
-    candidate: Candidate
+    candidate: Proposal
     why: str
 
 
@@ -157,11 +163,12 @@ class _Round:
     """One search through a module."""
 
     def __init__(
-        self, module: bytes, fragments: Fragments, compiler: Reader, options: HloPassOptions, may_exceed: bool
+        self, module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, may_exceed: bool
     ) -> None:
         self.data = module
         self.compiler = compiler
-        self.plans = ChainPlans(fragments, options, self._metadata)
+        self.fragments = fragments
+        self.options = options
         self.may_exceed = may_exceed
         self.devices = len(fragments.devices)
         self.shardings = compiler.shardings(module)
@@ -171,6 +178,7 @@ class _Round:
         self.fates: list[ChainFate] = []
         self.has_failed = False
         self.rewritten: list[Flow] = []
+        self._pieces: dict[Key, Fragment] = {}
 
     @cached_property
     def proto(self) -> ModuleProto:
@@ -188,82 +196,63 @@ class _Round:
             self.has_failed = True
             for failed, why in failures:
                 candidates.remove(failed)
-                smaller = self.plans.smaller(failed)
+                smaller = self.proposals.smaller(failed)
                 if smaller is None:
                     self.fates.append(replace(failed.fate, why=why))
                 else:
                     candidates.append(smaller)
         return None
 
-    def _position(self, candidate: Candidate) -> int:
+    def _position(self, candidate: Proposal) -> int:
         """Where a candidate stands in the program: what others take is replaced first."""
         return self.collectives.index(candidate.chain.collectives[0])
 
-    def _candidates(self) -> Iterator[Candidate]:
-        """The chains with a better plan; the others' fates are noted."""
-        collectives = self.collectives
+    @cached_property
+    def proposals(self) -> Proposals:
+        """What could take the place of the module's chains."""
         flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
-        finder = Finder(flow, maps, numbering, named_mesh(collectives, self.devices))
-        liveness = Liveness(flow, numbering)
-        ops = _Ops(self, OpFinder(finder), liveness)
-        yield from ops.candidates
-        for chain in chains(flow, maps, collectives, from_sums=True):
-            if ops.are_taken(chain):
-                continue
-            whole = self._tried(chain, finder, liveness)
-            tried = [whole]
-            if isinstance(whole, ChainFate) and len(parts := self._parts(chain)) > 1:
-                tried = [
-                    replace(fate_of(part), why=whole.why) if part.reduces else self._tried(part, finder, liveness)
-                    for part in parts
-                ]
-            for one in tried:
-                if isinstance(one, ChainFate):
-                    self.fates.append(replace(one, why=ops.why.get(chain.collectives[0].name, one.why)))
-                else:
-                    yield one
+        mesh = named_mesh(self.collectives, self.devices)
+        return Proposals(
+            flow, maps, numbering, self.collectives, mesh, self.options, self._compiled, self.may_exceed
+        )  # fmt: skip
 
-    @cached_property
-    def apart(self) -> tuple[Chain, ...]:
-        """The chains of the module, each sum as one of its own."""
-        return tuple(chains(self.traced.flow, self.traced.maps, self.collectives))
+    def _candidates(self) -> Iterator[Proposal]:
+        """The chains with a better plan; the others' fates are noted."""
+        for one in self.proposals:
+            if one.replacements:
+                yield one
+            else:
+                self.fates.append(one.fate)
 
-    def _parts(self, chain: Chain) -> list[Chain]:
-        """The chains that a chain that begins with a sum consists of."""
-        if not chain.reduces or len(chain.collectives) < 2:
-            return []
-        return [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
+    def _compiled(self, one: Proposal) -> ProposalCost:
+        """The cost of what is proposed, as the compiler spells it."""
+        pieces = [self._piece(key) for key, _ in asked_fragments(one)]
+        received = sum(piece.received_bytes for piece in pieces)
+        if (
+            received < one.fate.received_bytes and self.fragments.platform != "cpu"
+        ):  # There, devices are threads that stand for others: only bytes count.
+            check_launches(one, received, sum(piece.launches for piece in pieces), self.options.network)
+        return ProposalCost(received, max(piece.peak_bytes for piece in pieces))
 
-    def _tried(self, chain: Chain, finder: Finder, liveness: Liveness) -> Candidate | ChainFate:
-        """The better plan for a chain; its fate, if there is none."""
-        fate = fate_of(chain)
-        try:
-            return self._candidate(chain, fate, finder, liveness)
-        except (Unfit, ReshardError) as error:
-            return replace(fate, why=str(error).splitlines()[0])
+    def _piece(self, key: Key) -> Fragment:
+        """The fragment, which is compiled when it is first asked for."""
+        if key not in self._pieces:
+            self._pieces[key] = self.fragments.get(key)
+        return self._pieces[key]
 
-    def _candidate(self, chain: Chain, fate: ChainFate, finder: Finder, liveness: Liveness) -> Candidate:
-        if is_needed(chain, finder.flow):
-            raise Unfit(f"it receives no more than is needed, {fate.received_bytes} B")
-        one = self.plans.planned(chain, fate, finder.replacements(chain), lambda: allowed_bytes(chain, liveness))
-        if not one.excess_bytes or (self.may_exceed and one.allowed_bytes + one.excess_bytes <= self.peak_bytes):
-            return one
-        smaller = self.plans.smaller(one)
-        if smaller is None:
-            raise Unfit(too_large(one))
-        return smaller
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """What a device holds at the peak of the program, in the order of its text."""
-        return program_memory(self.traced.flow, {}).peak_bytes
+    def _changes(self, one: Proposal) -> Iterator[Splice]:
+        """What to splice in for a proposal."""
+        region, source = one.chain.region.computation.name, one.replacements[0].source
+        metadata = self._metadata(one.chain)
+        for key, uses in asked_fragments(one):
+            yield Splice(region, source, uses, self._piece(key).module, metadata)
 
     def _metadata(self, chain: Chain) -> bytes:
         """The name and line of the chain's first collective, for what takes its place."""
         region = self.proto.computation_named(chain.region.computation.name)
         return region.named(chain.collectives[0].name).metadata
 
-    def _spliced(self, candidates: list[Candidate]) -> tuple[list[_Failure], bytes]:
+    def _spliced(self, candidates: list[Proposal]) -> tuple[list[_Failure], bytes]:
         """The candidates that cannot be spliced in and why, and the module with all of them if there are none.
 
         Of those that the splicer itself refuses, only the first is known: the module is half changed then.
@@ -274,7 +263,7 @@ class _Round:
         current = candidates[0]
         try:
             for current in candidates:
-                for change in current.changes:
+                for change in self._changes(current):
                     stand_ins = regions.setdefault(change.region, {})
                     placed = replace(change, source=stand_ins.get(change.source, change.source))
                     changes.append(integrity.Change(placed, splice(module, placed)))
@@ -293,7 +282,7 @@ class _Round:
         return [], data
 
     def _unlike(
-        self, candidates: Sequence[Candidate], after: Traced, regions: Mapping[str, Mapping[str, str]]
+        self, candidates: Sequence[Proposal], after: Traced, regions: Mapping[str, Mapping[str, str]]
     ) -> Iterator[_Failure]:
         """The candidates of which an element would come from elsewhere."""
         replicas = Replicas(self.traced.maps, self.shardings)
@@ -305,35 +294,12 @@ class _Round:
             except (Unfit, ReshardError) as error:
                 yield _Failure(candidate, str(error).splitlines()[0])
 
-    def _check_memory(self, largest: Candidate, after: Traced) -> None:
+    def _check_memory(self, largest: Proposal, after: Traced) -> None:
         """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
         if not largest.excess_bytes:
             return
-        if program_memory(after.flow, {}).peak_bytes > self.peak_bytes + ALIGNMENT:
+        if program_memory(after.flow, {}).peak_bytes > self.proposals.peak_bytes + ALIGNMENT:
             raise Unfit(too_large(largest))
-
-
-class _Ops:
-    """The operations that may run on the rows that each device has, and the chains that they take.
-
-    `why` has the reasons why others stay, by the first collective that brings their operands.
-    """
-
-    def __init__(self, of: _Round, finder: OpFinder, liveness: Liveness) -> None:
-        self.candidates: list[Candidate] = []
-        self.why: dict[str, str] = {}
-        self._taken: set[Collective] = set()
-        known = next(batch_ops(finder.flow), None) is not None
-        for chain, instruction, op in finder.joined(of.apart) if known else ():
-            try:
-                self.candidates.append(of.plans.op_candidate(chain, instruction, op, finder, liveness))
-                self._taken.update(chain.collectives)
-            except (Unfit, ReshardError) as error:
-                self.why[chain.collectives[0].name] = str(error).splitlines()[0]
-
-    def are_taken(self, chain: Chain) -> bool:
-        """Whether the operations take all that a chain moves."""
-        return self._taken.issuperset(chain.collectives)
 
 
 def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replicas) -> None:

@@ -19,16 +19,16 @@ from jax.extend.core import jaxpr_as_fun
 from reshard.errors import LayoutError, NetworkError
 from reshard.jax import module_pass
 from reshard.jax.arguments import abstract, placement_of
-from reshard.jax.compare import launch_bytes
 from reshard.jax.module_pass import PassOptions, pass_options
 from reshard.jax.partitioner_hook import as_constraints
 from reshard.jax.pass_report import PassReport
 from reshard.jax.stages import Attempt, Compiled, Lowered
 from reshard.jax.strict import Limits, effective_limits
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_hook import hook_exists, prepared
 from reshard.jax.xla_jit import JittedInXla
 from reshard.lower.to_stablehlo import Module
 from reshard.synth import Network
+from reshard.synth.network import launch_bytes
 
 _jax: Any = jax  # Its own stubs leave too much unknown.
 _call_jaxpr: Any = jaxpr_as_fun
@@ -40,6 +40,7 @@ def jit(
     *,
     network: Network | str | None = None,
     budget: int | str | None = None,
+    prefer: str = "bytes",
     strict: bool = False,
     max_bytes: int | None = None,
     **options: Any,
@@ -47,7 +48,8 @@ def jit(
     """`jax.jit`, whose program moves data by our collectives wherever that makes it better.
 
     `options` are those of `jax.jit` (`in_shardings`, `out_shardings`, `static_argnums`, `donate_argnums`, ...).
-    `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`. With `strict`, compiling a
+    `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; `prefer` ("bytes", "memory" or
+    "time") is that of `enable`: what our collectives must make better. With `strict`, compiling a
     program that still gathers a whole array to move it raises `StrictError`; with `max_bytes`, so does a program that
     needs more temporary memory on a device. Without `f`, the result is a decorator.
 
@@ -69,12 +71,12 @@ def jit(
     12.0
     """
     if f is None:
-        ours: dict[str, Any] = {"network": network, "budget": budget, "strict": strict, "max_bytes": max_bytes}
-        return functools.partial(jit, **ours, **options)
+        ours: dict[str, Any] = {"network": network, "budget": budget, "prefer": prefer}
+        return functools.partial(jit, **ours, strict=strict, max_bytes=max_bytes, **options)
     limits = Limits(not strict, max_bytes)
     if hook_exists():
-        return JittedInXla(f, options, network, budget, limits)
-    return Jitted(f, options, pass_options(network, budget), limits)
+        return JittedInXla(f, options, prepared(network, budget, prefer), limits)
+    return Jitted(f, options, pass_options(network, budget, prefer), limits)
 
 
 class Jitted:
@@ -136,7 +138,8 @@ class Jitted:
                 raise
             except Exception as error:  # Whatever failed, the plain program works.
                 why, failed = f"the pass cannot do it: {type(error).__name__}: {error}", True
-        return Lowered(plain, ours, why, failed, retry, report, launch_bytes(self._options.network), self._limits)
+        launch = launch_bytes(self._options.network)
+        return Lowered(plain, ours, why, failed, retry, report, launch, self._limits, self._options.prefer)
 
     def _attempt(self, traced: Any, args: Any, kwargs: Any, leave: frozenset[str]) -> Attempt:
         """Applies the pass to a lowering of its own, because JAX caches lowerings and the pass changes the module."""

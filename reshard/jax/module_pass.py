@@ -19,6 +19,7 @@ from jax.extend import mlir
 from jax.extend.mlir.dialects import stablehlo as _stablehlo_dialect
 from jax.interpreters.mlir import make_ir_context as _make_ir_context
 
+from reshard.doctor.proposals import check_preference
 from reshard.errors import NetworkError, ProgramError, ReshardError
 from reshard.hlo import Frame
 from reshard.jax import explicit_reshards, rewrite
@@ -42,16 +43,17 @@ _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
 
 
 class PassOptions(NamedTuple):
-    """How the pass plans, and the lines (`file:line`) whose reshards it leaves to XLA."""
+    """How the pass plans, the lines (`file:line`) whose reshards it leaves to XLA, and what it must make better."""
 
     network: Network | None = None
     budget: int | None = None
     leave: frozenset[str] = frozenset()
+    prefer: str = "bytes"
 
 
-def pass_options(network: Network | str | None, budget: int | str | None) -> PassOptions:
+def pass_options(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> PassOptions:
     """The options that a caller gives; raises the errors of `reshard.plan` for a bad network or budget."""
-    return PassOptions(network_of(network), bytes_of(budget))
+    return PassOptions(network_of(network), bytes_of(budget), prefer=check_preference(prefer))
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,7 +126,7 @@ class Lowered:
 
     `ours` is None if there is nothing to try, for reason `why`; `failed` if the pass could not handle the program.
     `retry` makes another attempt that leaves the reshards of some lines to XLA. `launch` is the cost of starting a
-    collective, in bytes.
+    collective, in bytes, and `prefer` is what `ours` must make better.
     """
 
     plain: Any
@@ -137,6 +137,7 @@ class Lowered:
     report: PassReport
     launch: int
     limits: Limits
+    prefer: str = "bytes"
 
     def as_text(self, *args: Any, **kwargs: Any) -> str:
         """The StableHLO text, after the pass if there is anything to try."""
@@ -196,7 +197,9 @@ class Lowered:
         executable = attempt.lowered.compile()
         after = figures(executable)
         same = _same_shardings(plain, executable)
-        reason = why_worse(before, after, self.launch) if same else "its results would be sharded in another way"
+        reason = "its results would be sharded in another way"
+        if same:
+            reason = why_worse(before, after, self.launch, self.prefer)
         return _Trial(executable, attempt.report, after, reason)
 
 

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from reshard.doctor.chain_fate import ChainFate
+from reshard.doctor.proposals import ProposalOptions, check_preference
 from reshard.errors import ProgramError
 from reshard.jax import fragments, program_peaks
-from reshard.jax.chain_fate import ChainFate
-from reshard.jax.chain_plans import HloPassOptions
 from reshard.jax.fragments import Fragments
 from reshard.jax.hlo_pass import has_collectives, improve
 from reshard.jax.platform_network import checked, network_on
@@ -85,7 +85,7 @@ class ModuleReport:
 class Enabled:
     """The pass as it is switched on: its options, and a report of each module that had collectives since then."""
 
-    options: HloPassOptions
+    options: ProposalOptions
     reports: list[ModuleReport] = field(default_factory=list[ModuleReport])
 
     def __str__(self) -> str:
@@ -121,18 +121,20 @@ def hook_exists() -> bool:
     return _jax.version.__version_info__ >= (0, 11) and importlib.util.find_spec("jax.extend.xla") is not None
 
 
-def enable(*, network: Network | str | None = None, budget: int | str | None = None) -> Enabled:
+def enable(*, network: Network | str | None = None, budget: int | str | None = None, prefer: str = "bytes") -> Enabled:
     """Switches the pass on for the process: every program compiled from now on is improved.
 
     `network` and `budget` (bytes per device, for each move) are those of `reshard.plan`; without a `network` plans are
-    made for that of the devices, if it is known, and "none" is for none. Returns the reports of what is compiled.
+    made for that of the devices, if it is known, and "none" is for none. `prefer` says what a plan
+    must make better, and never makes another worse: fewer "bytes", less "memory" or less "time", with no more bytes.
+    Returns the reports of what is compiled.
     Raises `ProgramError` with a jax that has no hook for it, and `PlanError` or `NetworkError` for invalid options.
 
     >>> if hook_exists():
     ...     log = enable()
     ...     disable()
     """
-    switched = _switched_on(network, budget)
+    switched = prepared(network, budget, prefer)
     _state.context.set_global(switched)
     return switched
 
@@ -144,7 +146,9 @@ def disable() -> None:
 
 
 @contextmanager
-def enabled(*, network: Network | str | None = None, budget: int | str | None = None) -> Generator[Enabled]:
+def enabled(
+    *, network: Network | str | None = None, budget: int | str | None = None, prefer: str = "bytes"
+) -> Generator[Enabled]:
     """A context in which this thread compiles with the pass; see `enable`.
 
     >>> if hook_exists():
@@ -156,7 +160,7 @@ def enabled(*, network: Network | str | None = None, budget: int | str | None = 
     3.0
     no module with collectives has been compiled yet
     """
-    switched = _switched_on(network, budget)
+    switched = prepared(network, budget, prefer)
     with _state.context(switched):
         yield switched
 
@@ -164,11 +168,6 @@ def enabled(*, network: Network | str | None = None, budget: int | str | None = 
 def is_on() -> bool:
     """Whether programs that this thread compiles now go through the pass."""
     return _state.context is not None and _state.context.value is not None
-
-
-def prepared(network: Network | str | None, budget: int | str | None) -> Enabled:
-    """The pass with these options, registered with XLA, but on only inside `on` and `switch`."""
-    return _switched_on(network, budget)
 
 
 @contextmanager
@@ -198,19 +197,19 @@ def watching() -> Generator[list[Watched]]:
         _watching.into = before
 
 
-def _switched_on(network: Network | str | None, budget: int | str | None) -> Enabled:
+def prepared(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> Enabled:
+    """The pass with these options, registered with XLA, but on only inside `on` and `switch`."""
     if not hook_exists():
         raise ProgramError(
             f"jax {jax.__version__} has no hook for compiler passes; use jax 0.11 or later (Python 3.12), or "
             f"reshard.jax.jit, which works without the hook"
         )
-    loaded = checked(network)
-    most = bytes_of(budget)
+    options = ProposalOptions(checked(network), bytes_of(budget), check_preference(prefer))
     _prepare()
-    return Enabled(HloPassOptions(loaded, most))
+    return Enabled(options)
 
 
-def on_platform(options: HloPassOptions, devices: Sequence[Any]) -> HloPassOptions:
+def on_platform(options: ProposalOptions, devices: Sequence[Any]) -> ProposalOptions:
     """The options with the network of the devices that a program is compiled for, if the caller named none."""
     return options._replace(network=network_on(devices, options.network))
 

@@ -16,8 +16,8 @@ import jax
 from reshard.jax import xla_hook
 from reshard.jax.arguments import abstract, placement_of
 from reshard.jax.strict import Limits, effective_limits, has_limits
+from reshard.jax.xla_hook import Enabled
 from reshard.jax.xla_stages import LoweredInXla
-from reshard.synth import Network
 
 _jax: Any = jax  # Its own stubs leave too much unknown.
 
@@ -29,13 +29,12 @@ class JittedInXla:
         self,
         f: Callable[..., Any],
         jit_options: dict[str, Any],
-        network: Network | str | None,
-        budget: int | str | None,
+        switched: Enabled,
         limits: Limits,
     ) -> None:
         functools.update_wrapper(self, f)
         self._plain = _jax.jit(f, **jit_options)
-        self._switched = xla_hook.prepared(network, budget)
+        self._switched = switched
         self._on, self._back = xla_hook.switch()
         self._limits = limits
         self._limited = limits != Limits()

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from reshard.doctor.chain_fate import ChainFate
 from reshard.jax import xla_hook
-from reshard.jax.chain_fate import ChainFate
 from reshard.jax.compare import Decision, figures, module_figures, savings
 from reshard.jax.doctor import known_moves
 from reshard.jax.pass_report import PassReport, Reshard

@@ -23,8 +23,8 @@ code, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-
 .sum span, .faint { color: var(--faint); font-size: .86rem; }
 .bad { color: var(--bad); } .good { color: var(--good); } .mark { color: var(--mark); }
 p { margin: .45rem 0; }
-.bars { display: grid; grid-template-columns: max-content minmax(4rem, 1fr) max-content; gap: .2rem .7rem;
-  align-items: center; margin: .7rem 0; font-size: .86rem; font-variant-numeric: tabular-nums; }
+.bars { display: grid; grid-template-columns: minmax(4.6rem, max-content) minmax(4rem, 1fr) minmax(6rem, max-content);
+  gap: .2rem .7rem; align-items: center; margin: .7rem 0; font-size: .86rem; font-variant-numeric: tabular-nums; }
 .bars svg { display: block; width: 100%; height: .7rem; border-radius: 3px; background: var(--track); }
 .bars .end { text-align: right; }
 .scroll { overflow-x: auto; }
@@ -32,8 +32,10 @@ table { border-collapse: collapse; width: 100%; min-width: 34rem; font-size: .86
   font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--faint); font-weight: 500; } th, td { padding: .25rem .8rem .25rem 0;
   border-bottom: 1px solid var(--line); vertical-align: top; } .num { text-align: right; white-space: nowrap; }
-.sortable th { cursor: pointer; } .sortable th[aria-sort]::after { content: " \\2193"; }
+.sortable th { cursor: pointer; white-space: nowrap; } .sortable th::after { content: " \\2195"; opacity: .45; }
+.sortable th[aria-sort]::after { content: " \\2193"; opacity: 1; }
 .sortable th[aria-sort=ascending]::after { content: " \\2191"; }
+:focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
 footer { margin-top: 2rem; color: var(--faint); font-size: .86rem; }
 """
 
@@ -51,10 +53,17 @@ for (const head of document.querySelectorAll("table.sortable th")) {
     (up ? rows : rows.reverse()).forEach(row => row.parentNode.append(row));
   };
   head.onclick = sort;
-  head.onkeydown = event => { if (event.key === "Enter") sort(); };
+  head.onkeydown = event => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    sort();
+  };
 }
 """
-"""A script with which a click on a column's head sorts a `sortable` table; without it, the table stays as it is."""
+"""A script with which a click on a column's head, or Enter or Space, sorts a `sortable` table.
+
+Without it, the table stays as it is.
+"""
 
 
 def document(title: str, body: str, style: str = "", script: str = "") -> str:

@@ -29,6 +29,9 @@ from reshard.types.whole import listed, whole
 OUTER_NAMES = ("dcn", "slice", "pod", "node", "host")
 """An axis whose name starts with one of these (in any case) crosses the outer network, whatever its size."""
 
+LAUNCH_BYTES = 128 << 10
+"""The cost of starting one collective, in received bytes, without a network: about 1 us at 100 GB/s."""
+
 _MOST_BYTES = 1 << 20  # Of a network's file.
 _LINK_KEYS = frozenset({"latency", "bandwidth"})
 _TORUS_KEYS = frozenset(field.name for field in fields(Torus))
@@ -375,3 +378,15 @@ PRESETS: Mapping[str, Network] = MappingProxyType(
     {f.name: Network(f.name, f.inner, f.outer, f.domain, source=f.source, torus=_preset_torus(f)) for f in FIGURES}
 )
 """Known networks by name; `docs/networks.md` lists their figures, and each `source` cites them."""
+
+
+def launch_bytes(network: Network | str | None) -> int:
+    """The cost of starting a collective, in bytes: what the network's links carry during their latency, at most.
+
+    >>> launch_bytes(Network("lab", inner=(1e-6, 1e9))), launch_bytes(None) == LAUNCH_BYTES
+    (1000, True)
+    """
+    if not isinstance(network, Network):
+        return LAUNCH_BYTES
+    links = [link for link in (network.inner, network.outer, *(link for _, link in network.axes)) if link is not None]
+    return int(max(link.latency * link.bandwidth for link in links))

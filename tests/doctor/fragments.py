@@ -6,6 +6,7 @@ from pathlib import Path
 import reshard as rs
 from reshard import hlo
 from reshard.doctor import ArrayMove, Known, Place
+from reshard.doctor.chain_fate import ChainFate
 from reshard.doctor.chains import chains
 from reshard.doctor.flow import Flow, HloValue
 from reshard.doctor.index_maps import IndexMaps
@@ -79,9 +80,17 @@ def move(needed=48, exact=True, plan=True):
     return ArrayMove(TILE, TILE, needed, exact, *MOVED, True, rs.plan(*MOVED) if plan else None)
 
 
-def place(kinds=("all_gather",), received=96, times=1, where=HERE, kind=KIND, **figures):
-    """A place with these collectives, which together receive `received` bytes in one run."""
+def place(kinds=("all_gather",), received=96, times=1, where=HERE, kind=KIND, replaced=True, **figures):
+    """A place with these collectives, which together receive `received` bytes in one run.
+
+    If all moves have plans that receive no more, it is `replaced` by them.
+    """
     gather = hlo.collectives(hlo.parse(text(GATHER)))[0]
     each = received // len(kinds)
     collectives = (replace(gather, kind=kind, received_bytes=each, times=times) for kind in kinds)
-    return Place(kind, where, "main", tuple(collectives), **figures)
+    one = Place(kind, where, "main", tuple(collectives), **figures)
+    if not replaced or not one.plans or one.planned_bytes > one.received_bytes:
+        return one
+    fate = ChainFate("", "main", one.does, one.received_bytes, one.planned_bytes, one.plans)
+    temp = max(plan.peak_bytes - plan.floor_bytes for plan in one.plans)
+    return replace(one, fate=fate, planned_temp_bytes=temp)

@@ -133,7 +133,7 @@ def test_a_reduction_is_a_place_of_its_own():
 def test_collectives_of_the_users_shard_map_are_manual(name, kind):
     gather = f'{GATHER}, metadata={{op_name="{name}"}}'
     place = only(examine(text(*OFFSET, ZERO, gather, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)")))
-    assert (place.kind, bool(place.plans)) == (kind, kind == "reshard")
+    assert (place.kind, place.replaced) == (kind, True)
 
 
 LOOP = """%body {

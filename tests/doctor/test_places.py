@@ -21,7 +21,7 @@ def test_the_figures_of_one_place():
 
 def test_what_several_moves_bring_may_be_counted():
     """Elements that two moves bring count once: then less is needed than the sum, but no less than by the largest."""
-    one = replace(place(received=192, moves=(move(), move(80))), counted_bytes=100)
+    one = replace(place(received=192, moves=(move(), move(80)), replaced=False), counted_bytes=100)
     assert (one.needed_bytes, one.exact) == (100, False)
     assert (replace(one, counted_bytes=80).needed_bytes, replace(one, counted_bytes=80).exact) == (80, True)
     assert replace(one, counted_bytes=60).needed_bytes == 80
@@ -39,8 +39,18 @@ def test_what_several_moves_bring_may_be_counted():
     ],
 )
 def test_the_needs_of_several_moves(moves, needed, exact, planned):
-    one = place(received=192, moves=moves)
+    one = place(received=192, moves=moves, replaced=False)
     assert (one.needed_bytes, one.exact, one.planned_bytes) == (needed, exact, planned)
+
+
+def test_no_more_is_needed_than_what_takes_its_place_receives():
+    one = place(received=192, moves=(move(96),))
+    assert (one.needed_bytes, one.planned_bytes, one.wasted_bytes, one.saved_bytes) == (48, 48, 144, 144)
+
+
+def test_a_place_that_stays_saves_nothing_though_its_layouts_have_a_plan():
+    one = place(received=192, temp_bytes=320, moves=(move(),), replaced=False)
+    assert (one.planned_bytes, one.saved_bytes, one.saved_temp_bytes, one.wasted_bytes) == (48, 0, 0, 144)
 
 
 def test_runs_that_depend_on_data_count_once():

@@ -1,12 +1,22 @@
-"""Plans for chains: which are worth it, on recorded modules."""
+"""The fragments that proposals ask for: one for each plan, one for all shifts of a dtype, one for an operation."""
 
-from reshard.jax.chain_plans import HloPassOptions
-from tests.jax.test_hlo_pass import fates
+from reshard.jax.chain_plans import asked_fragments
+from reshard.jax.fragments import FragmentKey
+from reshard.jax.op_fragments import OpFragmentKey
+from tests.doctor.batched import FFT, HEAD
+from tests.doctor.fragments import RESHARD, text
+from tests.doctor.test_proposals import proposals
 
 
-def test_on_an_accelerator_bytes_must_be_worth_their_launches():
-    improved = fates("train_cpu", launches=1 << 20, platform="tpu")
-    assert improved.module is None
-    assert any("more collectives" in fate.why and "would save" in fate.why for fate in improved.fates)
-    improved = fates("train_cpu", HloPassOptions(budget=1), launches=1 << 20, platform="cpu")
-    assert not any("more collectives" in fate.why for fate in improved.fates)
+def test_a_move_asks_for_its_plan():
+    (one,) = proposals(text(*RESHARD))
+    ((key, uses),) = asked_fragments(one)
+    assert isinstance(key, FragmentKey) and (key.plan,) == one.fate.plans
+    assert [use.name for use in uses] == ["d"] and key.received_bytes == one.fate.planned_bytes
+
+
+def test_an_operation_asks_for_itself_on_rows():
+    (one,) = proposals(HEAD + FFT)
+    ((key, uses),) = asked_fragments(one)
+    assert isinstance(key, OpFragmentKey) and key.received_bytes == one.fate.planned_bytes
+    assert [(use.name, use.output) for use in uses] == [("d", 0)]

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-import reshard as rs
 from reshard.jax.compare import (
     FLOPS_PER_BYTE,
-    LAUNCH_BYTES,
     SLACK_BYTES,
     Decision,
     ProgramFigures,
     figures,
-    launch_bytes,
     savings,
     unprofitable_lines,
     why_worse,
@@ -167,15 +164,6 @@ def test_the_lines_are_the_users() -> None:
     read = figures(compiled.executable)
     (line,) = (line for line in read.by_line if line)
     assert line.startswith(str(program.__code__.co_filename)) and read.by_line[line] == (1792, 1)
-
-
-def test_the_cost_of_a_launch() -> None:
-    """The bytes that the link with the largest product carries during its latency."""
-    assert launch_bytes(None) == LAUNCH_BYTES
-    network = rs.Network("two", inner=(1e-6, 1e9), outer=(1e-5, 1e8), domain=2)
-    assert launch_bytes(network) == pytest.approx(1000, abs=1)
-    by_axis = rs.Network("axes", axes={"x": (1e-6, 3e9), "y": (1e-3, 1e5)})
-    assert launch_bytes(by_axis) == pytest.approx(3000, abs=1)
 
 
 def test_decisions_are_json() -> None:

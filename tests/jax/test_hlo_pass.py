@@ -3,10 +3,11 @@
 import pytest
 
 from reshard import hlo
+from reshard.doctor import chain_fate
+from reshard.doctor.proposals import ProposalOptions
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ModuleProto
-from reshard.jax import chain_fate, hlo_pass
-from reshard.jax.chain_plans import HloPassOptions
+from reshard.jax import hlo_pass
 from reshard.jax.fragments import Fragment
 from reshard.jax.hlo_pass import has_collectives, improve
 from tests.hlo.splices import NAMES, recorded
@@ -42,7 +43,7 @@ class Recordings:
         return ()
 
 
-DEFAULTS = HloPassOptions()
+DEFAULTS = ProposalOptions()
 
 
 def fates(name, options=DEFAULTS, **choices):
@@ -97,7 +98,7 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
 
     monkeypatch.setattr(hlo_pass, "_improve", found)
     monkeypatch.setattr(hlo_pass, "_is_surely_lower", lambda improved: lower)
-    return improve(b"", Recordings("train_cpu", platform="tpu"), None, HloPassOptions(), peaks), asked
+    return improve(b"", Recordings("train_cpu", platform="tpu"), None, ProposalOptions(), peaks), asked
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_nothing_replaced_is_not_measured(monkeypatch):
 
 
 def test_a_budget_below_the_floor_leaves_the_chain():
-    improved = fates("train_cpu", HloPassOptions(budget=1))
+    improved = fates("train_cpu", ProposalOptions(budget=1))
     assert improved.module is None and any("budget" in fate.why for fate in improved.fates)
 
 
@@ -146,7 +147,7 @@ def test_a_fragment_of_another_move_is_refused():
             return Fragment(self.recorded.splices[1].fragment, 0)
 
     compiler = Swapped("scan_cpu")
-    improved = improve(compiler.recorded.module, compiler, compiler, HloPassOptions())
+    improved = improve(compiler.recorded.module, compiler, compiler, ProposalOptions())
     assert any("another shape or layout" in fate.why for fate in improved.fates)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import NetworkError
-from reshard.synth.network import PRESETS, Link, Network
+from reshard.synth.network import LAUNCH_BYTES, PRESETS, Link, Network, launch_bytes
 from reshard.types.mesh import Mesh
 
 A, B, C = Link(1e-6, 1e11), Link(1e-5, 1e10), Link(1e-4, 1e9)
@@ -227,3 +227,12 @@ def test_errors_of_a_file_name_the_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(NetworkError, match=r"lab\.json' is not a preset and cannot be read as a file"):
         Network.load(file)
+
+
+def test_the_cost_of_a_launch() -> None:
+    """The bytes that the link with the largest product carries during its latency."""
+    assert launch_bytes(None) == LAUNCH_BYTES
+    network = Network("two", inner=(1e-6, 1e9), outer=(1e-5, 1e8), domain=2)
+    assert launch_bytes(network) == pytest.approx(1000, abs=1)
+    by_axis = Network("axes", axes={"x": (1e-6, 3e9), "y": (1e-3, 1e5)})
+    assert launch_bytes(by_axis) == pytest.approx(3000, abs=1)

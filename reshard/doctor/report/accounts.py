@@ -88,7 +88,7 @@ def by_line(places: Iterable[Place]) -> tuple[LineSum, ...]:
 
 
 def _is_shown(place: Place, received_bytes: int) -> bool:
-    if place.kind in (REDUCTION, MANUAL):
+    if place.kind in (REDUCTION, MANUAL) and not place.replaced:
         return False
     return place.rebuilds_whole or SMALL * place.total_bytes >= received_bytes
 

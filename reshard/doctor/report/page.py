@@ -25,7 +25,8 @@ article header b { overflow-wrap: anywhere; }
 .tag { font-size: .75rem; border: 1px solid currentColor; border-radius: 99px; padding: 0 .5rem; color: var(--faint);
   white-space: nowrap; margin-left: .3rem; }
 .code { margin: .5rem 0; padding: .4rem .6rem; overflow-x: auto; background: var(--track); border-radius: 3px; }
-.code .here { font-weight: 600; color: var(--mark); }
+.code span { display: block; width: max-content; min-width: 100%; }
+.code .faint { font-size: inherit; } .code .here { background: color-mix(in srgb, var(--mark) 18%, transparent); }
 .legend dt { float: left; clear: left; min-width: 12rem; padding-right: 1rem; } .legend dd { margin: 0 0 .3rem 12rem; }
 @media (max-width: 40rem) { .legend dt { float: none; } .legend dd { margin-left: 1rem; } }
 details { margin-top: .5rem; } summary { cursor: pointer; color: var(--faint); font-size: .86rem; }
@@ -59,7 +60,7 @@ def _is_wasteful(place: Place) -> bool:
     return bool(place.wasted_bytes or place.rebuilds)
 
 
-_FOOTER = "<footer>Bytes are those of one device. A click on the head of a column sorts its table.</footer>"
+_FOOTER = "<footer>Bytes are those of one device. A click on the head of a column, or Enter, sorts its table.</footer>"
 _LEGEND = """<details><summary>How to read this</summary><dl class="legend">
 <dt><code>&lt;x=4, y=2&gt;</code></dt><dd>a mesh of 8 devices, with axes x and y</dd>
 <dt><code>f32[{y}8, 16]</code></dt><dd>a dim of 2 &times; 8 elements in pieces of 8, split along y, and one of 16 that
@@ -99,11 +100,14 @@ def _memory(memory: ProgramMemory) -> str:
     shown = memory.buffers[:_BUFFERS]
     rest = sum(buffer.array.nbytes for buffer in memory.buffers[_BUFFERS:])
     more = f"<p class='faint'>{len(memory.buffers) - len(shown)} more of {bytes_text(rest)} in all</p>" if rest else ""
-    heads = [("bytes", True), ("array", False), ("made by", False), ("where", False)]
+    heads = [("bytes", True), ("where", False), ("made by", False), ("array", False)]
+    saved = (
+        f", <span class='good'>{bytes_text(memory.saved_bytes)} saved by reshard</span>" if memory.saved_bytes else ""
+    )
     return (
         f"<h2>Memory: {bytes_text(memory.peak_bytes)} live at the peak, {bytes_text(memory.moved_bytes)} of it made by "
-        f"moves</h2>{timeline(memory.timeline)}<p class='faint'>Live bytes at each instruction, in the order of the "
-        f"compiled program; <span class='bad'>red</span> where a move between devices runs. At the peak:</p>"
+        f"moves{saved}</h2>{timeline(memory.timeline)}<p class='faint'>Live bytes at each instruction, in the order of "
+        f"the compiled program; <span class='bad'>red</span> where a move between devices runs. At the peak:</p>"
         f"{table(heads, map(_buffer, shown), sortable=True)}{more}"
     )
 
@@ -112,9 +116,9 @@ def _buffer(buffer: Buffer) -> list[str]:
     css = "bad" if buffer.moved else ""
     return [
         number(buffer.array.nbytes, bytes_text(buffer.array.nbytes)),
-        f"<code>{array_text(buffer.array)}</code>",
-        f"<span class='{css}'>{escape(buffer.does)}</span>",
         f"<code>{escape(phrases.short_where(buffer.where))}</code>",
+        f"<span class='{css}'>{escape(buffer.does)}</span>",
+        f"<code>{array_text(buffer.array)}</code>",
     ]
 
 
@@ -124,7 +128,7 @@ def _snippet(where: Source) -> str:
         f"<span class='{'here' if line.here else 'faint'}'>{line.number:5} {escape(line.text)}</span>"
         for line in snippet(where)
     )
-    code = "\n".join(lines)
+    code = "".join(lines)
     return f"<pre class='code mono'>{code}</pre>" if code else ""
 
 
@@ -143,6 +147,7 @@ def _article(at: int, row: Row, longest: int) -> str:
         f"<p class='{css}'>{escape(rebuilt[:1].upper() + rebuilt[1:])}</p>" if rebuilt else "",
         _bars(place, longest),
         f"<p class='good'>reshard: {escape(plan)}</p>" if plan else "",
+        f"<p class='faint'>{escape(left[:1].upper() + left[1:])}</p>" if (left := phrases.left_text(place)) else "",
         _collectives(place),
     ]
     return f"<article>{''.join(parts)}</article>"
@@ -195,29 +200,29 @@ def _collective(collective: Collective) -> list[str]:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    heads = [("where", False), ("XLA does", False), ("what", False), ("received", True)]
+    heads = [("where", False), ("received", True), ("XLA does", False), ("what", False)]
     return table(heads, map(_row, rows), sortable=True)
 
 
 def _sums(lines: Sequence[LineSum]) -> str:
-    heads = [("where", False), ("XLA does", False), ("why", False), ("launches", True), ("received", True)]
+    heads = [("where", False), ("received", True), ("launches", True), ("XLA does", False), ("why", False)]
     return table(heads, map(_sum, lines), sortable=True)
 
 
 def _sum(line: LineSum) -> list[str]:
     return [
         f"<code>{escape(phrases.short_where(line.where))}</code>",
+        number(line.received_bytes, bytes_text(line.received_bytes)),
+        str(line.launches),
         escape(line.does),
         phrases.why_summed(line),
-        str(line.launches),
-        number(line.received_bytes, bytes_text(line.received_bytes)),
     ]
 
 
 def _row(row: Row) -> list[str]:
     return [
         f"<code>{escape(row.where)}</code> {_tags(row)}",
+        number(row.place.total_bytes, phrases.received(row.place)),
         escape(phrases.does(row.place)),
         "<br>".join(f"<code>{_move(phrases.move_text(move))}</code>" for move in row.place.moves),
-        number(row.place.total_bytes, phrases.received(row.place)),
     ]

@@ -38,7 +38,8 @@ def rows(places: Iterable[Place]) -> list[Row]:
     rows: dict[tuple[object, ...], Row] = {}
     for place in places:
         layouts = tuple(move_text(move) for move in place.moves)
-        key = (place.kind, where(place.where), does(place), place.received_bytes, place.temp_bytes, layouts)
+        fate = place.planned_bytes if place.replaced else place.why_left
+        key = (place.kind, where(place.where), does(place), place.received_bytes, place.temp_bytes, layouts, fate)
         rows[key] = Row(rows[key].place, rows[key].places + 1) if key in rows else Row(place, 1)
     return list(rows.values())
 
@@ -96,13 +97,27 @@ def needed(place: Place) -> str:
 
 def instead(place: Place) -> str:
     """The steps of reshard's plans, `the same` if they save no bytes, or `-` if there are none."""
+    if saves(place):
+        return _steps_of(place)
     if place.kind in (REDUCTION, MANUAL):
         return "-"
-    if not place.plans:
-        return "-" if place.kind == SHIFT or place.wasted_bytes else "the same"
-    if not saves(place):
-        return "the same"
-    return "; ".join(steps(plan) for plan in place.plans)
+    if by_hand(place):
+        return _steps_of(place)
+    return "-" if place.kind == SHIFT or place.wasted_bytes else "the same"
+
+
+def by_hand(place: Place) -> bool:
+    """Whether plans between the layouts of a place that the pass leaves would receive less."""
+    return not place.replaced and place.planned_bytes is not None and place.planned_bytes < place.received_bytes
+
+
+def _steps_of(place: Place) -> str:
+    moving = [steps(plan) for plan in place.plans if plan.launches or len(place.plans) == 1]
+    return "; ".join([*moving, *["permute"] * _permutes(place)]) or "nothing"
+
+
+def _permutes(place: Place) -> int:
+    return place.fate.permutes if place.fate is not None and place.replaced else 0
 
 
 def steps(plan: Plan) -> str:
@@ -129,19 +144,30 @@ def move_text(move: ArrayMove) -> tuple[str, str]:
     """The layouts before and after, or only the tiles if the layouts are unknown."""
     if move.source is not None and move.target is not None:
         return str(move.source), str(move.target)
-    return "" if move.before is None else f"tiles {array_text(move.before)}", f"tiles {array_text(move.after)}"
+    before = "several arrays" if move.before is None else f"tiles {array_text(move.before)}"
+    return before, f"tiles {array_text(move.after)}"
 
 
 def plan_text(place: Place) -> str:
     """The plans of reshard with their cost and savings; empty if they save nothing."""
     if not saves(place) or place.planned_bytes is None:
         return ""
-    launches = sum(plan.launches for plan in place.plans)
+    launches = sum(plan.launches for plan in place.plans) + _permutes(place)
     launched = f" in {counted(launches, 'launch')}" if launches > 1 else ""
     temp = f", {bytes_text(place.planned_temp_bytes or 0)} of temporary memory"
     memory = f" and {bytes_text(place.saved_temp_bytes)} of memory" if place.saved_temp_bytes else ""
     received = bytes_text(place.runs * place.planned_bytes)
     return f"{instead(place)}{launched}, {received} received{temp}; saves {bytes_text(place.saved_bytes)}{memory}"
+
+
+def left_text(place: Place) -> str:
+    """Why the pass leaves a place that wastes bytes, and what would be received by hand; empty if it does not."""
+    if not place.wasted_bytes or place.replaced or place.fate is None:
+        return ""
+    hand = ""
+    if by_hand(place) and place.planned_bytes is not None:
+        hand = f"; reshard.jax.redistribute would receive {bytes_text(place.runs * place.planned_bytes)}"
+    return f"the pass leaves it: {place.why_left}{hand}"
 
 
 def facts(report: ReportData) -> list[tuple[str, str]]:
@@ -158,7 +184,8 @@ def facts(report: ReportData) -> list[tuple[str, str]]:
         rows.append(("rebuilt", f"{counted(len(report.rebuilt), 'array')}, whole on every device"))
     if report.memory.moved_bytes:
         live, moved = (bytes_text(size) for size in (report.memory.peak_bytes, report.memory.moved_bytes))
-        rows.append(("live", f"{live} a device at the peak, {moved} of it made by moves"))
+        saved = f", {bytes_text(report.memory.saved_bytes)} saved by reshard" if report.memory.saved_bytes else ""
+        rows.append(("live", f"{live} a device at the peak: {moved} made by moves{saved}"))
     if report.compiled is not None:
         memory = report.compiled
         rows.append(

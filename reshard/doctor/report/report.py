@@ -25,7 +25,7 @@ class Report(ReportData):
     >>> print(report)
     m on 4 devices
       received  192 B a device, 1 collective
-      live      576 B a device at the peak, 256 B of it made by moves
+      live      576 B a device at the peak: 256 B made by moves
     <BLANKLINE>
           where             XLA does     received   needed   temp   reshard would   saves
       ───────────────────────────────────────────────────────────────────────────────────

@@ -154,3 +154,5 @@ def _remark(out: Console, at: int, place: Place, frames: bool) -> None:
         terminal.paragraph(out, rebuilt, mark, terminal.BAD if place.rebuilds_whole else "")
     if plan := phrases.plan_text(place):
         terminal.paragraph(out, f"reshard: {plan}", mark, terminal.GOOD)
+    if left := phrases.left_text(place):
+        terminal.paragraph(out, left, mark, terminal.FAINT)

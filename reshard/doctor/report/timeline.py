@@ -9,6 +9,7 @@ from reshard.types.units import bytes_text
 
 STYLE = """
 .timeline { display: block; width: 100%; height: 9rem; background: var(--track); border-radius: 3px; }
+.ends { display: flex; justify-content: space-between; color: var(--faint); font-size: .78rem; }
 .timeline .live { fill: var(--mark); opacity: .55; } .timeline .moves { fill: var(--bad); }
 """
 _POINTS = 300  # bars that a page has room for
@@ -32,6 +33,7 @@ def timeline(moments: Sequence[Moment]) -> str:
     return (
         f'<svg class="timeline" viewBox="0 0 {len(bars)} 100" preserveAspectRatio="none" role="img" '
         f'aria-label="live bytes, at most {bytes_text(peak)}">{"".join(rects)}</svg>'
+        f'<div class="ends"><span>start</span><span>top: {bytes_text(peak)}</span><span>end</span></div>'
     )
 
 

@@ -86,7 +86,7 @@ def test_the_memory_at_the_peak():
     html = examine(TRAIN).to_html()
     words = Read(html).text
     assert "448.2 MiB live at the peak, 384.0 MiB of it made by moves" in words
-    assert "256.0 MiB f32[512,512,256] all_gather train.py:17".replace(" ", "") in words.replace(" ", "")
+    assert "256.0 MiB train.py:17 all_gather f32[512,512,256]".replace(" ", "") in words.replace(" ", "")
     heights = [float(height) for height in re.findall(r'<rect class="\w+"[^>]* height="([\d.]+)"', html)]
     assert max(heights) == 100 and len(heights) == len(examine(TRAIN).memory.timeline)
 

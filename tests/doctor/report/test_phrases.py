@@ -69,10 +69,22 @@ def test_bytes_count_every_run():
         (place(received=192, moves=(move(plan=False),)), "-"),  # it wastes, but nothing better is known
         (place(received=48, moves=(move(plan=False),)), "the same"),
         (place(received=192, kind=SHIFT, moves=(move(plan=False),)), "-"),
-        (place(received=192, kind=MANUAL, moves=(move(),)), "-"),
+        (place(received=192, kind=MANUAL, moves=(move(),), replaced=False), "-"),
+        (place(received=192, kind=MANUAL, moves=(move(),)), "all_to_all"),
+        (place(received=192, moves=(move(),), replaced=False), "all_to_all"),  # not by the pass, but by hand
         (place(received=192, kind=REDUCTION), "-"),
     ],
-    ids=["saves", "nothing to save", "no plan", "no plan needed", "shift", "manual", "reduction"],
+    ids=[
+        "saves",
+        "nothing to save",
+        "no plan",
+        "no plan needed",
+        "shift",
+        "manual",
+        "manual, replaced",
+        "by hand",
+        "reduction",
+    ],
 )
 def test_the_steps_of_reshard_instead(example, words):
     assert phrases.instead(example) == words
@@ -112,7 +124,7 @@ def test_an_array_that_is_rebuilt(rebuilds, words):
 def test_a_move_as_layouts_or_as_tiles():
     assert phrases.move_text(move()) == ("f32[{a}2, 8]", "f32[8, {a}2]")
     assert phrases.move_text(ArrayMove(TILE, Array("f32", (8, 2)), 48, False)) == ("tiles f32[2,8]", "tiles f32[8,2]")
-    assert phrases.move_text(ArrayMove(None, TILE, 48, False)) == ("", "tiles f32[2,8]")
+    assert phrases.move_text(ArrayMove(None, TILE, 48, False)) == ("several arrays", "tiles f32[2,8]")
 
 
 def test_rows_join_places_that_look_the_same():

@@ -15,7 +15,7 @@ jit_step on 8 devices
   received    224.1 MiB a device, 3 collectives
   not needed  196.0 MiB, 196.0 MiB of it saved by reshard
   rebuilt     1 array, whole on every device
-  live        448.2 MiB a device at the peak, 384.0 MiB of it made by moves
+  live        448.2 MiB a device at the peak: 384.0 MiB made by moves, 320.0 MiB saved by reshard
   memory      29 B a device: arguments 8 B, outputs 4 B, temporary 20 B
 
       where         XLA does        received     needed        temp   reshard would       saves

@@ -1,0 +1,299 @@
+"""What plans could take the place of: the chains of a module, each with its fate.
+
+    find      chains, and operations on whole rows with the chains that bring their operands
+    plan      the cheapest plan for each
+    compare   with XLA's chain, in bytes, in memory, in permutes; then with less memory; then the parts of the chain
+
+The pass inside XLA and the doctor both ask here, and differ in one thing only: the pass compiles a proposal to know its
+cost, and the doctor takes the plan's own figures. So the doctor says what the pass would do, without compiling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from reshard.doctor.batch_ops import BatchOp, batch_ops
+from reshard.doctor.chain_fate import ChainFate, fate_of
+from reshard.doctor.chains import REDUCTIONS, Chain, chains
+from reshard.doctor.flow import Flow
+from reshard.doctor.index_maps import IndexMaps
+from reshard.doctor.liveness import Liveness
+from reshard.doctor.memory import program_memory
+from reshard.doctor.needed import is_needed
+from reshard.doctor.numbering import Numbering
+from reshard.doctor.op_choices import OpMoves
+from reshard.doctor.op_layouts import OpFinder, OpReplacement
+from reshard.doctor.replacements import Finder, Replacement, Unfit
+from reshard.errors import PlanError, ReshardError, quoted
+from reshard.hlo import Collective, Instruction
+from reshard.synth import Network
+from reshard.synth import plan as best_plan
+from reshard.synth.network import launch_bytes
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.plan import Plan
+
+ALIGNMENT = 4096
+"""Bytes by which buffers are rounded up, and those of tables and scalars."""
+PREFERENCES = ("bytes", "memory", "time")
+"""What plans can be asked to make better."""
+
+
+class ProposalOptions(NamedTuple):
+    """What plans are made for: the network and the budget of `reshard.plan`, and what they must make better.
+
+    `prefer` is "bytes", "memory" or "time"; see `Proposals`.
+    """
+
+    network: Network | str | None = None
+    budget: int | str | None = None
+    prefer: str = "bytes"
+
+
+def check_preference(prefer: object) -> str:
+    """The preference; raises `PlanError` for what is none.
+
+    >>> check_preference("memory")
+    'memory'
+    """
+    if not isinstance(prefer, str) or prefer not in PREFERENCES:
+        raise PlanError(f"prefer={quoted(prefer)} is none of {', '.join(map(repr, PREFERENCES))}")
+    return prefer
+
+
+class ProposalCost(NamedTuple):
+    """The bytes that a device receives in plans, and the most that it holds at once in any of them."""
+
+    received_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A chain, its fate, and what could take its place: nothing if it is to stay.
+
+    `allowed_bytes` is the memory that the chain needs. `excess_bytes` is what the plans need beyond: they fit only
+    where the program's own peak is elsewhere. `moves` are the layouts of an operation on rows; then the first of the
+    fate's plans leads to its rows, and the others lead from these.
+    """
+
+    chain: Chain
+    fate: ChainFate
+    replacements: tuple[Replacement | OpReplacement, ...] = ()
+    allowed_bytes: int = 0
+    excess_bytes: int = 0
+    moves: OpMoves | None = None
+
+
+Measure = Callable[[Proposal], ProposalCost]
+"""The cost of what is proposed; raises `Unfit` or a `ReshardError` if it cannot be made."""
+
+
+class Proposals:
+    """The proposals for a module: each of its collectives is in exactly one.
+
+    Plans receive fewer bytes than their chain, and need no more memory, unless they `may_exceed` it where the program's
+    own peak is elsewhere. If
+    memory is preferred, they may receive as many bytes, and need less memory. If time is preferred, they may receive as
+    many, and take less time, as launches and bytes cost on the network.
+    """
+
+    def __init__(
+        self, flow: Flow, maps: IndexMaps, numbering: Numbering, collectives: Sequence[Collective], mesh: Mesh | None,
+        options: ProposalOptions, measure: Measure, may_exceed: bool = True,
+    ) -> None:  # fmt: skip
+        self.flow = flow
+        self.maps = maps
+        self.collectives = collectives
+        self.options = options
+        self.measure = measure
+        self.may_exceed = may_exceed
+        self.finder = Finder(flow, maps, numbering, mesh)
+        self.liveness = Liveness(flow, numbering)
+
+    def __iter__(self) -> Iterator[Proposal]:
+        ops = _Ops(self)
+        yield from ops.proposals
+        for chain in chains(self.flow, self.maps, self.collectives, from_sums=True):
+            parts = [part for part in self._parts(chain) if not ops.are_taken(part)]
+            if ops.are_taken(chain) or not parts:
+                continue
+            whole = self._tried(chain) if not any(map(ops.takes, chain.collectives)) else None
+            if whole is not None and (whole.replacements or len(parts) == 1):
+                yield ops.explained(whole)
+                continue
+            yield from (ops.explained(self._left(part, whole) if part.reduces else self._tried(part)) for part in parts)
+
+    @cached_property
+    def apart(self) -> tuple[Chain, ...]:
+        """The chains of the module, each sum as one of its own."""
+        return tuple(chains(self.flow, self.maps, self.collectives))
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What a device holds at the peak of the program, in the order of its text."""
+        return program_memory(self.flow, {}).peak_bytes
+
+    def smaller(self, large: Proposal) -> Proposal | None:
+        """A proposal that needs no more memory than its chain, for one that does; None if there is none."""
+        if not large.excess_bytes:
+            return None
+        moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
+        try:
+            one = self._planned(large.chain, moves, large.allowed_bytes)
+            if one.fate.plans == large.fate.plans:
+                return None
+            one = self._accepted(one, lambda: large.allowed_bytes)
+        except (Unfit, ReshardError):
+            return None
+        return None if one.excess_bytes else one
+
+    def _parts(self, chain: Chain) -> list[Chain]:
+        """The chains that a chain consists of which may begin with a sum."""
+        if not chain.reduces or len(chain.collectives) < 2:
+            return [chain]
+        return [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
+
+    def _left(self, sum_: Chain, whole: Proposal | None) -> Proposal:
+        """A sum of which the whole chain was tried, or taken in part by operations on rows."""
+        return Proposal(sum_, replace(fate_of(sum_), why=whole.fate.why)) if whole is not None else self._tried(sum_)
+
+    def _tried(self, chain: Chain) -> Proposal:
+        """What could take the place of a chain; nothing, with the reason, if nothing can."""
+        try:
+            return self._better(chain)
+        except (Unfit, ReshardError) as error:
+            return Proposal(chain, replace(fate_of(chain), why=str(error).splitlines()[0]))
+
+    def _better(self, chain: Chain) -> Proposal:
+        if is_needed(chain, self.flow):
+            raise Unfit(f"it receives no more than is needed, {fate_of(chain).received_bytes} B")
+        budget = self._allowed(chain) - 1 if self.options.prefer == "memory" else None
+        one = self._planned(chain, self.finder.replacements(chain), budget)
+        one = self._accepted(one, lambda: self._allowed(chain))
+        if not one.excess_bytes or (self.may_exceed and one.allowed_bytes + one.excess_bytes <= self.peak_bytes):
+            return one
+        smaller = self.smaller(one)
+        if smaller is None:
+            raise Unfit(too_large(one))
+        return smaller
+
+    def _allowed(self, chain: Chain) -> int:
+        """The memory that a chain needs; XLA adds up sums where the summands are."""
+        sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
+        return self.liveness.of(chain).peak_bytes - sum(array.nbytes for one in sums for array in one.results)
+
+    def _planned(self, chain: Chain, replacements: tuple[Replacement, ...], budget: int | None) -> Proposal:
+        """The plans for a chain under a budget."""
+        plans = tuple(
+            self._plan(one.move.source, one.move.target, budget) for one in replacements if one.move is not None
+        )
+        shifts = [(one.shift, one.dtype) for one in replacements if one.shift is not None]
+        planned = sum(plan.received_bytes for plan in plans)
+        planned += sum(shift.received_bytes(dtype) for shift, dtype in shifts)
+        permutes = sum(shift.launches for shift, _ in shifts)
+        fate = replace(fate_of(chain), planned_bytes=planned, plans=plans, permutes=permutes)
+        return Proposal(chain, fate, replacements)
+
+    def _accepted(self, one: Proposal, allowed_bytes: Callable[[], int]) -> Proposal:
+        """The proposal with the memory that it needs; raises `Unfit` if it is not better than its chain.
+
+        What the chain is allowed to need is asked for last: most chains receive no more than is needed.
+        """
+        fate, planned = one.fate, one.fate.planned_bytes or 0
+        if fate.permutes > len(one.chain.collectives):
+            raise Unfit(f"the plan would need {fate.permutes} permutes to receive {planned} B")
+        self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
+        cost = self.measure(one)
+        received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
+        self._check_bytes(one, cost.received_bytes, received)
+        allowed = allowed_bytes()
+        if self.options.prefer == "memory" and cost.peak_bytes >= allowed:
+            raise Unfit(f"the plan would need {cost.peak_bytes} B at once, no less than XLA's {allowed} B")
+        return replace(one, allowed_bytes=allowed, excess_bytes=max(0, cost.peak_bytes - allowed - ALIGNMENT))
+
+    def _check_bytes(self, one: Proposal, received: int, why: str) -> None:
+        """Raises `Unfit` if so many bytes are no gain: only what is preferred to them may be as good with as many."""
+        before, prefer = one.fate.received_bytes, self.options.prefer
+        if received > before or (received == before and prefer == "bytes"):
+            raise Unfit(why)
+        if prefer != "time":
+            return
+        launch = launch_bytes(self.options.network)
+        launches = sum(plan.launches for plan in one.fate.plans) + one.fate.permutes
+        if received + launches * launch >= before + len(one.chain.collectives) * launch:
+            raise Unfit(f"the plan would take no less time, in {launches} launches")
+
+    def op(self, chain: Chain, instruction: Instruction, op: BatchOp, finder: OpFinder) -> Proposal:
+        """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
+        fate = fate_of(chain)
+        fate = replace(fate, does=f"{fate.does}, {op.kind if op.kind != 'ffi' else op.target}")
+        one = finder.replacement(chain, instruction, op)
+        choices = [(self._op_plans(moves), moves) for moves in one.choices]
+        plans, moves = min(choices, key=lambda choice: sum(plan.received_bytes for plan in choice[0]))
+        planned = sum(plan.received_bytes for plan in plans)
+        arrays = sum(array.nbytes for array in (*op.operands, *op.results))
+        fate = replace(fate, planned_bytes=planned, plans=plans)
+        allowed = max(self.liveness.of(chain).peak_bytes, arrays)
+        proposal = self._accepted(Proposal(chain, fate, (one,), moves=moves), lambda: allowed)
+        if proposal.excess_bytes:
+            raise Unfit(too_large(proposal))
+        return proposal
+
+    def _op_plans(self, moves: OpMoves) -> tuple[Plan, ...]:
+        return tuple(self._plan(*pair) for pair in ((moves.source, moves.rows), *moves.outputs))
+
+    def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
+        most = self.options.budget if budget is None else budget
+        return best_plan(source, target, network=self.options.network, budget=most)
+
+
+class _Ops:
+    """The operations that may run on the rows that each device has, and the chains that they take.
+
+    `why` has the reasons why others stay, by the first collective that brings their operands.
+    """
+
+    def __init__(self, of: Proposals) -> None:
+        self.proposals: list[Proposal] = []
+        self.why: dict[str, str] = {}
+        self._taken: set[Collective] = set()
+        finder = OpFinder(of.finder)
+        known = next(batch_ops(finder.flow), None) is not None
+        for chain, instruction, op in finder.joined(of.apart) if known else ():
+            try:
+                self.proposals.append(of.op(chain, instruction, op, finder))
+                self._taken.update(chain.collectives)
+            except (Unfit, ReshardError) as error:
+                self.why[chain.collectives[0].name] = str(error).splitlines()[0]
+
+    def takes(self, collective: Collective) -> bool:
+        """Whether an operation takes what a collective moves."""
+        return collective in self._taken
+
+    def are_taken(self, chain: Chain) -> bool:
+        """Whether the operations take all that a chain moves."""
+        return self._taken.issuperset(chain.collectives)
+
+    def explained(self, one: Proposal) -> Proposal:
+        """The proposal, with the reason of the operation that it brings rows for if it is left."""
+        if one.replacements:
+            return one
+        why = self.why.get(one.chain.collectives[0].name, one.fate.why)
+        return replace(one, fate=replace(one.fate, why=why))
+
+
+def check_launches(one: Proposal, received: int, launches: int, network: Network | str | None) -> None:
+    """Raises `Unfit` if starting more collectives takes longer than the bytes that are saved."""
+    more, saved = launches - len(one.chain.collectives), one.fate.received_bytes - received
+    if one.moves is None and more > 0 and saved < more * launch_bytes(network):
+        raise Unfit(f"the plan would save {saved} B with {more} more collectives")
+
+
+def too_large(one: Proposal) -> str:
+    """Why plans that need too much memory are not taken."""
+    peak = one.allowed_bytes + one.excess_bytes + ALIGNMENT
+    return f"the plan would need {peak} B at once, and XLA needs {one.allowed_bytes} B"

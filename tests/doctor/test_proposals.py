@@ -1,0 +1,93 @@
+"""What is proposed for chains: what is preferred decides, and a proposal never receives more than its chain."""
+
+import pytest
+
+from reshard import hlo
+from reshard.doctor.equivalence import Traced
+from reshard.doctor.proposals import PREFERENCES, ProposalCost, ProposalOptions, Proposals, check_preference
+from reshard.errors import PlanError
+from tests.doctor.batched import FFT, HEAD
+from tests.doctor.fragments import GATHER, RESHARD, text
+
+REDUCE = """%sum {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}
+"""
+SUMMED = "%s = f32[8,8]{1,0} all-reduce(%w), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%sum"
+SCATTERED = [
+    "%w = f32[8,8]{1,0} parameter(1)",
+    SUMMED,
+    "%id = u32[] partition-id()",
+    "%two = u32[] constant(2)",
+    "%at = u32[] multiply(%id, %two)",
+    "%zero = u32[] constant(0)",
+    "%d = f32[2,8]{1,0} dynamic-slice(%s, %at, %zero), dynamic_slice_sizes={2,8}",
+    "ROOT %r = f32[2,8]{1,0} add(%d, %d)",
+]
+
+
+def proposals(module_text, prefer="bytes", cost=None):
+    module = hlo.parse(module_text)
+    traced = Traced(module, 4)
+
+    def measure(one):
+        return cost or ProposalCost(one.fate.planned_bytes, 0)
+
+    options = ProposalOptions(prefer=prefer)
+    collectives = hlo.collectives(module, every_branch=True)
+    return list(Proposals(traced.flow, traced.maps, traced.numbering, collectives, None, options, measure))
+
+
+def test_a_rebuilt_array_is_moved_by_a_plan():
+    (one,) = proposals(text(*RESHARD))
+    assert one.fate.replaced and (one.fate.received_bytes, one.fate.planned_bytes) == (192, 48)
+    assert [step.kind for plan in one.fate.plans for step in plan.steps] == ["all_to_all"]
+    assert one.allowed_bytes == 384 and not one.excess_bytes
+
+
+def test_a_gather_that_is_used_whole_stays():
+    (one,) = proposals(text(GATHER, "ROOT %r = f32[8,8]{1,0} add(%g, %g)"))
+    assert not one.replacements and one.fate.why == "it receives no more than is needed, 192 B"
+
+
+def test_a_sum_and_its_slices_are_one_proposal():
+    (one,) = proposals(text(*SCATTERED, before=REDUCE))
+    assert one.fate.does == "all_reduce" and (one.fate.received_bytes, one.fate.planned_bytes) == (384, 192)
+
+
+def test_an_operation_takes_the_gather_of_its_rows():
+    (one,) = proposals(HEAD + FFT)
+    assert one.moves is not None and one.fate.does == "all_gather, fft" and one.fate.planned_bytes == 96
+
+
+@pytest.mark.parametrize("prefer", PREFERENCES)
+def test_nothing_that_receives_more_is_proposed(prefer):
+    (one,) = proposals(text(*RESHARD), prefer, ProposalCost(193, 0))
+    assert not one.replacements and "would receive 193 B as compiled here" in one.fate.why
+
+
+@pytest.mark.parametrize(("prefer", "replaced"), [("bytes", False), ("memory", True), ("time", False)])
+def test_as_many_bytes_are_a_gain_only_in_memory_or_time(prefer, replaced):
+    """A permute of two arrays, then back, could be one launch less, but here there is one in both."""
+    (one,) = proposals(text(*RESHARD), prefer, ProposalCost(192, 64))
+    assert bool(one.replacements) == replaced
+
+
+def test_memory_has_to_become_less():
+    (one,) = proposals(text(*RESHARD), "memory", ProposalCost(48, 384))
+    assert not one.replacements and one.fate.why == "the plan would need 384 B at once, no less than XLA's 384 B"
+    (one,) = proposals(text(*RESHARD), "memory", ProposalCost(48, 383))
+    assert one.replacements
+
+
+def test_what_needs_more_memory_than_the_program_stays():
+    (one,) = proposals(text(*RESHARD), "bytes", ProposalCost(48, 1 << 20))
+    assert not one.replacements and "would need 1048576 B at once" in one.fate.why
+
+
+@pytest.mark.parametrize("prefer", ["speed", "", None, 1])
+def test_what_is_no_preference(prefer):
+    with pytest.raises(PlanError, match="is none of 'bytes', 'memory', 'time'"):
+        check_preference(prefer)
