@@ -1,4 +1,4 @@
-"""Hooks of the site: the notebooks, which lie beside `docs`, become pages, and links to them and to the README lead there."""
+"""Hooks of the site: the notebooks, which lie beside `docs`, become pages, and links out of `docs` lead to pages."""
 
 from __future__ import annotations
 
