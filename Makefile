@@ -1,7 +1,7 @@
 # make help says what there is. Everything is installed in .venv (and .venv-oldest), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-oldest sweep lint notebooks bench clean
+.PHONY: help demo check test test-oldest sweep lint notebooks docs bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -67,6 +67,7 @@ help:
 	@echo "make test-oldest  what depends on jax or MPI under the oldest Python, with an older jax and Open MPI"
 	@echo "make sweep        the sweeps of which make test runs samples, under both Pythons: hours"
 	@echo "make notebooks    run the notebooks, and store what they show"
+	@echo "make docs         build the site in site/, from docs and the notebooks"
 	@echo "make bench        how long planning takes"
 	@echo "make clean        remove the virtual environments and caches"
 
@@ -101,9 +102,12 @@ test-oldest: .venv/.stamp
 notebooks: .venv/.stamp
 	@.venv/bin/python notebooks/execute.py
 
+docs: .venv/.stamp
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+
 bench: .venv/.stamp
 	@.venv/bin/python benchmarks/planner.py
 
 clean:
-	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis dist
+	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis dist site
 	find reshard tests benchmarks notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

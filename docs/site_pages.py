@@ -1,0 +1,25 @@
+"""Hooks of the site: the notebooks, which lie beside `docs`, become pages, and links out of `docs` lead to pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds the notebooks."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Links out of `docs` lead to the pages that they are on the site."""
+    markdown = markdown.replace("](../README.md)", "](quickstart-jax.md)")
+    return re.sub(r"\]\(\.\./notebooks\)", "](notebooks/01_query_plans.ipynb)", markdown)
