@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -54,8 +55,7 @@ def _loop(step: InParts, run: Run, tile: Array, shape: Sequence[int], order: Seq
         part = run(part, part_shape)
         return _with_part(put, filled, part.transpose(order), number)
 
-    unfilled = lax.empty(tuple(shape[dim] for dim in order), tile.dtype)  # The parts write all of it.
-    filled = lax.fori_loop(0, step.take.parts, one, unfilled)
+    filled = lax.fori_loop(0, step.take.parts, one, jnp.zeros([shape[dim] for dim in order], tile.dtype))
     return filled.transpose(np.argsort(order))
 
 
