@@ -248,7 +248,11 @@ class Proposals:
 
     def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
         most = self.options.budget if budget is None else budget
-        return best_plan(source, target, network=self.options.network, budget=most)
+        fastest = best_plan(source, target, network=self.options.network, budget=most)
+        if self.options.network is None or self.options.prefer == "time":
+            return fastest
+        fewest = best_plan(source, target, budget=most)
+        return min(fastest, fewest, key=lambda plan: plan.received_bytes)
 
 
 class _Ops:

@@ -14,10 +14,13 @@ from typing import Any
 from jax.sharding import Mesh as JaxMesh
 
 from reshard.jax import placement
+from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
-from reshard.synth import Network
+from reshard.synth import Network, plan
 from reshard.synth.network import PRESETS
 from reshard.synth.planner import network_of
+from reshard.types.move import Move
+from reshard.types.plan import Plan
 
 NONE = "none"
 """What names no network at all, so that plans have the fewest bytes."""
@@ -59,6 +62,30 @@ def network_on(devices: Sequence[Any], given: Network | str | None) -> Network |
 def network_of_mesh(mesh: placement.AnyMesh, given: Network | str | None) -> Network | None:
     """The network that a caller gives, else that of the devices of a mesh; none where these are not known."""
     return network_on(list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else [], given)
+
+
+def best_plan(
+    move: Move, devices: Sequence[Any], network: Network | str | None, budget: int | None, donate: bool = False
+) -> Plan:
+    """The best plan on the network that a caller gives, else on that of the devices.
+
+    The platform's network, which nobody asked for, is not worth memory: its plan is the fastest one only where that
+    needs no more of it than the plan of fewest bytes, both with their large steps in parts.
+    """
+    used = network_on(devices, network)
+    fastest = plan(move, None, budget, used, donate)
+    if network is not None or used is None:
+        return fastest
+    fewest = plan(move, None, budget, None, donate)
+    needs, least = (on_jax.peak_bytes(on_jax.in_parts(each)) for each in (fastest, fewest))
+    return fastest if needs <= least else fewest
+
+
+def best_plan_on(
+    mesh: placement.AnyMesh, move: Move, network: Network | str | None, budget: int | None, donate: bool = False
+) -> Plan:
+    """`best_plan` on the devices of a mesh, on no network where these are not known and none is given."""
+    return best_plan(move, list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else [], network, budget, donate)
 
 
 def checked(given: Network | str | None) -> Network | str | None:

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from jax.sharding import NamedSharding
 
 from reshard.errors import PlanError
 from reshard.jax import placement
-from reshard.jax.platform_network import network_of_mesh
+from reshard.jax.platform_network import best_plan_on
 from reshard.runtime import on_jax
-from reshard.synth import Network, plan
+from reshard.synth import Network
 from reshard.types.layout import Layout
+from reshard.types.move import Move
 from reshard.types.pair.device_sets import one_set
 from reshard.types.plan import Plan
 
@@ -68,12 +70,10 @@ def _plan(request: ReshardRequest, before: Layout, after: Layout) -> Plan:
             f"({before.mesh.size} and {after.mesh.size}), and a traced program (jit, grad, vmap, scan) runs on one set "
             f"of devices: move the array of shape {before.shape} outside of it, by redistribute of a concrete array"
         )
-    network = network_of_mesh(request.target.mesh, request.network)
-    best = plan(before, after, request.budget, network, request.donate)
-    if on_jax.overwrites(best):
-        return best
+    of_network = partial(best_plan_on, request.target.mesh, Move(before, after), request.network, request.budget)
+    best = of_network(request.donate)
     # XLA would copy the source before it overwrites it: plan with the source counted as live throughout.
-    return plan(before, after, request.budget, network, donate=False)
+    return best if on_jax.overwrites(best) else of_network(False)
 
 
 def orders_differ(source: NamedSharding, target: NamedSharding) -> bool:

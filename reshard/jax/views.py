@@ -24,14 +24,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.errors import LayoutError, MeshError, PlanError, quoted
 from reshard.jax import crossing, placement
 from reshard.jax.eager import move_now, put
-from reshard.jax.platform_network import network_of_mesh
+from reshard.jax.platform_network import best_plan_on
 from reshard.jax.primitive import pinned
 from reshard.jax.request import ReshardRequest, orders_differ
 from reshard.jax.starting import started
 from reshard.jax.targets import ViewOptions
 from reshard.lower.to_shard_map.scales import check_scale
 from reshard.runtime import on_jax
-from reshard.synth import Network, plan
+from reshard.synth import Network
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -251,7 +251,7 @@ def _plan(
 ) -> Plan:
     source = placement.layout_of(before, view.source_shape, dtype)
     target = placement.layout_of(after, view.target_shape, target_dtype)
-    made = plan(Move(source, target, view, cast=True), None, budget, network_of_mesh(after.mesh, network))
+    made = best_plan_on(after.mesh, Move(source, target, view, cast=True), network, budget)
     if placement.platform_of(after.mesh) == "cpu" or budget is not None:
         return made
     return on_jax.in_parts(made)

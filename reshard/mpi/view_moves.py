@@ -35,7 +35,8 @@ def move(
 
     `out` receives the result; a move that fills part of its target needs it, and leaves the rest of it as it is.
     `scale` is what a cast divides by where it narrows, and multiplies by where it widens: a number, or an array that
-    broadcasts to this rank's wider tile. The other options are those of `redistribute`.
+    broadcasts to this rank's wider tile. The other options are those of `redistribute`. The result has memory of its
+    own, also where nothing has to move: a budget bounds source, target and buffers, as that of `rs.plan_tree` does.
 
     Before any data move, the ranks compare their requests. If these differ, or if an argument of one rank is wrong, all
     ranks raise the same error: `AgreementError`, `TileError`, `LayoutError`, `PlanError` or `BudgetError`.

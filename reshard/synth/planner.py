@@ -252,7 +252,7 @@ def network_of(given: object) -> Network | None:
     >>> str(network_of("h100")), network_of("none")
     ('h100', None)
     """
-    if given is None or given == "none":
+    if given is None or (isinstance(given, str) and given == "none"):
         return None
     network = Network.load(given) if isinstance(given, str) else given
     if not isinstance(network, Network):

@@ -137,6 +137,6 @@ def test_hlo_needs_the_hook(call, monkeypatch):
     assert code == 2 and "needs jax 0.11 or later" in err
 
 
-@pytest.mark.parametrize("options", [["--budget", "much"], ["--network", "none"]])
+@pytest.mark.parametrize("options", [["--budget", "much"], ["--network", "nothing"]])
 def test_it_refuses_bad_options(call, options):
     assert call("pass", MODULE, *options)[0] == 2

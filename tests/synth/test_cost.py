@@ -47,7 +47,8 @@ WIRES = (
         ("f32[4096] + sum{x}", "f32[4096]", 2 * (2e-6 + 3 * 4096 / 1e11)),
         ("f32[4096] + sum{x}", "f32[{x}1024]", 2e-6 + 3 * 4096 / 1e11),
         ("f32[4096]", "f32[{x}1024]", 0),
-        ("f32[{dcn}2048]", "f32[4096]", 1e-5 + 8192 / 1e9),
+        # A quarter of a tile across the slow axis, since x is idle; then the quarters along x.
+        ("f32[{dcn}2048]", "f32[4096]", 1e-5 + 2048 / 1e9 + 2e-6 + 3 * 4096 / 1e11),
     ],
 )
 def test_seconds_by_hand(source: str, target: str, seconds: float):

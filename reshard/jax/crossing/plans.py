@@ -20,9 +20,9 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import BudgetError
 from reshard.jax import placement
-from reshard.jax.platform_network import network_on
+from reshard.jax.platform_network import best_plan
 from reshard.runtime import on_jax
-from reshard.synth import Network, plan
+from reshard.synth import Network
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.pair.device_sets import disjoint, one_set
@@ -85,8 +85,7 @@ def plan_across(
     numbers = numbered(source.mesh, target.mesh)
     near = layout_on(numbers, source, shape, dtype)
     far = layout_on(numbers, target, shape if view is None else view.target_shape, target_dtype or dtype)
-    used = network_on(devices_of(target.mesh), network)
-    return plan(Move(near, far, view, cast=True), None, budget, used, donate)
+    return best_plan(Move(near, far, view, cast=True), devices_of(target.mesh), network, budget, donate)
 
 
 def layout_on(numbers: dict[Any, int], sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Layout:
