@@ -49,7 +49,9 @@ def mesh_of(topology: str, sizes: dict[str, int], kind: AxisType = AxisType.Auto
     return jax.sharding.Mesh(grid, tuple(sizes), axis_types=(kind,) * len(sizes))
 
 
-def compiled(topology: str, pair: Pair, **options: Any) -> Any:
+def compiled(topology: str, pair: Pair, network: str | None = "none", **options: Any) -> Any:
+    """The program of a move, by default of the plan with the fewest bytes."""
+    options = {"network": network, **options}
     mesh = mesh_of(topology, dict(pair[0].mesh.axes))
     source, target = on(mesh, pair[0]), on(mesh, pair[1])
     f = jax.jit(lambda x: redistribute(x, target, source=source, **options), in_shardings=source, out_shardings=target)
@@ -79,6 +81,18 @@ def test_the_compiled_program_is_the_plan(part: int):
     for pair in SMALL[part::6]:
         plan = rs.plan(*pair)
         assert executed(compiled("v5p:2x2x2", pair)) == promised(plan), plan
+
+
+@pytest.mark.slow
+def test_on_the_platforms_network_it_needs_no_more_memory():
+    """Plans for the chips' own network may take other steps, in as much memory at most."""
+    other = 0
+    for pair in LARGE[:4]:
+        ours, fewest = (compiled("v5p:2x2x2", pair, network=network) for network in (None, "none"))
+        memory = [each.memory_analysis().peak_memory_in_bytes for each in (ours, fewest)]
+        assert memory[0] <= 1.06 * memory[1]
+        other += executed(ours) != executed(fewest)
+    assert other
 
 
 @pytest.mark.slow
