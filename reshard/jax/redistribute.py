@@ -64,8 +64,8 @@ def redistribute(
     `budget` (bytes, or text such as "64MiB") bounds what lives on each device during the move: all sources, all results
     and all buffers of the tree; inside a trace, those of each leaf. Without one, large moves are split into parts,
     which need little more than source and result.
-    `network` is that of `reshard.plan`; without one, plans are made for the network of the devices, if it is known
-    (`platform_network`), and "none" is for none.
+    `network` is that of `reshard.plan`. Without one, the fastest plan on the network of the devices, if it is known
+    (`platform_network`), is taken where it needs no more memory than the plan of fewest bytes; "none" is for none.
     With `donate`, `x` is deleted once the move is under way.
 
     `view` (with `sizes`), `take` and `into` are those of `reshard.Move`, and `dtype` that of the result; `sharding` is
