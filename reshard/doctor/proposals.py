@@ -96,9 +96,8 @@ class Proposals:
     """The proposals for a module: each of its collectives is in exactly one.
 
     Plans receive fewer bytes than their chain, and need no more memory, unless they `may_exceed` it where the program's
-    own peak is elsewhere. If
-    memory is preferred, they may receive as many bytes, and need less memory. If time is preferred, they may receive as
-    many, and take less time, as launches and bytes cost on the network.
+    own peak is elsewhere. If memory is preferred, they may receive as many bytes, and need less memory. If time is
+    preferred, they may receive as many, and take less time, as launches and bytes cost on the network.
     """
 
     def __init__(
