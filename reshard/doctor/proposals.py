@@ -31,7 +31,9 @@ from reshard.errors import PlanError, ReshardError, quoted
 from reshard.hlo import Collective, Instruction
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
+from reshard.synth.cost import timed
 from reshard.synth.network import launch_bytes
+from reshard.synth.planner import network_of
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
@@ -251,7 +253,10 @@ class Proposals:
         if self.options.network is None or self.options.prefer == "time":
             return fastest
         fewest = best_plan(source, target, budget=most)
-        return min(fastest, fewest, key=lambda plan: plan.received_bytes)
+        if fastest.received_bytes <= fewest.received_bytes:
+            return fastest
+        network = network_of(self.options.network)
+        return timed(fewest, None if network is None else network.links(source.mesh))
 
 
 class _Ops:
