@@ -25,6 +25,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from reshard.errors import MeshError
 from reshard.synth.link import Link
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
@@ -69,7 +70,10 @@ def seconds(step: StepSpec, operand: Layout, links: Links) -> float:
             peers = _gathered(refinement)
             return _blocks(peers, operand.tile_bytes / math.prod(size for _, size in peers), operand.mesh, wires)
         case _:
-            return _exchange(step, operand, refinement, cost, wires)
+            try:
+                return _exchange(step, operand, refinement, cost, wires)
+            except MeshError:  # The result's mesh cuts the positions where no sub-axis of the operand's ends.
+                return _boxes(cost, operand, result, wires)
 
 
 Known = dict[tuple[Layout, StepSpec], float]

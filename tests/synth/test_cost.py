@@ -58,6 +58,13 @@ def test_seconds_by_hand(source: str, target: str, seconds: float):
     assert isclose(sum(s.seconds or 0.0 for s in plan.steps), seconds, rel_tol=1e-9)
 
 
+def test_meshes_whose_axes_end_elsewhere_can_be_priced():
+    """Positions in pairs, to a mesh whose innermost axis has 3."""
+    source = Layout.parse("s64[1 1 {w}/1, 1 3 5 2/30] + sum{x}", Mesh(w=2, dcn=2, x=3))
+    plan = rs.plan(source, Layout.parse("s64[{b}/1, 30]", Mesh(a=6, b=2)), network="ethernet-100g", donate=True)
+    assert plan.seconds and plan.seconds > 0
+
+
 def test_no_network_no_seconds():
     mesh = Mesh(x=4)
     plan = rs.plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
