@@ -61,6 +61,22 @@ def endpoint_bound(source: Layout, target: Layout) -> int:
     return source.nbytes(crossing.fewest_through(source, target))
 
 
+def sums_stay(source: Layout, target: Layout) -> bool:
+    """Whether summands, if there are any, stay on their devices: partial along the same devices in the same order.
+
+    >>> from reshard.types import Mesh
+    >>> a, b = (Layout.parse("f32[4] + sum{x}", Mesh({"x": 2, "y": 2}, device_ids=ids)) for ids in (None, [0, 2, 1, 3]))
+    >>> sums_stay(a, a), sums_stay(a, b)
+    (True, False)
+    """
+    if not source.partial_as(target):
+        return False
+    if not source.partial or source.mesh == target.mesh:
+        return True
+    spans = [[layout.mesh.span(axis) for axis in layout.partial] for layout in (source, target)]
+    return source.mesh.device_ids == target.mesh.device_ids and spans[0] == spans[1]
+
+
 def receivers_bound(source: Layout, target: Layout) -> bool:
     """Whether no device must send more than the busiest one receives: each sends as much as it receives."""
     return one_set(source.mesh, target.mesh) and source.even and target.even
@@ -70,7 +86,7 @@ def _elements(source: Layout, target: Layout) -> int:
     """The bound in elements."""
     if not one_set(source.mesh, target.mesh):
         return _crossing(source, target)
-    if not source.partial_as(target):
+    if not sums_stay(source, target):
         change = partial_change(source, target) if source.mesh == target.mesh else None
         if change is not None and not change.reduced:
             return _started(source, target, change)

@@ -21,7 +21,7 @@ from reshard.types.mesh import Mesh
 from reshard.types.pair import crossing
 from reshard.types.pair.lacking import MOST_DEVICES, ByDevice, lacking
 from reshard.types.pair.refine import partial_change, refine
-from reshard.types.rules.bounds import lower_bound, receivers_bound
+from reshard.types.rules.bounds import lower_bound, receivers_bound, sums_stay
 from reshard.types.rules.view_bounds import plain_ends, view_bound, view_endpoint_bound, view_receipts
 from reshard.types.view import View
 
@@ -95,7 +95,7 @@ def _average(counts: Counter[Ends]) -> int:
     size = next(iter(plain))[1].mesh.size
     total = 0
     for (source, target), count in plain.items():
-        if source.partial_as(target):
+        if sums_stay(source, target):
             each, listed = _must_receive(source, target, None)
             total += count * (each * size if listed is None else sum(listed.values()))
         elif _reduces_evenly(source, target):
@@ -113,7 +113,7 @@ def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice
     if ends is None:
         return view_receipts(source, target, view)
     source, target = ends
-    if not source.partial_as(target):
+    if not sums_stay(source, target):
         even = not target.partial and _reduces_evenly(source, target)
         return ByDevice(target.tile_bytes if even else 0)
     if target.mesh.size > MOST_DEVICES:

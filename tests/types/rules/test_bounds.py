@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import reshard as rs
 from reshard.types.dtypes import bits
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
@@ -187,3 +188,11 @@ def test_bound_needs_no_devices():
     source = Layout.tiled(mesh, (n, n), "float32", [[mesh.sub_axis("x"), mesh.sub_axis("y")], []])
     target = Layout.tiled(mesh, (n, n), "float32", [[], [mesh.sub_axis("y"), mesh.sub_axis("x")]])
     assert lower_bound(source, target) == prod((n, 4)) - 4
+
+
+def test_sums_along_other_devices_can_be_finished_on_the_way():
+    """Each device has another summand after than before: no device must receive its own, only the sum counts."""
+    before = rs.Mesh({"z": 3, "data": 4}, device_ids=[1, 0, 3, 4, 6, 8, 5, 7, 10, 2, 9, 11])
+    source = rs.Layout.parse("f32[16, {data}4/13] + sum{z}", before)
+    plan = rs.plan(source, rs.Layout.parse("f32[16, 13] + sum{z}", rs.Mesh(z=3, w=2, dcn=2)))
+    assert plan.lower_bound_bytes <= plan.received_bytes
