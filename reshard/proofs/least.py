@@ -27,6 +27,7 @@ from reshard.proofs.symbolic.form import FormDigit, step_digits
 from reshard.proofs.symbolic.lists import Factors, Ints, coordinate, held_offset, ids_of, positions
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
+from reshard.types.plan import Plan
 
 
 class Floor(NamedTuple):
@@ -49,6 +50,21 @@ class _IndexRuns(NamedTuple):
         return np.where(at < 0, 0, at * self.length + inside)
 
 
+def plans_meant(plan: Plan) -> str:
+    """The plans among which the bound holds, after "any" in a statement.
+
+    A sum that stays unfinished could also be finished on the way and started anew, for fewer bytes in some cases; its
+    summands, and how they round, would then be others.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=4, y=2)
+    >>> plans_meant(rs.plan(*(Layout.parse(text, mesh) for text in ("f32[{x}4] + sum{y}", "f32[16] + sum{y}"))))
+    'plan that moves each summand as it is'
+    """
+    unfinished = plan.source.partial and _summands_stay(plan.source, plan.target)
+    return "plan that moves each summand as it is" if unfinished else "plan"
+
+
 def floor(source: Layout, target: Layout, form: Form) -> Floor:
     """The bound in elements at these sizes; at other sizes of the form it grows with their product.
 
@@ -60,7 +76,7 @@ def floor(source: Layout, target: Layout, form: Form) -> Floor:
     one = source.mesh.size, source.mesh.device_ids
     if one != (target.mesh.size, target.mesh.device_ids) and set(source.mesh.devices) != set(target.mesh.devices):
         return _elsewhere(source, target)
-    if not source.partial_as(target):
+    if not _summands_stay(source, target):
         kept, started = _target_factors(source, target)
         if math.prod(size for _, size in kept) == math.prod(axis.size for axis in source.partial):
             return _started(source, target, started)
@@ -69,6 +85,15 @@ def floor(source: Layout, target: Layout, form: Form) -> Floor:
     if digits is not None and source.even and target.even:
         return _even(digits)
     return _counted(source, target)
+
+
+def _summands_stay(source: Layout, target: Layout) -> bool:
+    """Whether each device has the same summand, if any, of its tile after as before."""
+    if not source.partial_as(target):
+        return False
+    if not source.partial or source.mesh == target.mesh:
+        return True
+    return source.mesh.device_ids == target.mesh.device_ids and _spans(source) == _spans(target)
 
 
 def _even(digits: tuple[FormDigit, ...]) -> Floor:

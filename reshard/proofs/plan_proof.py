@@ -17,7 +17,7 @@ from reshard.lower import Program, lower_plan
 from reshard.lower.program import Instruction
 from reshard.proofs import symbolic
 from reshard.proofs.launches import fewest
-from reshard.proofs.least import floor
+from reshard.proofs.least import floor, plans_meant
 from reshard.proofs.proof import Proof, ProofPart
 from reshard.proofs.refute import fits, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
@@ -158,7 +158,7 @@ def _minimal(plan: Plan, program: Program | Outline, form: Form) -> ProofPart:
     argument = (*steps, bound.argument)
     figure, bytes_bound = _times(received, unit), _times(least, unit)
     if received <= least:
-        return ProofPart(f"the worst device receives {figure} bytes, as few as in any plan", argument)
+        return ProofPart(f"the worst device receives {figure} bytes, as few as in any {plans_meant(plan)}", argument)
     statement = f"not shown: the worst device receives {figure} bytes, and the bound is {bytes_bound}"
     return ProofPart(statement, argument, holds=False)
 

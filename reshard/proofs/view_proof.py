@@ -16,6 +16,7 @@ import numpy as np
 
 from reshard.errors import ProofError, UndecidedError
 from reshard.lower import Program, lower_plan
+from reshard.proofs.least import plans_meant
 from reshard.proofs.proof import Proof, ProofPart
 from reshard.proofs.refute import fits, refute
 from reshard.proofs.symbolic import Form, Query
@@ -91,7 +92,8 @@ def _minimal(plan: Plan) -> ProofPart:
     least = narrow.nbytes(lacked)
     argument = (f"the neediest device lacks {lacked} elements of its target tile, {least} bytes",)
     if plan.received_bytes <= least:
-        return ProofPart(f"the worst device receives {plan.received_bytes} bytes, as few as in any plan", argument)
+        few = f"as few as in any {plans_meant(plan)}"
+        return ProofPart(f"the worst device receives {plan.received_bytes} bytes, {few}", argument)
     statement = f"not shown: the worst device receives {plan.received_bytes} bytes, and the bound is {least}"
     return ProofPart(statement, argument, holds=False)
 

@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes that some device receives in every plan."""
+        """Bytes that some device receives in every plan; if a sum stays unfinished, in all that keep its summands."""
         return view_bound(self.source, self.target, self.view)
 
     @cached_property

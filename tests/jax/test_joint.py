@@ -42,7 +42,7 @@ def checked(moved: dict[str, Any], sharding: NamedSharding) -> None:
 
 
 def floor_of(source: NamedSharding, target: NamedSharding, donate: bool = False) -> int:
-    """The smallest budget that is said to work."""
+    """The smallest budget that the error names."""
     with pytest.raises(BudgetError) as raised:
         redistribute(tree_of(source), target, budget=1, donate=donate)
     return raised.value.smallest

@@ -306,3 +306,17 @@ def test_a_proof_is_of_the_plan():
     plan = plan_of("f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4))
     proof = prove(plan)
     assert isinstance(proof, Proof) and proof.plan is plan and proof.launches is None
+
+
+def test_sums_that_stay_are_bounded_among_plans_that_keep_their_summands():
+    mesh = Mesh(z=3, data=4)
+    kept = rs.plan(*(Layout.parse(text, mesh) for text in ("f32[16, {data}4] + sum{z}", "f32[16, 16] + sum{z}")))
+    assert prove(kept).minimal.statement.endswith("as few as in any plan that moves each summand as it is")
+
+
+def test_sums_along_other_devices_are_finished_on_the_way():
+    """They receive less than all summands would, and are proved."""
+    before = Mesh({"z": 3, "data": 4}, device_ids=[1, 0, 3, 4, 6, 8, 5, 7, 10, 2, 9, 11])
+    source = Layout.parse("f32[16, {data}4/13] + sum{z}", before)
+    plan = rs.plan(source, Layout.parse("f32[16, 13] + sum{z}", Mesh(z=3, w=2, dcn=2)))
+    assert prove(plan).right.holds and plan.received_bytes < 768

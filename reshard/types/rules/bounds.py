@@ -8,6 +8,9 @@ A sum that is started needs no more than that the devices of a group, among them
     mesh <x=4, y=2>, f32[{x}4] -> f32[16] + sum{y}      two devices share a target tile, and hold 4 of its 16 elements:
                                                         one of them must receive half of the other 12, 24 bytes
 
+A sum that stays unfinished is bounded among the plans that move each summand as it is. To finish it on the way and to
+start it anew can receive fewer bytes, but gives other summands, which round otherwise: no plan does that on one mesh.
+
 For even layouts, let V be the product of the radices that are held before and local after: a target tile has elements
 of V source tiles. If a digit moves from one holder to another, some device holds nothing that it needs and receives
 |T|. Otherwise every device holds 1 / V of its target tile and receives |T| (1 - 1 / V). No device is enumerated. For
