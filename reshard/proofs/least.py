@@ -54,15 +54,21 @@ def plans_meant(plan: Plan) -> str:
     """The plans among which the bound holds, after "any" in a statement.
 
     A sum that stays unfinished could also be finished on the way and started anew, for fewer bytes in some cases; its
-    summands, and how they round, would then be others.
+    summands, and how they round, would then be others. Along an axis that neither layout uses, devices have equal
+    summands; to finish a part each and to gather the parts can receive fewer bytes, too.
 
     >>> import reshard as rs
-    >>> mesh = rs.Mesh(x=4, y=2)
-    >>> plans_meant(rs.plan(*(Layout.parse(text, mesh) for text in ("f32[{x}4] + sum{y}", "f32[16] + sum{y}"))))
-    'plan that moves each summand as it is'
+    >>> mesh, texts = rs.Mesh(x=4, y=2), ("f32[{x}4] + sum{y}", "f32[16] + sum{y}", "f32[16] + sum{x}", "f32[{x}4]")
+    >>> a, b, c, d = (Layout.parse(text, mesh) for text in texts)
+    >>> plans_meant(rs.plan(a, b)), plans_meant(rs.plan(c, d)), plans_meant(rs.plan(a, d))
+    ('plan that moves each summand as it is', 'plan without idle axes', 'plan')
     """
-    unfinished = plan.source.partial and _summands_stay(plan.source, plan.target)
-    return "plan that moves each summand as it is" if unfinished else "plan"
+    source, target = plan.source, plan.target
+    if not source.partial:
+        return "plan"
+    if _summands_stay(source, target):
+        return "plan that moves each summand as it is"
+    return "plan without idle axes" if source.mesh == target.mesh and _some_idle(source, target) else "plan"
 
 
 def floor(source: Layout, target: Layout, form: Form) -> Floor:
@@ -94,6 +100,13 @@ def _summands_stay(source: Layout, target: Layout) -> bool:
     if not source.partial or source.mesh == target.mesh:
         return True
     return source.mesh.device_ids == target.mesh.device_ids and _spans(source) == _spans(target)
+
+
+def _some_idle(source: Layout, target: Layout) -> bool:
+    """Whether devices of the mesh differ along sub-axes that neither layout uses."""
+    used = (*source.held, *source.partial, *target.held, *target.partial)
+    spans = merged_spans([source.mesh.span(axis) for axis in used])
+    return math.prod(high // low for low, high in spans) < source.mesh.size
 
 
 def _even(digits: tuple[FormDigit, ...]) -> Floor:

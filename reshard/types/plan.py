@@ -119,14 +119,19 @@ class Plan:
 
     @property
     def lower_bound_bytes(self) -> int:
-        """Bytes that some device receives in every plan; if a sum stays unfinished, in all that keep its summands."""
+        """Bytes that some device receives in every plan.
+
+        If a sum stays unfinished, in every plan that keeps its summands; if one is finished, in every plan without
+        idle axes.
+        """
         return view_bound(self.source, self.target, self.view)
 
     @cached_property
     def idle_axes(self) -> tuple[str, ...]:
-        """The sub-axes that neither source nor target uses and the plan goes over, to take less time for more bytes.
+        """The sub-axes that neither source nor target uses and the plan goes over, to take less time.
 
-        Such a plan may receive more than `lower_bound_bytes`, on purpose. Only a network makes any worth it.
+        Such a plan may receive more than `lower_bound_bytes`, on purpose, and less where it finishes a sum. Only plans
+        for a network have any.
         """
         if self.crosses or self.view is not None:
             return ()

@@ -320,3 +320,13 @@ def test_sums_along_other_devices_are_finished_on_the_way():
     source = Layout.parse("f32[16, {data}4/13] + sum{z}", before)
     plan = rs.plan(source, Layout.parse("f32[16, 13] + sum{z}", Mesh(z=3, w=2, dcn=2)))
     assert prove(plan).right.holds and plan.received_bytes < 768
+
+
+def test_a_sum_that_is_finished_is_bounded_among_plans_without_idle_axes():
+    """Devices along an idle axis have equal summands: with a network each finishes a part, and they receive less."""
+    mesh = Mesh({"data": 12})
+    pair = [Layout.parse(f"s32[10, 30, {end}", mesh) for end in ("2] + max{data:(1)6}", "{data:(1)2}]")]
+    alone, shared = rs.plan(*pair), rs.plan(*pair, network="tpu-v5p")
+    assert shared.idle_axes and shared.received_bytes < alone.received_bytes == alone.lower_bound_bytes
+    for plan in (alone, shared):
+        assert prove(plan).minimal.statement.endswith("as few as in any plan without idle axes")

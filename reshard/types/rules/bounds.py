@@ -145,7 +145,8 @@ def _reduction(source: Layout, target: Layout, change: PartialChange | None) -> 
     Where the target is partial along other sub-axes, the holder of a tile is a group of devices along these, and what
     it receives is shared among them.
 
-    Devices along axes that neither layout uses form groups that reduce separately. If the two meshes order their
+    Devices along axes that neither layout uses form groups that reduce separately: plans over idle axes share that work
+    between the groups and can receive less, (f - 1 + holders - 1) / devices of the mesh. If the two meshes order their
     devices differently, there are no such axes, and all devices are one group.
     """
     mesh = source.mesh
