@@ -54,8 +54,6 @@ def plan(
     network: Network | str | None = None,
     donate: bool = False,
     slack: float = SLACK,
-    *,
-    relays: bool = True,
 ) -> Plan:
     """The best checked plan from source to target, or of a `Move` with its view, its parts and its cast.
 
@@ -66,8 +64,7 @@ def plan(
     and equal arguments give equal plans in every process.
 
     The devices of source and target may differ. Then the best plan without a network is the one whose busiest device
-    sends or receives the fewest bytes in all, then the one with the least sum of that over steps. `relays=False` leaves
-    out exchanges in which devices pass on what they receive, for runtimes that cannot.
+    sends or receives the fewest bytes in all, then the one with the least sum of that over steps.
 
     Raises `PlanError` for layouts of different arrays, for a target that is a mean where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
@@ -83,21 +80,18 @@ def plan(
     before, after = _ends(source, target)
     same = one_set(before.mesh, after.mesh)
     exact = network is not None or (same and before.even and after.even)
-    flags = checked_flag(donate, "donate"), checked_flag(relays, "relays")
-    options = (bytes_of(budget), network, *flags, 0.0 if exact else float(slack))
+    options = (bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else float(slack))
     if isinstance(source, Move) and not source.plain:
         return _plan_move(source, *options)
     return _plan(before, after, *options)
 
 
 @lru_cache(maxsize=4096)
-def _plan_move(
-    move: Move, budget: int | None, network: Network | None, donate: bool, relays: bool, slack: float
-) -> Plan:
+def _plan_move(move: Move, budget: int | None, network: Network | None, donate: bool, slack: float) -> Plan:
     """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
 
     def between(source: Layout, target: Layout, limit: int | None) -> Plan:
-        return _plan(source, target, limit, network, donate, relays, slack)
+        return _plan(source, target, limit, network, donate, slack)
 
     made = moves.plans(move, between, budget, donate)
     if not one_set(move.source.mesh, move.target.mesh):
@@ -108,18 +102,12 @@ def _plan_move(
 
 @lru_cache(maxsize=4096)
 def _plan(
-    source: Layout,
-    target: Layout,
-    budget: int | None,
-    network: Network | None,
-    donate: bool,
-    relays: bool,
-    slack: float,
+    source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool, slack: float
 ) -> Plan:
     pair = Pair(*_on_one_mesh(source, target))
     _check_start(pair)
     if pair.crosses:
-        plans = _plans_across(pair, network, donate, relays)
+        plans = _plans_across(pair, network, donate)
         plans = plans if budget is None else within(plans, budget, None)
         return _best([cost.timed_across(plan, network) for plan in plans], slack)
     links = None if network is None else network.links(pair.source.mesh)
@@ -134,11 +122,11 @@ def _plan(
     return _best(made if budget is None else within(made, budget, links), slack)
 
 
-def _plans_across(pair: Pair, network: Network | None, donate: bool, relays: bool) -> list[Plan]:
+def _plans_across(pair: Pair, network: Network | None, donate: bool) -> list[Plan]:
     """A plan for each route to other devices; relays only if no other route is near the bound."""
     routes = dict.fromkeys(crossing.routes(pair, network))
     plans = [chain(pair.source, pair.target, route, donate) for route in routes]
-    if relays and not any(_near_bound(plan) for plan in plans):
+    if not any(_near_bound(plan) for plan in plans):
         plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
     return plans
 
