@@ -143,9 +143,9 @@ def redistribute(
     `budget` bounds all of it together. Equal moves of small tiles share their messages; their results share memory.
     In place of a source layout it may have a `reshard.Move`, with its own target. The ranks compare names, order,
     shapes, layouts, views and the `version` of the values before anything moves, and with `verify="hash"` the values
-    before and after, except those seen through a view. `out` is then a dict of arrays for all results, or for those of
-    which a move fills a part, `scale` one of the scales of casts, as in `move`. `donate` and `relabel` are for one
-    tile.
+    before and after, except sums; scaled values are refused then. `out` is a dict of arrays for all results, or for
+    those of which a move fills a part, `scale` one of the scales of casts, as in `move`. `donate` and `relabel` are for
+    one tile.
 
     A tile in the memory of a GPU (torch, cupy, jax: DLPack or `__cuda_array_interface__` on CUDA) gives a result of
     the same library on the same GPU; `out` must be such an array, too, and all ranks must give one, or none. It moves

@@ -17,6 +17,7 @@ from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError,
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi.tiles import check_filled, check_options, check_source, true_part
 from reshard.runtime.account import Account, begin_account
+from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.agreement import MANIFEST_END
 from reshard.runtime.on_mpi.checksum import checksum, total
 from reshard.runtime.on_mpi.collective import collective
@@ -110,10 +111,10 @@ class TreeMove:
             return f"{given.planned.manifest}{MANIFEST_END}{chosen or ''}"
 
         with collective(comm, limit, prepare, request, _ReadyTree.posting, ahead) as (team, watch, given):
-            before = given.sums(given.arrays.tiles, "source", team)
+            before = given.sums(given.arrays.tiles, team, after=False)
             moved = {**given.arrays.tiles, **self._moved(team, watch, given)}
             team.settle(watch)
-            after = given.sums(moved, "target", team)
+            after = given.sums(moved, team, after=True)
             sums = total(team, watch, before), total(team, watch, after)
         _compare(given, *sums)  # All ranks have the same sums, so all raise, and the communicator stays usable.
         plans = given.planned.tree.plans
@@ -151,6 +152,8 @@ class TreeMove:
         filled = [name for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into]
         outs, gave = self._outs(leaves, filled, tiles, team)
         scales = _scales(_flat_or_none(self.scale, "scale"), planned.tree.plans, team)
+        if scales and self.verify is not None:
+            raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
         memory = begin_account("uint8", self.memory)
         memory.cast("uint8")
         return _ReadyTree(planned, TreeTiles(tiles, outs, scales), filled, gave, memory, self.verify is not None)
@@ -224,12 +227,19 @@ class _ReadyTree(NamedTuple):
         """What the other ranks of the node can read."""
         return NOWHERE._replace(given=self.gave)
 
-    def sums(self, tiles: Mapping[str, Array], end: str, team: Team) -> list[int]:
+    def sums(self, tiles: Mapping[str, Array], team: Team, *, after: bool) -> list[int]:
         """This rank's parts of the sums of all arrays that are compared, none unless they are verified."""
         plans = self.planned.tree.plans.items() if self.verified else ()
-        layouts = {name: getattr(plan, end) for name, plan in plans if _comparable(plan)}
-        seats = {name: seat_of(layout.mesh, team.rank, team.size) for name, layout in layouts.items()}
-        return [0 if seat is None else checksum(layouts[name], seat, tiles[name]) for name, seat in seats.items()]
+        return [_sum_of(plan, tiles[name], team, after) for name, plan in plans if _comparable(plan)]
+
+
+def _sum_of(plan: Plan, tile: Array, team: Team, after: bool) -> int:
+    """This rank's part of an array's sum, of its values in the dtype that they have after the move."""
+    layout = plan.target if after else plan.source
+    seat = seat_of(layout.mesh, team.rank, team.size)
+    if seat is None:
+        return 0
+    return checksum(layout, seat, tile.astype(numpy_dtype(plan.target.dtype), copy=False), plan.view, after=after)
 
 
 def _copied(given: _ReadyTree, arrays: TreeTiles, team: Team) -> dict[str, Array]:
@@ -242,9 +252,8 @@ def _copied(given: _ReadyTree, arrays: TreeTiles, team: Team) -> dict[str, Array
 
 
 def _comparable(plan: Plan) -> bool:
-    """Whether an array has the same elements at the same indices before and after."""
-    same = plan.source.dtype == plan.target.dtype and (plan.view is None or plan.view.plain)
-    return same and not plan.source.partial and not plan.target.partial
+    """Whether an array has its values before the move: a sum that is not finished has none."""
+    return not plan.source.partial and not plan.target.partial
 
 
 def _compare(given: _ReadyTree, before: list[int], after: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from mpi4py import MPI
 
-from reshard.errors import LayoutError, PlanError, TileError
-from reshard.mpi import redistribute
+import reshard as rs
+from reshard.errors import AgreementError, LayoutError, PlanError, TileError
+from reshard.mpi import redistribute, trees
 from reshard.types import Layout, Mesh
 from tests.mpi import running
 from tests.mpi.trees import FAULTS
@@ -97,6 +99,32 @@ def test_tiles_without_padding() -> None:
 def test_what_is_not_a_tree_is_refused(tiles, source, options, error, message) -> None:
     with pytest.raises(error, match=message):
         redistribute(tiles, source, MOVED, COMM, **options)
+
+
+def test_views_and_casts_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Query and key of a fused array, which a runtime swaps: both have the right layout, and the wrong values."""
+    mesh = Mesh(x=1)
+    fused, part = Layout.parse("f32[6, 4]", mesh), Layout.parse("bf16[4, 2]", mesh)
+    options: dict[str, Any] = {"view": "(three h) m -> m h", "three": 3, "cast": True}
+    moves = {name: rs.Move(fused, part, take={"three": at}, **options) for at, name in enumerate("qkv")}
+    tiles = dict.fromkeys(moves, np.arange(24, dtype="float32").reshape(6, 4) / 3)
+    moved = redistribute(tiles, moves, None, COMM, verify="hash")
+    np.testing.assert_array_equal(moved["k"], tiles["k"][2:4].T.astype(moved["k"].dtype))
+    honest = trees.run_tree
+
+    def swapped(*given: Any) -> Any:
+        moved = honest(*given)
+        return {**moved, "q": moved["k"], "k": moved["q"]}
+
+    monkeypatch.setattr(trees, "run_tree", swapped)
+    with pytest.raises(AgreementError, match=r"the values of \['q', 'k'\] are not .* of 3 arrays compared"):
+        redistribute(tiles, moves, None, COMM, verify="hash")
+
+
+def test_scaled_values_are_not_verified() -> None:
+    move = rs.Move(Layout.parse("f32[4]", Mesh(x=1)), Layout.parse("bf16[4]", Mesh(x=1)), cast=True)
+    with pytest.raises(PlanError, match=r"verify compares no scaled values: move .'w'. in a call without it"):
+        redistribute({"w": np.ones(4, "float32")}, {"w": move}, None, COMM, scale={"w": 2.0}, verify="hash")
 
 
 def test_a_version_of_a_single_tile_is_refused() -> None:

@@ -206,7 +206,7 @@ def check_moves(
         wanted[name] = cut(target, references[name](index).astype(target.dtype)).get(comm.rank)
         if move.view.into:
             outs[name] = cut(target, held).get(comm.rank)
-    result = redistribute(tiles, moves, None, comm, out=outs, memory=memory, limit=LIMIT)
+    result = redistribute(tiles, moves, None, comm, out=outs, memory=memory, limit=LIMIT, verify="hash")
     peaks, received = comm.allgather(memory.peak_bytes), comm.allgather(memory.received_bytes)
     for name, tile in wanted.items():
         assert (tile is None) == (result[name] is None), name
