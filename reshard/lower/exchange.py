@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reshard.lower.colouring import colouring
 from reshard.lower.even_rounds import EvenRounds
@@ -40,6 +40,24 @@ class Box(NamedTuple):
         """Elements in the box."""
         return math.prod(extent for _, extent in self.src)
 
+    @property
+    def form(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Its extents at both ends."""
+        return tuple(extent for _, extent in self.src), tuple(extent for _, extent in self.dst)
+
+    def cut(self, most: int) -> Iterator[Box]:
+        """The box in boxes of at most so many elements; one whose axes differ at the two ends stays whole.
+
+        >>> [box.dst for box in Box(((0, 4),), ((2, 4),)).cut(2)]
+        [((2, 2),), ((4, 2),)]
+        """
+        extents, there = self.form
+        if self.elements <= most or extents != there:
+            yield self
+            return
+        for piece in cut(extents, most):
+            yield Box(*(_moved(side, piece) for side in self))
+
 
 class Transfer(NamedTuple):
     """Boxes that one device sends to another in one message; `relayed` ones are read from the sender's result."""
@@ -53,6 +71,15 @@ class Transfer(NamedTuple):
     def elements(self) -> int:
         """Elements in the message."""
         return sum(box.elements for box in self.boxes)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """The extents of its boxes, whatever their places: one program can serve all messages of a form."""
+        return tuple(box.form for box in self.boxes)
+
+
+def _moved(side: Sequence[Span], piece: Sequence[Span]) -> tuple[Span, ...]:
+    return tuple((start + low, extent) for (start, _), (low, extent) in zip(side, piece, strict=True))
 
 
 Rounds = tuple[tuple[Transfer, ...], ...]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar
 
 from reshard.lower.colouring import colouring
 from reshard.types.layout import Layout
@@ -62,11 +63,17 @@ class StridedTransfer:
     sender: int
     receiver: int
     boxes: tuple[StridedBox, ...]
+    relayed: ClassVar[bool] = False
 
     @cached_property
     def elements(self) -> int:
         """Elements in the message."""
         return sum(box.elements for box in self.boxes)
+
+    @cached_property
+    def form(self) -> tuple[Any, ...]:
+        """The extents of its boxes, whatever their places and strides."""
+        return tuple(box.extents for box in self.boxes)
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,9 @@ from reshard.jax.crossing.plans import devices_of
 from reshard.jax.crossing.transports import Transport, Turn
 from reshard.jax.starting import started
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import messages, view_messages
+from reshard.lower.to_shard_map import messages
 from reshard.lower.to_shard_map.messages import MessageBatch
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.view_messages import ViewBatch
 from reshard.lower.views import ViewExchange
 from reshard.types.layout import Layout
 
@@ -97,20 +96,15 @@ def staged(
     step: Staged, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh], transport: Transport, dtype: Any
 ) -> StagedExchange:
     """Compiles an exchange between these layouts, each on its own mesh of one axis."""
-    batches = _halves(step).batches(step)
+    batches = messages.batches(step)
     stages = [stage for batch in batches for stage in _stages(step, batch, operand, result, meshes)]
     sharding = NamedSharding(meshes[1], stack_spec(result))
     start = jax.jit(lambda: jnp.zeros(stack_shape(result), dtype), out_shardings=sharding)
     return StagedExchange(tuple(stages), start, transport)
 
 
-def _halves(step: Staged) -> Any:
-    """The module that packs and writes the messages of such a step."""
-    return view_messages if isinstance(step, ViewExchange) else messages
-
-
 def _stages(
-    step: Staged, batch: MessageBatch | ViewBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
+    step: Staged, batch: MessageBatch, operand: Layout, result: Layout, meshes: tuple[JaxMesh, JaxMesh]
 ) -> list[Stage]:
     size = max(1, operand.nbytes(batch.elements))
     together = max(1, min(TOGETHER // size, MOST_ROUNDS, len(batch.turns)))
@@ -128,7 +122,7 @@ def _stages(
 
 def _programs(
     step: Staged,
-    batch: MessageBatch | ViewBatch,
+    batch: MessageBatch,
     operand: Layout,
     result: Layout,
     meshes: tuple[JaxMesh, JaxMesh],
@@ -136,19 +130,18 @@ def _programs(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """What packs, and what writes, this many rounds of a batch, of given numbers."""
     sender, receiver = (MeshPlace(end.mesh.devices, {AXIS: end.mesh.size}) for end in (operand, result))
-    halves = _halves(step)
     stacks, each = (stack_spec(operand), stack_spec(result)), (PartitionSpec(AXIS),) * count
     if batch.relayed:
         sender, stacks, meshes = receiver, (stacks[1], stacks[1]), (meshes[1], meshes[1])
 
     def pack(tile: jax.Array, numbers: jax.Array) -> tuple[jax.Array, ...]:
         here = sender.anew()
-        return tuple(halves.packed(step, batch, here, numbers[at], tile) for at in range(count))
+        return tuple(messages.packed(step, batch, here, numbers[at], tile) for at in range(count))
 
     def write(tile: jax.Array, numbers: jax.Array, *arrived: jax.Array) -> jax.Array:
         here = receiver.anew()
         for at, message in enumerate(arrived):
-            tile = halves.filled(step, batch, here, numbers[at], tile, message)
+            tile = messages.filled(step, batch, here, numbers[at], tile, message)
         return tile
 
     on = partial(jax.shard_map, check_vma=False)

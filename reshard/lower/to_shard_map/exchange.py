@@ -16,7 +16,7 @@ from jax import lax
 from reshard.lower.batch import JointExchange
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
-from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of, shape_of
+from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import resized
 
@@ -119,7 +119,7 @@ def _alike(rounds: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _form(turn: Turn) -> tuple[Any, ...]:
-    return tuple((t.sender, t.receiver, shape_of(t)) for t in turn)
+    return tuple((t.sender, t.receiver, t.form) for t in turn)
 
 
 def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array) -> Array:

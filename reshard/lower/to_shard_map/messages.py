@@ -14,21 +14,22 @@ What carries messages from one set to the other is not part of any program here.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from reshard.lower.exchange import Box, Transfer
+from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map.boxes import BoxMessages, Form, Turn, shape_of
+from reshard.lower.to_shard_map.boxes import BoxMessages, StridedMessages
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import resized
-from reshard.types.pair import pieces
+from reshard.lower.views import StridedTransfer, ViewExchange
 
 Array = jax.Array
+AnyExchange = Exchange | ViewExchange
+AnyTurn = tuple[Transfer, ...] | tuple[StridedTransfer, ...]
 
 
 class MessageBatch(NamedTuple):
@@ -38,20 +39,20 @@ class MessageBatch(NamedTuple):
     sender's tile of the result, once those of the batches before have arrived.
     """
 
-    turns: tuple[Turn, ...]
-    forms: tuple[Form, ...]
+    turns: tuple[AnyTurn, ...]
+    forms: tuple[tuple[Any, ...], ...]
     elements: int
     relayed: bool
 
 
-def batches(step: Exchange) -> list[MessageBatch]:
+def batches(step: AnyExchange) -> list[MessageBatch]:
     """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
 
     Those that a relay passes on are the last.
     """
-    by_forms: dict[tuple[bool, tuple[Form, ...]], list[Turn]] = {}
+    by_forms: dict[tuple[bool, tuple[Any, ...]], list[AnyTurn]] = {}
     for turn in (*_local_turns(step), *step.rounds):
-        forms = tuple(sorted({shape_of(t) for t in turn}))
+        forms = tuple(sorted({t.form for t in turn}))
         by_forms.setdefault((any(t.relayed for t in turn), forms), []).append(turn)
     return [
         MessageBatch(tuple(turns), forms, max(t.elements for turn in turns for t in turn), relayed)
@@ -59,35 +60,24 @@ def batches(step: Exchange) -> list[MessageBatch]:
     ]
 
 
-def _local_turns(step: Exchange) -> list[Turn]:
+def _local_turns(step: AnyExchange) -> list[AnyTurn]:
     """The copies that devices make for themselves, in pieces no larger than the largest message."""
     most = max((t.elements for turn in step.rounds for t in turn), default=None)
-    by_device: dict[int, list[Transfer]] = {}
+    of_one = StridedTransfer if isinstance(step, ViewExchange) else Transfer
+    by_device: dict[int, list[Any]] = {}
     for t in step.local:
-        cut = [piece for box in t.boxes for piece in _pieces(box, most or max(1, t.elements))]
-        by_device.setdefault(t.receiver, []).extend(Transfer(t.sender, t.receiver, (piece,)) for piece in cut)
+        for box in cast("tuple[Any, ...]", t.boxes):
+            pieces = box.cut(most or max(1, t.elements))
+            by_device.setdefault(t.receiver, []).extend(of_one(t.sender, t.receiver, (piece,)) for piece in pieces)
     longest = max(map(len, by_device.values()), default=0)
-    return [[copies[at] for copies in by_device.values() if at < len(copies)] for at in range(longest)]
+    return [tuple(copies[at] for copies in by_device.values() if at < len(copies)) for at in range(longest)]
 
 
-def _pieces(box: Box, most: int) -> list[Box]:
-    """A box in pieces of at most so many elements; one whose axes differ at the two ends stays whole."""
-    extents = [extent for _, extent in box.src]
-    if box.elements <= most or extents != [extent for _, extent in box.dst]:
-        return [box]
-    ends = [[start for start, _ in side] for side in (box.src, box.dst)]
-
-    def moved(starts: Sequence[int], piece: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        return tuple((start + low, extent) for start, (low, extent) in zip(starts, piece, strict=True))
-
-    return [Box(moved(ends[0], piece), moved(ends[1], piece)) for piece in pieces.cut(extents, most)]
-
-
-def packed(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
+def packed(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
     """The message that this device sends in round `number` of the batch, of `batch.elements` elements."""
-    opened = tile.reshape((step.receive if batch.relayed else step.send).digits)
+    opened = tile.reshape(_digits(step, batch.relayed))
     size = (batch.elements,)
-    kinds = _kinds(batch, place, number)
+    kinds = _kinds(step, batch, place, number)
     message = resized(kinds[0].take(opened).reshape(-1), size)
     for kind in kinds[1:]:
         other = resized(kind.take(opened).reshape(-1), size)
@@ -95,20 +85,30 @@ def packed(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array,
     return message
 
 
-def filled(step: Exchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array) -> Array:
+def filled(
+    step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array
+) -> Array:
     """The tile with the message that this device receives in round `number`, if it receives one, in its place."""
-    opened = tile.reshape(step.receive.digits)
-    for kind in _kinds(batch, place, number):
+    opened = tile.reshape(_digits(step, True))
+    for kind in _kinds(step, batch, place, number):
         opened = kind.put(opened, message[: kind.elements])
     return opened.reshape(tile.shape)
 
 
-def _kinds(batch: MessageBatch, place: MeshPlace, number: Array) -> list[BoxMessages]:
+def _digits(step: AnyExchange, receiving: bool) -> tuple[int, ...]:
+    """What a tile of the operand, or of the result, is reshaped to: strided boxes lie in flat tiles."""
+    if isinstance(step, ViewExchange):
+        return (-1,)
+    return tuple((step.receive if receiving else step.send).digits)
+
+
+def _kinds(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[Any]:
     """The boxes of the batch by their forms, each in the rounds in which some message has it."""
-    return [
-        BoxMessages([[t for t in turn if shape_of(t) == form] for turn in batch.turns], place, number)
-        for form in batch.forms
+    of_form = StridedMessages if isinstance(step, ViewExchange) else BoxMessages
+    by_form: list[list[list[Any]]] = [
+        [[t for t in turn if t.form == form] for turn in batch.turns] for form in batch.forms
     ]
+    return [of_form(turns, place, number) for turns in by_form]
 
 
 def is_whole(step: Exchange) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reshard.lower.exchange import Box, Transfer
-from reshard.lower.to_shard_map.boxes import kinds_of, shape_of
+from reshard.lower.to_shard_map.boxes import kinds_of
 
 
 def transfer(sender: int, receiver: int, *boxes: tuple[int, int, int]) -> Transfer:
@@ -11,7 +11,7 @@ def transfer(sender: int, receiver: int, *boxes: tuple[int, int, int]) -> Transf
 
 
 def test_a_form_is_the_extents_of_boxes_not_their_places() -> None:
-    assert shape_of(transfer(0, 1, (0, 4, 2))) == shape_of(transfer(3, 2, (7, 0, 2))) == (((2,), (2,)),)
+    assert transfer(0, 1, (0, 4, 2)).form == transfer(3, 2, (7, 0, 2)).form == (((2,), (2,)),)
 
 
 def test_kinds_have_one_transfer_a_device() -> None:

@@ -61,7 +61,7 @@ def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
         kinds = boxes.kinds_of(turn)
         assert sorted(t for kind in kinds for t in kind) == sorted(turn)
         for kind in kinds:
-            assert len({boxes.shape_of(t) for t in kind}) == 1
+            assert len({t.form for t in kind}) == 1
             assert len({t.receiver for t in kind}) == len(kind)
 
 
