@@ -1,11 +1,11 @@
 """Many moves in few programs: the leaves of a tree.
 
-Small arrays cost what it costs to compile and to start a program. So up to 32 arrays share one: arrays of one kind
+Small arrays cost what it costs to compile and to start a program. So up to 100 arrays share one: arrays of one kind
 move as a stack, different kinds whose steps share launches as a batch (`types.batch`), and other kinds side by side. A
 program runs as often as there are arrays of its kinds, so that few are compiled.
 
-    56 kinds of move, 9 arrays each          2 programs, of 28 moves each, started 9 times
-    10 kinds of move, 50 arrays each         1 program of 10 stacks of 2, started 25 times
+    56 kinds of move, 9 arrays each          2 programs, of 28 stacks of 3, each started 3 times
+    10 kinds of move, 50 arrays each         1 program of 10 stacks of 5, started 10 times
     1 kind of move, 500 arrays               1 program of a stack of 25, started 20 times
 
 Large arrays have programs of their own, one for all equal moves.
@@ -33,8 +33,13 @@ from reshard.runtime import on_jax
 from reshard.types.batch import Batch, lanes
 from reshard.types.plan import Plan
 
-MOST = 32
-"""The most arrays that move in one program: taking a stack apart is a kernel for each array."""
+MOST = 100
+"""The most arrays that move in one program: taking a stack apart is a kernel for each array, which is compiled."""
+MOST_KINDS = 32
+"""The most kinds of move in one program, and the most arrays of few kinds."""
+STACK = 5
+"""As many arrays of each of many kinds move in one program if they may: a start has the collectives of all its kinds,
+and costs them."""
 
 
 class Bucket(NamedTuple):
@@ -82,7 +87,7 @@ def buckets(
         by_count.setdefault(len(listed), {}).setdefault(lane_of(kind), []).append(kind)
     for count, by_lane in by_count.items():
         kinds = [kind for alike in by_lane.values() for kind in alike]
-        each = -(-len(kinds) // -(-len(kinds) // MOST))
+        each = -(-len(kinds) // -(-len(kinds) // MOST_KINDS))
         for first in range(0, len(kinds), each):
             yield from _starts(tuple(kinds[first : first + each]), places, count)
 
@@ -91,7 +96,7 @@ def _starts(
     kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]], count: int
 ) -> Iterator[Bucket]:
     """The starts that move so many arrays of each of these kinds; at most two different programs."""
-    stack = stack_of(count, MOST // len(kinds))
+    stack = stack_of(count, max(MOST_KINDS // len(kinds), min(STACK, MOST // len(kinds))))
     for start in range(0, count, stack):
         rest = min(stack, count - start)
         yield Bucket(kinds, rest, [at for kind in kinds for at in places[kind][start : start + rest]])
