@@ -61,6 +61,7 @@ def collective(
     try:
         team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
         watch = Watch(team, allowed, start)
+        team.finish_started()
 
         def checked() -> T:
             if seconds is None:
