@@ -14,7 +14,6 @@ one move at a time is between its two parts, `start` and `finish`: other calls o
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from enum import Enum
@@ -32,7 +31,7 @@ from reshard.runtime.on_mpi.fused_copies import ByteCopy, fused
 from reshard.runtime.on_mpi.meeting import pause
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
 from reshard.runtime.on_mpi.strided_copy import Array, raw
-from reshard.runtime.on_mpi.team import Team, Watch, moving
+from reshard.runtime.on_mpi.team import CORES, SPINS, Team, Watch, moving
 from reshard.runtime.on_mpi.wire.chunks import Region
 
 STAGED = 256 << 10
@@ -43,8 +42,6 @@ _LONG = 512  # Bytes from which a run does not gain from being one element, see 
 _STATE = 2  # The word of a sync's head with a rank's state, of which the ranks' bits are joined:
 _NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # one with an `out` and one without are not the same call.
 _LOOKS = 64  # Pauses before a wait looks at the clock.
-_SPINS = 200  # Looks at the others' posts, about 20 us, before the core is yielded, if each rank has one.
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Outcome(Enum):
@@ -205,7 +202,7 @@ class StagedMove:
         return result
 
     def _wait(self, complete: Callable[[], bool], limit: float) -> None:
-        for _ in range(_SPINS if self.team.size <= _CORES else 0):
+        for _ in range(SPINS if self.team.size <= CORES else 0):
             if complete():
                 return
         since, turns = time.monotonic(), 0

@@ -48,7 +48,12 @@ class Turns:
 
         `free` gives it back. Ranks on which the same thread makes all calls need not look for threads that overlap.
         """
-        return self._last == threading.get_ident() and not self.mixed and self._lock.acquire(blocking=False)
+        return self.is_here and self._lock.acquire(blocking=False)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread had the last turn, and no threads have overlapped so far."""
+        return self._last == threading.get_ident() and not self.mixed
 
     def free(self) -> None:
         """Gives back a turn of `take_again`."""
