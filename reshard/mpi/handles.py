@@ -20,7 +20,7 @@ from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.prepare import MoveRequest, check_seats, prepared
 from reshard.runtime.on_mpi.repeated import begin_again, call_again, end_again, keep, kept
 from reshard.runtime.on_mpi.staged import StagedMove
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Started, Team, check_alive, team_at_hand
+from reshard.runtime.on_mpi.team import CORES, TIME_LIMIT, Comm, Started, Team, check_alive, team_at_hand
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.synth import Network
 from reshard.types import Layout
@@ -108,8 +108,9 @@ class MoveHandle:
         """Begins a move, and returns what to wait for; until then, `tile` and `out` must not be changed or read.
 
         Small moves are staged and posted here, so that the ranks need not wait for each other later, and copied to
-        `out` by `wait`. Other moves are made by a thread meanwhile, if MPI allows threads; else by `wait`. One move
-        of a communicator is under way at a time: any other call there finishes it first.
+        `out` by `wait`. Other moves are made by a thread meanwhile, if this process may use more cores than the node
+        has ranks, and MPI allows threads; else by `wait`. One move of a communicator is under way at a time: any other
+        call there finishes it first.
         """
         staged = self._usable()
         if staged is not None:
@@ -120,10 +121,10 @@ class MoveHandle:
             return move
         team = None if self._freed else team_at_hand(self._comm)
         move = StartedMove(lambda: self._called(tile, out, None))
-        if team is not None:
+        if team is not None and team.alive:
             team.finish_started()
-            thread = move.begin() if MPI.Query_thread() == MPI.THREAD_MULTIPLE else 0
-            team.started = Started(move.finish, thread)
+            free = len(team.members) < CORES and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+            team.started = Started(move.finish, move.begin() if free else 0)
         return move
 
     def free(self) -> None:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
-from reshard.mpi import DistArray, prepare, redistribute
+from reshard.mpi import DistArray, handles, prepare, redistribute
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.staged import STAGED, StagedMove
@@ -47,6 +48,7 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     yield "uneven", partial(_moved, comm, uneven, whole)
     large = [rs.Layout.from_spec(line, (STAGED // 64, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
     yield "large", partial(_moved, comm, *large)
+    yield "large, by a thread", partial(_moved_by_a_thread, comm, *large)
     some = rs.Layout.from_spec(Mesh({"x": 2}, device_ids=[size - 1, 0]), (n, n), "int64", [[], ["x"]])
     yield "other ranks", partial(_crossed, comm, rows, some)
     yield "other ranks, back", partial(_crossed, comm, some, rows)
@@ -82,6 +84,11 @@ def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
             assert begun.wait() is begun.wait()
     for _ in range(4):
         check_tile(target, comm.rank, redistribute(tile, source, target, comm, limit=LIMIT), comm)
+
+
+def _moved_by_a_thread(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    with mock.patch.object(handles, "CORES", comm.size + 1):
+        _moved(comm, source, target)
 
 
 def _crossed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:

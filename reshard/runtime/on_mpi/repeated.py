@@ -46,7 +46,7 @@ def kept(comm: object, key: Hashable) -> StagedMove | None:
     """What a communicator has kept of a request, if it can still be used."""
     team = team_at_hand(comm)
     move = None if team is None else team.repeated.get(key)
-    return move if isinstance(move, StagedMove) else None
+    return move if isinstance(move, StagedMove) and move.team.alive else None
 
 
 def seconds(limit: object) -> float:

@@ -35,7 +35,7 @@ from reshard.runtime.on_mpi.team import CORES, SPINS, Team, Watch, moving
 from reshard.runtime.on_mpi.wire.chunks import Region
 
 STAGED = 256 << 10
-"""Bytes of a tile up to which moves are staged: two copies of more take longer than the synchronizations saved."""
+"""Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank."""
 
 _LARGEST = 4 * STAGED  # Bytes of a result: larger ones are copied in the order of their memory.
 _LONG = 512  # Bytes from which a run does not gain from being one element, see `strided_copy`.
@@ -163,7 +163,11 @@ class StagedMove:
         team = self.team
         sync, fits = team.node_sync, plain and self.fits(tile, out)
         if fits and self._given:
-            np.copyto(self._stages[sync.half], tile)
+            try:
+                np.copyto(self._stages[sync.half], tile)
+            except BaseException:
+                with moving(team):  # Tells the others.
+                    raise
         team.calls += 1
         self._number = number = self._digest + team.calls
         state = _DEFERS if not fits else _NO_RESULT if not self._taken else _NEW if out is None else _OUT
@@ -178,7 +182,7 @@ class StagedMove:
                 self._wait(sync.complete, limit)
             state = sync.common(self._number, _STATE)
         except BaseException:
-            with moving(team):  # Tells the others.
+            with moving(team):
                 raise
         if state is None:
             team.heads()

@@ -171,7 +171,9 @@ class Team:
         """Whether the team can go on: its communicator has not been freed, and no rank has failed."""
         if self.broken or self.freed:
             return False
-        return not (self.node_sync.reported if self.one_node else self.failures())
+        if self.node_sync.reported or not self.one_node:
+            self.broken = bool(self.failures())
+        return not self.broken
 
     def some(self, watch: Watch, one: bool, other: bool) -> tuple[bool, bool]:
         """Of two things, whether each is so on some rank."""
@@ -304,6 +306,7 @@ def _forget(comm: MPI.Comm, _: int, team: Team) -> None:
 
     A broken team is left as it is: its messages may still be under way, and would reach a communicator made later.
     """
+    team.repeated.clear()  # They have the team, and its memory.
     if not team.broken and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
         team.free()
 
@@ -330,20 +333,17 @@ def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = 
     `nodes` pretends that the ranks are on this many nodes, by default those of `RESHARD_MPI_NODES`, if set.
     """
     team = cast("Team | None", check_alive(comm).Get_attr(_KEY))
-    if team is not None and not team.broken:
-        team.broken = bool(team.failures())
-    if team is None or team.broken or nodes is not None:
+    if team is None or not team.alive or nodes is not None:
         team = Team(comm, nodes if nodes is not None else _pretended(), limit)
         comm.Set_attr(_KEY, team)
     return team
 
 
 def team_at_hand(comm: object) -> Team | None:
-    """The communicator's team if it has one that can go on."""
+    """The communicator's team if it has one, alive or not."""
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
         return None
-    team = cast("Team | None", comm.Get_attr(_KEY))
-    return team if team is not None and team.alive else None
+    return cast("Team | None", comm.Get_attr(_KEY))
 
 
 def _pretended() -> int | None:
