@@ -130,9 +130,11 @@ class DistArray(NumpyMethods):
         cls, layout: Layout, comm: Comm, *, dtype: DTypeLike | None = None, limit: float = TIME_LIMIT
     ) -> DistArray:
         """An uninitialized array."""
-        return cls._made(
-            lambda: "empty", layout, comm, limit, lambda: element_dtype(layout, dtype), lambda *_: None, alone=True
-        )
+
+        def fill(call: Call, tile: Array) -> None:
+            pass
+
+        return cls._made(lambda: "empty", layout, comm, limit, lambda: element_dtype(layout, dtype), fill, alone=True)
 
     @classmethod
     def full(
