@@ -2,6 +2,7 @@
 
     redistribute(tile, source, target, comm)    moves plain numpy or GPU arrays, one tile per rank
     move(tile, move, comm)                      the same through a view, in part, or to another dtype
+    prepare(source, target, comm)               the same for many moves between two layouts, agreed on once
     DistArray(layout, tile, comm)               a distributed array: layout, tile and communicator in one object
     relabelled(source, target)                  the target with tiles assigned to ranks so that the fewest bytes move
     calibrate(comm)                             measures the communicator as a `Network` to plan for
@@ -24,6 +25,9 @@ from reshard.mpi.launch import launch as launch
 if TYPE_CHECKING:
     from reshard.mpi.calibration import calibrate as calibrate
     from reshard.mpi.distarray import DistArray as DistArray
+    from reshard.mpi.handles import MoveHandle as MoveHandle
+    from reshard.mpi.handles import StartedMove as StartedMove
+    from reshard.mpi.handles import prepare as prepare
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
@@ -32,9 +36,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "DistArray": "reshard.mpi.distarray",
+    "MoveHandle": "reshard.mpi.handles",
     "RAW": "reshard.mpi.tiles",
+    "StartedMove": "reshard.mpi.handles",
     "calibrate": "reshard.mpi.calibration",
     "move": "reshard.mpi.view_moves",
+    "prepare": "reshard.mpi.handles",
     "redistribute": "reshard.mpi.redistribution",
     "relabelled": "reshard.mpi.relabel",
     "world": "reshard.runtime.on_mpi.team",

@@ -102,21 +102,22 @@ class DistArray(NumpyMethods):
         dtype_of: Callable[[], np.dtype[Any]],
         fill: Callable[[Call, Array], None],
         clear: bool = False,
+        alone: bool = False,
     ) -> DistArray:
         """A new array, once all ranks agree on `what`; `dtype_of` checks the arguments and `fill` writes the tile.
 
         All ranks fill: where the array has no tile, one without elements. With `clear`, padding is set to zero.
+        `alone` is as in `collective`.
         """
 
         def prepare(team: Team) -> np.dtype[Any]:
             check_seats(check_layout(layout, "layout"), layout, team.size)
             return dtype_of()
 
-        with collective(comm, limit, prepare, lambda _: f"{what()} {layout} on {layout.mesh!r}") as (
-            team,
-            watch,
-            dtype,
-        ):
+        def request(_: np.dtype[Any]) -> str:
+            return f"{what()} {layout} on {layout.mesh!r}"
+
+        with collective(comm, limit, prepare, request, alone=alone) as (team, watch, dtype):
             held = new_tile(team, watch, layout, dtype)
             fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
             seat = seat_of(layout.mesh, team.rank, team.size)
@@ -129,9 +130,11 @@ class DistArray(NumpyMethods):
         cls, layout: Layout, comm: Comm, *, dtype: DTypeLike | None = None, limit: float = TIME_LIMIT
     ) -> DistArray:
         """An uninitialized array."""
-        return cls._made(
-            lambda: "empty", layout, comm, limit, lambda: element_dtype(layout, dtype), lambda call, tile: None
-        )
+
+        def fill(call: Call, tile: Array) -> None:
+            pass
+
+        return cls._made(lambda: "empty", layout, comm, limit, lambda: element_dtype(layout, dtype), fill, alone=True)
 
     @classmethod
     def full(
@@ -147,7 +150,7 @@ class DistArray(NumpyMethods):
             check_fill(value, layout, element)
             return element
 
-        return cls._made(lambda: "full", layout, comm, limit, dtype_of, fill)
+        return cls._made(lambda: "full", layout, comm, limit, dtype_of, fill, alone=True)
 
     @classmethod
     def zeros(
@@ -158,7 +161,7 @@ class DistArray(NumpyMethods):
         def fill(call: Call, tile: Array) -> None:
             tile[...] = np.zeros((), tile.dtype)
 
-        return cls._made(lambda: "zeros", layout, comm, limit, lambda: element_dtype(layout, dtype), fill)
+        return cls._made(lambda: "zeros", layout, comm, limit, lambda: element_dtype(layout, dtype), fill, alone=True)
 
     @classmethod
     def from_function(

@@ -30,6 +30,7 @@ from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.intercomm import MergedGroups, groups_of
 from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, prepared
+from reshard.runtime.on_mpi.repeated import call_again, keep, kept
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, absent, located, where
 from reshard.synth import Network
@@ -170,33 +171,62 @@ def redistribute(
         options = budget, network, memory, padded, version, verify, out, scale
         return TreeMove(tiles, source, target, *options, of_one).run(comm, limit)
     of_trees = version is not None or verify is not None or scale is not None
-    call = _TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded, of_trees)
-    if isinstance(comm, MPI.Intercomm):
-        return call.between_groups(comm, limit)
-    result, end = call.on_gpu(comm, limit) if on_gpu(tile) else call.on_host(comm, limit)
-    return (result, end) if relabel else result
+    call = TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded, of_trees)
+    again = kept(comm, (source, target)) if call.is_plain else None
+    if again is not None:
+        return call_again(again, tile, out, limit, memory, call.is_usual, lambda: call.run(comm, limit))
+    return call.run(comm, limit)
 
 
 @dataclass(frozen=True, eq=False)
-class _TileMove:
+class TileMove:
     """The arguments of one rank's call of `redistribute`, as they were given."""
 
     tile: Any
     source: Layout
     target: Layout
-    out: Any
-    budget: int | str | None
-    network: Network | str | None
-    donate: bool
-    relabel: bool
-    memory: Account | None
-    cuda_aware: bool | None
-    padded: bool
-    of_trees: bool
+    out: Any = None
+    budget: int | str | None = None
+    network: Network | str | None = None
+    donate: bool = False
+    relabel: bool = False
+    memory: Account | None = None
+    cuda_aware: bool | None = None
+    padded: bool = True
+    of_trees: bool = False
+    repeats: bool = False
+    """Whether it is the move of a handle, which all ranks prepare to call again."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a request for two layouts without options, as is kept for the next call; the same on all ranks,
+        or an error.
+        """
+        options = self.budget is self.network is None and self.donate is self.relabel is False and not self.of_trees
+        return options and type(self.source) is type(self.target) is Layout
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the options that ranks may give by themselves are the usual ones."""
+        memory = self.memory is None or type(self.memory) is Account
+        return self.cuda_aware is None and type(self.padded) is bool and memory
+
+    def run(self, comm: Comm | MPI.Intercomm, limit: float) -> Any:
+        """What the caller gets, in the general way: the result and, with `relabel`, its layout."""
+        if isinstance(comm, MPI.Intercomm):
+            return self.between_groups(comm, limit)
+        result, end = self.on_gpu(comm, limit) if on_gpu(self.tile) else self.on_host(comm, limit)
+        return (result, end) if self.relabel else result
 
     def on_host(self, comm: Comm, limit: float) -> tuple[Any, Layout]:
         """Moves a tile in host memory; returns the result, None outside the target's mesh, and its layout."""
-        return self._result(comm, *move_together(comm, limit, self._prepare, "", self.memory))
+        name = "prepared: " if self.repeats else ""
+        return self._result(comm, *move_together(comm, limit, self._prepare, name, self.memory, keeping=self._keep))
+
+    def _keep(self, team: Team, watch: Watch, given: PreparedMove) -> None:
+        """Keeps what the next call of this request needs."""
+        if self.is_plain:
+            keep(team, watch, given.request, given.ready, self.repeats)
 
     def between_groups(self, comm: MPI.Intercomm, limit: float) -> Any:
         """Moves a tile between the groups of an inter-communicator; returns the result, None in the giving group."""
@@ -210,7 +240,7 @@ class _TileMove:
 
         return self._result(groups.comm, *move_together(groups.comm, limit, prepare, "", self.memory, ahead))[0]
 
-    def _seated(self, groups: MergedGroups, giving: list[int]) -> _TileMove:
+    def _seated(self, groups: MergedGroups, giving: list[int]) -> TileMove:
         """The same move on the merged communicator."""
         group = groups.one_giving(giving)
         if on_gpu(self.tile) or self.relabel:
@@ -286,6 +316,9 @@ class PreparedMove(NamedTuple):
     into: WindowTile | None
 
 
+Keeping = Callable[[Team, Watch, PreparedMove], object]
+
+
 def move_together(
     comm: Comm,
     limit: float,
@@ -293,10 +326,11 @@ def move_together(
     name: str,
     memory: Account | None,
     ahead: Callable[[Team, Watch], None] | None = None,
+    keeping: Keeping | None = None,
 ) -> tuple[WindowTile, Layout]:
     """Prepares a move on each rank, agrees on it with the others under a `name`, and moves the tile.
 
-    Returns the result and its layout. `ahead` is as in `collective`.
+    Returns the result and its layout. `ahead` is as in `collective`; `keeping` is called once the tile has moved.
     """
 
     def request(given: PreparedMove) -> str:
@@ -307,4 +341,6 @@ def move_together(
 
     with collective(comm, limit, prepare, request, posting, ahead) as (team, watch, given):
         result = move(team, watch, given.ready, given.request, given.held, given.into, memory)
+        if keeping is not None:
+            keeping(team, watch, given)
     return result, given.request.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -32,9 +33,14 @@ def represents(layout: Layout, dtype: np.dtype[Any]) -> bool:
     >>> represents(words, np.dtype("uint64")), represents(words, np.dtype("M8[s]")), represents(words, np.dtype("f8"))
     (True, True, False)
     """
-    if dtype.name == layout.dtype:
+    return _represents(layout.dtype, dtype)
+
+
+@lru_cache(maxsize=256)
+def _represents(name: str, dtype: np.dtype[Any]) -> bool:
+    if dtype.name == name:
         return dtype.isnative
-    if layout.dtype not in RAW or dtype.hasobject or dtype.itemsize * 8 != dtypes.bits(layout.dtype):
+    if name not in RAW or dtype.hasobject or dtype.itemsize * 8 != dtypes.bits(name):
         return False
     return not _has_name(dtype)
 

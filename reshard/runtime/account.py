@@ -148,6 +148,11 @@ def measure() -> Generator[Measured]:
         _measuring.reset(token)
 
 
+def measures() -> bool:
+    """Whether some `measure` wants the account of this call."""
+    return bool(_measuring.get())
+
+
 def begin_account(dtype: str, account: Account | None = None) -> Account:
     """Returns the account for a call that begins, a new one unless the caller brings its own, and measures it."""
     if not (account is None or isinstance(account, Account)):  # pyright: ignore[reportUnnecessaryIsInstance]

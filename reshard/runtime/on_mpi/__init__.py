@@ -20,7 +20,8 @@ The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
                 skipped the call finds their reports in its next one, and goes on with them in a new team
 
 Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the
-results of step 1 in caches.
+results of step 1 in caches. A small move inside a node that is repeated, or made by a handle, has steps 2 to 4 in one
+synchronization, and no step 5: see `staged`.
 
 The ways of step 4, `ways` has the details:
 
@@ -54,6 +55,9 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     tree_run        a tree's call, part after part
     prepare         a rank's part of a request: the plan, the way, the buffers
     ways, move      the ways, and the call that takes one
+    fused_copies    strided copies at equal distances, as one
+    staged          small moves inside a node, through memory that it shares
+    repeated        what a communicator keeps of the requests it has had, and the calls that use it
     indices         the global indices of a tile
     global_array    arrays that lie on one rank: scatter and gather
     measure         latency and bandwidth of a communicator

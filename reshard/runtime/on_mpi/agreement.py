@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -99,11 +99,26 @@ def agree(
         if team.sync(watch, number, posted, posted.address != 0, posted.place != 0, posted.into):
             return
         request += ", with an out" if posted.into else ""
-        kind = "" if error is None else type(error).__name__
-        mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
-        statements = _exchanged(team, watch, mine)
-    team.calls = max(statement.calls for statement in statements)
+        statements = _stated(team, watch, request, error)
     _raise(statements, error)
+
+
+def disagree(team: Team, watch: Watch, request: str) -> NoReturn:
+    """Raises the same error on all ranks, which were to make this request and do not: `AgreementError`, or that of one
+    of them.
+    """
+    with moving(team):
+        statements = _stated(team, watch, request, None)
+    _raise(statements, None)
+
+
+def _stated(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
+    """What all ranks request, or fail by, after their digests differed."""
+    kind = "" if error is None else type(error).__name__
+    mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
+    statements = _exchanged(team, watch, mine)
+    team.calls = max(statement.calls for statement in statements)
+    return statements
 
 
 class _Statement(NamedTuple):
@@ -142,7 +157,7 @@ def _wait(watch: Watch, request: MPI.Request) -> None:
 _given_up: list[MPI.Request] = []
 
 
-def _raise(statements: list[_Statement], own: Exception | None) -> None:
+def _raise(statements: list[_Statement], own: Exception | None) -> NoReturn:
     failed = [(rank, each) for rank, each in enumerate(statements) if each.kind]
     if not failed:
         raise AgreementError(

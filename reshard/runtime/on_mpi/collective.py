@@ -25,7 +25,7 @@ from reshard.errors import AgreementError, PlanError, quoted
 from reshard.runtime.on_mpi.agreement import prepare_together
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, moving, team_of
 from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
-from reshard.runtime.on_mpi.window_tiles import Posted
+from reshard.runtime.on_mpi.window_tiles import ABSENT, Posted
 
 T = TypeVar("T")
 
@@ -46,21 +46,25 @@ def collective(
     request: Callable[[T], str],
     posting: Callable[[T], Posted] | None = None,
     ahead: Callable[[Team, Watch], None] | None = None,
+    alone: bool = False,
 ) -> Generator[Agreed[T]]:
     """Runs the `with` block once all ranks agree, and ends when all ranks have run theirs; else all ranks raise.
 
     `prepare` checks this rank's arguments and plans, `request` says what must be the same on all ranks, and `posting`
     what the node's other ranks need to know. `ahead` is what the ranks do together even before that; it depends on no
-    argument that may be wrong.
+    argument that may be wrong. `alone` says that no rank waits for another in the block, and that it cannot fail: the
+    ranks then need not meet at its end, if one thread of each makes all calls.
     """
     start = time.monotonic()
     seconds = _seconds(limit)
     allowed = TIME_LIMIT if seconds is None else seconds
     turns = turns_of(_checked(comm))
+    here = Posted(int(alone and turns.is_here), 0, 0, ABSENT)
     turn = turns.take(start + allowed)
     try:
         team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
         watch = Watch(team, allowed, start)
+        team.finish_started()
 
         def checked() -> T:
             if seconds is None:
@@ -75,11 +79,12 @@ def collective(
         if ahead is not None:
             with moving(team):
                 ahead(team, watch)
-        value = prepare_together(team, watch, checked, described, posting)
+        value = prepare_together(team, watch, checked, described, (lambda _: here) if alone else posting)
+        ended = alone and team.shared  # All ranks have posted that they need not meet again.
         with moving(team):
             yield Agreed(team, watch, value)
-            alone = team.sync(watch, -1 if turn.overlapped else 0)
-        if not alone:
+            ended = ended or team.sync(watch, -1 if turn.overlapped else 0)
+        if not ended:
             raise AgreementError(OVERLAP)
     except AgreementError as error:
         turns.mixed |= OVERLAP in str(error)  # All ranks learn it in the same call.

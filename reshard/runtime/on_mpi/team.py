@@ -7,10 +7,11 @@ through a `Watch`, which yields the core, notices ranks that have reported failu
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -25,6 +26,7 @@ from reshard.runtime.on_mpi.node.segment import PAGE, segment
 from reshard.runtime.on_mpi.pool import Pool
 from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.tags import FAILED
+from reshard.runtime.on_mpi.turns import turns_of
 
 Comm = MPI.Intracomm
 
@@ -36,6 +38,12 @@ NODES = "RESHARD_MPI_NODES"
 
 YIELDS = MPI.get_vendor()[0] == "Open MPI"
 """Whether this MPI yields the core in a test that finds nothing complete; MPICH never does."""
+
+SPINS = 200
+"""Looks at what others have posted, in about 20 us, before a rank with a core of its own yields it."""
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""The cores that this process may use."""
 
 _WORD = 8
 _HEAD = 7  # Words of each sync before the call's own.
@@ -52,8 +60,18 @@ class Facts(NamedTuple):
     reads: bool
 
 
+class Started(NamedTuple):
+    """A move that has begun: what finishes it, and the thread that makes it meanwhile, or 0."""
+
+    finish: Callable[[], object]
+    thread: int = 0
+
+
 class Team:
     """A private duplicate of a communicator, and what the ranks of this node share: memory, and a `NodeSync`.
+
+    `stage` is the place of the memory for small moves, 0 if the node has no room, None before it is needed; `repeated`
+    has what `staged` keeps of earlier calls, and `started` finishes the move that has begun and is not waited for yet.
 
     `nodes` has the node of each rank, `members` are the ranks of this node. At the last sync, `plain` says whether all
     ranks' tiles were C-ordered, `shared` whether all lay in memory that their nodes share, and `into` whether the
@@ -69,6 +87,11 @@ class Team:
         self.calls = 0
         self.plain = self.shared = True
         self.into = False
+        self.freed = False
+        self.turns = turns_of(comm)
+        self.stage: int | None = None
+        self.repeated: dict[Hashable, Any] = {}
+        self.started: Started | None = None
         self.pool = Pool()
         self._posted = 0
         self._sent: list[MPI.Request] = []
@@ -87,6 +110,7 @@ class Team:
 
     def free(self) -> None:
         """Frees the team's communicators; all ranks call it, once. Arrays in the node's memory live on."""
+        self.freed = True
         for group in self._groups.values():
             group.Free()
         self._groups.clear()
@@ -123,12 +147,33 @@ class Team:
         if over_all is not None:
             watch.until(self.comm.Iallreduce(ends, over_all, MPI.MAX).Test)
         watch.until(self.node_sync.complete)
-        heads = [self.node_sync.read(member, _HEAD) for member in range(self.node_sync.size)]
-        *columns, logged = zip(*heads, strict=True)
-        self.arena.update(list(logged))
+        columns = self.heads()
         most = [max(column) for column in columns] if over_all is None else over_all.tolist()
         self.plain, self.shared, self.into = not most[2], not most[3], bool(most[4])
         return digest >= 0 and most[0] == -most[1] and not (most[4] and most[5])
+
+    def heads(self) -> list[tuple[int, ...]]:
+        """The first words that the members of this node gave to the last sync, word by word; updates the arena."""
+        heads = [self.node_sync.read(member, _HEAD) for member in range(self.node_sync.size)]
+        *columns, logged = zip(*heads, strict=True)
+        self.arena.update(list(logged))
+        return columns
+
+    def finish_started(self) -> None:
+        """Finishes the move that has begun: the next call may use what it needs."""
+        started = self.started
+        if started is not None and started.thread != threading.get_ident():
+            self.started = None
+            started.finish()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the team can go on: its communicator has not been freed, and no rank has failed."""
+        if self.broken or self.freed:
+            return False
+        if self.node_sync.reported or not self.one_node:
+            self.broken = bool(self.failures())
+        return not self.broken
 
     def some(self, watch: Watch, one: bool, other: bool) -> tuple[bool, bool]:
         """Of two things, whether each is so on some rank."""
@@ -207,7 +252,10 @@ class Watch:
         return min(1.0, self._limit / 4)
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Waits until `done()` is true."""
+        """Waits until `done()` is true: with a core for each rank, it looks a while before it gives up its own."""
+        for _ in range(SPINS if self._team.size <= CORES else 0):
+            if done():
+                return
         while not done():
             self.pause()
 
@@ -258,6 +306,7 @@ def _forget(comm: MPI.Comm, _: int, team: Team) -> None:
 
     A broken team is left as it is: its messages may still be under way, and would reach a communicator made later.
     """
+    team.repeated.clear()  # They have the team, and its memory.
     if not team.broken and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
         team.free()
 
@@ -284,12 +333,17 @@ def team_of(comm: MPI.Intracomm, limit: float = TIME_LIMIT, nodes: int | None = 
     `nodes` pretends that the ranks are on this many nodes, by default those of `RESHARD_MPI_NODES`, if set.
     """
     team = cast("Team | None", check_alive(comm).Get_attr(_KEY))
-    if team is not None and not team.broken:
-        team.broken = bool(team.failures())
-    if team is None or team.broken or nodes is not None:
+    if team is None or not team.alive or nodes is not None:
         team = Team(comm, nodes if nodes is not None else _pretended(), limit)
         comm.Set_attr(_KEY, team)
     return team
+
+
+def team_at_hand(comm: object) -> Team | None:
+    """The communicator's team if it has one, alive or not."""
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        return None
+    return cast("Team | None", comm.Get_attr(_KEY))
 
 
 def _pretended() -> int | None:

@@ -38,26 +38,46 @@ class Turns:
         self._lock = lock or threading.RLock()
         self._counting = threading.Lock()
         self._owner = 0
+        self._last = 0
+        self._turn: Turn | None = None
         self._inside = 0
         self._came = 0
+
+    def take_again(self) -> bool:
+        """Takes the turn at once if the thread that had the last one asks, and no other is here; whether it did.
+
+        `free` gives it back. Ranks on which the same thread makes all calls need not look for threads that overlap.
+        """
+        return self.is_here and self._lock.acquire(blocking=False)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread had the last turn, and no threads have overlapped so far."""
+        return self._last == threading.get_ident() and not self.mixed
+
+    def free(self) -> None:
+        """Gives back a turn of `take_again`."""
+        self._lock.release()
 
     def take(self, deadline: float) -> Turn:
         """Waits for this thread's turn, which it gives back by `release`; `RankError` if the deadline comes first."""
         me = threading.get_ident()
-        if self._owner == me:
-            return Turn(self, False, self._came, True)
+        if self._owner == me and self._turn is not None:
+            return self._turn.within()
         with self._counting:
             waits = self._inside > 0
             self._inside += 1
             self._came += waits
             came = self._came
         if not self._lock.acquire(blocking=False):
+            waits = True
             left = max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))
             if not self._lock.acquire(timeout=left):
                 self._leave()
                 raise RankError("another thread of this rank is in a call on this communicator, and did not return")
-        self._owner = me
-        return Turn(self, waits, came, False)
+        self._owner = self._last = me
+        self._turn = Turn(self, waits, came, False)
+        return self._turn
 
     def give_back(self) -> None:
         """Ends the turn of the thread that has it."""
@@ -80,6 +100,10 @@ class Turn:
 
     def __init__(self, turns: Turns, waited: bool, came: int, again: bool) -> None:
         self._turns, self._waited, self._came, self._again = turns, waited, came, again
+
+    def within(self) -> Turn:
+        """A turn within this one."""
+        return Turn(self._turns, self._waited, self._came, True)
 
     def release(self) -> None:
         """Ends the turn, unless it is one within another."""

@@ -71,6 +71,11 @@ class Arena:
             self._logged += 1
         return self._logged
 
+    @property
+    def logged(self) -> int:
+        """How long this rank's log is."""
+        return self._logged
+
     def update(self, logged: Sequence[int]) -> None:
         """Frees what all ranks have released, given the lengths that they posted at one sync."""
         if logged == self._read:
@@ -122,6 +127,11 @@ class Arena:
             raise RankError(f"memory {number} of the node has been freed: arrays of different calls were mixed up")
         start += member * self._heap_of(number).capacities[number]
         return self._memory[number][start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(tuple(shape))
+
+    def around(self, place: int) -> tuple[Array, int, int]:
+        """The segment of a place: its memory, the byte at which member 0 has the place, and the bytes of each part."""
+        number, start = _block(place)
+        return self._memory[number], start, self._heap_of(number).capacities[number]
 
     def place_of(self, tile: Array) -> int:
         """The place of a tile of this rank; 0 unless it is C-ordered and lies in the arena."""

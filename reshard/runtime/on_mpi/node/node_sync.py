@@ -14,6 +14,7 @@ MPICH's own barrier spins, which takes time from ranks that are still copying.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -42,6 +43,8 @@ class NodeSync:
         split = size * _LINE * _WORD
         self._words = view[:split].cast("B").cast("q")
         self._text = view[split:].cast("B")
+        self._heads = [[member * _LINE + 2 + half * WORDS for member in range(size)] for half in (0, 1)]
+        self._reports = self._words[1 : size * _LINE : _LINE]
         self._synced = 0
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -50,10 +53,28 @@ class NodeSync:
         """Posts words for the next sync, and this member's arrival at it."""
         self._synced += 1
         at = self._at(self.me)
-        for number, word in enumerate(words, at):
-            self._words[number] = word
+        self._words[at : at + len(words)] = memoryview(array("q", words))
         self._fence()
         self._words[self.me * _LINE] = self._synced
+
+    @property
+    def half(self) -> int:
+        """Which of two buffers the next sync uses: nobody reads it any more."""
+        return (self._synced + 1) % 2
+
+    def common(self, number: int, at: int) -> int | None:
+        """Of the last complete sync: the bits of all members' words at `at`, if the first word of all is `number`."""
+        words, bits = self._words, 0
+        for head in self._heads[self._synced % 2]:
+            if words[head] != number:
+                return None
+            bits |= words[head + at]
+        return bits
+
+    @property
+    def reported(self) -> bool:
+        """Whether some member has reported a failure."""
+        return any(self._reports)
 
     def missing(self) -> list[int]:
         """The members that have not arrived at this member's last sync."""
@@ -82,7 +103,7 @@ class NodeSync:
 
     def failed(self) -> dict[int, str]:
         """The texts of the failures reported so far, by member."""
-        if not any(self._words[1 : self.size * _LINE : _LINE]):
+        if not self.reported:
             return {}
         counters = {member: self._words[member * _LINE + 1] for member in range(self.size)}
         lengths = {member: counter - 1 for member, counter in counters.items() if counter}

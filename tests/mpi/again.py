@@ -1,0 +1,230 @@
+"""Moves that are made again and again: handles, moves that have begun, and what `redistribute` keeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from mpi4py import MPI
+
+import reshard as rs
+from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
+from reshard.mpi import DistArray, handles, prepare, redistribute
+from reshard.runtime import Account
+from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.staged import STAGED, StagedMove
+from reshard.runtime.on_mpi.team import team_of
+from reshard.types import Layout, Mesh
+from tests.mpi.moving import LIMIT, check_tile, given_tile
+from tests.mpi.worker import Case
+from tests.oracle import PADDING, tiles_of
+
+ODD = 1
+
+
+def moves(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Every element, through a handle, a move that has begun, and repeated calls; new tiles each time."""
+    line, size = Mesh(x=comm.size), comm.size
+    two = Mesh(x=size // 2, y=2)
+    n = 2 * size
+    on_line = ["[{x}%d, %d]", "[%d, {x}%d]", "[2{x}%d, %d]", "[%d, %d]", "[%d, 2{x}%d]"]
+    layouts = [Layout.parse(f"s64{text}", line) for text in _sized(on_line, n, size)]
+    for source in layouts:
+        for target in layouts:
+            yield f"{source} -> {target}", partial(_moved, comm, source, target)
+    grid = [rs.Layout.from_spec(two, (n, n, 6), "int64", held) for held in _HELD]
+    for source, target in zip(grid, [*grid[1:], grid[0]], strict=True):
+        yield f"{source} -> {target}", partial(_moved, comm, source, target)
+    rows, columns = (rs.Layout.from_spec(line, (n, n), "int64", held) for held in ([["x"], []], [[], ["x"]]))
+    for dtype in ("bool", "bfloat16", "complex128"):
+        ends = [Layout(end.mesh, end.dims, dtype) for end in (rows, columns)]
+        yield f"dtype {dtype}", partial(_moved, comm, *ends)
+    uneven = rs.Layout.from_spec(line, (n + 1, n), "int64", [["x"], []])
+    whole = rs.Layout.from_spec(line, (n + 1, n), "int64", [[], []])
+    yield "uneven", partial(_moved, comm, uneven, whole)
+    large = [rs.Layout.from_spec(line, (STAGED // 64, 16 * size), "int64", held) for held in ([["x"], []], [[], ["x"]])]
+    yield "large", partial(_moved, comm, *large)
+    yield "large, by a thread", partial(_moved_by_a_thread, comm, *large)
+    some = rs.Layout.from_spec(Mesh({"x": 2}, device_ids=[size - 1, 0]), (n, n), "int64", [[], ["x"]])
+    yield "other ranks", partial(_crossed, comm, rows, some)
+    yield "other ranks, back", partial(_crossed, comm, some, rows)
+
+
+_HELD = [[["x"], ["y"], []], [["x"], [], ["y"]], [[], ["x"], ["y"]], [["y"], ["x"], []], [["x", "y"], [], []]]
+
+
+def _sized(texts: list[str], n: int, size: int) -> Iterator[str]:
+    for text in texts:
+        dims = text.strip("[]").split(", ")
+        cuts = [n // size // 2 if dim.startswith("2") else n // size if "x" in dim else n for dim in dims]
+        yield text % tuple(cuts)
+
+
+def _moved(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    dtype = numpy_dtype(source.dtype)
+    tile = given_tile(source, comm.rank, dtype)
+    plan = rs.plan(source, target)
+    with prepare(source, target, comm, limit=LIMIT) as handle:
+        for turn in range(4):
+            out = np.zeros(target.tile_shape, dtype)
+            given = np.asfortranarray(tile) if turn % 2 else tile.copy()
+            memory = Account(source.dtype)
+            handle(np.zeros_like(tile))  # Leaves nothing of the last turn.
+            assert handle(given, out=out, memory=memory) is out
+            assert np.array_equal(given, tile)
+            check_tile(target, comm.rank, out, comm)
+            assert max(comm.allgather(memory.received_bytes)) == plan.received_bytes
+            begun = handle.start(given)
+            if plan.steps and source.tile_bytes <= STAGED and source.even and target.even:
+                given[...] = 0  # It has been staged.
+            check_tile(target, comm.rank, begun.wait(), comm)
+            assert begun.wait() is begun.wait()
+    for _ in range(4):
+        check_tile(target, comm.rank, redistribute(tile, source, target, comm, limit=LIMIT), comm)
+
+
+def _moved_by_a_thread(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    with mock.patch.object(handles, "CORES", comm.size + 1):
+        _moved(comm, source, target)
+
+
+def _crossed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
+    handle = prepare(source, target, comm, limit=LIMIT)
+    wanted = tiles_of(target).get(comm.rank)
+    for _ in range(3):
+        tile = tiles_of(source).get(comm.rank)
+        result = handle(None if tile is None else tile.astype("int64"))
+        assert (result is None) == (wanted is None)
+        assert wanted is None or np.array_equal(result[wanted != PADDING], wanted[wanted != PADDING])
+
+
+def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
+    """One error on all ranks, nothing moved, and the handle works afterwards."""
+    rows, columns = _slabs(comm)
+    tile, wanted = given_tile(rows, comm.rank, "int64"), given_tile(columns, comm.rank, "int64")
+    odd, shape = comm.rank == ODD, columns.tile_shape
+    handle = prepare(rows, columns, comm, limit=LIMIT)
+    other = prepare(columns, rows, comm, limit=LIMIT)
+    out = np.full(shape, -5)
+
+    def again() -> None:
+        assert (out == -5).all()
+        assert np.array_equal(handle(tile), wanted)
+        assert isinstance(team_of(comm).repeated[rows, columns], StagedMove | int)
+
+    def refused(error: type[ReshardError], call: Callable[[], Any]) -> None:
+        caught: Exception | None = None
+        try:
+            call()
+        except ReshardError as raised:
+            caught = raised
+        everyone = comm.allgather((type(caught).__name__, str(caught)))
+        assert len(set(everyone)) == 1, everyone
+        assert isinstance(caught, error), everyone
+        again()
+
+    for name, (one, to) in {
+        "shape": (np.zeros((3, 3)), out),
+        "dtype": (tile.astype("f4"), out),
+        "no tile": (None, out),
+        "a list for out": (tile, [1]),
+        "out of another shape": (tile, np.zeros((1, 1))),
+        "out that is read-only": (tile, np.broadcast_to(0, shape)),
+    }.items():
+        for begins in (False, True):
+            given = (one, to) if odd else (tile, out)
+            call = partial(_call, handle, begins, *given)
+            yield f"{name}, begun {begins}", partial(refused, TileError, call)
+    yield "out that overlaps", partial(refused, TileError, lambda: handle(tile, out=tile.reshape(shape)))
+    yield "out on all but one", partial(refused, AgreementError, lambda: handle(tile, out=None if odd else out))
+    yield "another handle", partial(refused, AgreementError, lambda: other(wanted) if odd else handle(tile, out=out))
+    yield (
+        "another call",
+        partial(refused, AgreementError, lambda: DistArray.zeros(rows, comm) if odd else handle(tile, out=out)),
+    )
+    yield "no agreement", partial(refused, AgreementError, lambda: prepare(rows, columns if odd else rows, comm))
+    yield "no layout", partial(refused, ReshardError, lambda: prepare(rows, "columns" if odd else columns, comm))
+
+
+def endings(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Moves that begin before others end, other threads, failures, and the end of handles."""
+    rows, columns = _slabs(comm)
+    tile, wanted = given_tile(rows, comm.rank, "int64"), given_tile(columns, comm.rank, "int64")
+    odd, out = comm.rank == ODD, np.full(columns.tile_shape, -5)
+    handle, other = prepare(rows, columns, comm, limit=LIMIT), prepare(columns, rows, comm, limit=LIMIT)
+
+    def again() -> None:
+        assert (out == -5).all()
+        assert np.array_equal(handle(tile), wanted)
+
+    def two_begun() -> None:
+        first, second = handle.start(tile), other.start(wanted)
+        assert np.array_equal(second.wait(), tile) and np.array_equal(first.wait(), wanted)
+        third = handle.start(tile)
+        assert np.array_equal(DistArray.zeros(rows, comm).tile, np.zeros(rows.tile_shape))
+        assert np.array_equal(third.wait(), wanted)
+
+    def by_threads() -> None:
+        for _ in range(3):
+            results: list[np.ndarray] = []
+            thread = threading.Thread(target=lambda into=results: into.append(handle(tile)))
+            thread.start()
+            thread.join()
+            assert np.array_equal(results[0], wanted)
+            assert np.array_equal(handle(tile), wanted)
+
+    def failed() -> None:
+        comm.Barrier()
+        if odd:
+            team_of(comm).fail("gone")
+        comm.Barrier()
+        for _ in range(3):
+            again()
+        assert isinstance(team_of(comm).repeated[rows, columns], StagedMove)
+
+    def skipped() -> None:
+        short = prepare(rows, columns, comm, limit=0.5)
+        if not odd:
+            try:
+                short(tile, out=out)
+            except RankError:
+                pass
+            else:
+                raise AssertionError("one rank made no call")
+        comm.Barrier()
+        again()
+
+    def freed() -> None:
+        apart = comm.Dup()
+        mine, gone = prepare(rows, columns, apart), prepare(rows, columns, apart)
+        gone.free()
+        _raises(PlanError, lambda: gone(tile))
+        apart.Free()
+        _raises(RankError, lambda: mine(tile))
+
+    yield "two begun", two_begun
+    yield "threads", by_threads
+    yield "after a failure", failed
+    yield "one skipped it", skipped
+    yield "freed", freed
+
+
+def _slabs(comm: MPI.Intracomm) -> list[Layout]:
+    line, n = Mesh(x=comm.size), 2 * comm.size
+    return [rs.Layout.from_spec(line, (n, n), "int64", held) for held in ([["x"], []], [[], ["x"]])]
+
+
+def _call(handle: Any, begins: bool, tile: Any, out: Any) -> Any:
+    return handle.start(tile, out=out).wait() if begins else handle(tile, out=out)
+
+
+def _raises(error: type[Exception], call: Callable[[], Any]) -> None:
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"no {error.__name__}")
