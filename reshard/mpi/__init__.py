@@ -4,6 +4,7 @@
     move(tile, move, comm)                      the same through a view, in part, or to another dtype
     DistArray(layout, tile, comm)               a distributed array: layout, tile and communicator in one object
     relabelled(source, target)                  the target with tiles assigned to ranks so that the fewest bytes move
+    schedule_figures(source, target, rank=)     what a rank takes to work out its messages, without the others
     calibrate(comm)                             measures the communicator as a `Network` to plan for
     launch(ranks, ["script.py"])                starts ranks and waits for them
     world()                                     MPI.COMM_WORLD: all ranks that were started together
@@ -24,6 +25,8 @@ from reshard.mpi.launch import launch as launch
 if TYPE_CHECKING:
     from reshard.mpi.calibration import calibrate as calibrate
     from reshard.mpi.distarray import DistArray as DistArray
+    from reshard.mpi.figures import ScheduleFigures as ScheduleFigures
+    from reshard.mpi.figures import schedule_figures as schedule_figures
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
@@ -33,10 +36,12 @@ if TYPE_CHECKING:
 _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "RAW": "reshard.mpi.tiles",
+    "ScheduleFigures": "reshard.mpi.figures",
     "calibrate": "reshard.mpi.calibration",
     "move": "reshard.mpi.view_moves",
     "redistribute": "reshard.mpi.redistribution",
     "relabelled": "reshard.mpi.relabel",
+    "schedule_figures": "reshard.mpi.figures",
     "world": "reshard.runtime.on_mpi.team",
 }
 

@@ -145,7 +145,7 @@ def of_runs(runs: Sequence[Sequence[Progression]]) -> list[Block]:
     return of_parts([parts(dim, tuple(along)) for dim, along in enumerate(runs)])
 
 
-class Part(NamedTuple):
+class DimBlock(NamedTuple):
     """What a block has along one dim."""
 
     src: int
@@ -153,22 +153,23 @@ class Part(NamedTuple):
     axes: tuple[Axis, ...]
 
 
-def parts(dim: int, runs: tuple[Progression, ...]) -> tuple[Part, ...]:
+def parts(dim: int, runs: tuple[Progression, ...]) -> tuple[DimBlock, ...]:
     """The runs along one dim, with evenly spaced ones folded into one.
 
     >>> parts(1, (Progression(0, 4, 2), Progression(6, 6, 2)))
-    (Part(src=0, dst=4, axes=(Axis(dim=1, extent=2, src=6, dst=2), Axis(dim=1, extent=2, src=1, dst=1))),)
+    (DimBlock(src=0, dst=4, axes=(Axis(dim=1, extent=2, src=6, dst=2), Axis(dim=1, extent=2, src=1, dst=1))),)
     """
     if len(runs) == 1 and not runs[0].repeats:
-        return (Part(runs[0].src, runs[0].dst, _straight(dim, runs[0].length)),)
-    return _folded(dim, runs)
+        return (DimBlock(runs[0].src, runs[0].dst, _straight(dim, runs[0].length)),)
+    return folded(dim, runs)
 
 
 @lru_cache(maxsize=1024)
-def _folded(dim: int, runs: tuple[Progression, ...]) -> tuple[Part, ...]:
+def folded(dim: int, runs: tuple[Progression, ...]) -> tuple[DimBlock, ...]:
+    """The same for runs that repeat, or of which there are several; cached, as many messages share them."""
     # Blocks of one dim, which is dim 0 of one-dimensional tiles.
     along = fold(map(_run, runs))
-    return tuple(Part(b.src[0], b.dst[0], tuple(axis._replace(dim=dim) for axis in b.axes)) for b in along)
+    return tuple(DimBlock(b.src[0], b.dst[0], tuple(axis._replace(dim=dim) for axis in b.axes)) for b in along)
 
 
 @lru_cache(maxsize=1024)
@@ -177,14 +178,14 @@ def _straight(dim: int, length: int) -> tuple[Axis, ...]:
     return (Axis(dim, length, 1, 1),)
 
 
-def of_parts(along: Sequence[Sequence[Part]]) -> list[Block]:
+def of_parts(along: Sequence[Sequence[DimBlock]]) -> list[Block]:
     """The blocks that are products of parts, one of every dim."""
     if all(len(of) == 1 for of in along):
         return [_of_parts([of[0] for of in along])]
     return [_of_parts(each) for each in itertools.product(*along)]
 
 
-def _of_parts(each: Sequence[Part]) -> Block:
+def _of_parts(each: Sequence[DimBlock]) -> Block:
     axes = tuple([axis for part in each for axis in part.axes])
     return Block(tuple([part.src for part in each]), tuple([part.dst for part in each]), axes)
 

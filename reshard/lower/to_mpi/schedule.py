@@ -175,10 +175,7 @@ def _own_step(step: Step, device: int) -> RankStep:
     scratch = step.cost.scratch
     if is_closed(step, device):
         local, (sent, received) = own_boxes(step, device)
-        turns = (
-            SendReceive(out and PeerBlocks(*out), into and PeerBlocks(*into))
-            for out, into in itertools.zip_longest(sent, received)
-        )
+        turns = [_of_peers(turn) for turn in itertools.zip_longest(sent, received)]
         return StepMessages(local, tuple(turns), scratch)
     (instruction,) = lower_steps(step.operand, [step], device).instructions
     if device in step.operand.mesh.devices or device in step.result.mesh.devices:

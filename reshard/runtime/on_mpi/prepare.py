@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from reshard.errors import BudgetError, PlanError, ReshardError, TileError
+from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, seats
 from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, direct, passes_on, run_bytes
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
@@ -106,6 +107,15 @@ class Prepared:
         """Whether every element is where the target wants it."""
         return not self.plan.steps
 
+    @property
+    def planned(self) -> bool:
+        """Whether the plan's steps are run, rather than a direct move."""
+        return self.way in ("plan", "overwrite")
+
+    def compile(self) -> None:
+        """Compiles the way that is taken."""
+        _ = self.steps if self.planned else self.direct
+
     @cached_property
     def steps(self) -> RankPlan:
         """The plan's steps as this rank runs them."""
@@ -144,7 +154,7 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     if not isinstance(request.network, str):
         network_of(request.network)
     ready = _prepared(request, team.rank, team.facts, tile.itemsize)
-    _ = ready.steps if ready.way in ("plan", "overwrite") else ready.direct  # What fails here fails on all ranks.
+    ready.compile()  # What fails here fails on all ranks.
     if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(
             f"the budget of {request.budget} B is met only by overwriting the donated tile, which is not C-ordered or "
@@ -201,6 +211,19 @@ def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> P
     used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
     return Prepared(way, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered)
+
+
+def uncached(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> Prepared:
+    """A rank's part of a request, compiled, on a machine that may be another one."""
+    ready = _prepared.__wrapped__(request, rank, facts, itemsize)
+    ready.compile()
+    return ready
+
+
+def forget() -> None:
+    """Gives up what is cached of schedules, so that the next is compiled as the first one was."""
+    for cached in (_prepared, direct, rank_plan, run_bytes, *to_mpi.CACHES):
+        cached.cache_clear()
 
 
 def _tiles_bytes(source: Layout, target: Layout) -> int:

@@ -18,13 +18,13 @@ from reshard.types.pair.overlap import piece
 from reshard.types.positions import numbers_along
 
 
-class Holders:
+class TileHolders:
     """The positions that hold each tile of a layout.
 
     With `any_summand`, positions along partial sub-axes count as copies: what they hold is the same piece.
 
     >>> layout = Layout.parse("f32[{x}3/10]", Mesh(x=4, y=2))
-    >>> Holders(layout).of((2,)), Holders(layout).copies
+    >>> TileHolders(layout).of((2,)), TileHolders(layout).copies
     ((4, 5), 2)
     """
 
@@ -52,9 +52,9 @@ class Holders:
 
 
 @lru_cache(maxsize=64)
-def holders(layout: Layout, *, any_summand: bool = False) -> Holders:
-    """`Holders`, cached."""
-    return Holders(layout, any_summand=any_summand)
+def holders(layout: Layout, *, any_summand: bool = False) -> TileHolders:
+    """`TileHolders`, cached."""
+    return TileHolders(layout, any_summand=any_summand)
 
 
 def home(layout: Layout, position: int) -> tuple[int, ...]:
