@@ -24,9 +24,9 @@ from reshard.types.whole import whole
 class ScheduleFigures(NamedTuple):
     """What one rank's schedule takes and has.
 
-    `seconds` and `bytes` are the time and the most memory (beside the plan, which all moves need) to work it out for
-    the first time. `sends` and `receives` are the rank's messages to and from ranks of other nodes, and of its own if
-    the plan's steps are run. Reductions are MPI's own and count as none.
+    `seconds` of a processor and `bytes` of memory are what it takes to work it out for the first time, beside the plan,
+    which all moves need. `sends` and `receives` are the rank's messages to and from ranks of other nodes, and of its
+    own if the plan's steps are run. Reductions are MPI's own and count as none.
     """
 
     seconds: float
@@ -67,9 +67,9 @@ def schedule_figures(
     itemsize = numpy_dtype(source.dtype).itemsize
     uncached(request, rank, facts, itemsize)  # Makes the plan.
     forget()
-    start = time.perf_counter()
+    start = time.thread_time()
     ready = uncached(request, rank, facts, itemsize)
-    seconds = time.perf_counter() - start
+    seconds = time.thread_time() - start
     forget()
     nbytes = _peak(request, rank, facts, itemsize)
     sends, receives = zip(*[(0, 0), *_messages(ready)], strict=True)
