@@ -5,6 +5,7 @@
     prepare(source, target, comm)               the same for many moves between two layouts, agreed on once
     DistArray(layout, tile, comm)               a distributed array: layout, tile and communicator in one object
     relabelled(source, target)                  the target with tiles assigned to ranks so that the fewest bytes move
+    schedule_figures(source, target, rank=)     what a rank takes to work out its messages, without the others
     calibrate(comm)                             measures the communicator as a `Network` to plan for
     launch(ranks, ["script.py"])                starts ranks and waits for them
     world()                                     MPI.COMM_WORLD: all ranks that were started together
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from reshard.mpi.handles import MoveHandle as MoveHandle
     from reshard.mpi.handles import StartedMove as StartedMove
     from reshard.mpi.handles import prepare as prepare
+    from reshard.mpi.figures import ScheduleFigures as ScheduleFigures
+    from reshard.mpi.figures import schedule_figures as schedule_figures
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
@@ -38,12 +41,14 @@ _HOME = {
     "DistArray": "reshard.mpi.distarray",
     "MoveHandle": "reshard.mpi.handles",
     "RAW": "reshard.mpi.tiles",
+    "ScheduleFigures": "reshard.mpi.figures",
     "StartedMove": "reshard.mpi.handles",
     "calibrate": "reshard.mpi.calibration",
     "move": "reshard.mpi.view_moves",
     "prepare": "reshard.mpi.handles",
     "redistribute": "reshard.mpi.redistribution",
     "relabelled": "reshard.mpi.relabel",
+    "schedule_figures": "reshard.mpi.figures",
     "world": "reshard.runtime.on_mpi.team",
 }
 

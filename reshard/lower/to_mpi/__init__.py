@@ -22,6 +22,7 @@ Nothing here imports MPI. Schedules and fetches are plain data, and the same on 
 
 from reshard.lower.to_mpi.blocks import Axis as Axis
 from reshard.lower.to_mpi.blocks import Block as Block
+from reshard.lower.to_mpi.blocks import folded
 from reshard.lower.to_mpi.crossing import fetched_across as fetched_across
 from reshard.lower.to_mpi.crossing import served_across as served_across
 from reshard.lower.to_mpi.direct import Fetch as Fetch
@@ -50,3 +51,9 @@ from reshard.lower.to_mpi.seats import rank_of_devices as rank_of_devices
 from reshard.lower.to_mpi.seats import ranks as ranks
 from reshard.lower.to_mpi.seats import seat_of as seat_of
 from reshard.lower.to_mpi.seats import seats as seats
+from reshard.lower.to_mpi.seats import seats_by_position
+from reshard.types.pair.holders import holders
+from reshard.types.pair.overlap import shares_from, shares_of
+
+CACHES = (ranks, seats, seats_by_position, folded, holders, shares_from, shares_of)
+"""What is cached here, for those who measure without."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from operator import lt
 from typing import NamedTuple
 
 from reshard.errors import PlanError
@@ -82,6 +84,24 @@ def of_spans(send: TileView, src: Sequence[Span], receive: TileView, dst: Sequen
     return Block(start, end, _paired(before, after))
 
 
+def starts(view: TileView) -> list[tuple[int, ...]]:
+    """The local index at which each block of a view starts, by the number of the block.
+
+    >>> starts(TileView((4, 8), (4, 8), (4, 2, 4), (0, 1, 1), (1,)))
+    [(0, 0), (0, 4)]
+    """
+    below = [
+        math.prod(r for r, dim in zip(view.digits[at + 1 :], view.dims[at + 1 :], strict=True) if dim == view.dims[at])
+        for at in range(len(view.digits))
+    ]
+    first = [(0,) * len(view.tile)]
+    for axis in view.blocks:
+        dim, step = view.dims[axis], below[axis]
+        moved = range(0, step * view.digits[axis], step)
+        first = [(*at[:dim], at[dim] + by, *at[dim + 1 :]) for at in first for by in moved]
+    return first
+
+
 _Steps = list[tuple[int, int, int]]
 """(dim, extent, step) of each digit of which a span has more than one value."""
 
@@ -116,25 +136,63 @@ def _paired(before: _Steps, after: _Steps) -> tuple[Axis, ...]:
     return tuple(axes)
 
 
-def of_runs(runs: Sequence[Iterable[Progression]]) -> list[Block]:
+def of_runs(runs: Sequence[Sequence[Progression]]) -> list[Block]:
     """The blocks of a message: the product of the runs of all dims, with evenly spaced runs folded into one block.
 
     >>> of_runs([[Progression(0, 4, 2), Progression(6, 6, 2), Progression(12, 8, 2)]])
     [Block(src=(0,), dst=(4,), axes=(Axis(dim=0, extent=3, src=6, dst=2), Axis(dim=0, extent=2, src=1, dst=1)))]
     """
-    along = [fold(_run(dim, len(runs), run) for run in of) for dim, of in enumerate(runs)]
-    blocks: list[Block] = []
-    for parts in itertools.product(*along):
-        src = tuple(part.src[dim] for dim, part in enumerate(parts))
-        dst = tuple(part.dst[dim] for dim, part in enumerate(parts))
-        blocks.append(Block(src, dst, tuple(axis for part in parts for axis in part.axes)))
-    return blocks
+    return of_parts([parts(dim, tuple(along)) for dim, along in enumerate(runs)])
 
 
-def _run(dim: int, rank: int, run: Progression) -> Block:
-    starts = [tuple(at if d == dim else 0 for d in range(rank)) for at in (run.src, run.dst)]
-    axes = (Axis(dim, repeat.times, repeat.src, repeat.dst) for repeat in run.repeats)
-    return Block(starts[0], starts[1], (*axes, Axis(dim, run.length, 1, 1)))
+class DimBlock(NamedTuple):
+    """What a block has along one dim."""
+
+    src: int
+    dst: int
+    axes: tuple[Axis, ...]
+
+
+def parts(dim: int, runs: tuple[Progression, ...]) -> tuple[DimBlock, ...]:
+    """The runs along one dim, with evenly spaced ones folded into one.
+
+    >>> parts(1, (Progression(0, 4, 2), Progression(6, 6, 2)))
+    (DimBlock(src=0, dst=4, axes=(Axis(dim=1, extent=2, src=6, dst=2), Axis(dim=1, extent=2, src=1, dst=1))),)
+    """
+    if len(runs) == 1 and not runs[0].repeats:
+        return (DimBlock(runs[0].src, runs[0].dst, _straight(dim, runs[0].length)),)
+    return folded(dim, runs)
+
+
+@lru_cache(maxsize=1024)
+def folded(dim: int, runs: tuple[Progression, ...]) -> tuple[DimBlock, ...]:
+    """The same for runs that repeat, or of which there are several; cached, as many messages share them."""
+    # Blocks of one dim, which is dim 0 of one-dimensional tiles.
+    along = fold(map(_run, runs))
+    return tuple(DimBlock(b.src[0], b.dst[0], tuple(axis._replace(dim=dim) for axis in b.axes)) for b in along)
+
+
+@lru_cache(maxsize=1024)
+def _straight(dim: int, length: int) -> tuple[Axis, ...]:
+    """The axes of neighbouring elements; blocks that are alike share them."""
+    return (Axis(dim, length, 1, 1),)
+
+
+def of_parts(along: Sequence[Sequence[DimBlock]]) -> list[Block]:
+    """The blocks that are products of parts, one of every dim."""
+    if all(len(of) == 1 for of in along):
+        return [_of_parts([of[0] for of in along])]
+    return [_of_parts(each) for each in itertools.product(*along)]
+
+
+def _of_parts(each: Sequence[DimBlock]) -> Block:
+    axes = tuple([axis for part in each for axis in part.axes])
+    return Block(tuple([part.src for part in each]), tuple([part.dst for part in each]), axes)
+
+
+def _run(run: Progression) -> Block:
+    axes = (Axis(0, repeat.times, repeat.src, repeat.dst) for repeat in run.repeats)
+    return Block((run.src,), (run.dst,), (*axes, Axis(0, run.length, 1, 1)))
 
 
 def fold(blocks: Iterable[Block]) -> list[Block]:
@@ -213,6 +271,24 @@ def _split_at(axis: Axis, src: int, dst: int) -> list[Axis]:
 def _within(step: int, extent: int, inner: int) -> int:
     """How many indices of an axis fall into the first `inner` ones."""
     return extent if step >= inner else min(extent, inner // step)
+
+
+def fits(block: Block, at: str, shape: Sequence[int]) -> bool:
+    """Whether a block that has elements lies in a tile of this shape as a whole, at its end `at`: "src" or "dst".
+
+    >>> [fits(Block((0,), (0,), (Axis(0, 4, 3, 1),)), "src", (size,)) for size in (9, 10)]
+    [False, True]
+    """
+    last = list(block.src if at == "src" else block.dst)
+    for dim, reach in _reaches(block.axes, at):
+        last[dim] += reach
+    return all(map(lt, last, shape))
+
+
+@lru_cache(maxsize=1024)
+def _reaches(axes: tuple[Axis, ...], at: str) -> tuple[tuple[int, int], ...]:
+    """How far each axis goes in its dim."""
+    return tuple((axis.dim, (axis.extent - 1) * (axis.src if at == "src" else axis.dst)) for axis in axes)
 
 
 def inside(block: Block, at: str, shape: Sequence[int]) -> Iterator[tuple[Span, ...]]:

@@ -20,12 +20,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from reshard.lower.to_mpi.blocks import Block, of_runs
-from reshard.lower.to_mpi.direct import Fetch, Near, by_source
+from reshard.lower.to_mpi.direct import Fetch, Near
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
 from reshard.types.pair.crossing import Share, dealt, pull_limit
 from reshard.types.pair.message import Runs, Tile, cut, elements, tile_of
-from reshard.types.pair.overlap import shares
+from reshard.types.pair.overlap import shares_from, shares_of
 
 Demand = list[tuple[int, Runs]]
 """Devices that need part of a source tile, each with what it needs."""
@@ -43,7 +43,7 @@ def fetched_across(source: Layout, target: Layout, device: int, near: Near) -> l
     if device not in target.mesh.devices:
         return []
     wanted = tile_of(target, device)
-    dims = [shares(s, t)[q] for s, t, q in zip(source.dims, target.dims, wanted, strict=True)]
+    dims = [shares_of(s, t, q) for s, t, q in zip(source.dims, target.dims, wanted, strict=True)]
     blocks: dict[int, list[Block]] = {}
     for tile in itertools.product(*dims):
         check_deadline()
@@ -108,7 +108,7 @@ def _shares(queue: Demand, holders: int, limit: int) -> Iterator[Share]:
 @lru_cache(maxsize=4096)
 def _demand(source: Layout, target: Layout, tile: Tile) -> Demand:
     """The devices that need part of a source tile, in the order of their mesh."""
-    wanted = [by_source(s, t).get(p, {}) for s, t, p in zip(source.dims, target.dims, tile, strict=True)]
+    wanted = [shares_from(s, t, p) for s, t, p in zip(source.dims, target.dims, tile, strict=True)]
     takers = _holders(target)
     demand: Demand = []
     for parts in itertools.product(*(by.items() for by in wanted)):

@@ -14,17 +14,16 @@ Ranks are seats here: the numbers of the devices by ascending id (`seats`). Betw
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from reshard.lower.to_mpi.blocks import Block, of_runs
-from reshard.lower.to_mpi.seats import ranks
+from reshard.lower.to_mpi.blocks import Block, of_parts, parts
+from reshard.lower.to_mpi.seats import ranks, seats_by_position
 from reshard.types.deadline import check_deadline
-from reshard.types.dims import Dim
 from reshard.types.layout import Layout
-from reshard.types.pair.overlap import piece, shares
-from reshard.types.pair.runs import Progression
+from reshard.types.mesh import Mesh
+from reshard.types.pair.holders import holders, home
+from reshard.types.pair.overlap import shares_from, shares_of
 
 Near = Callable[[int, int], bool]
 """Whether two ranks are on one node."""
@@ -50,16 +49,20 @@ def fetches(source: Layout, target: Layout, rank: int, near: Near, number: int |
     >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in fetches(rows, columns, 1, lambda one, other: True)]
     [(1, (2, 2)), (0, (2, 2))]
     """
-    at = target.mesh.position(ranks(target.mesh)[rank if number is None else number])
-    wanted = [shares(s, t)[piece(t, target.mesh, at)] for s, t in zip(source.dims, target.dims, strict=True)]
-    holders = _holders(source)
-    summand = _summand(source, source.mesh.position(ranks(source.mesh)[rank])) if source.partial else ()
+    wanted = home(target, target.mesh.position(ranks(target.mesh)[rank if number is None else number]))
+    mesh = source.mesh
+    summand = mesh.coordinates(mesh.position(ranks(mesh)[rank]), source.partial) if source.partial else ()
+    dims = [
+        [(p, parts(at, runs)) for p, runs in shares_of(s, t, q).items()]
+        for at, (s, t, q) in enumerate(zip(source.dims, target.dims, wanted, strict=False))
+    ]
+    givers, seat = holders(source), _seat_of(mesh)
     blocks: dict[int, list[Block]] = {}
-    for owners in itertools.product(*(by.items() for by in wanted)):
+    for owners in itertools.product(*dims):
         check_deadline()
-        candidates = holders[(*(number for number, _ in owners), *summand)]
-        giver = _nearest(candidates, rank, near)
-        blocks.setdefault(giver, []).extend(of_runs([runs for _, runs in owners]))
+        candidates = seat(givers.of((*[p for p, _ in owners], *summand)))
+        giver = candidates[0] if len(candidates) == 1 else _nearest(candidates, rank, near)
+        blocks.setdefault(giver, []).extend(of_parts([part for _, part in owners]))
     # Each rank starts with itself and goes on with the next rank, so that ranks do not all read from rank 0 first.
     return [Fetch(peer, tuple(blocks[peer])) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))]
 
@@ -75,59 +78,41 @@ def served(source: Layout, target: Layout, rank: int, near: Near) -> list[Fetch]
     >>> [(fetch.rank, fetch.blocks[0].src) for fetch in served(rows, columns, 1, lambda one, other: True)]
     [(1, (0, 2)), (0, (0, 0))]
     """
-    devices = ranks(source.mesh)
-    position = source.mesh.position(devices[rank])
-    home = [piece(dim, source.mesh, position) for dim in source.dims]
-    summand = _summand(source, position)
-    candidates = _holders(source)[(*home, *summand)]
-    takers = _takers(target)
+    devices, seat = ranks(source.mesh), _seat_of(source.mesh)
+    mine = home(source, source.mesh.position(devices[rank]))
+    summand = mine[len(source.dims) :]
+    candidates = seat(holders(source).of(mine))
+    dims = [
+        [(q, parts(at, runs)) for q, runs in shares_from(s, t, p).items()]
+        for at, (s, t, p) in enumerate(zip(source.dims, target.dims, mine, strict=False))
+    ]
+    takers, seat_there = holders(target, any_summand=True), _seat_of(target.mesh)
     blocks: dict[int, tuple[Block, ...]] = {}
-    wanted = [by_source(s, t).get(p, {}) for s, t, p in zip(source.dims, target.dims, home, strict=True)]
-    for wishes in itertools.product(*(by.items() for by in wanted)):
-        receivers = takers.get(tuple(number for number, _ in wishes), ())
+    for wishes in itertools.product(*dims):
+        check_deadline()
+        receivers = seat_there(takers.of([q for q, _ in wishes]))
         if summand:
-            receivers = [to for to in receivers if _summand(source, source.mesh.position(devices[to])) == summand]
-        mine = [to for to in receivers if _nearest(candidates, to, near) == rank]
-        if mine:
-            blocks.update(dict.fromkeys(mine, tuple(of_runs([runs for _, runs in wishes]))))
+            receivers = [to for to in receivers if _summand(source, devices[to]) == summand]
+        if len(candidates) > 1:
+            receivers = [to for to in receivers if _nearest(candidates, to, near) == rank]
+        if receivers:
+            blocks.update(dict.fromkeys(receivers, tuple(of_parts([part for _, part in wishes]))))
     return [Fetch(peer, blocks[peer]) for peer in sorted(blocks, key=lambda peer: (peer < rank, peer))]
 
 
-@lru_cache(maxsize=256)
-def by_source(source: Dim, target: Dim) -> dict[int, dict[int, tuple[Progression, ...]]]:
-    """For each piece of the source, what the pieces of the target share with it."""
-    by_source: dict[int, dict[int, tuple[Progression, ...]]] = {}
-    for q, by in enumerate(shares(source, target)):
-        for p, runs in by.items():
-            by_source.setdefault(p, {})[q] = runs
-    return by_source
+def _seat_of(mesh: Mesh) -> Callable[[tuple[int, ...]], Sequence[int]]:
+    """A function from positions to the seats of their devices, ascending."""
+    if mesh.device_ids is None:
+        return lambda positions: positions
+    seats = seats_by_position(mesh)
+    return lambda positions: sorted([seats[at] for at in positions])
 
 
-@lru_cache(maxsize=256)
-def _takers(layout: Layout) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The ranks by the numbers of the pieces that they hold, whatever their summand is."""
-    takers: dict[tuple[int, ...], list[int]] = {}
-    for tile, held in _holders(layout).items():
-        takers.setdefault(tile[: len(layout.dims)], []).extend(held)
-    return {pieces: tuple(sorted(held)) for pieces, held in takers.items()}
-
-
-def _nearest(candidates: tuple[int, ...], rank: int, near: Near) -> int:
+def _nearest(candidates: Sequence[int], rank: int, near: Near) -> int:
     if rank in candidates:
         return rank
     close = tuple(peer for peer in candidates if near(peer, rank)) or candidates
     return close[rank % len(close)]
-
-
-@lru_cache(maxsize=256)
-def _holders(layout: Layout) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The ranks that hold each tile; a tile's key is the numbers of its pieces, then those of its summand."""
-    holders: dict[tuple[int, ...], list[int]] = {}
-    for rank, device in enumerate(ranks(layout.mesh)):
-        position = layout.mesh.position(device)
-        pieces = tuple(piece(dim, layout.mesh, position) for dim in layout.dims)
-        holders.setdefault((*pieces, *_summand(layout, position)), []).append(rank)
-    return {tile: tuple(held) for tile, held in holders.items()}
 
 
 def unreplicated(layout: Layout) -> bool:
@@ -137,8 +122,8 @@ def unreplicated(layout: Layout) -> bool:
     >>> [unreplicated(Layout.parse(text, Mesh(x=2))) for text in ("f32[{x}2]", "f32[4]")]
     [True, False]
     """
-    return all(len(held) == 1 for held in _holders(layout).values())
+    return holders(layout).copies == 1
 
 
-def _summand(layout: Layout, position: int) -> tuple[int, ...]:
-    return layout.mesh.coordinates(position, layout.partial)
+def _summand(layout: Layout, device: int) -> tuple[int, ...]:
+    return layout.mesh.coordinates(layout.mesh.position(device), layout.partial)

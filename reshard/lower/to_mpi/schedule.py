@@ -36,9 +36,10 @@ from reshard.lower.program import (
     ReduceScatter,
     Slice,
     SplitSum,
-    lower_plan,
+    lower_steps,
 )
-from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, whole_tile
+from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, starts, whole_tile
+from reshard.lower.to_mpi.boxes import is_closed, own_boxes
 from reshard.lower.to_mpi.views import Turn, exchanged, local_blocks
 from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange
 from reshard.types.layout import Layout
@@ -158,10 +159,9 @@ def schedule(plan: Plan, device: int) -> Schedule:
     >>> sent.peer, sent.blocks[0].src, sent.blocks[0].dst, sent.blocks[0].extents
     (1, (0, 2), (0, 0), (2, 2))
     """
-    program = lower_plan(plan, device)
-    steps = tuple(
-        _own_step(instruction, device, step) for instruction, step in zip(program.instructions, plan.steps, strict=True)
-    )
+    if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(f"schedule takes a checked Plan, not {type(plan).__name__}; make one with reshard.plan()")
+    steps = tuple(_own_step(step, device) for step in plan.steps)
     shapes = [_own_shape(layout, device) for layout in (plan.source, *(step.result for step in plan.steps))]
     return Schedule(shapes[0], steps, tuple(shapes[1:]))
 
@@ -170,9 +170,14 @@ def _own_shape(layout: Layout, device: int) -> tuple[int, ...]:
     return layout.tile_shape if device in layout.mesh.devices else (0,) * max(1, len(layout.shape))
 
 
-def _own_step(instruction: Instruction, device: int, step: Step) -> RankStep:
+def _own_step(step: Step, device: int) -> RankStep:
     """A device's part of a step, in which it may have none."""
     scratch = step.cost.scratch
+    if is_closed(step, device):
+        local, (sent, received) = own_boxes(step, device)
+        turns = [_of_peers(turn) for turn in itertools.zip_longest(sent, received)]
+        return StepMessages(local, tuple(turns), scratch)
+    (instruction,) = lower_steps(step.operand, [step], device).instructions
     if device in step.operand.mesh.devices or device in step.result.mesh.devices:
         return _step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
     if step.kind in ("reduce_scatter", "all_reduce"):
@@ -260,21 +265,20 @@ def _grouped(
     group: tuple[int, ...], me: int, send: TileView, receive: TileView, each: bool, scratch: int
 ) -> StepMessages:
     """The turns of a gather or an all-to-all: turn k sends to the k-th next member, receives from the k-th previous."""
+    leave, arrive = starts(send), starts(receive)
+    axes = _between(send, 0, receive, 0).axes
 
     def to(sender: int, receiver: int) -> tuple[Block, ...]:
-        return _full(_between(send, receiver if each else 0, receive, sender))
+        return (Block(leave[receiver if each else 0], arrive[sender], axes),)
 
-    turns: list[SendReceive] = []
-    for k in range(1, len(group)):
-        after, before = (me + k) % len(group), (me - k) % len(group)
-        sent, received = to(me, after), to(before, me)
-        turns.append(
-            SendReceive(
-                PeerBlocks(group[after], sent) if sent else None,
-                PeerBlocks(group[before], received) if received else None,
-            )
-        )
-    return StepMessages(to(me, me), tuple(t for t in turns if t != _IDLE), scratch)
+    if any(not axis.extent for axis in axes):
+        return StepMessages((), (), scratch)
+    size = len(group)
+    turns = [
+        SendReceive(PeerBlocks(group[after], to(me, after)), PeerBlocks(group[before], to(before, me)))
+        for after, before in (((me + k) % size, (me - k) % size) for k in range(1, size))
+    ]
+    return StepMessages(to(me, me), tuple(turns), scratch)
 
 
 def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch: int) -> StepMessages:

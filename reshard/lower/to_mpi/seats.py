@@ -17,13 +17,25 @@ from reshard.types.mesh import Mesh
 from reshard.types.pair.device_sets import one_set
 
 
+@lru_cache(maxsize=256)
 def ranks(mesh: Mesh) -> tuple[int, ...]:
     """The device of each seat: seat s is the s-th smallest device id. On a mesh without `device_ids`, device s.
 
     >>> ranks(Mesh({"x": 3}, device_ids=[7, 2, 5]))
     (2, 5, 7)
     """
-    return tuple(sorted(mesh.devices))
+    return mesh.devices if mesh.device_ids is None else tuple(sorted(mesh.devices))
+
+
+@lru_cache(maxsize=64)
+def seats_by_position(mesh: Mesh) -> tuple[int, ...]:
+    """The seat of the device at each position.
+
+    >>> seats_by_position(Mesh({"x": 3}, device_ids=[7, 2, 5]))
+    (2, 0, 1)
+    """
+    seats = _seats(mesh)
+    return tuple(seats[device] for device in mesh.devices)
 
 
 @lru_cache(maxsize=256)

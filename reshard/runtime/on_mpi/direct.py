@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from reshard.lower.to_mpi import (
     Block,
@@ -52,18 +52,29 @@ Pairs = tuple[tuple[Region, Region], ...]
 class Direct:
     """A rank's copies from its own tile (`own`) and from its node's (`pulls`, by rank), and messages to other nodes.
 
-    The elements from other ranks lie in runs of `reach` bytes on average in the source tiles, of `landing` bytes in
-    the result, and of `run` bytes in both at once. `parts` caches what `cma_read` works out.
+    `parts` caches what `cma_read` works out.
     """
 
     own: Pairs
     pulls: tuple[tuple[int, Pairs], ...]
     order: Order
     messages: Messages
+    parts: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
+
+    @property
+    def pulled(self) -> int:
+        """Elements that this rank receives from other ranks of its node."""
+        return sum(math.prod(source.extents) for _, pairs in self.pulls for source, _ in pairs)
+
+
+class RunBytes(NamedTuple):
+    """The average run of the elements that a rank receives from others: of `reach` bytes in the source tiles, of
+    `landing` bytes in the result, and of `run` bytes in both at once.
+    """
+
     reach: float
     landing: float
     run: float
-    parts: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])
 
     @property
     def prefers_push(self) -> bool:
@@ -74,10 +85,14 @@ class Direct:
         """
         return self.reach < min(self.landing, NEAR)
 
-    @property
-    def pulled(self) -> int:
-        """Elements that this rank receives from other ranks of its node."""
-        return sum(math.prod(source.extents) for _, pairs in self.pulls for source, _ in pairs)
+
+@lru_cache(maxsize=64)
+def run_bytes(source: Layout, target: Layout, rank: int, size: int, itemsize: int) -> RunBytes:
+    """The runs of what one of `size` ranks receives if all are on one node."""
+    peers = _fetched(source, target, rank, (0,) * size)
+    others = [block for peer, fetch in peers.items() if peer != rank for block in fetch.blocks]
+    ends = ((source.tile_shape, None), (None, target.tile_shape), (source.tile_shape, target.tile_shape))
+    return RunBytes(*(mean_run(others, *shapes) * itemsize for shapes in ends))
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,12 +250,9 @@ def direct(
         sent += [(to, outgoing.blocks)] if outgoing else []
         received += [(giver, incoming.blocks)] if incoming else []
     messages = between(sent, received, (), before, after, itemsize, staging // itemsize, held)
-    others = [block for fetch in mine.values() if fetch.rank != rank for block in fetch.blocks]
     own = pulls.pop(rank, ())
-    ends = ((before, None), (None, after), (before, after))
-    reach, landing, run = (mean_run(others, *shapes) * itemsize for shapes in ends)
     filled = [region for pairs in (own, *pulls.values()) for _, region in pairs]
-    return Direct(own, tuple(pulls.items()), copy_order(filled, after, itemsize), messages, reach, landing, run)
+    return Direct(own, tuple(pulls.items()), copy_order(filled, after, itemsize), messages)
 
 
 def passes_on(plan: Plan) -> bool:

@@ -41,7 +41,7 @@ def move(
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
     call.memory.take(call.device, held.tile.size)
     team.pool.limit(ready.spare)
-    if not ready.steps.steps:
+    if ready.stays:
         return _unmoved(call, held, out)
     transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
     way = chosen_way(transfer)

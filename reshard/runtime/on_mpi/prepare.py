@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple
 
 from reshard.errors import BudgetError, PlanError, ReshardError, TileError
+from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, seats
-from reshard.runtime.on_mpi.direct import STAGING, Direct, direct, passes_on
+from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, direct, passes_on, run_bytes
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.node.cma_read import SCRATCH, STRAIGHT
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
@@ -67,24 +68,79 @@ class MoveRequest:
         return ", ".join([ends, *(f"{name}={value}" for name, value in options.items() if value)])
 
 
+class _DirectMove(NamedTuple):
+    """The arguments of `direct` for one rank."""
+
+    source: Layout
+    target: Layout
+    rank: int
+    nodes: tuple[int, ...]
+    itemsize: int
+    staging: int
+    held: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """One rank's part of a request.
 
     `way` is the way that all ranks take, `otherwise` the one they take instead of `read` if some tile is not
-    C-ordered. `direct` is None if the plan's steps must be run. `device` is this rank's device id, or its rank if it
-    has no tile on either side. `spare` are the bytes for buffers, `buffered` says whether reads of short runs go
-    through a buffer, and `push` whether writing into the peers' results is faster than reading from their tiles.
+    C-ordered. `moves` is None if the plan's steps must be run. `device` is this rank's device id, or its rank if it
+    has no tile on either side. `spare` are the bytes for buffers, and `buffered` says whether reads of short runs go
+    through a buffer.
+
+    `steps` and `direct` are compiled when they are first used, so that a rank compiles only the way that is taken.
     """
 
     way: Way
     otherwise: Way
-    direct: Direct | None
-    steps: RankPlan
+    plan: Plan
     device: int
+    size: int
+    itemsize: int
     spare: int
+    moves: _DirectMove | None = None
     buffered: bool = False
-    push: bool = False
+
+    @property
+    def stays(self) -> bool:
+        """Whether every element is where the target wants it."""
+        return not self.plan.steps
+
+    @property
+    def planned(self) -> bool:
+        """Whether the plan's steps are run, rather than a direct move."""
+        return self.way in ("plan", "overwrite")
+
+    def compile(self) -> None:
+        """Compiles the way that is taken."""
+        _ = self.steps if self.planned else self.direct
+
+    @cached_property
+    def steps(self) -> RankPlan:
+        """The plan's steps as this rank runs them."""
+        return rank_plan(self.plan, self.device, self.size, self.itemsize)
+
+    @cached_property
+    def direct(self) -> Direct | None:
+        """This rank's part of a direct move; None if the plan's steps must be run."""
+        return None if self.moves is None else direct(*self.moves)
+
+    @cached_property
+    def push(self) -> bool:
+        """Whether writing into the peers' results is faster than reading from their tiles: along longer runs, or with
+        more ranks that copy at once.
+        """
+        if self.moves is None:
+            return False
+        crowded = self.plan.crosses and self.plan.source.mesh.size > self.plan.target.mesh.size
+        return crowded or _sample(self.moves).prefers_push
+
+
+def _sample(moves: _DirectMove) -> RunBytes:
+    """The runs of one rank if all ranks were on one node: all ranks must choose alike, so each looks at the same."""
+    source, target, _, nodes, itemsize, *_ = moves
+    return run_bytes(source, target, seats(target.mesh, len(nodes))[0], len(nodes), itemsize)
 
 
 def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
@@ -98,6 +154,7 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     if not isinstance(request.network, str):
         network_of(request.network)
     ready = _prepared(request, team.rank, team.facts, tile.itemsize)
+    ready.compile()  # What fails here fails on all ranks.
     if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(
             f"the budget of {request.budget} B is met only by overwriting the donated tile, which is not C-ordered or "
@@ -139,23 +196,34 @@ def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> P
     source, target, nodes = request.source, request.target, facts.nodes
     chosen = _plan(request)
     device = device_of((source.mesh, target.mesh), rank, len(nodes))
-    steps = rank_plan(chosen, device, len(nodes), itemsize)
     spare = chosen.peak_bytes - _tiles_bytes(source, target)
+    mine = (chosen, device, len(nodes), itemsize)
     if chosen.donate:
-        return Prepared("overwrite", "overwrite", None, steps, device, 0)
+        return Prepared("overwrite", "overwrite", *mine, 0)
     across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # Messages between nodes need at least this much staging.
     summed = bool(source.partial or target.partial) if chosen.crosses else not source.partial_as(target)
     if summed or spare < across or (len(set(nodes)) > 1 and passes_on(chosen)):
-        return Prepared("plan", "plan", None, steps, device, chosen.peak_bytes - source.tile_bytes)
-    # All ranks must choose alike, so each looks at what one rank would read if all ranks were on one node.
-    sample = direct(source, target, seats(target.mesh, len(nodes))[0], (0,) * len(nodes), itemsize, 0)
-    way = _way(request, facts, spare - across, sample)
+        return Prepared("plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes)
+    moves = _DirectMove(source, target, rank, nodes, itemsize, 0, False)
+    way = _way(request, facts, spare - across, moves)
     otherwise = _staging_way(request, spare - across)
-    buffered = way == "read" and sample.run < STRAIGHT <= SCRATCH <= spare - across
+    buffered = way == "read" and spare - across >= SCRATCH and _sample(moves).run < STRAIGHT <= SCRATCH
     used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
-    mine = direct(source, target, rank, nodes, itemsize, staging, held)
-    return Prepared(way, otherwise, mine, steps, device, spare, buffered, _pushes(chosen, sample))
+    return Prepared(way, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered)
+
+
+def uncached(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> Prepared:
+    """A rank's part of a request, compiled, on a machine that may be another one."""
+    ready = _prepared.__wrapped__(request, rank, facts, itemsize)
+    ready.compile()
+    return ready
+
+
+def forget() -> None:
+    """Gives up what is cached of schedules, so that the next is compiled as the first one was."""
+    for cached in (_prepared, direct, rank_plan, run_bytes, *to_mpi.CACHES):
+        cached.cache_clear()
 
 
 def _tiles_bytes(source: Layout, target: Layout) -> int:
@@ -187,18 +255,15 @@ def _overwrites(chosen: Plan) -> bool:
     return len(chosen.steps) == 1 and chosen.steps[0].mode.in_place and fits
 
 
-def _pushes(chosen: Plan, sample: Direct) -> bool:
-    """Whether pushing is faster: along longer runs, or with more ranks that copy at once."""
-    return sample.prefers_push or (chosen.crosses and chosen.source.mesh.size > chosen.target.mesh.size)
-
-
-def _way(request: MoveRequest, facts: Facts, spare: int, sample: Direct) -> Way:
+def _way(request: MoveRequest, facts: Facts, spare: int, moves: _DirectMove) -> Way:
     """The fastest way that fits into `spare` bytes."""
     if request.shared or len(set(facts.nodes)) == len(facts.nodes):
         return "pull"
     least = WORTHWHILE if request.source.tile_bytes <= spare else UNSTAGED
-    if facts.reads and sample.reach >= least and (sample.run >= STRAIGHT or spare >= SCRATCH):
-        return "read"
+    if facts.reads:
+        sample = _sample(moves)
+        if sample.reach >= least and (sample.run >= STRAIGHT or spare >= SCRATCH):
+            return "read"
     return _staging_way(request, spare)
 
 

@@ -110,7 +110,7 @@ def chosen_way(transfer: TileTransfer) -> Way:
     """
     team, ready = transfer.call.team, transfer.ready
     selected = ready.way if team.plain or ready.way != "read" else ready.otherwise
-    if selected == "overwrite" or ready.direct is None:
+    if selected == "overwrite" or ready.moves is None:
         return selected
     if selected == "plan" and not team.one_node:
         return "plan"

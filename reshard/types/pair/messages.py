@@ -110,16 +110,38 @@ def _dealt(holders: list[int], wanted: list[tuple[int, Runs]]) -> Iterator[Messa
 
 def _involved(operand: Layout, result: Layout) -> list[int]:
     """One device for every coordinate that a changed or padded dim uses; the other devices exchange alike."""
+    apart = spans_apart(operand, result)
+    if not apart:
+        return list(operand.mesh.devices)
+    positions, below = [0], 1
+    for low, high in (*apart, (operand.mesh.size, operand.mesh.size)):
+        positions = [at + below * k for at in positions for k in range(low // below)]
+        below = high
+    return sorted(positions)
+
+
+def spans_apart(operand: Layout, result: Layout) -> list[tuple[int, int]]:
+    """The spans of positions that an exchange does not involve, minor first: devices that differ there exchange alike,
+    each among those that are equal there.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=2)
+    >>> spans_apart(Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh))
+    [(1, 2)]
+    """
     mesh = operand.mesh
     if operand.mesh != result.mesh or mesh.device_ids is not None:
-        return list(mesh.devices)
+        return []
     spans = list(_involved_spans(operand, result))
     if not is_chain(sorted({end for span in spans for end in span})):
-        return list(mesh.devices)
-    positions = [0]
-    for low, high in merged_spans(spans):
-        positions = [at + low * k for at in positions for k in range(high // low)]
-    return sorted(positions)
+        return []
+    apart: list[tuple[int, int]] = []
+    below = 1
+    for low, high in (*merged_spans(spans), (mesh.size, mesh.size)):
+        if below < low:
+            apart.append((below, low))
+        below = high
+    return apart
 
 
 def _involved_spans(operand: Layout, result: Layout) -> Iterable[tuple[int, int]]:

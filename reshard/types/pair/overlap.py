@@ -56,13 +56,41 @@ def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
     >>> {p: [(run.src, run.dst, run.length) for run in runs] for p, runs in shares(before, after)[1].items()}
     {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
     """
-    walk = _Walk(_levels(source), _levels(target))
-    common: _Common = {}
-    walk.down(_TOP, _TOP, 0, source.size, common)
     by_target: tuple[Shares, ...] = tuple({} for _ in range(_pieces(target)))
-    for (p, q), runs in common.items():
+    for (p, q), runs in _common(source, target, None, None).items():
         by_target[q][p] = tuple(runs)
     return by_target
+
+
+@lru_cache(maxsize=64)
+def shares_of(source: Dim, target: Dim, number: int) -> Shares:
+    """`shares(source, target)[number]`: what one piece of the target shares, without working out the others.
+
+    >>> from reshard.types.layout import Layout
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
+    >>> shares_of(before, after, 1) == shares(before, after)[1]
+    True
+    """
+    return {p: tuple(runs) for (p, _), runs in _common(source, target, None, number).items()}
+
+
+@lru_cache(maxsize=64)
+def shares_from(source: Dim, target: Dim, number: int) -> Shares:
+    """What one piece of the source shares with each piece of the target, without working out the others.
+
+    >>> from reshard.types.layout import Layout
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
+    >>> {q: [(run.src, run.dst, run.length) for run in runs] for q, runs in shares_from(before, after, 1).items()}
+    {1: [(0, 1, 1)], 2: [(1, 0, 2)]}
+    """
+    return {q: tuple(runs) for (_, q), runs in _common(source, target, number, None).items()}
+
+
+def _common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
+    """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given."""
+    common: _Common = {}
+    _Walk(_levels(source), _levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
+    return common
 
 
 @lru_cache(maxsize=256)
@@ -173,16 +201,16 @@ def _levels(dim: Dim) -> tuple[_Level, ...]:
 
 
 class _Walk:
-    """Both numerals, walked down together."""
+    """Both numerals, walked down together; only to source piece `p`, or to target piece `q`, if given."""
 
-    def __init__(self, source: Sequence[_Level], target: Sequence[_Level]) -> None:
-        self._source, self._target = source, target
+    def __init__(self, source: Sequence[_Level], target: Sequence[_Level], p: int | None, q: int | None) -> None:
+        self._source, self._target, self._p, self._q = source, target, p, q
         self._leaves = len(source) - 1, len(target) - 1
 
     def down(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
         """Adds what the rests of two numerals share of the global indices from `low` to `high`."""
         a, b = self._source[s.level], self._target[t.level]
-        if a.held:
+        if a.held and not (b.held and self._q is not None):  # A given piece of the target narrows the range first.
             self._split_source(s, t, low, high, common)
         elif b.held:
             self._split_target(s, t, low, high, common)
@@ -216,18 +244,23 @@ class _Walk:
             self._split_target(s, t, low, high, common)
 
     def _split_source(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
-        for child, start, end in _children(self._source[s.level], s, low, high):
+        for child, start, end in _children(self._source[s.level], s, low, high, self._p):
             self.down(child, t, start, end, common)
 
     def _split_target(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
-        for child, start, end in _children(self._target[t.level], t, low, high):
+        for child, start, end in _children(self._target[t.level], t, low, high, self._q):
             self.down(s, child, start, end, common)
 
 
-def _children(level: _Level, node: _Node, low: int, high: int) -> Iterator[tuple[_Node, int, int]]:
-    """The values of a digit that occur from `low` to `high`, each with the part of that range that it covers."""
-    _, held, block, share = level
+def _children(level: _Level, node: _Node, low: int, high: int, wanted: int | None) -> Iterator[tuple[_Node, int, int]]:
+    """The values of a digit that occur from `low` to `high`, each with the part of that range that it covers; of a held
+    digit only that of the piece `wanted`, if one is.
+    """
+    radix, held, block, share = level
     depth, origin, number, local = node
+    if held and wanted is not None:
+        at = origin + wanted // share % radix * block
+        low, high = max(low, at), min(high, at + block)
     value = (low - origin) // block
     while low < high:
         start = origin + value * block

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.lower.to_mpi import ranks, unreplicated
-from reshard.runtime.on_mpi.direct import direct, node_packing, pack, pulling, pushes, pushing, unpacking
+from reshard.runtime.on_mpi.direct import direct, node_packing, pack, pulling, pushes, pushing, run_bytes, unpacking
 from reshard.runtime.on_mpi.strided_copy import raw
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
@@ -102,11 +102,11 @@ def test_pushing_is_preferred_if_the_runs_are_shorter_in_the_source():
     """Columns to everything: runs are long in the source and short in the result, and the other way round."""
     mesh = Mesh(x=4)
     columns, everything = Layout.parse("f32[64, {x}16]", mesh), Layout.parse("f32[64, 64]", mesh)
-    gather = direct(columns, everything, 0, (0,) * 4, 4, 0)
+    gather = run_bytes(columns, everything, 0, 4, 4)
     assert (gather.reach, gather.landing, gather.run) == (64 * 16 * 4, 64, 64)
     assert not gather.prefers_push
-    halves = direct(Layout.parse("f32[64, {x}16]", mesh), Layout.parse("f32[{x}16, 64]", mesh), 0, (0,) * 4, 4, 0)
+    halves = run_bytes(Layout.parse("f32[64, {x}16]", mesh), Layout.parse("f32[{x}16, 64]", mesh), 0, 4, 4)
     assert (halves.reach, halves.landing) == (16 * 16 * 4, 64)
-    back = direct(Layout.parse("f32[{x}16, 64]", mesh), Layout.parse("f32[64, {x}16]", mesh), 0, (0,) * 4, 4, 0)
+    back = run_bytes(Layout.parse("f32[{x}16, 64]", mesh), Layout.parse("f32[64, {x}16]", mesh), 0, 4, 4)
     assert (back.reach, back.landing) == (64, 16 * 16 * 4)
     assert back.prefers_push

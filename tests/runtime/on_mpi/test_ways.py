@@ -67,7 +67,7 @@ def transfer(
     )
     request = SimpleNamespace(into=options.pop("into", False), source=source, target=target)
     ready = SimpleNamespace(
-        way=way, otherwise="stage", direct=options.pop("direct", object()), push=options.pop("push", False)
+        way=way, otherwise="stage", moves=options.pop("moves", object()), push=options.pop("push", False)
     )
     posted = {rank: Posted(place, 8, out) for rank, (place, out) in enumerate(posts)}
     call, held = SimpleNamespace(team=team, watch=None), WindowTile(np.zeros((4, 16), "f4"))
@@ -106,8 +106,8 @@ NO_ROOM = {"room": 0}
         ("stage", [(0, 0)] * (WORDS + 1), {"into": True}, "stage"),  # more ranks than words
         ("pull", [(0, 0)], {"nodes": 3}, "pull"),  # alone on a node
         ("stage", [(0, 0)], {}, "pull"),
-        ("plan", SHARED, {"direct": None}, "plan"),
-        ("overwrite", SHARED, {"direct": None}, "overwrite"),
+        ("plan", SHARED, {"moves": None}, "plan"),
+        ("overwrite", SHARED, {"moves": None}, "overwrite"),
     ],
 )
 def test_the_way_follows_from_what_the_ranks_of_the_node_posted(way: str, posts: list, options: dict, chosen: str):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.pair.overlap import fullest, piece, piece_sizes, shared_elements, shares
+from reshard.types.pair.overlap import fullest, piece, piece_sizes, shared_elements, shares, shares_from, shares_of
 from reshard.types.pair.runs import Run, ascending
 from tests.layouts import MESHES, layouts, random_layout
 
@@ -48,6 +48,10 @@ def test_shares_are_the_common_elements_at_their_local_places(seed: int):
             before, after = by_piece(source), by_piece(target)
             common = shares(source.dims[0], target.dims[0])
             assert len(common) == len(after)
+            assert [shares_of(source.dims[0], target.dims[0], q) for q in after] == [common[q] for q in after]
+            for p in before:
+                served = {q: runs[p] for q, runs in enumerate(common) if p in runs}
+                assert shares_from(source.dims[0], target.dims[0], p) == served
             for q, wanted in after.items():
                 received = []
                 for p, runs in common[q].items():

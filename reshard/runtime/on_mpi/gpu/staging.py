@@ -76,8 +76,8 @@ def move_on_gpu(
 ) -> Any:
     """The target's tile on the GPU, inside a `collective`; if there is nothing to move, the caller's tile itself."""
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
-    if not ready.steps.steps or tiles.pointers:
-        return _between_gpus(call, request, tiles) if ready.steps.steps else _unmoved(tiles)
+    if ready.stays or tiles.pointers:
+        return _between_gpus(call, request, tiles) if not ready.stays else _unmoved(tiles)
     stage = DeviceStage(call, tiles.gpu, _chunk(ready, request, tiles.tile))
     host = _move_on_host(stage, ready, request, tiles.tile)
     return _result(stage, tiles, host, ready.way == "overwrite")

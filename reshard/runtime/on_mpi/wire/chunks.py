@@ -12,12 +12,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from types import EllipsisType
 from typing import NamedTuple
 
 from reshard.lower.exchange import Span
-from reshard.lower.to_mpi import Block
-from reshard.lower.to_mpi.blocks import cut, inside
+from reshard.lower.to_mpi import Axis, Block
+from reshard.lower.to_mpi.blocks import cut, fits, inside
 from reshard.runtime.on_mpi.strided_copy import Array, copy, view
 from reshard.types.deadline import check_deadline
 
@@ -112,16 +113,20 @@ def chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequen
     total = 0
     for block in itertools.chain.from_iterable(cut(whole, cap) for whole in blocks):
         check_deadline()
-        if pieces and total + block.elements > cap:
+        elements = _form(block.axes).elements
+        if pieces and total + elements > cap:
             yield Chunk(peer, total, tuple(pieces))
             pieces, total = [], 0
         pieces.append(_piece(block, total, end, shape))
-        total += block.elements
+        total += elements
     if pieces:
         yield Chunk(peer, total, tuple(pieces))
 
 
 def _piece(block: Block, at: int, end: str, shape: Sequence[int]) -> MessagePiece:
+    form = _form(block.axes)
+    if form.elements and fits(block, end, shape):
+        return MessagePiece(at, form.extents, ((form.whole, region(block, end)),), False)
     parts = tuple(
         ((*(slice(low, low + extent) for low, extent in spans), ...), region(block.part(spans), end))
         for spans in inside(block, end, shape)
@@ -133,6 +138,9 @@ def _piece(block: Block, at: int, end: str, shape: Sequence[int]) -> MessagePiec
 def copies(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[Region, Region]]:
     """The copies that a block makes between tiles of these shapes, without padding: (region before, region after)."""
     check_deadline()
+    if _form(block.axes).elements and fits(block, "src", before) and fits(block, "dst", after):
+        yield region(block, "src"), region(block, "dst")
+        return
     for spans in inside(block, "src", before):
         held = block.part(spans)
         for wanted in inside(held, "dst", after):
@@ -140,8 +148,24 @@ def copies(block: Block, before: Sequence[int], after: Sequence[int]) -> Iterato
             yield region(part, "src"), region(part, "dst")
 
 
+class _Form(NamedTuple):
+    """What blocks of the same axes have in common, and share in memory: a rank has thousands of them."""
+
+    elements: int
+    extents: tuple[int, ...]
+    src: tuple[tuple[int, int], ...]
+    dst: tuple[tuple[int, int], ...]
+    whole: tuple[slice | EllipsisType, ...]
+
+
+@lru_cache(maxsize=1024)
+def _form(axes: tuple[Axis, ...]) -> _Form:
+    extents = tuple(axis.extent for axis in axes)
+    src, dst = tuple((axis.dim, axis.src) for axis in axes), tuple((axis.dim, axis.dst) for axis in axes)
+    return _Form(math.prod(extents), extents, src, dst, (*(slice(0, extent) for extent in extents), ...))
+
+
 def region(block: Block, end: str) -> Region:
     """The region at one end of a block, "src" or "dst"."""
-    source = end == "src"
-    steps = tuple((axis.dim, axis.src if source else axis.dst) for axis in block.axes)
-    return Region(block.src if source else block.dst, steps, block.extents)
+    form = _form(block.axes)
+    return Region(block.src, form.src, form.extents) if end == "src" else Region(block.dst, form.dst, form.extents)

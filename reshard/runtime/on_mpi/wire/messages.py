@@ -6,10 +6,11 @@ The cut depends on the plan alone, never on the memory order of one rank's tile,
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from reshard.lower.to_mpi import Block, SendReceive, StepMessages
+from reshard.lower.to_mpi import Axis, Block, SendReceive, StepMessages
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region, chunks, copies
 from reshard.runtime.on_mpi.wire.datatypes import Side
 
@@ -118,14 +119,16 @@ def mean_run(blocks: Sequence[Block], before: Sequence[int] | None, after: Seque
     >>> [mean_run([block], *tiles) for tiles in (((4, 16), (4, 8)), ((4, 16), None), (None, (4, 8)))]
     [8.0, 8.0, 32.0]
     """
-    elements = sum(block.elements for block in blocks)
-    return elements / max(1, sum(block.elements // _run(block, before, after) for block in blocks))
+    alike = Counter(block.axes for block in blocks)
+    sizes = [(count, math.prod(axis.extent for axis in axes), axes) for axes, count in alike.items()]
+    elements = sum(count * size for count, size, _ in sizes)
+    return elements / max(1, sum(count * (size // _run(axes, before, after)) for count, size, axes in sizes))
 
 
-def _run(block: Block, before: Sequence[int] | None, after: Sequence[int] | None) -> int:
-    """The elements per contiguous run of one block in C-ordered tiles."""
+def _run(axes: Sequence[Axis], before: Sequence[int] | None, after: Sequence[int] | None) -> int:
+    """The elements per contiguous run of blocks of these axes in C-ordered tiles."""
     run = 1
-    for axis in reversed(block.axes):
+    for axis in reversed(axes):
         if before is not None and axis.src * math.prod(before[axis.dim + 1 :]) != run:
             break
         if after is not None and axis.dst * math.prod(after[axis.dim + 1 :]) != run:

@@ -1,0 +1,129 @@
+"""What a rank's part of a move takes to work out, found out in one process: for jobs larger than what is at hand."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reshard.errors import PlanError, quoted
+from reshard.lower.to_mpi import Reduce
+from reshard.mpi.tiles import check_layout
+from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, forget, uncached
+from reshard.runtime.on_mpi.run_plan import RunnableStep
+from reshard.runtime.on_mpi.team import Facts
+from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages
+from reshard.synth import Network
+from reshard.types import Layout
+from reshard.types.pair.device_sets import one_set
+from reshard.types.whole import whole
+
+
+class ScheduleFigures(NamedTuple):
+    """What one rank's schedule takes and has.
+
+    `seconds` of a processor and `bytes` of memory are what it takes to work it out for the first time, beside the plan,
+    which all moves need. `sends` and `receives` are the rank's messages to and from ranks of other nodes, and of its
+    own if the plan's steps are run. Reductions are MPI's own and count as none.
+    """
+
+    seconds: float
+    bytes: int
+    sends: int
+    receives: int
+
+
+def schedule_figures(
+    source: Layout,
+    target: Layout,
+    *,
+    rank: int = 0,
+    nodes: int | Sequence[int] | None = None,
+    budget: int | str | None = None,
+    network: Network | str | None = None,
+) -> ScheduleFigures:
+    """The figures of one rank's schedule in a move, without the other ranks.
+
+    `nodes` is the number of nodes, which have equally many ranks, one after another; or the node of every rank; without
+    it every rank is on a node of its own. The memory of schedules that were worked out before in this process is given
+    up, so that the figures are those of a first call. Raises the errors of `reshard.plan`, and `PlanError` for a rank
+    or nodes that the layouts do not have.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=1024)
+    >>> slabs = Layout.parse("f32[{x}1, 1024, 64]", mesh), Layout.parse("f32[1024, {x}1, 64]", mesh)
+    >>> schedule_figures(*slabs, rank=5).sends
+    1023
+    """
+    check_layout(source, "source")
+    check_layout(target, "target")
+    facts = Facts(_node_of_each(nodes, _size(source, target)), True)
+    if whole(rank, 0, len(facts.nodes) - 1) is None:
+        raise PlanError(f"rank {quoted(rank)}: {source} -> {target} has ranks 0 to {len(facts.nodes) - 1}")
+    check_seats(source, target, len(facts.nodes))
+    request = MoveRequest(source, target, budget, network)
+    itemsize = numpy_dtype(source.dtype).itemsize
+    uncached(request, rank, facts, itemsize)  # Makes the plan.
+    forget()
+    start = time.thread_time()
+    ready = uncached(request, rank, facts, itemsize)
+    seconds = time.thread_time() - start
+    forget()
+    nbytes = _peak(request, rank, facts, itemsize)
+    sends, receives = zip(*[(0, 0), *_messages(ready)], strict=True)
+    return ScheduleFigures(seconds, nbytes, sum(sends), sum(receives))
+
+
+def _size(source: Layout, target: Layout) -> int:
+    """The ranks of the smallest communicator that has all devices."""
+    if one_set(source.mesh, target.mesh):
+        return source.mesh.size
+    return 1 + max(*source.mesh.devices, *target.mesh.devices)
+
+
+def _node_of_each(nodes: int | Sequence[int] | None, size: int) -> tuple[int, ...]:
+    if nodes is None:
+        return tuple(range(size))
+    if isinstance(nodes, Sequence):
+        if len(nodes) != size or any(whole(node) is None for node in nodes):
+            raise PlanError(f"nodes {quoted(nodes)}: give the node of each of the {size} ranks as a number, or a count")
+        return tuple(nodes)
+    if whole(nodes, 1, size) is None or size % nodes:
+        raise PlanError(f"nodes {quoted(nodes)}: {size} ranks are not on so many nodes evenly; give the node of each")
+    return tuple(at // (size // nodes) for at in range(size))
+
+
+def _peak(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> int:
+    """The most bytes that are allocated while a schedule is worked out."""
+    tracing = tracemalloc.is_tracing()
+    if not tracing:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        _ = uncached(request, rank, facts, itemsize)
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not tracing:
+            tracemalloc.stop()
+
+
+def _messages(ready: Prepared) -> list[tuple[int, int]]:
+    """The messages that a rank sends and receives, step by step."""
+    if ready.planned:
+        return [_of_step(step) for step in ready.steps.steps]
+    return [] if ready.direct is None else [_of_step(ready.direct.messages)]
+
+
+def _of_step(step: RunnableStep) -> tuple[int, int]:
+    match step:
+        case Messages(sends=sends, receives=receives):
+            return len(sends.chunks), len(receives.chunks)
+        case RelayMessages(first=first, second=second):
+            (out, into), (more, others) = _of_step(first), _of_step(second)
+            return out + more, into + others
+        case _:
+            turns = () if isinstance(step, Reduce) else getattr(step, "turns", ())
+            return sum(out is not None for out, _ in turns), sum(into is not None for _, into in turns)
