@@ -101,5 +101,7 @@ def find() -> str:
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
-        raise RankError("there is no mpiexec beside this Python or on the path; pip install 'reshard[mpi]' brings one")
+        raise RankError(
+            "there is no mpiexec beside this Python or on the path; pip install 'reshard[mpich]' brings one"
+        )
     return mpiexec
