@@ -6,8 +6,9 @@ import argparse
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from reshard.cli.options import Commands, Options, add_command
+from reshard.cli.options import Commands, Options, add_command, options_of
 
 _EXAMPLES = """\
 examples:
@@ -48,15 +49,15 @@ class CompletionOptions(Options):
 def add(commands: Commands) -> None:
     """Adds `reshard completion`."""
     summary = "a script that completes this command in a shell"
-    add_command(commands, "completion", summary, _EXAMPLES, CompletionOptions, run)
+    what = partial(run, commands=commands)
+    add_command(commands, "completion", summary, _EXAMPLES, CompletionOptions, what)
 
 
-def run(options: CompletionOptions) -> int:
-    """Prints the script."""
-    from reshard.cli.parser import commands_of, options_of, parser
+def run(options: CompletionOptions, commands: Commands) -> int:
+    """Prints the script that completes these commands."""
     from reshard.synth.network import PRESETS
 
-    names = {name: options_of(command) for name, command in commands_of(parser()).items()}
+    names = {name: options_of(command) for name, command in commands.choices.items()}
     print(script(options.shell, names, list(PRESETS)), end="")
     return 0
 

@@ -18,7 +18,7 @@ Options hold the text of a call. It is read when the command runs, so that every
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -148,11 +148,18 @@ def _speeds(inner: Link | None, outer: Link | None) -> str:
 class Commands(Protocol):
     """What `ArgumentParser.add_subparsers` returns, as far as it is needed here."""
 
+    choices: Mapping[str, argparse.ArgumentParser]
+
     def add_parser(
         self, name: str, *, help: str, description: str, epilog: str, formatter_class: Any
     ) -> argparse.ArgumentParser:
         """Adds a command."""
         ...
+
+
+def options_of(command: argparse.ArgumentParser) -> list[str]:
+    """The options of a command, in the order of its help."""
+    return [name for action in command._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)

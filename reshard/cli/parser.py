@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from reshard import __version__
 from reshard.cli import calibrate, compiler_pass, completion, doctor, plan, prove, run, show, simulate
-from reshard.cli.options import NOTATIONS, CommandCall
+from reshard.cli.options import NOTATIONS, CommandCall, options_of
 from reshard.errors import did_you_mean, quoted
 
 _EXAMPLES = """\
@@ -54,11 +54,6 @@ def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
     """The parser of each command."""
     groups: Any = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
     return dict(groups[0].choices)
-
-
-def options_of(command: argparse.ArgumentParser) -> list[str]:
-    """The options of a command, in the order of its help."""
-    return [name for action in command._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_names(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
