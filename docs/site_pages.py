@@ -1,8 +1,9 @@
-"""Hooks of the site: the notebooks, which lie beside `docs`, become pages, and links out of `docs` lead to pages."""
+"""Hooks of the site: notebooks and the playground become pages, and links out of `docs` lead to pages."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -13,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the notebooks."""
+    """Adds the notebooks, and the playground's page and worker; `make playground` adds what it loads."""
+    playground = runpy.run_path(str(ROOT / "docs" / "playground.py"))
+    files.append(File.generated(config, "playground/index.html", content=playground["page"]()))
+    files.append(File.generated(config, "playground/worker.js", content=playground["WORKER"]))
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         files.append(File.generated(config, f"notebooks/{path.name}", abs_src_path=str(path)))
     return files

@@ -51,6 +51,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Layout",
+    "Link",
+    "Manifest",
+    "Mesh",
+    "Move",
+    "Network",
+    "Plan",
+    "Proof",
+    "ProofError",
+    "Step",
+    "TreePlan",
+    "errors",
+    "plan",
+    "plan_tree",
+    "prove",
+    "simulate",
+]
+
 _HOMES = {
     "Link": "reshard.synth",
     "Move": "reshard.types.move",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,6 +98,18 @@ def about_sharding(source: str, shape: Sequence[int]) -> Generator[None]:
     except ReshardError as error:
         about = f"sharding {quoted(source)} of an array of global shape {quoted(tuple(shape))}"
         raise type(error)(f"{about}: {error}") from None
+
+
+def did_you_mean(given: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known name that is most like it, or nothing.
+
+    >>> did_you_mean("dta", ["data", "model"]), did_you_mean("tpu-v5", ["tpu-v4", "tpu-v5p"]), did_you_mean("z", ["x"])
+    ("; did you mean 'data'?", "; did you mean 'tpu-v5p'?", '')
+    """
+    from difflib import get_close_matches
+
+    like = get_close_matches(shortened(given), list(known), 1) if isinstance(given, str) else []
+    return f"; did you mean {like[0]!r}?" if like else ""
 
 
 def shortened(text: str, most: int = MOST_QUOTED) -> str:

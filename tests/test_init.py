@@ -13,9 +13,9 @@ import reshard as rs
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def python(code: str) -> str:
+def python(code: str, *flags: str) -> str:
     """What a fresh interpreter prints."""
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run([sys.executable, *flags, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
@@ -76,3 +76,26 @@ def test_an_unknown_name():
     with pytest.raises(AttributeError, match="module 'reshard' has no attribute 'plann'"):
         rs.plann  # noqa: B018
     assert not hasattr(rs, "numpy")
+
+
+def test_all_names_are_there():
+    assert rs.__all__ == sorted(rs.__all__, key=lambda name: (name.islower(), name))
+    assert set(rs.__all__) == {"Layout", "Mesh", "ProofError", "errors", *rs._HOMES}
+
+
+STANDARD_LIBRARY_ALONE = """
+import reshard as rs
+from reshard.cli import main
+mesh = rs.Mesh(x=4, y=2)
+source, target = (rs.Layout.parse(text, mesh) for text in ("f32[{y}8, 16, {x}4]", "f32[16, {x}{y}2, 16]"))
+for more in ({}, {"network": "tpu-v5p"}, {"budget": 4500}):
+    rs.plan(source, target, **more)
+rs.plan_tree({"a": (source, target)})
+assert main(["plan", "--mesh", "x=4,y=2", str(source), str(target), "--json"]) == 0
+assert main(["plan", "--mesh", "x=4,y=2", str(source), str(target)]) == 0
+"""
+
+
+def test_planning_needs_the_standard_library_alone():
+    """numpy loads when something runs; rich, when a terminal is drawn on: without it, plans are plain text."""
+    assert python(STANDARD_LIBRARY_ALONE, "-S").splitlines()[-1].startswith("received 1792 B (bound 1792 B), 1 launch")

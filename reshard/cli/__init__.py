@@ -2,9 +2,10 @@
 
     parser            all commands together
     options           what they share: groups of arguments, each a dataclass, and how a command is added
-    plan, show, simulate, prove, doctor, compiler_pass, run, calibrate
+    plan, show, simulate, prove, doctor, compiler_pass, run, calibrate, completion
                       one command each: its options, `add` for its arguments and help, and `run`
     plan_request      the layouts and the plan that the arguments ask for
+    playground        what the page in docs/playground.py asks, in a browser
     programs          compiled programs in files, and files to write
 
 Exit codes: 0 done, 1 a simulation or a proof that failed (or a rebuilt array, with --fail-on-rebuild), 2 a request that

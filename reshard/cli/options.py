@@ -18,9 +18,12 @@ Options hold the text of a call. It is read when the command runs, so that every
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from reshard.synth import Link
 
 NOTATIONS = """\
 notations of a layout:
@@ -118,17 +121,45 @@ class MoveOptions(PairOptions):
 
 def add_network(parser: argparse.ArgumentParser) -> None:
     """Adds `--network`, which every command that plans understands in the same way."""
-    parser.add_argument("--network", metavar="NAME", help="plan for least time on a preset or a JSON file")
+    network = "plan for least time on a preset or a JSON file; without NAME: list the presets"
+    parser.add_argument("--network", metavar="NAME", nargs="?", action=_Network, help=network)
+
+
+class _Network(argparse.Action):
+    """Takes the name of a network; without one, prints the presets and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        """Stores the name."""
+        if values is None:
+            from reshard.synth.network import PRESETS
+
+            links = {name: (network.inner, network.outer) for name, network in PRESETS.items()}
+            print("\n".join(f"{name:14} {_speeds(*pair)}" for name, pair in links.items()))
+            parser.exit()
+        setattr(namespace, self.dest, values)
+
+
+def _speeds(inner: Link | None, outer: Link | None) -> str:
+    """The bandwidths of a network, in one line."""
+    named = (("inside a domain", inner), ("between domains", outer))
+    return ", ".join(f"{link.bandwidth / 1e9:6.4g} GB/s {where}" for where, link in named if link is not None)
 
 
 class Commands(Protocol):
     """What `ArgumentParser.add_subparsers` returns, as far as it is needed here."""
+
+    choices: Mapping[str, argparse.ArgumentParser]
 
     def add_parser(
         self, name: str, *, help: str, description: str, epilog: str, formatter_class: Any
     ) -> argparse.ArgumentParser:
         """Adds a command."""
         ...
+
+
+def options_of(command: argparse.ArgumentParser) -> list[str]:
+    """The options of a command, in the order of its help."""
+    return [name for action in command._actions for name in action.option_strings]  # pyright: ignore[reportPrivateUsage]
 
 
 @dataclass(frozen=True)
@@ -158,6 +189,8 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     kind.add_to(parser)
+    verbose = "say on stderr what is done; twice: more of it"
+    parser.add_argument("-v", "--verbose", action="count", default=0, help=verbose)
 
     def call(parsed: argparse.Namespace) -> CommandCall:
         return CommandCall(run, kind(**{field.name: getattr(parsed, field.name) for field in fields(kind)}))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from reshard import __version__
-from reshard.cli import calibrate, compiler_pass, doctor, plan, prove, run, show, simulate
-from reshard.cli.options import NOTATIONS, CommandCall
+from reshard.cli import calibrate, compiler_pass, completion, doctor, plan, prove, run, show, simulate
+from reshard.cli.options import NOTATIONS, CommandCall, options_of
+from reshard.errors import did_you_mean, quoted
 
 _EXAMPLES = """\
 examples:
@@ -20,18 +24,65 @@ reshard COMMAND --help has more of them.
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors say where its help is, instead of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message and exits with code 2."""
+        self.exit(2, f"{self.prog.split()[0]}: error: {message} ({self.prog} --help says more)\n")
+
+
 def parse(argv: Sequence[str] | None) -> CommandCall:
     """The command that these arguments name, with its options.
 
     Prints and exits for `--help`, `--version` and arguments that do not parse.
     """
-    parsed = parser().parse_args(argv)
+    top = parser()
+    words = sys.argv[1:] if argv is None else list(argv)
+    _check_names(top, words)
+    parsed, rest = top.parse_known_args(words)
+    if rest:
+        top.error(f"too many arguments: {' '.join(rest)}; in a shell, put quotes around a layout: 'f32[{{y}}8, 16]'")
+    if parsed.verbose:
+        level = logging.DEBUG if parsed.verbose > 1 else logging.INFO
+        logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s")
+        logging.getLogger("reshard").setLevel(level)
     return parsed.call(parsed)
+
+
+def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parser of each command."""
+    groups: Any = [action for action in top._actions if isinstance(action, argparse._SubParsersAction)]  # pyright: ignore[reportPrivateUsage]
+    return dict(groups[0].choices)
+
+
+def _check_names(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Exits for a command or an option that there is not, with the one that is most like it."""
+    commands = commands_of(top)
+    at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
+    _check_options(top, words[:at])
+    if at == len(words):
+        return
+    if words[at] not in commands:
+        known = ", ".join(commands)
+        top.error(f"there is no command {quoted(words[at])} among {known}{did_you_mean(words[at], commands)}")
+    if words[at] != "run":  # What follows a script is its own.
+        _check_options(commands[words[at]], words[at + 1 :])
+
+
+def _check_options(command: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    known = options_of(command)
+    for word in words:
+        name = word.partition("=")[0]
+        if word == "--":
+            return
+        if name.startswith("--") and not any(option.startswith(name) for option in known):
+            command.error(f"there is no option {quoted(name)}{did_you_mean(name, known)}")
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands. Reads no layout and loads no library but the standard one."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="reshard",
         description="The cheapest collectives that move an array from one sharded layout to another.",
         epilog=f"{NOTATIONS}\n{_EXAMPLES}",
@@ -39,6 +90,6 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"reshard {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate):
+    for command in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate, completion):
         command.add(commands)
     return top

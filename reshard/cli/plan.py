@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from reshard.cli.options import NOTATIONS, Commands, MoveOptions, add_command
@@ -99,6 +100,9 @@ def _write_page(path: str, plan: Plan, network: str | None) -> None:
 
 
 def _print(request: PlanRequest, options: PlanOptions) -> None:
+    if find_spec("rich") is None:  # As in a browser: the plan as plain text.
+        print(request.plan)
+        return
     from reshard.show import terminal
     from reshard.show.explain import explain
     from reshard.show.plan_table import show_heading, show_steps, show_totals

@@ -8,7 +8,9 @@ The target has neither shape nor dtype and takes those of the source. In the sam
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -23,6 +25,8 @@ from reshard.types.notation.einops import read_part
 from reshard.types.plan import Plan
 from reshard.types.units import parse_shape
 from reshard.types.whole import written
+
+_log = logging.getLogger("reshard")
 
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
@@ -39,7 +43,15 @@ class PlanRequest(NamedTuple):
 
 def planned(options: PairOptions) -> PlanRequest:
     """The layouts of a call, and the plan between them."""
+    start = time.perf_counter()
     source, target = two_layouts(options)
+    request = _planned(source, target, options)
+    plan = request.plan
+    _log.info("planned %s -> %s in %.3f s, %d steps", source, target, time.perf_counter() - start, len(plan.steps))
+    return request
+
+
+def _planned(source: Layout, target: Layout, options: PairOptions) -> PlanRequest:
     slack = SLACK if options.slack is None else share(options.slack)
     move = _move(source, target, options) if isinstance(options, MoveOptions) else None
     if move is None:

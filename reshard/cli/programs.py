@@ -44,7 +44,7 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise ReshardError(f"cannot read {path}: {error.strerror}") from None
+        raise ReshardError(f"cannot read {path}: {error.strerror}; {_WANTED}") from None
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
     if protos and _is_proto(content):
@@ -82,7 +82,9 @@ def write(path: str, content: str | bytes) -> None:
         else:
             Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise ReshardError(f"cannot write {path}: {error.strerror}") from None
+        raise ReshardError(
+            f"cannot write {path}: {error.strerror}; give a file in a folder that is there and may be written"
+        ) from None
 
 
 def quiet_jax() -> None:

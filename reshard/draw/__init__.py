@@ -14,6 +14,9 @@ From data to pictures:
     canvas            areas, colours and scales: the only module that knows matplotlib
     fragment          a plan in a notebook, in HTML, without matplotlib
     plan_page, svg    a plan as one page of HTML, with its pictures as SVG
+    shapes            the colours and stripes of all of them
+    vector_tiles, vector_memory
+                      tiles as SVG and memory as HTML without matplotlib, for a browser and for pictures in files
 
 matplotlib is imported when the first figure is drawn.
 """

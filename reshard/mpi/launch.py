@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,18 +21,21 @@ SETTINGS: Mapping[str, str] = {
 }
 """Settings that Open MPI needs; the user's environment overrides them. MPICH needs none."""
 
+FOLDER = "RESHARD_RUN_FOLDER"
+"""The variable of a rank's environment that names the folder in which the ranks of a run on this machine meet."""
+
 _RANK_VARIABLES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_", "MPIEXEC_")
 _PATIENCE = 10  # Seconds that mpiexec has to end its ranks after a SIGTERM.
 
 
 def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, timeout: float | None = None) -> int:
-    """Runs `python -m mpi4py arguments...` on a number of ranks, and returns mpiexec's exit status.
+    """Runs a script as `python -m mpi4py` does, on a number of ranks, and returns mpiexec's exit status.
 
         reshard.mpi.launch(4, ["script.py", "--steps", "10"])
         reshard.mpi.launch(4, ["-m", "package.module"])
 
-    An exception on one rank ends all of them. Raises `RankError` without a script or an mpiexec, or if the ranks take
-    longer than `timeout` seconds.
+    An exception on one rank ends all of them; one that several ranks share is shown once. Raises `RankError` without a
+    script or an mpiexec, or if the ranks take longer than `timeout` seconds.
 
     >>> import tempfile
     >>> with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
@@ -45,7 +49,10 @@ def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, tim
     line = command(ranks, arguments, mpiexec)
     if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
         raise RankError(f"there is no script {quoted(arguments[0])}; give the path of one, or -m and a module")
-    with subprocess.Popen(line, env=environment()) as started:
+    with (
+        tempfile.TemporaryDirectory(prefix="reshard-run-") as folder,
+        subprocess.Popen(line, env={**environment(), FOLDER: folder}) as started,
+    ):
         try:
             return started.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -75,7 +82,7 @@ def command(ranks: int, arguments: Sequence[str], mpiexec: str | None = None) ->
     """
     if whole(ranks, 1) is None:
         raise RankError(f"{quoted(ranks)} ranks: give a whole number from 1 up")
-    return [mpiexec or find(), "-n", str(ranks), sys.executable, "-m", "mpi4py", *arguments]
+    return [mpiexec or find(), "-n", str(ranks), sys.executable, "-m", "reshard.mpi.rank", *arguments]
 
 
 def environment() -> dict[str, str]:
@@ -101,5 +108,7 @@ def find() -> str:
     beside = Path(sys.executable).parent / "mpiexec"
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
-        raise RankError("there is no mpiexec beside this Python or on the path; pip install 'reshard[mpi]' brings one")
+        raise RankError(
+            "there is no mpiexec beside this Python or on the path; pip install 'reshard[mpich]' brings one"
+        )
     return mpiexec

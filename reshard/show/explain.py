@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from reshard.errors import BudgetError
-from reshard.show import terminal
 from reshard.show.explain_views import move_of, why_view
 from reshard.synth import plan as make_plan
 from reshard.types import Dim, Layout, Mesh
@@ -20,12 +18,17 @@ from reshard.types.rules.checker import VIEW_RULES
 from reshard.types.rules.cost import PLAIN
 from reshard.types.units import bytes_text, counted, listed, seconds_text
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _Factor = tuple[int, int]  # (stride, size) of the device positions
 _PERMUTE = "the tiles stay whole and only change devices, because before and after deal them out in different orders."
 
 
 def explain(out: Console, plan: Plan, network: str | None) -> None:
     """Prints a paragraph per step, then one each on bytes, memory and time (for a plan made for `network`)."""
+    from reshard.show import terminal  # It needs rich, and the sentences alone do not.
+
     terminal.paragraph(out, "why these steps", style=terminal.NAME)
     for number, step in enumerate(plan.steps, 1):
         terminal.paragraph(out, f"{step.kind}: {why(step, number == len(plan.steps))}", f"  {number}  ")

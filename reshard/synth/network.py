@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from reshard.errors import NetworkError, quoted, shortened
+from reshard.errors import NetworkError, did_you_mean, quoted, shortened
 from reshard.synth.link import Link as Link
 from reshard.synth.link import LinkLike, link_of
 from reshard.synth.presets import FIGURES, PresetFigures
@@ -202,7 +202,7 @@ class Network:
             raise NetworkError(
                 f"network {quoted(shown)} is not a preset and cannot be read as a file "
                 f"({shortened(str(error), 80)}); give one of {', '.join(PRESETS)}, "
-                f"or the path of a JSON file as Network.to_json() writes it"
+                f"or the path of a JSON file as Network.to_json() writes it{did_you_mean(shown, PRESETS)}"
             ) from None
         return _parse(text, f"network file {quoted(shown)}")
 

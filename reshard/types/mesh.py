@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import MeshError, NotationError, quoted
+from reshard.errors import MeshError, NotationError, did_you_mean, quoted
 from reshard.types.device_ids import checked_ids, numbered_from, of_jax
 from reshard.types.primes import primes
 from reshard.types.whole import MOST, MOST_DEVICES, listed, whole, written
@@ -191,7 +191,8 @@ class Mesh:
 
     def _require(self, axis: str) -> None:
         if not isinstance(axis, str) or axis not in self.axes:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise MeshError(f"unknown axis {quoted(axis)}: mesh {self} has axes {', '.join(self.axes) or '(none)'}")
+            known = ", ".join(self.axes) or "(none)"
+            raise MeshError(f"unknown axis {quoted(axis)}: mesh {self} has axes {known}{did_you_mean(axis, self.axes)}")
 
     def spell(self, sub: SubAxis) -> str:
         """The text of a sub-axis: `x` for a whole axis, else `x:(pre)size`."""

@@ -7,6 +7,7 @@ import pytest
 
 from reshard.cli.calibrate import CalibrateOptions
 from reshard.cli.compiler_pass import CompilerPassOptions
+from reshard.cli.completion import CompletionOptions
 from reshard.cli.doctor import DoctorOptions
 from reshard.cli.options import ArrayOptions, Options, PairOptions, add_command
 from reshard.cli.parser import parse
@@ -27,6 +28,7 @@ GROUPS = [
     CompilerPassOptions,
     RunOptions,
     CalibrateOptions,
+    CompletionOptions,
 ]
 
 

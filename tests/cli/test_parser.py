@@ -1,5 +1,6 @@
 """The help of every command: its examples run, and it fits a terminal of 80 columns."""
 
+import logging
 import re
 import shlex
 
@@ -7,7 +8,8 @@ import pytest
 
 import reshard as rs
 from reshard.cli.parser import parse, parser
-from tests.cli.cases import SOURCE, TARGET
+from reshard.synth.network import PRESETS
+from tests.cli.cases import MESH, SOURCE, TARGET
 
 COMMANDS = ("plan", "show", "simulate", "prove")
 PAIR = (SOURCE, TARGET)
@@ -93,5 +95,30 @@ def test_the_examples_for_ranks_parse(name, monkeypatch):
 
 def test_every_command_stands_in_the_help():
     commands = parser()._subparsers._group_actions[0].choices
-    assert list(commands) == ["plan", "show", "simulate", "prove", "doctor", "pass", "run", "calibrate"]
+    assert list(commands) == ["plan", "show", "simulate", "prove", "doctor", "pass", "run", "calibrate", "completion"]
     assert all(f"    {name}" in parser().format_help() for name in commands)
+
+
+def test_network_without_a_name_lists_the_presets(call):
+    ran = call("plan", *PAIR, "--network")
+    assert (ran.code, ran.err) == (0, "")
+    assert [line.split()[0] for line in ran.out.splitlines()] == list(PRESETS)
+    assert "tpu-v5p           180 GB/s inside a domain,   6.25 GB/s between domains" in ran.out
+
+
+def test_verbose_says_what_is_done(call, caplog):
+    assert call("plan", *MESH, *PAIR, "-v").code == 0
+    assert any("planned" in record.message for record in caplog.records if record.name == "reshard")
+    logging.getLogger("reshard").setLevel(logging.NOTSET)
+
+
+def test_what_follows_a_script_is_its_own():
+    assert parse(["run", "-n", "2", "script.py", "--verson"]).options.arguments == ["script.py", "--verson"]
+
+
+def test_no_color_means_no_color(call, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in call("plan", *MESH, *PAIR).out
+    monkeypatch.setenv("NO_COLOR", "1")
+    colours = re.findall(r"\x1b\[([\d;]*)m", call("plan", *MESH, *PAIR).out)
+    assert not {code for codes in colours for code in codes.split(";")} & {str(code) for code in range(30, 48)}

@@ -155,7 +155,8 @@ def test_it_prints_json_beside_a_page(call, tmp_path):
 
 def test_a_page_that_cannot_be_written_is_an_error(call, tmp_path):
     path = tmp_path / "none" / "plan.html"
-    message = f"reshard: error: cannot write {path}: No such file or directory\n"
+    message = f"reshard: error: cannot write {path}: No such file or directory; "
+    message += "give a file in a folder that is there and may be written\n"
     assert call("plan", *MESH, SOURCE, TARGET, "--html", path) == (2, "", message)
 
 

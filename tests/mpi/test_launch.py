@@ -18,7 +18,7 @@ from reshard.synth import Network
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    assert command(3, ["a.py", "b"], "mpi") == ["mpi", "-n", "3", sys.executable, "-m", "mpi4py", "a.py", "b"]
+    assert command(3, ["a.py", "b"], "mpi") == ["mpi", "-n", "3", sys.executable, "-m", "reshard.mpi.rank", "a.py", "b"]
     with pytest.raises(RankError, match="0 ranks"):
         command(0, ["a.py"], "mpi")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

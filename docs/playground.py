@@ -1,0 +1,234 @@
+"""The playground: one static page that plans in the browser, by Pyodide and this package.
+
+    python docs/playground.py site/playground .venv/node/node_modules/pyodide
+
+writes the page, its worker, the package as an archive, and the files of Pyodide. Nothing is loaded from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import zipfile
+from html import escape
+from pathlib import Path
+
+from reshard.show.html import document
+from reshard.synth.network import PRESETS
+
+ROOT = Path(__file__).resolve().parent.parent
+PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
+EXAMPLES = {
+    "one all-to-all": {"mesh": "x=4,y=2", "source": "f32[{y}8, 16, {x}4]", "target": "f32[16, {x}{y}2, 16]"},
+    "the same in less memory": {
+        "mesh": "x=4,y=2", "source": "f32[{y}8, 16, {x}4]", "target": "f32[16, {x}{y}2, 16]", "budget": "4500",
+    },
+    "a sum, and columns to rows": {"mesh": "x=4,y=2", "source": "f32[64, {y}32] + sum{x}", "target": "f32[{x}16, 64]"},
+    "JAX's notation, on 64 TPUs": {
+        "mesh": "x=8,y=8", "source": "P('x', 'y')", "target": "P('y', 'x')", "shape": "4096, 4096", "dtype": "bf16",
+        "network": "tpu-v5p",
+    },
+    "block-cyclic, another grid": {"mesh": "p=2,q=2", "source": "f64[2{p}8, 2{q}8]", "target": "f64[4{q}4, 4{p}4]"},
+    "from a trainer to a server": {
+        "mesh": "fsdp=4", "target_mesh": "tp=2@4", "source": "bf16[{fsdp}16, 64]", "target": "bf16[64, {tp}32]",
+    },
+    "sizes that do not divide": {"mesh": "x=4", "source": "f32[{x}3/10, 7]", "target": "f32[10, {x}2/7]"},
+}  # fmt: skip
+
+WORKER = """\
+import { loadPyodide } from "./pyodide/pyodide.mjs";
+const here = name => new URL(name, import.meta.url).href;
+const ready = (async () => {
+  const python = await loadPyodide({ indexURL: here("pyodide/") });
+  const archive = await fetch(here("reshard.zip"));
+  if (!archive.ok) throw new Error("reshard.zip is not there");
+  python.unpackArchive(await archive.arrayBuffer(), "zip");
+  python.runPython("import json\\nfrom reshard.cli.playground import answer\\n" +
+    "ask = lambda text: json.dumps(answer(json.loads(text)))");
+  return python.globals.get("ask");
+})();
+ready.then(() => postMessage({ ready: true }), error => postMessage({ failed: String(error) }));
+onmessage = async ({ data }) => {
+  try {
+    const ask = await ready;
+    postMessage({ result: JSON.parse(ask(JSON.stringify(data))) });
+  } catch (error) {
+    postMessage({ result: { error: "a fault of the playground: " + String(error).trim().split("\\n").pop() } });
+  }
+};
+"""
+
+SCRIPT = """\
+const EXAMPLES = %s, PATIENCE = 20000;
+const form = document.querySelector("form"), status = document.querySelector("#status");
+const output = document.querySelector("#output"), problem = document.querySelector("#problem");
+let worker, busy = false, next = null, clock;
+
+function state() {
+  const fields = {};
+  for (const [name, value] of new FormData(form)) if (value.trim() && name !== "example") fields[name] = value.trim();
+  return fields;
+}
+function fill(fields) {
+  for (const element of form.elements) {
+    if (!element.name || element.name === "example") continue;
+    if (element.type === "checkbox") element.checked = Boolean(fields[element.name]);
+    else element.value = fields[element.name] ?? "";
+  }
+}
+function start() {
+  worker = new Worker(new URL("worker.js", location.href), { type: "module" });
+  worker.onerror = () => say("Python could not be loaded: this folder needs an HTTP server and the files of Pyodide.");
+  worker.onmessage = ({ data }) => {
+    if (data.failed) return say("Python could not be loaded: " + data.failed);
+    if (data.ready) { document.body.dataset.ready = "yes"; return; }
+    clearTimeout(clock);
+    busy = false;
+    show(data.result);
+    if (next) ask(next);
+  };
+}
+function say(words) { status.textContent = words; }
+function ask(fields) {
+  if (busy) { next = fields; return; }
+  next = null;
+  busy = true;
+  say(document.body.dataset.ready ? "planning" : "loading Python, once: about 13 MB");
+  if (document.body.dataset.ready) clock = setTimeout(giveUp, PATIENCE);
+  worker.postMessage(fields);
+}
+function giveUp() {
+  worker.terminate();
+  delete document.body.dataset.ready;
+  busy = false;
+  start();
+  show({ error: "planning this takes longer than 20 s here; the reshard command has no such limit" });
+}
+function show(result) {
+  const wrong = "error" in result;
+  problem.hidden = !wrong;
+  problem.textContent = wrong ? result.error : "";
+  output.classList.toggle("stale", wrong);
+  say(wrong ? "no plan" : "up to date");
+  if (wrong) return;
+  output.hidden = false;
+  for (const name of ["sums", "tiles", "memory", "steps"]) output.querySelector("#" + name).innerHTML = result[name];
+  for (const name of ["size", "command"]) output.querySelector("#" + name).textContent = result[name];
+}
+let waiting;
+function changed() {
+  const fields = state();
+  history.replaceState(null, "", "#" + new URLSearchParams(fields));
+  clearTimeout(waiting);
+  waiting = setTimeout(() => ask(fields), 150);
+}
+function read() {
+  const fields = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  fill(Object.keys(fields).length ? fields : Object.values(EXAMPLES)[0]);
+  ask(state());
+}
+form.addEventListener("input", event => {
+  if (event.target.name === "example") fill(EXAMPLES[event.target.value] ?? {});
+  else form.elements.example.value = "";
+  changed();
+});
+form.addEventListener("submit", event => { event.preventDefault(); changed(); });
+document.querySelector("#copy").addEventListener("click", async event => {
+  changed();
+  try { await navigator.clipboard.writeText(location.href); say("the link is copied"); }
+  catch { say("the link is in the address bar"); }
+});
+window.addEventListener("hashchange", read);
+start();
+read();
+"""
+
+STYLE = """
+main { max-width: 76rem; }
+form { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 17rem), 1fr)); gap: .7rem .9rem;
+  background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem; }
+label { display: block; font-size: .86rem; color: var(--faint); }
+.wide { grid-column: span 1; } @media (min-width: 60rem) { .wide { grid-column: span 2; } }
+input:not([type=checkbox]), select { display: block; width: 100%; margin-top: .2rem; padding: .45rem .55rem;
+  border: 1px solid var(--faint); border-radius: 6px; background: var(--back); color: var(--text);
+  font: 15px/1.3 ui-monospace, SFMono-Regular, Menlo, monospace; }
+.row { display: flex; gap: .9rem; align-items: end; flex-wrap: wrap; }
+button { padding: .5rem .9rem; border: 1px solid var(--faint); border-radius: 6px; background: var(--track);
+  color: var(--text); font: inherit; cursor: pointer; }
+.check { display: flex; gap: .5rem; align-items: center; min-height: 2.3rem; color: var(--text); }
+#status { min-height: 1.4em; margin: .8rem 0 .4rem; }
+#problem { border-left: 4px solid var(--bad); background: var(--card); padding: .7rem 1rem; margin: 0 0 1rem;
+  border-radius: 0 8px 8px 0; overflow-wrap: anywhere; }
+.stale { opacity: .45; }
+figure { margin: 0; padding: .9rem 1rem; overflow-x: auto; }
+figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; min-width: 22rem; }
+.key { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; font-size: .86rem; color: var(--faint); }
+.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem;
+  vertical-align: -.08rem; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; padding: .7rem 1rem; margin: 0; }
+ol, ul { margin: 0; padding-left: 1.3rem; } li { margin: 0 0 .45rem; } a { color: var(--mark); }
+"""
+
+
+def _field(name: str, words: str, more: str = "", wide: bool = False) -> str:
+    style = ' class="wide"' if wide else ""
+    return (
+        f'<label{style}>{words}<input name="{name}" autocomplete="off" autocapitalize="off" spellcheck="false"{more}>'
+        "</label>"
+    )
+
+
+def page() -> str:
+    """The page."""
+    options = "".join(f"<option>{escape(name)}</option>" for name in EXAMPLES)
+    networks = "".join(f"<option>{escape(name)}</option>" for name in PRESETS)
+    body = f"""
+<h1>reshard: the playground</h1>
+<p>The cheapest move of an array from one sharded layout to another, planned in this browser as you type. Nothing
+leaves it. <a href="../language/">The language</a> and <a href="../glossary/">the words</a>.</p>
+<form aria-label="what to plan">
+<label>an example<select name="example"><option value="">-</option>{options}</select></label>
+{_field("mesh", "mesh: axes and their sizes", ' placeholder="x=4,y=2"')}
+{_field("source", "source: the layout now", ' placeholder="f32[{y}8, 16, {x}4]"', wide=True)}
+{_field("target", "target: the layout wanted", ' placeholder="f32[16, {x}{y}2, 16]"', wide=True)}
+{_field("budget", "budget: most bytes live on a device", ' placeholder="none; 64MiB, 4500"')}
+<label>network: plan for least time<select name="network"><option value="">none: fewest bytes</option>{networks}
+</select></label>
+{_field("target_mesh", "the target's mesh, if it is another", ' placeholder="tp=4@8"')}
+{_field("shape", "shape, where the layouts do not say it", ' placeholder="4096, 4096"')}
+{_field("dtype", "dtype, where the layouts do not say it", ' placeholder="bf16"')}
+<div class="row"><label class="check"><input type="checkbox" name="donate" value="yes">donate the source</label>
+<button type="button" id="copy">Copy link</button></div>
+</form>
+<p id="status" class="faint" role="status"></p>
+<p id="problem" role="alert" hidden></p>
+<div id="output" hidden>
+<p id="size" class="faint"></p>
+<div id="sums"></div>
+<h2>Who holds what</h2><figure id="tiles"></figure>
+<h2>Live bytes on a device</h2><div id="memory"></div>
+<h2>Steps</h2><div id="steps"></div>
+<h2>In a shell</h2><pre><code id="command"></code></pre>
+</div>
+<noscript><p>The playground needs JavaScript: it runs Python in the browser.</p></noscript>
+"""
+    examples = json.dumps(EXAMPLES).replace("</", "<\\/")
+    return document("reshard: the playground", body, STYLE, SCRIPT % examples)
+
+
+def build(folder: Path, pyodide: Path) -> None:
+    """Writes the playground into a folder."""
+    (folder / "pyodide").mkdir(parents=True, exist_ok=True)
+    (folder / "index.html").write_text(page(), encoding="utf-8")
+    (folder / "worker.js").write_text(WORKER, encoding="utf-8")
+    for name in PYODIDE:
+        shutil.copy(pyodide / name, folder / "pyodide" / name)
+    with zipfile.ZipFile(folder / "reshard.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted((ROOT / "reshard").rglob("*.py")):
+            archive.write(path, path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]), Path(sys.argv[2]))

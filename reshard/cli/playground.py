@@ -1,0 +1,75 @@
+"""What the playground asks: the text of a call's options in, the parts of a page out; the standard library alone."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+
+from reshard.cli.options import PairOptions
+from reshard.cli.plan_request import PlanRequest, planned
+from reshard.draw.plan_page import steps_of, sums_of
+from reshard.draw.vector_memory import memory_bars
+from reshard.draw.vector_tiles import tiles_svg
+from reshard.errors import ReshardError
+from reshard.show.headings import size_text
+from reshard.types.units import parse_bytes
+
+FIELDS = ("mesh", "source", "target", "target_mesh", "shape", "dtype", "budget", "network", "donate")
+"""What a state of the playground consists of; a field that is empty or absent is an option that is not given."""
+
+
+def answer(fields: Mapping[str, str]) -> dict[str, str]:
+    """The plan that the fields ask for as HTML, part by part, and the command that prints it; or what is wrong.
+
+    >>> same = {"mesh": "x=2", "source": "f32[{x}4]", "target": "f32[8]"}
+    >>> sorted(answer(same)), answer(same)["command"]
+    (['command', 'memory', 'size', 'steps', 'sums', 'tiles'], "reshard plan --mesh x=2 'f32[{x}4]' 'f32[8]'")
+    >>> answer(same | {"budget": "1"})["error"][-31:]
+    'the smallest that works is 48 B'
+    """
+    given = {name: fields.get(name, "").strip() or None for name in FIELDS}
+    if missing := [name for name in ("mesh", "source", "target") if given[name] is None]:
+        return {"error": f"fill in {' and '.join(missing)}"}
+    try:
+        return _parts(planned(_options(given)), given)
+    except ReshardError as error:
+        return {"error": str(error)}
+
+
+def _options(given: Mapping[str, str | None]) -> PairOptions:
+    values = {name: value for name, value in given.items() if name not in ("donate", "source", "target")}
+    source, target = given["source"] or "", given["target"] or ""
+    return PairOptions(source=source, target=target, donate=given["donate"] is not None, slack=None, **values)
+
+
+def _parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, str]:
+    plan, budget = request.plan, given["budget"]
+    return {
+        "sums": sums_of(plan, given["network"]),
+        "steps": steps_of(plan, given["network"]),
+        "tiles": _tiles(request),
+        "memory": memory_bars(plan, None if budget is None else parse_bytes(budget)),
+        "size": size_text(request.source, request.target),
+        "command": _command(given),
+    }
+
+
+def _tiles(request: PlanRequest) -> str:
+    """The picture, or why there is none."""
+    try:
+        return tiles_svg(request.plan)
+    except ReshardError as error:
+        return f"<p class='faint'>{error}</p>"
+
+
+def _command(given: Mapping[str, str | None]) -> str:
+    """The same request in a shell."""
+    words = ["reshard plan"]
+    for name, value in given.items():
+        if value is not None and name not in ("source", "target"):
+            words.append(f"--{name.replace('_', '-')}" + ("" if name == "donate" else f" {_quoted(value)}"))
+    return " ".join([*words, _quoted(given["source"] or ""), _quoted(given["target"] or "")])
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)

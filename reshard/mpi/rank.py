@@ -1,0 +1,70 @@
+"""What `launch` starts on each rank: a script as by `python -m mpi4py`, but an error that ranks share is shown once.
+
+    python -m reshard.mpi.rank script.py --its options
+
+The ranks of one machine meet in the folder that `launch` makes for a run. The first with an error shows its traceback;
+those with the same error wait until it stands there, since the first rank that ends by an error ends all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from reshard.mpi.launch import FOLDER
+
+_PATIENCE = 5.0  # Seconds for which a rank waits for another one's traceback.
+
+
+def show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """Shows an exception that ends this rank, unless another rank has shown the same one.
+
+    Without the folder of `launch`, every rank shows its own.
+    """
+    folder, key = os.environ.get(FOLDER), hashlib.sha256(f"{kind.__name__}: {error}".encode()).hexdigest()
+    if folder is None or not Path(folder).is_dir():
+        _print(kind, error, frames)
+        return
+    done = Path(folder, f"{key}.shown")
+    try:
+        Path(folder, key).touch(exist_ok=False)
+    except OSError:
+        _wait(done)
+        return
+    _print(kind, error, frames)
+    done.touch()
+
+
+def _print(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """Writes the traceback at once, without the frames that run the script."""
+    kept = [frame for frame in traceback.extract_tb(frames) if not _runs_scripts(frame.filename)]
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(kept)] if kept else []
+    sys.stderr.write("".join([*lines, *traceback.format_exception_only(kind, error)]))
+    sys.stderr.flush()
+
+
+def _runs_scripts(path: str) -> bool:
+    return "runpy" in path or path == __file__ or Path(path).parent.name == "mpi4py"
+
+
+def _wait(done: Path) -> None:
+    until = time.monotonic() + _PATIENCE
+    while not done.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def main() -> None:
+    """Runs the script or module that the arguments name, as mpi4py does."""
+    from mpi4py.run import main as run
+
+    sys.excepthook = show
+    run()
+
+
+if __name__ == "__main__":
+    main()

