@@ -15,7 +15,8 @@ class ChainFate:
     """A chain of collectives, and what the pass did with it.
 
     `where` is the user's `file:line`, `does` its collectives in short. Bytes are those that a device receives in one
-    run, `planned_bytes` those of the plans, None without one. `why` is the reason why it was left, empty if replaced.
+    run, `planned_bytes` those of the plans as compiled, None without one. `why` is the reason why it was left, empty if
+    replaced.
     `collectives` has the names of its instructions, and `permutes` counts what shifts it, for which there is no plan.
     """
 

@@ -21,7 +21,7 @@ from reshard.lower.program import AllReduce, InParts, Instruction, ReduceScatter
 from reshard.types.plan import Plan
 from reshard.types.rules.bounds import lower_bound
 
-_SHORT = ("bf16", "f16")
+_SHORT = frozenset({"bf16", "f16", "bfloat16", "float16"})  # as HLO names them, and as layouts do
 
 
 def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:

@@ -214,7 +214,9 @@ class Proposals:
         allowed = allowed_bytes()
         if self.options.prefer == "memory" and cost.peak_bytes >= allowed:
             raise Unfit(f"the plan would need {cost.peak_bytes} B at once, no less than XLA's {allowed} B")
-        return replace(one, allowed_bytes=allowed, excess_bytes=max(0, cost.peak_bytes - allowed - ALIGNMENT))
+        fate = replace(fate, planned_bytes=cost.received_bytes)
+        excess = max(0, cost.peak_bytes - allowed - ALIGNMENT)
+        return replace(one, fate=fate, allowed_bytes=allowed, excess_bytes=excess)
 
     def _check_bytes(self, one: Proposal, received: int, why: str) -> None:
         """Raises `Unfit` if so many bytes are no gain: only what is preferred to them may be as good with as many."""
