@@ -18,6 +18,7 @@ from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
 from reshard.doctor import Place, examine
 from reshard.jax.doctor import optimized_text
+from reshard.jax.platform_network import network_on
 
 _jax: Any = jax
 HERE = Path(__file__).resolve().parents[1]
@@ -42,14 +43,14 @@ def measured(name: str, target: str, dump: Path | None, times: int = 1) -> dict[
         for text, kind in zip(texts, ("plain", "pass"), strict=True):
             dump.mkdir(parents=True, exist_ok=True)
             (dump / f"{name}.{target}.{kind}.hlo").write_text(text)
-    doctor, changed = _doctor(texts[0]), any(report.changed for report in log.reports)
+    doctor, changed = _doctor(texts[0], target), any(report.changed for report in log.reports)
     fates = [fate for report in log.reports for fate in report.fates]
     row = {
         "program": name, "library": one.library, "about": one.about, "target": target, "devices": len(devices(target)),
         "plain": {**_figures(plain, texts[0]), "seconds": plain_seconds},
         "pass": {**_figures(ours, texts[1]), "seconds": cold_seconds, "cached_seconds": cached_seconds},
         **doctor,
-        "still_not_needed": _doctor(texts[1])["not_needed"] if changed else doctor["not_needed"],
+        "still_not_needed": _doctor(texts[1], target)["not_needed"] if changed else doctor["not_needed"],
         "fates": [fate.to_dict() | {"plans": [str(plan) for plan in fate.plans]} for fate in fates],
         "pass_seconds": round(sum(report.seconds for report in log.reports), 3),
         "left": dict(Counter(fate.why for fate in fates if fate.why)),
@@ -105,9 +106,10 @@ def _figures(compiled: Any, text: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _doctor(text: str) -> dict[str, Any]:
+def _doctor(text: str, target: str) -> dict[str, Any]:
     """What the doctor says of the plain program, in bytes that a device receives in one run."""
-    report = examine(text)
+    chips = devices(target)
+    report = examine(text, network=network_on(chips, None), platform=chips[0].platform)
     worst = [_place(place) for place in report.places if place.counted and place.wasted_bytes]
     return {"not_needed": sum(one["not_needed"] for one in worst), "could_save": sum(one["saved"] for one in worst),
             "worst": worst[:12]}  # fmt: skip

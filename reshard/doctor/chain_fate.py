@@ -35,6 +35,11 @@ class ChainFate:
         """Whether a plan took its place."""
         return not self.why
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The collectives of its plans, in short."""
+        return (*(step.kind for plan in self.plans for step in plan.steps), *("permute",) * self.permutes)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
@@ -53,8 +58,7 @@ class ChainFate:
         what = f"{self.where or self.computation}: {self.does}, {self.received_bytes} B received"
         if self.why:
             return f"{what}: left, {self.why}"
-        steps = [step.kind for plan in self.plans for step in plan.steps] + ["permute"] * self.permutes
-        return f"{what}: replaced by {', '.join(steps) or 'nothing'}, {self.planned_bytes} B"
+        return f"{what}: replaced by {', '.join(self.steps) or 'nothing'}, {self.planned_bytes} B"
 
 
 def fate_of(chain: Chain) -> ChainFate:

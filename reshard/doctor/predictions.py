@@ -34,7 +34,8 @@ def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
         received = sum(_sent(plan, wide) for plan in one.fate.plans)
         shifts = [(each, each.shift) for each in one.replacements if isinstance(each, Replacement) and each.shift]
         received += sum(shift.received_bytes(each.dtype) for each, shift in shifts)
-        return ProposalCost(received, max((_peak(one, each) for each in one.replacements), default=0))
+        launches = sum(plan.launches for plan in one.fate.plans) + one.fate.permutes
+        return ProposalCost(received, max((_peak(one, each) for each in one.replacements), default=0), launches)
 
     return predicted
 

@@ -27,6 +27,14 @@ def test_a_compiler_that_sends_no_short_floats_sends_twice_as_much():
     assert place.replaced and place.planned_bytes == 48
 
 
+@pytest.mark.parametrize(("platform", "saved"), [("cpu", 144), ("tpu", 0)])
+def test_what_the_pass_leaves_is_not_said_to_be_saved(platform, saved):
+    """On an accelerator, so few bytes are not worth compiling the program for its peak, which hardly falls."""
+    report = examine(text("%big = f32[64,64]{1,0} parameter(1)", *RESHARD), platform=platform)
+    assert report.saved_bytes == saved
+    assert bool(saved) == (not only(report).why_left) == bool(report.memory.saved_bytes)
+
+
 def test_a_sum_in_the_same_order_is_scattered():
     report = examine(text(*SCATTERED, before=REDUCE))
     assert [(place.kind, place.does, place.saved_bytes) for place in report.accounts().places] == [
