@@ -100,6 +100,7 @@ class _Examination:
             mesh,
             options,
             prediction(collectives, self.maps),
+            may_exceed=options.platform == "cpu",  # elsewhere the compiler decides, and often that they may not
         )
         self.liveness = self.proposals.liveness
         self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, network_of(options.network))

@@ -35,6 +35,14 @@ def test_what_the_pass_leaves_is_not_said_to_be_saved(platform, saved):
     assert bool(saved) == (not only(report).why_left) == bool(report.memory.saved_bytes)
 
 
+def test_on_an_accelerator_plans_need_no_more_memory_than_their_chains(monkeypatch):
+    """Whether they may is for the compiler to say, and the doctor compiles nothing."""
+    monkeypatch.setattr("reshard.doctor.proposals.ALIGNMENT", -385)  # a plan of 256 B needs more than 384 B
+    lines = ["%big = f32[1024,1024]{1,0} parameter(1)", "%twice = f32[1024,1024]{1,0} add(%big, %big)", *RESHARD]
+    cpu, tpu = (examine(text(*lines), platform=platform) for platform in ("cpu", "tpu"))
+    assert only(cpu).replaced and only(tpu).why_left.startswith("the plan would need")
+
+
 def test_a_sum_in_the_same_order_is_scattered():
     report = examine(text(*SCATTERED, before=REDUCE))
     assert [(place.kind, place.does, place.saved_bytes) for place in report.accounts().places] == [
