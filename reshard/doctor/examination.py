@@ -113,8 +113,11 @@ class _Examination:
     def proposed(self) -> list[Proposal]:
         """The proposals in the order of the program; none is better if all together are not worth their while."""
         every = sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
-        before, after = self.proposals.peak_bytes, program_memory(self.flow, {}, edits(self.flow, every)).peak_bytes
-        why = why_unmeasured([one.fate for one in every], self.proposals.options, before, after)
+
+        def estimates() -> tuple[int, int]:
+            return self.proposals.peak_bytes, program_memory(self.flow, {}, edits(self.flow, every)).peak_bytes
+
+        why = why_unmeasured([one.fate for one in every], self.proposals.options, estimates)
         return [_left(one, why) if why and one.replacements else one for one in every]
 
     def memory(self) -> ProgramMemory:

@@ -312,13 +312,18 @@ class _Ops:
         return replace(one, fate=replace(one.fate, why=why))
 
 
-def why_unmeasured(fates: Iterable[ChainFate], options: ProposalOptions, before: int, after: int) -> str | None:
+def why_unmeasured(
+    fates: Iterable[ChainFate], options: ProposalOptions, estimates: Callable[[], tuple[int, int]]
+) -> str | None:
     """Why the peak of a rewritten program need not be measured; None if it must be.
 
-    `before` and `after` are estimates of the peak by the order of the module's text, in bytes. The reason is empty if
+    The `estimates` are the peaks before and after, by the order of the module's text, in bytes. The reason is empty if
     the program is surely better. Otherwise it is left as it was.
     """
-    if options.platform == "cpu" or after < _SURELY * before:
+    if options.platform == "cpu":
+        return ""
+    before, after = estimates()
+    if after < _SURELY * before:
         return ""
     saved = sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in fates if fate.replaced)
     if saved >= options.launch_cost:

@@ -93,7 +93,7 @@ def improve(
     improved = _improve(module, fragments, compiler, options, options.platform == "cpu" or peaks is not None)
     if improved.module is None or peaks is None:
         return improved
-    why = why_unmeasured(improved.fates, options, *_estimates(improved))
+    why = why_unmeasured(improved.fates, options, lambda: _estimates(improved))
     if why is not None:
         return _given_up(improved, why) if why else improved
     try:

@@ -79,7 +79,7 @@ def test_a_launch_less_is_no_reason_to_stay():
 def test_when_the_peak_of_a_program_is_measured(platform, saves, after, why):
     fate = ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
     left = ChainFate("f.py:2", "main", "all_gather", 1 << 30, 4, why="left")
-    assert why_unmeasured([fate, left], ProposalOptions(platform=platform), 10, after) == why
+    assert why_unmeasured([fate, left], ProposalOptions(platform=platform), lambda: (10, after)) == why
 
 
 def test_a_gather_that_is_used_whole_stays():
