@@ -13,8 +13,9 @@ A program whose library is missing says so, and the others go on. H100s need wha
 
 Each row has, plain and with the pass: the bytes that a device receives (by `reshard.hlo`, and by a count of
 `real_programs/counting.py` that shares no code with it), the peak (arguments, outputs and temporaries, less what is
-aliased), seconds to compile; and what the pass replaced and left, with the reasons. On CPU both programs run on the
-same data. The exit code is 1 if a program receives more, needs more memory, has other results or is refused.
+aliased), CPU seconds to compile, the first time and once fragments are there; and what the pass replaced and left, with
+the reasons. On CPU both programs run on the same data. The exit code is 1 if a program receives more, needs more
+memory, has other results or is refused.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ examples:
   reshard pass step.mlir --report --network tpu-v5p
   reshard pass step.mlir --json --budget 1GiB
   reshard pass step.hlo -o better.hlo --report
-  reshard pass step.hlo -o better.pb --platform tpu --topology v5p:2x2x2
+  reshard pass step.hlo -o better.hlo --prefer memory
+  reshard pass step.hlo -o better.pb --topology v5p:2x2x2
 """
 
 
@@ -47,8 +48,9 @@ class CompilerPassOptions(Options):
     json: bool
     network: str | None
     budget: str | None
+    prefer: str | None
     devices: int | None
-    platform: str
+    platform: str | None
     topology: str | None
 
     @classmethod
@@ -63,10 +65,12 @@ class CompilerPassOptions(Options):
         add_network(parser)
         what = "most bytes live on a device in one move, e.g. 64MiB"
         parser.add_argument("--budget", metavar="SIZE", help=what)
+        what = "of HLO: what plans make better, and nothing else worse: bytes (default), memory or time"
+        parser.add_argument("--prefer", choices=["bytes", "memory", "time"], help=what)
         what = "of HLO: its number of partitions, where it does not say"
         parser.add_argument("--devices", type=int, metavar="COUNT", help=what)
-        what = "of HLO: the devices that it was compiled for, e.g. cpu (default), tpu"
-        parser.add_argument("--platform", default="cpu", metavar="NAME", help=what)
+        what = "of HLO: the devices that it was compiled for, e.g. cpu (default; tpu with --topology)"
+        parser.add_argument("--platform", metavar="NAME", help=what)
         what = "of HLO: ahead of time for a topology: v5p:2x2x2"
         parser.add_argument("--topology", metavar="NAME", help=what)
 
@@ -85,6 +89,11 @@ def run(options: CompilerPassOptions) -> int:
     quiet_jax()
     if program.is_hlo:
         return _run_hlo(options, program.content)
+    if options.prefer is not None:
+        raise ReshardError(
+            f"{options.file} is StableHLO, where XLA's own collectives are not known yet, so nothing can be preferred "
+            f"to them: leave --prefer out, or give the optimized HLO (compiled.as_text())"
+        )
     transformed = _transformed(options, program.content)
     if options.output is not None:
         _write(options.output, transformed)
@@ -118,10 +127,11 @@ def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
     improved = improve_hlo(
         content,
         devices=options.devices,
-        platform=options.platform,
+        platform=options.platform or ("cpu" if options.topology is None else "tpu"),
         topology=options.topology,
         network=options.network,
         budget=options.budget,
+        prefer=options.prefer or "bytes",
     )
     if options.output is not None:
         write(options.output, improved.proto if options.output.endswith(_PROTO) else improved.text)
@@ -150,8 +160,7 @@ def _show_chains(fates: Sequence[ChainFate]) -> None:
     table = terminal.table("", "where", "XLA does", "received", "reshard does", "received", right=["", "received"])
     for number, fate in enumerate(fates, 1):
         where = fate.where.rpartition(os.sep)[2] or fate.computation
-        steps = ", ".join(step.kind for plan in fate.plans for step in plan.steps)
-        does = steps if fate.replaced else f"left: {fate.why}"
+        does = ", ".join(fate.steps) if fate.replaced else f"left: {fate.why}"
         received = "" if fate.planned_bytes is None else bytes_text(fate.planned_bytes)
         table.add_row(str(number), where, fate.does, bytes_text(fate.received_bytes), does, received)
     terminal.show(out, table, indent=2)

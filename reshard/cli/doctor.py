@@ -110,7 +110,8 @@ def _report(program: ProgramText, options: DoctorOptions) -> Report:
     from reshard.doctor import examine
 
     if program.is_hlo:
-        return examine(program.text, network=options.network)
+        platform = options.platform or (None if options.topology is None else "tpu")
+        return examine(program.text, network=options.network, platform=platform)
     quiet_jax()
     try:
         from reshard.jax.doctor import report_program

@@ -15,7 +15,8 @@ class ChainFate:
     """A chain of collectives, and what the pass did with it.
 
     `where` is the user's `file:line`, `does` its collectives in short. Bytes are those that a device receives in one
-    run, `planned_bytes` those of the plans, None without one. `why` is the reason why it was left, empty if replaced.
+    run, `planned_bytes` those of the plans as compiled, None without one. `why` is the reason why it was left, empty if
+    replaced.
     `collectives` has the names of its instructions, and `permutes` counts what shifts it, for which there is no plan.
     """
 
@@ -33,6 +34,11 @@ class ChainFate:
     def replaced(self) -> bool:
         """Whether a plan took its place."""
         return not self.why
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The collectives of its plans, in short."""
+        return (*(step.kind for plan in self.plans for step in plan.steps), *("permute",) * self.permutes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -52,8 +58,7 @@ class ChainFate:
         what = f"{self.where or self.computation}: {self.does}, {self.received_bytes} B received"
         if self.why:
             return f"{what}: left, {self.why}"
-        steps = [step.kind for plan in self.plans for step in plan.steps] + ["permute"] * self.permutes
-        return f"{what}: replaced by {', '.join(steps) or 'nothing'}, {self.planned_bytes} B"
+        return f"{what}: replaced by {', '.join(self.steps) or 'nothing'}, {self.planned_bytes} B"
 
 
 def fate_of(chain: Chain) -> ChainFate:

@@ -89,10 +89,7 @@ def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Repli
     old, new = spliced.old, spliced.new
     leaf = spliced.source(replacement.source)
     for value in replacement.values:
-        taken = list(fresh_values(spliced, value))
-        if not taken:
-            raise SpliceError(f"{value.name}: nothing takes what replaces it")
-        for fresh in taken:
+        for fresh in fresh_values(spliced, value):
             if replacement.is_summed:
                 _check_sums(old, new, (value, fresh), leaf, replacement, replicas)
             else:
@@ -118,10 +115,7 @@ def _check_moved(
         raise SpliceError(f"{value.name}: {_spelled(was)} would become {_spelled(is_now)}")
     if (after.leaf != new.numbering.of(leaf)).any():
         raise SpliceError(f"{value.name}: some of its elements would not come from {replacement.source}")
-    wrong = (after.place != before.place) | (after.device != before.device)
-    if wrong.any():  # Finding copies takes long, and is seldom needed.
-        classes = replicas.of(replacement.leaf)
-        wrong = (after.place != before.place) | (classes[after.device] != classes[before.device])
+    wrong = (after.place != before.place) | replicas.differ(replacement.leaf, after.device, before.device)
     if wrong.any():
         at = int(wrong.argmax())
         raise SpliceError(
@@ -149,8 +143,18 @@ def _check_sums(
         raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
 
 
-def fresh_values(spliced: Spliced, value: HloValue) -> Iterator[HloValue]:
-    """What users of an old value take in the new module, splices too, and what the region yields in its place."""
+def fresh_values(spliced: Spliced, value: HloValue) -> list[HloValue]:
+    """What users of an old value take in the new module, splices too, and what the region yields in its place.
+
+    Raises `SpliceError` if nothing does.
+    """
+    taken = list(_fresh_values(spliced, value))
+    if not taken:
+        raise SpliceError(f"{value.name}: nothing takes what replaces it")
+    return taken
+
+
+def _fresh_values(spliced: Spliced, value: HloValue) -> Iterator[HloValue]:
     old, new, region, _ = spliced
     outer = HloValue(value.scope, finished(value))
     while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:

@@ -19,7 +19,7 @@ from reshard.doctor.numbering import Numbering
 from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
 from reshard.doctor.planned_memory import edits
 from reshard.doctor.predictions import planned_temp_bytes, prediction, proposed_moves
-from reshard.doctor.proposals import Proposal, ProposalOptions, Proposals
+from reshard.doctor.proposals import Proposal, ProposalOptions, Proposals, why_unmeasured
 from reshard.doctor.rebuilds import rebuilt
 from reshard.doctor.report.data import CompiledMemory
 from reshard.doctor.report.report import Report
@@ -27,6 +27,7 @@ from reshard.doctor.scalars import Scalars
 from reshard.errors import MeshError
 from reshard.hlo import Array, Collective, Module, Source
 from reshard.hlo.frames import metadata_fields
+from reshard.hlo.platform import platform_of
 from reshard.synth import Network
 from reshard.synth.planner import network_of
 from reshard.types.mesh import Mesh
@@ -44,12 +45,14 @@ def examine(
     known: Iterable[Known] = (),
     network: Network | str | None = None,
     compiled: CompiledMemory | None = None,
+    platform: str | None = None,
 ) -> Report:
     """Reports every place where a compiled program moves data between devices.
 
     `text` is the optimized HLO: `compiled.as_text()`, or a dump of XLA. `known` lists the moves that the program is
     known to ask for, which name its lines and axes better than HLO does. `network` is that of `reshard.plan`.
-    `compiled` is the compiler's own account of the program's memory.
+    `compiled` is the compiler's own account of the program's memory. `platform` is `cpu`, `gpu` or `tpu`; without it,
+    the text says.
 
     Raises `NotationError` if the text is not an HLO module.
 
@@ -70,8 +73,8 @@ def examine(
     """
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
-    loaded = network_of(network)
-    examination = _Examination(module, collectives, tuple(known), loaded)
+    options = ProposalOptions(network_of(network), platform=platform or platform_of(text))
+    examination = _Examination(module, collectives, tuple(known), options)
     places = most_wasteful_first(examination.places())
     devices = _device_count(module, collectives)
     return Report(module.name, devices, places, hlo.traffic(module), compiled, examination.memory())
@@ -81,7 +84,7 @@ class _Examination:
     """The analyses of one module, and the places that they yield."""
 
     def __init__(
-        self, module: Module, collectives: Sequence[Collective], known: Sequence[Known], network: Network | None
+        self, module: Module, collectives: Sequence[Collective], known: Sequence[Known], options: ProposalOptions
     ) -> None:
         self.devices = _device_count(module, collectives)
         self.position = {collective: at for at, collective in reversed(list(enumerate(collectives)))}
@@ -95,11 +98,12 @@ class _Examination:
             self.numbering,
             collectives,
             mesh,
-            ProposalOptions(network),
+            options,
             prediction(collectives, self.maps),
+            may_exceed=options.platform == "cpu",  # elsewhere the compiler decides, and often that they may not
         )
         self.liveness = self.proposals.liveness
-        self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, network)
+        self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, network_of(options.network))
 
     def places(self) -> list[Place]:
         """A place for each proposal, in the order of the program."""
@@ -107,8 +111,14 @@ class _Examination:
 
     @cached_property
     def proposed(self) -> list[Proposal]:
-        """The proposals in the order of the program."""
-        return sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
+        """The proposals in the order of the program; none is better if all together are not worth their while."""
+        every = sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
+
+        def estimates() -> tuple[int, int]:
+            return self.proposals.peak_bytes, program_memory(self.flow, {}, edits(self.flow, every)).peak_bytes
+
+        why = why_unmeasured([one.fate for one in every], self.proposals.options, estimates)
+        return [_left(one, why) if why and one.replacements else one for one in every]
 
     def memory(self) -> ProgramMemory:
         """The memory of the whole program, with what moves make."""
@@ -165,6 +175,11 @@ class _Examination:
         origin = leaves.get(array.leaf)
         move, where = (None, place.where) if origin is None else (origin.move, origin.where)
         return replace(place, where=where, rebuilds=array.extent, rebuilt=array.array, rebuilt_move=move)
+
+
+def _left(one: Proposal, why: str) -> Proposal:
+    """The proposal with its chain left as it is."""
+    return replace(one, replacements=(), moves=None, fate=replace(one.fate, why=why))
 
 
 def _kinds(chain: Chain) -> str:

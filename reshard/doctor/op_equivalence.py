@@ -41,10 +41,7 @@ def check_same_rows(spliced: Spliced, replacement: OpReplacement, replicas: Repl
     leaf = spliced.source(replacement.source)
     for output in replacement.outputs:
         for value in output.values:
-            taken = list(fresh_values(spliced, value))
-            if not taken:
-                raise SpliceError(f"{value.name}: nothing takes what replaces it")
-            for fresh in taken:
+            for fresh in fresh_values(spliced, value):
                 points = points_of(old.devices, output.after.dims)
                 before = _rows(old, value, points, replacement.op)
                 after = _rows(new, fresh, points, replacement.op)
@@ -119,20 +116,8 @@ def _check_operands(
             raise SpliceError(f"{was.name}: some of its elements would not come from {replacement.source}")
         if old.conversion(was, replacement.leaf) != new.conversion(is_now, leaf):
             raise SpliceError(f"{was.name}: it would be converted on the way")
-        if _differ(one.place, other.place, one.device, other.device, replicas, replacement.leaf):
+        if (one.place != other.place).any() or replicas.differ(replacement.leaf, one.device, other.device).any():
             raise SpliceError(f"{was.name}: its rows would have other elements of {replacement.source}")
-
-
-def _differ(
-    place: Numbers, new_place: Numbers, device: Numbers, new_device: Numbers, replicas: Replicas, leaf: HloValue
-) -> bool:
-    """Whether elements differ; finding equal copies takes long, and is seldom needed."""
-    if (place != new_place).any():
-        return True
-    if (device == new_device).all():
-        return False
-    classes = replicas.of(leaf)
-    return bool((classes[device] != classes[new_device]).any())
 
 
 def _points_in(

@@ -21,7 +21,7 @@ from reshard.lower.program import AllReduce, InParts, Instruction, ReduceScatter
 from reshard.types.plan import Plan
 from reshard.types.rules.bounds import lower_bound
 
-_SHORT = ("bf16", "f16")
+_SHORT = frozenset({"bf16", "f16", "bfloat16", "float16"})  # as HLO names them, and as layouts do
 
 
 def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
@@ -34,7 +34,8 @@ def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
         received = sum(_sent(plan, wide) for plan in one.fate.plans)
         shifts = [(each, each.shift) for each in one.replacements if isinstance(each, Replacement) and each.shift]
         received += sum(shift.received_bytes(each.dtype) for each, shift in shifts)
-        return ProposalCost(received, max((_peak(one, each) for each in one.replacements), default=0))
+        launches = sum(plan.launches for plan in one.fate.plans) + one.fate.permutes
+        return ProposalCost(received, max((_peak(one, each) for each in one.replacements), default=0), launches)
 
     return predicted
 

@@ -10,7 +10,7 @@ cost, and the doctor takes the plan's own figures. So the doctor says what the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -40,6 +40,7 @@ from reshard.types.plan import Plan
 
 ALIGNMENT = 4096
 """Bytes by which buffers are rounded up, and those of tables and scalars."""
+_SURELY = 0.5  # of the peak before: an estimate by the order of the text has been off by a third
 PREFERENCES = ("bytes", "memory", "time")
 """What plans can be asked to make better."""
 
@@ -47,12 +48,18 @@ PREFERENCES = ("bytes", "memory", "time")
 class ProposalOptions(NamedTuple):
     """What plans are made for: the network and the budget of `reshard.plan`, and what they must make better.
 
-    `prefer` is "bytes", "memory" or "time"; see `Proposals`.
+    `prefer` is "bytes", "memory" or "time"; see `Proposals`. `platform` is that of the devices.
     """
 
     network: Network | str | None = None
     budget: int | str | None = None
     prefer: str = "bytes"
+    platform: str = "cpu"
+
+    @property
+    def launch_cost(self) -> int:
+        """What starting a collective costs, in bytes; on CPU, devices are threads that stand for others: nothing."""
+        return 0 if self.platform == "cpu" else launch_bytes(self.network)
 
 
 def check_preference(prefer: object) -> str:
@@ -67,10 +74,11 @@ def check_preference(prefer: object) -> str:
 
 
 class ProposalCost(NamedTuple):
-    """The bytes that a device receives in plans, and the most that it holds at once in any of them."""
+    """The bytes that a device receives in plans, in how many launches, and the most that it holds at once in any."""
 
     received_bytes: int
     peak_bytes: int
+    launches: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,10 +219,14 @@ class Proposals:
         cost = self.measure(one)
         received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
         self._check_bytes(one, cost.received_bytes, received)
+        if cost.received_bytes < fate.received_bytes:
+            self._check_launches(one, cost)
         allowed = allowed_bytes()
         if self.options.prefer == "memory" and cost.peak_bytes >= allowed:
             raise Unfit(f"the plan would need {cost.peak_bytes} B at once, no less than XLA's {allowed} B")
-        return replace(one, allowed_bytes=allowed, excess_bytes=max(0, cost.peak_bytes - allowed - ALIGNMENT))
+        fate = replace(fate, planned_bytes=cost.received_bytes)
+        excess = max(0, cost.peak_bytes - allowed - ALIGNMENT)
+        return replace(one, fate=fate, allowed_bytes=allowed, excess_bytes=excess)
 
     def _check_bytes(self, one: Proposal, received: int, why: str) -> None:
         """Raises `Unfit` if so many bytes are no gain: only what is preferred to them may be as good with as many."""
@@ -227,6 +239,12 @@ class Proposals:
         launches = sum(plan.launches for plan in one.fate.plans) + one.fate.permutes
         if received + launches * launch >= before + len(one.chain.collectives) * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
+
+    def _check_launches(self, one: Proposal, cost: ProposalCost) -> None:
+        """Raises `Unfit` if starting more collectives takes longer than the bytes that are saved."""
+        more, saved = cost.launches - len(one.chain.collectives), one.fate.received_bytes - cost.received_bytes
+        if one.moves is None and saved < more * self.options.launch_cost:
+            raise Unfit(f"the plan would save {saved} B with {more} more collectives")
 
     def op(self, chain: Chain, instruction: Instruction, op: BatchOp, finder: OpFinder) -> Proposal:
         """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
@@ -294,11 +312,23 @@ class _Ops:
         return replace(one, fate=replace(one.fate, why=why))
 
 
-def check_launches(one: Proposal, received: int, launches: int, network: Network | str | None) -> None:
-    """Raises `Unfit` if starting more collectives takes longer than the bytes that are saved."""
-    more, saved = launches - len(one.chain.collectives), one.fate.received_bytes - received
-    if one.moves is None and more > 0 and saved < more * launch_bytes(network):
-        raise Unfit(f"the plan would save {saved} B with {more} more collectives")
+def why_unmeasured(
+    fates: Iterable[ChainFate], options: ProposalOptions, estimates: Callable[[], tuple[int, int]]
+) -> str | None:
+    """Why the peak of a rewritten program need not be measured; None if it must be.
+
+    The `estimates` are the peaks before and after, by the order of the module's text, in bytes. The reason is empty if
+    the program is surely better. Otherwise it is left as it was.
+    """
+    if options.platform == "cpu":
+        return ""
+    before, after = estimates()
+    if after < _SURELY * before:
+        return ""
+    saved = sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in fates if fate.replaced)
+    if saved >= options.launch_cost:
+        return None
+    return f"{saved} B saved in all are not worth compiling the program for its peak"
 
 
 def too_large(one: Proposal) -> str:

@@ -71,6 +71,13 @@ class Replicas:
             stack.pop()
         return self._known[value]
 
+    def differ(self, value: HloValue, one: Numbers, other: Numbers) -> Numbers:
+        """Whether devices, each beside another, may have different values; finding copies takes long, so asked last."""
+        if (one == other).all():
+            return np.zeros(one.shape, bool)
+        classes = self.of(value)
+        return classes[one] != classes[other]
+
     def _operands(self, value: HloValue) -> list[HloValue]:
         followed = value.opcode in _DETERMINISTIC or value.opcode in (*_GROUPED, "collective-permute", "all-to-all")
         return self.maps.flow.operands(value) if followed else []

@@ -21,6 +21,7 @@ from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
 from reshard.jax import explicit_reshards
 from reshard.jax.explicit_reshards import ReshardOp
+from reshard.jax.platform_network import checked, network_on
 from reshard.jax.shardy_ops import make_compilable
 from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
@@ -49,9 +50,8 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
         lowered = jitted.lower(*args, **kwargs)
         known = known_moves(lowered.compiler_ir("stablehlo"))
         compiled = lowered.compile()
-        return examine(
-            optimized_text(compiled), known=known, network=network, compiled=_memory(compiled.memory_analysis())
-        )
+        devices = list(_stage(compiled).runtime_executable().local_devices())
+        return _examined(optimized_text(compiled), known, network, compiled.memory_analysis(), devices)
 
     return of
 
@@ -92,12 +92,14 @@ def report_program(
         executable = compile_it(module, *compile_options(devices, shardy))
     except Exception as error:  # XLA's errors have no class of their own.
         raise ProgramError(f"XLA does not compile the program for {partitions} devices: {error}") from None
-    return examine(
-        _printed(executable) or executable.hlo_modules()[0].to_string(),
-        known=known,
-        network=network,
-        compiled=_memory(executable.get_compiled_memory_stats()),
-    )
+    text = _printed(executable) or executable.hlo_modules()[0].to_string()
+    return _examined(text, known, network, executable.get_compiled_memory_stats(), devices)
+
+
+def _examined(text: str, known: list[Known], network: Network | str | None, memory: Any, devices: list[Any]) -> Report:
+    """The report on a compiled program. Its network is that of the pass: the caller's, else that of the devices."""
+    chosen = network_on(devices, checked(network))
+    return examine(text, known=known, network=chosen, compiled=_memory(memory), platform=devices[0].platform)
 
 
 def devices_for(partitions: int, platform: str, topology: str | None) -> list[Any]:
@@ -177,8 +179,12 @@ def _known_move(reshard: ReshardOp) -> Known | None:
 
 def optimized_text(compiled: Any) -> str:
     """The optimized HLO of a `jax.stages.Compiled`, with its long constants if jaxlib can print them."""
-    executable = getattr(compiled, "executable", compiled)  # Our `Compiled` has JAX's own inside.
-    return _printed(executable.runtime_executable()) or compiled.as_text()
+    return _printed(_stage(compiled).runtime_executable()) or compiled.as_text()
+
+
+def _stage(compiled: Any) -> Any:
+    """JAX's own `jax.stages.Compiled`, which ours has inside."""
+    return getattr(compiled, "executable", compiled)
 
 
 def _printed(executable: Any) -> str | None:

@@ -11,7 +11,6 @@ as this compiler on this platform spells it, and is never written by hand.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -27,6 +26,7 @@ from reshard import hlo
 from reshard.doctor.infer_layouts import Pick
 from reshard.errors import SpliceError
 from reshard.hlo import Array
+from reshard.jax.compiling_thread import CompilingThread
 from reshard.jax.program_peaks import peak_bytes
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
@@ -36,7 +36,7 @@ from reshard.types.plan import Plan
 
 _TILE = re.compile(r"\(([\d,]+)\)")
 _ORDER = re.compile(r"^([\d,]*)(?::T((?:\([\d,]+\))+))?$")
-_capturing = threading.local()
+_capturing = CompilingThread[list[bytes]]("reshard-fragment")
 
 
 @dataclass(frozen=True)
@@ -146,36 +146,27 @@ class Fragments:
         return self._known[key]
 
     def _compile(self, key: Key) -> Fragment:
-        """Compiles in a thread of its own, where neither the caller's jax contexts nor its meshes hold."""
         captured: list[bytes] = []
-        costs: list[tuple[int, int, int]] = []
-        errors: list[BaseException] = []
+        try:
+            peak, received, launches = _capturing.run(captured, lambda: self._costs(key))
+        except Exception as error:  # XLA raises what it likes; the chain stays as it is.
+            reason = str(error).partition("\n")[0]
+            raise SpliceError(f"{key}: it does not compile here ({reason})") from error
+        if len(captured) != 1:
+            raise SpliceError(f"{key}: it does not compile here ({len(captured)} modules were captured)")
+        return Fragment(captured[0], peak, received, launches)
 
-        def work() -> None:
-            _capturing.into = captured
-            try:
-                with jax.enable_x64(True):
-                    compiled = _lowered(key, self.devices).compile()
-                    traffic = hlo.traffic(hlo.parse(compiled.as_text()))
-                    peak = peak_bytes(compiled.memory_analysis())
-                    costs.append((peak, traffic.received_bytes, traffic.launches))
-            except Exception as error:  # XLA raises what it likes; the chain stays as it is.
-                errors.append(error)
-            finally:
-                _capturing.into = None
-
-        thread = threading.Thread(target=work, name="reshard-fragment")
-        thread.start()
-        thread.join()
-        if errors or len(captured) != 1:
-            why = str(errors[0]).splitlines()[0] if errors else f"{len(captured)} modules were captured"
-            raise SpliceError(f"{key}: it does not compile here ({why})")
-        return Fragment(captured[0], *costs[0])
+    def _costs(self, key: Key) -> tuple[int, int, int]:
+        """The peak of a fragment as it is compiled, the bytes that a device receives, and the launches."""
+        with jax.enable_x64(True):
+            compiled = _lowered(key, self.devices).compile()
+        traffic = hlo.traffic(hlo.parse(compiled.as_text()))
+        return peak_bytes(compiled.memory_analysis()), traffic.received_bytes, traffic.launches
 
 
 def capture(module: bytes) -> bool:
     """Whether this thread is compiling a fragment; keeps the module if so."""
-    into = getattr(_capturing, "into", None)
+    into = _capturing.mark
     if into is None:
         return False
     into.append(bytes(module))

@@ -61,12 +61,13 @@ def improve_hlo(
     topology: str | None = None,
     network: Network | str | None = None,
     budget: int | str | None = None,
+    prefer: str = "bytes",
 ) -> ImprovedHlo:
     """The pass on HLO after SPMD partitioning: text, or the bytes of an HloModuleProto.
 
     `devices` is the number of partitions, where the module does not say. `platform` and `topology` name the devices
-    that it is for, `network` and `budget` are those of `reshard.plan`. Raises `ProgramError` where the devices cannot
-    be had or jax has no hook, and `NotationError` for a program that is not HLO.
+    that it is for, `network`, `budget` and `prefer` are those of `enable`. Raises `ProgramError` where the devices
+    cannot be had or jax has no hook, and `NotationError` for a program that is not HLO.
     """
     if not xla_hook.hook_exists():
         raise ProgramError("the pass on HLO needs jax 0.11 or later (Python 3.12), whose compiler hands modules out")
@@ -75,7 +76,7 @@ def improve_hlo(
     if partitions is None:
         raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
     chosen = devices_for(partitions, platform, topology)
-    options = xla_hook.on_platform(xla_hook.prepared(network, budget).options, chosen)
+    options = xla_hook.on_platform(xla_hook.prepared(network, budget, prefer).options, chosen)
     scheduled = ModuleProto.decode(module).schedule is not None
     dropped = scheduled and platform != "tpu"
     ready = _without_schedule(module) if dropped else module

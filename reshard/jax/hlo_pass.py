@@ -31,8 +31,8 @@ from reshard.doctor.proposals import (
     ProposalCost,
     ProposalOptions,
     Proposals,
-    check_launches,
     too_large,
+    why_unmeasured,
 )
 from reshard.doctor.replacements import Replacement, Unfit
 from reshard.doctor.replicas import Replicas
@@ -43,10 +43,8 @@ from reshard.hlo.splice import Splice, splice
 from reshard.jax.chain_plans import asked_fragments
 from reshard.jax.fragments import Fragment, Fragments, Key
 from reshard.jax.program_peaks import Peaks
-from reshard.synth.network import launch_bytes
 
 _ROUNDS = 4
-_SURELY = 0.5  # of the peak before: an estimate by the order of the text has been off by a third
 _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
 
 
@@ -91,14 +89,13 @@ def improve(
     `peaks` says so; without it, plans that need more memory than their chains are left out. On CPU the estimate is
     enough: a module that is handed back unchanged already moves the peak there.
     """
-    if fragments.platform == "cpu":
-        return _improve(module, fragments, compiler, options, True)
-    improved = _improve(module, fragments, compiler, options, peaks is not None)
-    if improved.module is None or peaks is None or _is_surely_lower(improved):
+    options = options._replace(platform=fragments.platform)
+    improved = _improve(module, fragments, compiler, options, options.platform == "cpu" or peaks is not None)
+    if improved.module is None or peaks is None:
         return improved
-    saved = sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in improved.fates if fate.replaced)
-    if saved < launch_bytes(options.network):
-        return _given_up(improved, f"{saved} B saved in all are not worth compiling the program for its peak")
+    why = why_unmeasured(improved.fates, options, lambda: _estimates(improved))
+    if why is not None:
+        return _given_up(improved, why) if why else improved
     try:
         before, after = peaks.of(None), peaks.of(improved.module)
         if after > before:
@@ -116,10 +113,12 @@ def _given_up(improved: Improved, why: str) -> Improved:
     return Improved(improved.name, None, tuple(replace(fate, why=fate.why or why) for fate in improved.fates))
 
 
-def _is_surely_lower(improved: Improved) -> bool:
-    """Whether the peak is lower by far more than the order of a module's text and the compiler's own can differ."""
-    before, after = (program_memory(flow, {}).peak_bytes for flow in improved.flows or ())
-    return after < _SURELY * before
+def _estimates(improved: Improved) -> tuple[int, int]:
+    """The peaks of both programs, by the order of the modules' text."""
+    if improved.flows is None:
+        return 0, 0
+    before, after = (program_memory(flow, {}).peak_bytes for flow in improved.flows)
+    return before, after
 
 
 def _improve(
@@ -227,12 +226,11 @@ class _Round:
     def _compiled(self, one: Proposal) -> ProposalCost:
         """The cost of what is proposed, as the compiler spells it."""
         pieces = [self._piece(key) for key, _ in asked_fragments(one)]
-        received = sum(piece.received_bytes for piece in pieces)
-        if (
-            received < one.fate.received_bytes and self.fragments.platform != "cpu"
-        ):  # There, devices are threads that stand for others: only bytes count.
-            check_launches(one, received, sum(piece.launches for piece in pieces), self.options.network)
-        return ProposalCost(received, max(piece.peak_bytes for piece in pieces))
+        return ProposalCost(
+            sum(piece.received_bytes for piece in pieces),
+            max(piece.peak_bytes for piece in pieces),
+            sum(piece.launches for piece in pieces),
+        )
 
     def _piece(self, key: Key) -> Fragment:
         """The fragment, which is compiled when it is first asked for."""

@@ -10,16 +10,15 @@ So where no estimate shows that a rewritten program needs less, both are compile
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from reshard.errors import SpliceError
 from reshard.hlo import wire
+from reshard.jax.compiling_thread import CompilingThread
 
-_MODULE_ID = 5
-_compiling = threading.local()
+_MODULE_ID, _FRAMES = 5, 17
 
 Again = Callable[[], Any]
 """Compiles the program once more, and returns XLA's executable."""
@@ -48,6 +47,9 @@ class _PeakRun:
     handed_out: list[bytes] = field(default_factory=list[bytes])
 
 
+_compiling = CompilingThread[_PeakRun]("reshard-peak")
+
+
 class ProgramPeaks:
     """The peaks of the program that XLA has handed `module` out for; `known` has those that were compiled before."""
 
@@ -64,32 +66,19 @@ class ProgramPeaks:
         return self._known[key]
 
     def _compiled(self, one: _PeakRun) -> int:
-        """Compiles in a thread of its own, since this one is inside of XLA."""
-        peaks: list[int] = []
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            _compiling.now = one
-            try:
-                peaks.append(peak_bytes(self._again().get_compiled_memory_stats()))
-            except Exception as error:  # XLA raises what it likes.
-                errors.append(error)
-            finally:
-                _compiling.now = None
-
-        thread = threading.Thread(target=work, name="reshard-peak")
-        thread.start()
-        thread.join()
-        if errors:
-            raise SpliceError(f"the program cannot be compiled for its peak ({str(errors[0]).splitlines()[0]})")
+        try:
+            peak = _compiling.run(one, lambda: peak_bytes(self._again().get_compiled_memory_stats()))
+        except Exception as error:  # XLA raises what it likes.
+            reason = str(error).partition("\n")[0]
+            raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
         if [_digest(each) for each in one.handed_out] != [_digest(one.module)]:
             raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
-        return peaks[0]
+        return peak
 
 
 def handed(module: bytes) -> Handed | None:
     """What XLA gets back if this thread compiles a program for its peak; None if it does not."""
-    one: _PeakRun | None = getattr(_compiling, "now", None)
+    one = _compiling.mark
     if one is None:
         return None
     one.handed_out.append(bytes(module))
@@ -109,7 +98,8 @@ def peak_bytes(memory: Any) -> int:
 
 
 def _digest(module: bytes) -> bytes:
-    """What a module is, but for the number that a process gives it."""
+    """What a module is, but for the number that a process gives it, and the lines that its instructions are from."""
     message = wire.decode(module)
     message.remove(_MODULE_ID)
+    message.remove(_FRAMES)
     return hashlib.sha256(wire.encode(message)).digest()

@@ -41,6 +41,30 @@ def test_it_says_what_it_left_where_no_report_is_wanted(call, tmp_path):
         assert call("pass", MODULE, "--budget", "1", option)[2] == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ([], ("cpu", None, "bytes")),
+        (["--prefer", "time"], ("cpu", None, "time")),
+        (["--topology", "v5p:2x2x2"], ("tpu", "v5p:2x2x2", "bytes")),
+    ],
+)
+def test_what_hlo_is_improved_for(call, monkeypatch, options, given):
+    from reshard.jax import hlo_files
+
+    def improve(program, *, platform, topology, prefer, **_):
+        assert (platform, topology, prefer) == given
+        return hlo_files.ImprovedHlo(b"", (), 8, False)
+
+    monkeypatch.setattr(hlo_files, "improve_hlo", improve)
+    assert call("pass", COMPILED, "--report", *options)[0] == 0
+
+
+def test_nothing_is_preferred_in_stablehlo(call):
+    code, _, err = call("pass", MODULE, "--prefer", "memory")
+    assert code == 2 and "leave --prefer out, or give the optimized HLO" in err
+
+
 def test_long_lists_of_what_is_left_are_cut(capsys):
     from reshard.cli.compiler_pass import _warn
     from reshard.jax.pass_report import PassReport, Reshard

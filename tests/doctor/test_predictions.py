@@ -24,7 +24,23 @@ def narrow(*between):
 def test_a_compiler_that_sends_no_short_floats_sends_twice_as_much():
     """Half of 48 B for the plan in bf16, twice that where no collective sends bf16, as on CPU."""
     place = only(examine(narrow()))
-    assert place.replaced and place.planned_bytes == 24
+    assert place.replaced and place.planned_bytes == 48
+
+
+@pytest.mark.parametrize(("platform", "saved"), [("cpu", 144), ("tpu", 0)])
+def test_what_the_pass_leaves_is_not_said_to_be_saved(platform, saved):
+    """On an accelerator, so few bytes are not worth compiling the program for its peak, which hardly falls."""
+    report = examine(text("%big = f32[64,64]{1,0} parameter(1)", *RESHARD), platform=platform)
+    assert report.saved_bytes == saved
+    assert bool(saved) == (not only(report).why_left) == bool(report.memory.saved_bytes)
+
+
+def test_on_an_accelerator_plans_need_no_more_memory_than_their_chains(monkeypatch):
+    """Whether they may is for the compiler to say, and the doctor compiles nothing."""
+    monkeypatch.setattr("reshard.doctor.proposals.ALIGNMENT", -385)  # a plan of 256 B needs more than 384 B
+    lines = ["%big = f32[1024,1024]{1,0} parameter(1)", "%twice = f32[1024,1024]{1,0} add(%big, %big)", *RESHARD]
+    cpu, tpu = (examine(text(*lines), platform=platform) for platform in ("cpu", "tpu"))
+    assert only(cpu).replaced and only(tpu).why_left.startswith("the plan would need")
 
 
 def test_a_sum_in_the_same_order_is_scattered():

@@ -3,8 +3,16 @@
 import pytest
 
 from reshard import hlo
+from reshard.doctor.chain_fate import ChainFate
 from reshard.doctor.equivalence import Traced
-from reshard.doctor.proposals import PREFERENCES, ProposalCost, ProposalOptions, Proposals, check_preference
+from reshard.doctor.proposals import (
+    PREFERENCES,
+    ProposalCost,
+    ProposalOptions,
+    Proposals,
+    check_preference,
+    why_unmeasured,
+)
 from reshard.errors import PlanError
 from tests.doctor.batched import FFT, HEAD
 from tests.doctor.fragments import GATHER, RESHARD, text
@@ -28,14 +36,14 @@ SCATTERED = [
 ]
 
 
-def proposals(module_text, prefer="bytes", cost=None):
+def proposals(module_text, prefer="bytes", cost=None, platform="cpu"):
     module = hlo.parse(module_text)
     traced = Traced(module, 4)
 
     def measure(one):
         return cost or ProposalCost(one.fate.planned_bytes, 0)
 
-    options = ProposalOptions(prefer=prefer)
+    options = ProposalOptions(prefer=prefer, platform=platform)
     collectives = hlo.collectives(module, every_branch=True)
     return list(Proposals(traced.flow, traced.maps, traced.numbering, collectives, None, options, measure))
 
@@ -45,6 +53,33 @@ def test_a_rebuilt_array_is_moved_by_a_plan():
     assert one.fate.replaced and (one.fate.received_bytes, one.fate.planned_bytes) == (192, 48)
     assert [step.kind for plan in one.fate.plans for step in plan.steps] == ["all_to_all"]
     assert one.allowed_bytes == 384 and not one.excess_bytes
+
+
+@pytest.mark.parametrize(("platform", "replaced"), [("cpu", True), ("gpu", False), ("tpu", False)])
+def test_few_bytes_are_not_worth_more_collectives(platform, replaced):
+    (one,) = proposals(text(*RESHARD), cost=ProposalCost(48, 0, launches=2), platform=platform)
+    assert one.fate.replaced == replaced
+    assert replaced or one.fate.why == "the plan would save 144 B with 1 more collectives"
+
+
+def test_a_launch_less_is_no_reason_to_stay():
+    (one,) = proposals(text(*RESHARD), cost=ProposalCost(48, 0, launches=1), platform="tpu")
+    assert one.fate.replaced
+
+
+@pytest.mark.parametrize(
+    ("platform", "saves", "after", "why"),
+    [
+        ("cpu", 1, 10, ""),
+        ("tpu", 1, 4, ""),
+        ("tpu", 1 << 20, 10, None),
+        ("tpu", 1, 5, "1 B saved in all are not worth compiling the program for its peak"),
+    ],
+)
+def test_when_the_peak_of_a_program_is_measured(platform, saves, after, why):
+    fate = ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
+    left = ChainFate("f.py:2", "main", "all_gather", 1 << 30, 4, why="left")
+    assert why_unmeasured([fate, left], ProposalOptions(platform=platform), lambda: (10, after)) == why
 
 
 def test_a_gather_that_is_used_whole_stays():

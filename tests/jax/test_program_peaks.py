@@ -14,10 +14,11 @@ from reshard.jax.program_peaks import ProgramPeaks
 
 
 def module(name: str, number: int) -> bytes:
-    """A module of that name, with the number that a process gives it."""
+    """A module of that name, with the number that a process gives it, and lines that it was traced from."""
     message = wire.Message([])
     message.set_data(1, name.encode())
     message.set_number(5, number)
+    message.set_data(17, f"train.py:{number}".encode())
     return wire.encode(message)
 
 

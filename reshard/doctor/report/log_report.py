@@ -17,6 +17,10 @@ from reshard.show import terminal
 from reshard.synth import Network
 from reshard.types.units import bytes_text, counted
 
+_COLUMNS = ("", "where", "times", "array", "received", "reshard would", "receive", "saves")
+_DETAILS = ("times", "array", "reshard would", "receive")
+_WHOLE = 76  # columns of a terminal that take the whole table
+
 
 @dataclass(frozen=True)
 class LogReport:
@@ -90,17 +94,24 @@ def show_log(out: Console, report: LogReport) -> None:
 
 
 def _table(out: Console, moves: Sequence[Rematerialization]) -> None:
-    columns = ["", "where", "times", "array", "received", "reshard would", "receive", "saves"]
+    columns = [name for name in _COLUMNS if out.width >= _WHOLE or name not in _DETAILS]
     table = terminal.table(*columns, right=["", "times", "array", "received", "receive", "saves"])
     table.columns[1].no_wrap = True
     for at, move in enumerate(moves, 1):
         steps = "-" if move.plan is None else phrases.steps(move.plan)
         figures = (move.whole_bytes, move.received_bytes, move.planned_bytes, move.saved_bytes)
         whole, received, planned, saved = map(bytes_text, figures) if move.plan else ("-",) * 4
-        table.add_row(
-            *(str(at), phrases.short_where(move.where), str(move.times), whole, Text(received, terminal.BAD)),
-            *(Text(steps, terminal.STEP), planned, Text(saved, terminal.GOOD)),
-        )
+        cells = {
+            "": str(at),
+            "where": phrases.short_where(move.where),
+            "times": str(move.times),
+            "array": whole,
+            "received": Text(received, terminal.BAD),
+            "reshard would": Text(steps, terminal.STEP),
+            "receive": planned,
+            "saves": Text(saved, terminal.GOOD),
+        }
+        table.add_row(*(cells[name] for name in columns))
     terminal.show(out, table, indent=2)
 
 

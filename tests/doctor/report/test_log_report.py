@@ -1,8 +1,12 @@
 """The report on a log: its table, its JSON, and moves that cannot be planned."""
 
+import io
 import json
 
-from reshard.doctor.report.log_report import LogReport
+import pytest
+from rich.console import Console
+
+from reshard.doctor.report.log_report import LogReport, show_log
 from reshard.doctor.xla_log import MARK
 from tests.doctor.fragments import DATA
 
@@ -27,6 +31,16 @@ GOLDEN = """\
 
 def test_the_table():
     assert str(LogReport.of(f"{REAL}\nW0 {MARK}. The comp")) == GOLDEN
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_narrow_terminals_keep_the_columns_that_matter(width):
+    out = io.StringIO()
+    show_log(Console(width=width, file=out, markup=False), LogReport.of(REAL))
+    lines = out.getvalue().splitlines()
+    (row,) = (line for line in lines if line.startswith("  1   add"))
+    assert max(map(len, lines)) <= width and "224.0 MiB" in row and "196.0 MiB" in row
+    assert not any("…" in line for line in lines)
 
 
 def test_json_is_plain_data_and_adds_up():
