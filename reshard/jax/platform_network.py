@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh as JaxMesh
 
+from reshard.errors import BudgetError
 from reshard.jax import placement
 from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
-from reshard.synth import Network, plan
+from reshard.synth import Link, Network, cost, plan
 from reshard.synth.network import PRESETS
 from reshard.synth.planner import network_of
 from reshard.types.move import Move
@@ -24,6 +26,11 @@ from reshard.types.plan import Plan
 
 NONE = "none"
 """What names no network at all, so that plans have the fewest bytes."""
+
+LONG = 4096
+"""The most messages that exchanges may list: a program of about 150 kB of text."""
+SLOWER = 1.5
+"""What a plan of a few collectives may take of the time of a long exchange."""
 
 _KINDS = (
     (r"TPU v4\b", "tpu-v4"),
@@ -84,8 +91,48 @@ def best_plan(
 def best_plan_on(
     mesh: placement.AnyMesh, move: Move, network: Network | str | None, budget: int | None, donate: bool = False
 ) -> Plan:
-    """`best_plan` on the devices of a mesh, on no network where these are not known and none is given."""
-    return best_plan(move, list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else [], network, budget, donate)
+    """`best_plan` on the devices of a mesh, on no network where these are not known and none is given.
+
+    Where nobody named the network, exchanges that are too long to compile give way to a few collectives.
+    """
+    devices = list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else []
+    best = best_plan(move, devices, network, budget, donate)
+    used = network_on(devices, network)
+    if network is not None or used is None or message_count(best) <= LONG:
+        return best
+    return short_plan(best, move, used, budget, donate)
+
+
+def message_count(plan: Plan) -> int:
+    """How many messages the exchanges of a plan list, all devices together: the size of its program's text."""
+    rounds = sum(step.launches for step in plan.steps if step.kind == "exchange")
+    return rounds * plan.source.mesh.size
+
+
+def short_plan(best: Plan, move: Move, network: Network, budget: int | None, donate: bool = False) -> Plan:
+    """A plan of fewer launches than `best`, if one of at most `SLOWER` times its seconds keeps the budget; else `best`.
+
+    A round of an exchange lists a message for every device: 256 rounds among 4,096 are megabytes of text, compiled for
+    minutes, where three all-to-alls take a third more time on the wires.
+    """
+    try:
+        short = plan(move, None, budget, _with_dear_launches(network), donate)
+    except BudgetError:
+        return best
+    links = network.links(best.source.mesh)
+    short, timed = (cost.timed(each, links) for each in (short, best))
+    quick = (short.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)
+    return short if quick and message_count(short) <= LONG else best
+
+
+def _with_dear_launches(network: Network) -> Network:
+    """The network with four times the latency of each link."""
+
+    def dear(link: Link | None) -> Link | None:
+        return None if link is None else Link(4 * link.latency, link.bandwidth)
+
+    axes = tuple((name, Link(4 * link.latency, link.bandwidth)) for name, link in network.axes)
+    return replace(network, inner=dear(network.inner), outer=dear(network.outer), axes=axes)
 
 
 def checked(given: Network | str | None) -> Network | str | None:

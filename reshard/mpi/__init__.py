@@ -26,11 +26,11 @@ from reshard.mpi.launch import launch as launch
 if TYPE_CHECKING:
     from reshard.mpi.calibration import calibrate as calibrate
     from reshard.mpi.distarray import DistArray as DistArray
+    from reshard.mpi.figures import ScheduleFigures as ScheduleFigures
+    from reshard.mpi.figures import schedule_figures as schedule_figures
     from reshard.mpi.handles import MoveHandle as MoveHandle
     from reshard.mpi.handles import StartedMove as StartedMove
     from reshard.mpi.handles import prepare as prepare
-    from reshard.mpi.figures import ScheduleFigures as ScheduleFigures
-    from reshard.mpi.figures import schedule_figures as schedule_figures
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW

@@ -24,7 +24,7 @@ from reshard.errors import MeshError
 from reshard.lower import lower_plan
 from reshard.lower.batch import lower_batch
 from reshard.lower.program import Program, lower_steps
-from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_lie_in_order, tile_function
+from reshard.lower.to_shard_map import LANES, Beside, batch_function, scales, shares_lie_in_order, tile_function
 from reshard.types import dtypes
 from reshard.types.batch import Batch
 from reshard.types.layout import Layout
@@ -233,14 +233,23 @@ def _parted(step: Step, least: int, count: int) -> StepSpec:
         return as_it_is  # Messages to other devices are cut where they are carried.
     if step.kind in VIEW_RULES or step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
         return as_it_is
-    if step.kind == "slice" and step.operand.dims[-1] == step.result.dims[-1]:
-        return as_it_is  # TPU copies the whole operand only for a slice of its minor dim.
+    if step.kind == "slice" and (step.operand.dims[-1] == step.result.dims[-1] or _full_lanes(step)):
+        return as_it_is  # TPU copies the whole operand only for a slice of its minor dim that cuts lanes.
+    if step.kind == "exchange" and step.launches >= count:
+        return as_it_is  # Its rounds are parts already.
     parts = _in_parts(step, count)
     if parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_size(step.operand, step.result).rounds
         if parts < rounds <= 4 * count:
             return StepSpec("exchange", step.result)
     return as_it_is._replace(mode=StepMode(parts=parts))
+
+
+def _full_lanes(step: Step) -> bool:
+    """Whether a slice of the minor dim is a contiguous range of whole lanes of a TPU's memory."""
+    held = [[digit.axis is not None for digit in end.dims[-1].digits] for end in (step.operand, step.result)]
+    contiguous = all(flags == sorted(flags, reverse=True) for flags in held)
+    return contiguous and step.operand.tile_shape[-1] % LANES == step.result.tile_shape[-1] % LANES == 0
 
 
 def _in_parts(step: Step, count: int) -> int:

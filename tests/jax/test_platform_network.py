@@ -10,10 +10,22 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import NetworkError, PlanError
-from reshard.jax.platform_network import checked, network_of_mesh, network_on, platform_network
+from reshard.jax.platform_network import (
+    LONG,
+    checked,
+    message_count,
+    network_of_mesh,
+    network_on,
+    platform_network,
+    short_plan,
+)
 from reshard.jax.request import ReshardRequest, plan_of
 from reshard.runtime.platform_network import named
+from reshard.synth import plan
 from reshard.synth.network import PRESETS, Network
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.move import Move
 
 
 @pytest.mark.parametrize(
@@ -68,3 +80,19 @@ def test_moves_on_cpus_have_the_fewest_bytes_unless_told(monkeypatch: pytest.Mon
     assert plan_of(ReshardRequest(target, source), (8, 8), "float32").seconds is None
     assert plan_of(ReshardRequest(target, source, network="none"), (8, 8), "float32").seconds is None
     assert plan_of(ReshardRequest(target, source, network="h100"), (8, 8), "float32").seconds is not None
+
+
+def test_long_exchanges_give_way_to_a_few_collectives():
+    """256 rounds among 4,096 devices are a megabyte of text and more; with a budget that is tight they stay."""
+    mesh, network = Mesh(a=16, b=16, c=16), PRESETS["tpu-v5p"]
+    source = Layout.parse("bf16[{c}256, {b}{a}16, 4096]", mesh)
+    move = Move(source, Layout.parse("bf16[4096, {c}256, {a}{b}16]", mesh))
+    best = plan(move, network=network)
+    assert message_count(best) == 256 * 4096 and best.seconds is not None
+    short = short_plan(best, move, network, None)
+    assert short.launches <= 3 and message_count(short) == 0 and short.seconds is not None
+    assert best.seconds <= short.seconds <= 1.5 * best.seconds
+    assert short_plan(best, move, network, best.peak_bytes) is best
+    few = Mesh(x=2, y=2)
+    near = Move(*(Layout.parse(text, few) for text in ("bf16[{x}4, {y}4]", "bf16[{y}{x}2, 8]")))
+    assert message_count(plan(near, network=network)) <= LONG

@@ -24,7 +24,7 @@ from jax import lax
 
 from reshard.lower.exchange import Transfer
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import written
+from reshard.lower.to_shard_map.tiles import piece, written
 from reshard.lower.views import StridedTransfer
 
 Array = jax.Array
@@ -98,7 +98,7 @@ class BoxMessages(_Messages[Transfer]):
     def take(self, opened: Array) -> Array:
         """This device's boxes in one message."""
         boxes = enumerate(self.first.boxes)
-        parts = [lax.dynamic_slice(opened, self._columns(at, "sender"), box.form[0]) for at, box in boxes]
+        parts = [piece(opened, self._columns(at, "sender"), box.form[0]) for at, box in boxes]
         # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
         return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
 

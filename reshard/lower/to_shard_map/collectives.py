@@ -15,7 +15,7 @@ from jax import lax
 
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized
+from reshard.lower.to_shard_map.tiles import blocks_of, closed, piece, resized
 from reshard.types.reductions import identity
 from reshard.types.rules.tile_view import TileView
 
@@ -31,7 +31,7 @@ def slice_(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> 
 def _block(view: TileView, number: Array, tile: Array) -> Array:
     """The block of a number, in the runs of the view."""
     padded = resized(tile, view.padded).reshape([_extent(view, run) for run in view.runs])
-    return lax.dynamic_slice(padded, _starts(view, number), _block_sizes(view))
+    return piece(padded, _starts(view, number), _block_sizes(view))
 
 
 def _starts(view: TileView, number: Array) -> list[Array]:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
 from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import resized
+from reshard.lower.to_shard_map.tiles import resized, unfilled
 
 Array = jax.Array
 LOOPED = 4
@@ -71,7 +73,7 @@ def _joint_rounds(
     step: JointExchange, place: MeshPlace, tiles: Sequence[Array], shapes: Sequence[Sequence[int]]
 ) -> list[Array]:
     opened = [tile.reshape(one.send.digits) for one, tile in zip(step.each, tiles, strict=True)]
-    filled = [jnp.zeros(one.receive.digits, tile.dtype) for one, tile in zip(step.each, tiles, strict=True)]
+    filled = [_start(one, tile) for one, tile in zip(step.each, tiles, strict=True)]
     for number, turn in enumerate(zip(*(joining.turns(one) for one in step.each), strict=True)):
         filled = place.after(filled) if number else filled
         messages = _joint_message(turn, place, opened)
@@ -99,7 +101,7 @@ def _message(boxes: BoxMessages, place: MeshPlace, opened: Array) -> Array:
 
 def _by_rounds(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     opened = tile.reshape(step.send.digits)
-    filled = jnp.zeros(step.receive.digits, tile.dtype)
+    filled = _start(step, tile)
     for kind in kinds_of(step.local):
         boxes = BoxMessages([kind], place)
         filled = boxes.put(filled, boxes.take(opened))
@@ -107,6 +109,16 @@ def _by_rounds(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[in
         filled = place.after(filled) if number else filled
         filled = _turns(turns, place, opened, filled)
     return filled.reshape(shape)
+
+
+def _start(step: Exchange, tile: Array) -> Array:
+    """The result before anything is written: zeros where boxes leave padding out."""
+    received = Counter[int]()
+    for transfer in itertools.chain(step.local, *step.rounds):
+        received[transfer.receiver] += transfer.elements
+    size = math.prod(step.receive.digits)
+    every = len(received) == len(step.receivers) and all(count == size for count in received.values())
+    return unfilled(step.receive.digits, tile.dtype) if every else jnp.zeros(step.receive.digits, tile.dtype)
 
 
 def _alike(rounds: Sequence[Turn]) -> list[list[Turn]]:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from reshard.lower.program import InParts, Slice
+from reshard.lower.to_shard_map.tiles import laid_out, unfilled
 from reshard.types.rules.parts import Cut
 
 Array = jax.Array
@@ -53,26 +53,27 @@ def _loop(step: InParts, run: Run, tile: Array, shape: Sequence[int], order: Seq
             _part(step.take, tile, number)
         )  # Without it TPU may give the tile the part's layout.
         part = run(part, part_shape)
-        return _with_part(put, filled, part.transpose(order), number)
+        return laid_out(_with_part(put, filled, part.transpose(order), number))
 
-    filled = lax.fori_loop(0, step.take.parts, one, jnp.zeros([shape[dim] for dim in order], tile.dtype))
+    filled = lax.fori_loop(0, step.take.parts, one, unfilled([shape[dim] for dim in order], tile.dtype))
     return filled.transpose(np.argsort(order))
 
 
 def _part(cut: Cut, tile: Array, number: Array) -> Array:
     if cut.outer == 1:
-        return lax.dynamic_slice_in_dim(tile, number * cut.inner, cut.inner, cut.axis)
+        return lax.dynamic_slice_in_dim(tile, number * cut.inner, cut.inner, cut.axis, allow_negative_indices=False)
     spread = tile.reshape(_spread(cut, tile.shape, cut.parts))
-    part = lax.dynamic_slice_in_dim(spread, number, 1, cut.axis + 1)
+    part = lax.dynamic_slice_in_dim(spread, number, 1, cut.axis + 1, allow_negative_indices=False)
     return part.reshape(*tile.shape[: cut.axis], cut.outer * cut.inner, *tile.shape[cut.axis + 1 :])
 
 
 def _with_part(cut: Cut, tile: Array, part: Array, number: Array) -> Array:
     if cut.outer == 1:
-        return lax.dynamic_update_slice_in_dim(tile, part, number * cut.inner, cut.axis)
+        return lax.dynamic_update_slice_in_dim(tile, part, number * cut.inner, cut.axis, allow_negative_indices=False)
     spread = tile.reshape(_spread(cut, tile.shape, cut.parts))
     part = part.reshape(_spread(cut, tile.shape, 1))
-    return lax.dynamic_update_slice_in_dim(spread, part, number, cut.axis + 1).reshape(tile.shape)
+    filled = lax.dynamic_update_slice_in_dim(spread, part, number, cut.axis + 1, allow_negative_indices=False)
+    return filled.reshape(tile.shape)
 
 
 def _spread(cut: Cut, shape: Sequence[int], count: int) -> tuple[int, ...]:

@@ -5,16 +5,60 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.typing import DTypeLike
 
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
+
+
+def merged(view: TileView) -> TileView:
+    """The view with neighbouring digits of a dim as one where blocks number them in order, or not at all.
+
+    A TPU transposes few digits in one pass over memory, and often needs two for many.
+    """
+    groups: list[list[int]] = []
+    for axis in range(len(view.digits)):
+        joins = bool(groups) and _joined(view, groups[-1][-1], axis)
+        groups[-1].append(axis) if joins else groups.append([axis])
+    return TileView(
+        view.tile,
+        view.padded,
+        tuple(math.prod(view.digits[axis] for axis in group) for group in groups),
+        tuple(view.dims[group[0]] for group in groups),
+        tuple(at for axis in view.blocks for at, group in enumerate(groups) if group[0] == axis),
+    )
+
+
+def _joined(view: TileView, axis: int, following: int) -> bool:
+    """Whether two neighbouring digits are one digit to the blocks."""
+    if view.dims[axis] != view.dims[following] or (axis in view.blocks) != (following in view.blocks):
+        return False
+    return axis not in view.blocks or view.blocks.index(following) == view.blocks.index(axis) + 1
+
+
+def unfilled(shape: Sequence[int], dtype: DTypeLike) -> Array:
+    """An array of which every element is written later: on a TPU, no pass over memory fills it first."""
+    return lax.platform_dependent(
+        tpu=lambda: lax.empty(tuple(shape), dtype), default=lambda: jnp.zeros(tuple(shape), dtype)
+    )
+
+
+def laid_out(tile: Array) -> Array:
+    """The array, on a TPU with its last dim minor in memory.
+
+    An unfilled array has no layout of its own: XLA takes that of a part written to it, and copies all of it at the end.
+    """
+    rows = Layout(tuple(range(tile.ndim)))
+    return lax.platform_dependent(tile, tpu=lambda tile: with_layout_constraint(tile, rows), default=lambda tile: tile)
 
 
 def opened(view: TileView, tile: Array) -> Array:
@@ -33,23 +77,30 @@ def resized(tile: Array, shape: Sequence[int]) -> Array:
 
 def blocks_of(view: TileView, tile: Array) -> Array:
     """The tile's blocks, numbered along a new first axis."""
+    view = merged(view)
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     return opened(view, tile).transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
 
 
 def closed(view: TileView, blocks: Array) -> Array:
     """The tile that numbered blocks make up, cut to its true shape."""
+    view = merged(view)
     rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
     order = [*view.blocks, *rest]
     spread = blocks.reshape([view.digits[axis] for axis in order])
     return resized(spread.transpose(np.argsort(order)).reshape(view.padded), view.tile)
 
 
+def piece(tile: Array, starts: Sequence[Array], extents: Sequence[int]) -> Array:
+    """The box of these extents that begins at `starts`, which are not negative: XLA need not make sure."""
+    return lax.dynamic_slice(tile, starts, extents, allow_negative_indices=False)
+
+
 def written(filled: Array, content: Array, starts: list[Array], gets: Array | None) -> Array:
     """`filled` with the content written at `starts`, on the devices where `gets` is true (None: on all)."""
     if gets is not None:
-        now = lax.dynamic_slice(filled, starts, content.shape)
+        now = piece(filled, starts, content.shape)
         content = lax.select(jnp.broadcast_to(gets, content.shape), content, now)
     if content.shape == filled.shape:
         return content
-    return lax.dynamic_update_slice(filled, content, starts)
+    return lax.dynamic_update_slice(filled, content, starts, allow_negative_indices=False)
