@@ -38,3 +38,16 @@ def test_a_program_is_never_worse_with_the_pass(name, saves, tmp_path):
 def test_the_two_counts_agree(path):
     text = path.read_text()
     assert received_bytes(text) == hlo.traffic(hlo.parse(text)).received_bytes
+
+
+@pytest.mark.parametrize(
+    ("line", "received"),
+    [
+        ("((f32[64]), f32[8]) reduce-scatter-start(%p), replica_groups=[1,8]<=[8], dimensions={0}", 7 * 32),
+        ("(f32[8], f32[64]) all-gather-start(%p), replica_groups=[1,8]<=[8], dimensions={0}", 7 * 32),
+        ("f32[64] all-reduce-start(%p), replica_groups=[1,8]<=[8]", 2 * 7 * 32),
+    ],
+)
+def test_what_is_started_counts_what_it_yields(line, received):
+    """GPUs start collectives, whose shapes have their operands too."""
+    assert received_bytes(f"HloModule m\n\nENTRY %main (p: f32[8]) -> f32[8] {{\n  %g = {line}\n}}\n") == received
