@@ -133,8 +133,8 @@ def _behind_bitcasts(fused: Computation, result: Instruction) -> Instruction:
 
 
 def _first(shape: str) -> str:
-    found = _ARRAY.search(shape)
-    return found[0] if found else ""
+    array = _ARRAY.search(shape)
+    return array[0] if array else ""
 
 
 def _on_chip(shape: str) -> bool:
@@ -354,20 +354,20 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     ways = {"xla": not options.no_xla, "donated": not options.no_donated and not options.large}
     console = Console(highlight=False, width=230)
-    kinds = ["large"] if options.large else options.rank or list(SHAPES)
-    for kind in kinds:
+    groups = {f"rank {rank}": rank for rank in options.rank or SHAPES} if not options.large else {"large": 0}
+    for name, rank in groups.items():
         moves = (
-            large_rows(options.most, ways)
-            if kind == "large"
-            else random_rows(options.topology, kind, options.pairs, options.seed, ways)
+            random_rows(options.topology, rank, options.pairs, options.seed, ways)
+            if rank
+            else large_rows(options.most, ways)
         )
         rows: list[Row] = []
         for one in moves:
             rows.append(one)
             print(len(rows), end=" ", file=sys.stderr, flush=True)
-        console.print(f"rank {kind}", table(rows))
-        for name, figure in summary(rows).items():
-            console.print(f"{name:30}{figure:10.4g}")
+        console.print(name, table(rows))
+        for label, figure in summary(rows).items():
+            console.print(f"{label:30}{figure:10.4g}")
     return 0
 
 

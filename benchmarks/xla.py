@@ -6,9 +6,9 @@
     python benchmarks/xla.py --json
 
 Every pair is a float32 array of rank 2 or 3 whose tiles have 4 to 16 MiB on both sides. All ways to move it are
-compiled, warmed up, and then run in turns; a ratio is XLA's median over ours, above 1 where ours is faster. A pair
-that seems slower is measured again, for the machine may have been busy. XLA "rebuilds" where it gathers a larger
-array than either tile (after "Involuntary full rematerialization" it does).
+compiled, warmed up, and then run in turns, all pairs equally often; a ratio is XLA's median over ours, above 1 where
+ours is faster. XLA "rebuilds" where it gathers a larger array than either tile (after "Involuntary full
+rematerialization" it does).
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ from tests.layouts import contiguous_layouts
 
 TILES = (4 << 20, 16 << 20)
 RANKS = (2, 3)
-TARGETS = {"rebuilt": 2.0, "least": 0.9}
+TARGETS = {"rebuilt": 2.0, "least": 0.95}
 """What the geometric mean over the pairs that XLA rebuilds, and the least ratio of all, should reach."""
-AGAIN, TIMES = 1.0, 4
-"""A pair whose ratio is below is measured again, so often at most, and all its runs count."""
 
 Pair = tuple[Layout, Layout]
 
@@ -135,10 +133,6 @@ def measured(pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None
         ways["pass"] = rj.jit(lambda v: v, out_shardings=after)
     ways["xla"] = xla = jax.jit(lambda v: v, out_shardings=after).lower(array).compile()
     times = in_turns(ways, array, repeat)
-    for _ in range(TIMES):
-        if min(_ratios(times).values()) < AGAIN:
-            more = in_turns(ways, array, repeat)
-            times = {way: times[way] + more[way] for way in ways}
     plan = plan_of(ReshardRequest(after, before, network=network), source.shape, source.dtype)
     done = hlo.collectives(hlo.parse(xla.as_text()))
     return Row(
@@ -170,11 +164,6 @@ def in_turns(ways: dict[str, Run], array: jax.Array, repeat: int) -> dict[str, l
             if turn:
                 times[way].append(time.perf_counter() - start)
     return times
-
-
-def _ratios(times: dict[str, list[float]]) -> dict[str, float]:
-    xla = median(times["xla"])
-    return {way: xla / median(listed) for way, listed in times.items() if way != "xla"}
 
 
 def rebuilds(done: Sequence[hlo.Collective], pair: Pair) -> bool:
@@ -249,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mesh", action="append", help="axis sizes, 8 devices in all, e.g. 2x2x2; repeatable")
     parser.add_argument("--pairs", type=int, default=100, help="random pairs on each mesh")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeat", type=int, default=7, help="runs of each way, after the first")
+    parser.add_argument("--repeat", type=int, default=15, help="runs of each way, after the first")
     parser.add_argument("--network", help="also measure the plans for this network: a preset, or a JSON file")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)

@@ -10,8 +10,9 @@ import json
 import jax
 import pytest
 
-from benchmarks import aot, xla
+from benchmarks import aot, tpu_traffic, xla
 from benchmarks.against_shardy import named
+from reshard import hlo
 from reshard.synth import plan
 from reshard.types.layout import Layout
 
@@ -57,7 +58,7 @@ def test_ratios_are_xla_over_ours_and_summed_up_over_the_rebuilt():
         "rebuilt pairs": 2,
         "rebuilt geomean": pytest.approx(4.0),
         "least": 0.5,
-        "below 0.9": 1,
+        "below 0.95": 1,
     }
 
 
@@ -101,3 +102,44 @@ def test_a_reported_case_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch):
     assert name == "jax-21562, dims x 16" and compilation.array == ((256, 256, 256), "float32")
     wide = {**listed["jax-21562"], "id": "wide", "dtype": "complex128", "shape": [256, 256, 256]}
     assert aot._case(wide, gpu=False)[1].array == ((256, 256, 1024), "float32")
+
+
+def test_local_bytes_count_loops_by_trips_slices_alone_and_padding():
+    """Two iterations read and write slices of 1024 B; the copy's 8 x 64 tile is padded to 8 x 128; S(1) is free."""
+    text = """HloModule m
+
+%slice (a: f32[2,256], i: s32[]) -> f32[1,256] {
+  %a = f32[2,256]{1,0:T(1,128)} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %d = f32[1,256]{1,0:T(1,128)} dynamic-slice(%a, %i, %i), dynamic_slice_sizes={1,256}
+}
+
+%body (p: (s32[], f32[2,256])) -> (s32[], f32[2,256]) {
+  %p = (s32[], f32[2,256]{1,0:T(1,128)}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %v = f32[2,256]{1,0:T(1,128)} get-tuple-element(%p), index=1
+  %one = s32[] constant(1)
+  %f = f32[1,256]{1,0:T(1,128)} fusion(%v, %i), kind=kLoop, calls=%slice
+  %chip = f32[1,256]{1,0:T(1,128)S(1)} fusion(%v, %i), kind=kLoop, calls=%slice
+  %g = f32[2,256]{1,0:T(1,128)} all-gather(%f), channel_id=1, replica_groups=[1,2]<=[2], dimensions={0}
+  %next = s32[]{:S(6)} add(%i, %one)
+  ROOT %t = (s32[], f32[2,256]{1,0:T(1,128)}) tuple(%next, %g)
+}
+
+%condition (q: (s32[], f32[2,256])) -> pred[] {
+  %q = (s32[], f32[2,256]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %two = s32[] constant(2)
+  ROOT %less = pred[] compare(%j, %two), direction=LT
+}
+
+ENTRY %main (x: f32[8,64], y: f32[2,256]) -> f32[8,64] {
+  %x = f32[8,64]{1,0:T(8,128)} parameter(0)
+  %y = f32[2,256]{1,0:T(1,128)} parameter(1)
+  %zero = s32[] constant(0)
+  %start = (s32[], f32[2,256]) tuple(%zero, %y)
+  %loop = (s32[], f32[2,256]) while(%start), condition=%condition, body=%body
+  ROOT %c = f32[8,64]{1,0:T(8,128)} copy(%x)
+}"""
+    counter = 2 * 4 * 4  # it is read by the addition and both fusions, the constant once
+    assert tpu_traffic.local_bytes(hlo.parse(text)) == 2 * 3 * 1024 + counter + 2 * 8 * 128 * 4

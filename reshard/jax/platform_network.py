@@ -27,8 +27,8 @@ from reshard.types.plan import Plan
 NONE = "none"
 """What names no network at all, so that plans have the fewest bytes."""
 
-LONG = 4096
-"""The most messages that exchanges may list: a program of about 150 kB of text."""
+LONG = 8192
+"""The most messages that exchanges may list: about 300 kB of text."""
 SLOWER = 1.5
 """What a plan of a few collectives may take of the time of a long exchange."""
 
