@@ -47,6 +47,7 @@ def small() -> demo.Case:
     return demo.Case(plan, plan, plan.peak_bytes, demo.execute(plan), None)
 
 
+@pytest.mark.slow
 def test_the_plan_is_at_the_bound_and_keeps_its_promises(figures: dict[str, Any]):
     for case in figures["cases"]:
         plan, tight = case["plan"], case["tight"]

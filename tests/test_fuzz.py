@@ -15,6 +15,7 @@ from reshard.errors import PlanError, UndecidedError
 from reshard.types import Layout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [11, 12])
 def test_random_moves_are_right(seed: int) -> None:
     wrong = [kind for _, kind in fuzz.fuzz(seed, moves=350) if kind.startswith("wrong")]

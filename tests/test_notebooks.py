@@ -107,6 +107,7 @@ def test_the_kernel_is_this_python_in_an_environment_of_its_own(monkeypatch: pyt
     assert second == ["[]", str(Path(sys.executable).with_name("python"))]
 
 
+@pytest.mark.slow
 def test_two_runs_are_stored_alike_and_a_cell_that_fails_raises():
     given = notebook("print('a')\nprint('b')", "!echo c", "1 + 1", "1 + 1")
     first, second = execute.executed(given), execute.executed(given)

@@ -40,6 +40,7 @@ def kinds(compiled: Any) -> Counter[str]:
     return Counter(one.kind for one in hlo.collectives(hlo.parse(compiled.as_text())))
 
 
+@pytest.mark.slow
 def test_a_rebuilt_array(mesh: JaxMesh) -> None:
     """jax-ml/jax#21562: XLA gathers the array in one collective, eight times the bytes of ours."""
     after = NamedSharding(mesh, P(None, ("x", "y")))

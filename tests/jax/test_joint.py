@@ -103,6 +103,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_live_bytes_are_within_the_budget(case: str, donate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +119,7 @@ def test_live_bytes_are_within_the_budget(case: str, donate: bool, monkeypatch: 
     checked(moved, target)
 
 
+@pytest.mark.slow
 def test_messages_to_other_devices_count(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = CASES["overlapping devices"]
     budget = floor_of(source, target) + 512
@@ -129,6 +131,7 @@ def test_messages_to_other_devices_count(monkeypatch: pytest.MonkeyPatch) -> Non
     checked(moved, target)
 
 
+@pytest.mark.slow
 def test_donated_leaves_are_freed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen arrays and their results never live together."""
     source, target = on("x"), on(None, "x")

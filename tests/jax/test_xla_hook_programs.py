@@ -85,6 +85,7 @@ def check(seed):
     return sum(len(report.replaced) for report in log.reports)
 
 
+@pytest.mark.slow
 def test_a_few_random_programs():
     assert sum(check(seed) for seed in range(4)) > 0
 

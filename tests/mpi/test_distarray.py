@@ -28,6 +28,7 @@ LAYOUT = Layout.parse("f64[5, 7]", Mesh(x=1))
 TOPICS = sampled(["making", "functions", "unpadded"], [1, 3, 6], ("making", 3), ("functions", 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topic", "ranks"), TOPICS)
 def test_arrays_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"arrays.{topic}", ranks, tmp_path)

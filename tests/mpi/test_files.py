@@ -25,6 +25,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topic", "ranks"), sampled(["saving"], [1, 3, 6], ("saving", 3)))
 def test_saving_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"arrays.{topic}", ranks, tmp_path)

@@ -73,5 +73,6 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
         relabelled(*layouts(PAIRS[0]))
 
 
+@pytest.mark.slow
 def test_relabelling_on_ranks(tmp_path: Path) -> None:
     running.check("arrays.relabelling", 3, tmp_path)

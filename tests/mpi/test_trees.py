@@ -29,6 +29,7 @@ def test_more_than_twenty_faults_are_planted() -> None:
     assert len(FAULTS) >= 20
 
 
+@pytest.mark.slow
 def test_faults_of_one_rank_end_the_call_on_all(tmp_path: Path) -> None:
     running.check("trees.faults", 3, tmp_path)
 

@@ -123,6 +123,7 @@ def test_budgets_hold_with_a_network_too(pair: tuple[Layout, Layout], extra: int
 # ---- partial arrays: the smallest that works is exact --------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(pairs("float64", partial=True))
 def test_the_smallest_budget_of_a_reduction_works_and_no_smaller_one(pair: tuple[Layout, Layout]):
@@ -158,12 +159,14 @@ def donated(source: Layout, target: Layout, extra: int) -> int:
     return smallest
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(pairs(), st.integers(0, 300))
 def test_the_smallest_budget_of_a_donated_source(pair: tuple[Layout, Layout], extra: int):
     donated(*pair, extra)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(pairs("float64", partial=True), st.integers(0, 300))
 def test_the_smallest_budget_of_a_donated_reduction(pair: tuple[Layout, Layout], extra: int):

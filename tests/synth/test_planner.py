@@ -129,6 +129,7 @@ def test_random_digit_layouts_meet_the_bound(seed: int, count: int):
         hold(*random_pair(choose))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "shape"), [(Mesh(x=4, y=6, z=2), (48, 16)), (Mesh(x=8, y=10), (20, 40)), (Mesh(x=64), (256,))], ids=str
 )
@@ -235,6 +236,7 @@ def test_slack_leaves_even_layouts_and_networks_alone():
     assert rs.plan(*uneven, network="h100", slack=9) is rs.plan(*uneven, network="h100", slack=0)
 
 
+@pytest.mark.slow
 def test_slack_within_a_budget():
     source, target = Layout.parse("f32[{y}{z}{x}2/1021, 513]", EIGHTS), Layout.parse("f32[1021, 513]", EIGHTS)
     floor = rs.plan(source, target).floor_bytes

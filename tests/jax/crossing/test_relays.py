@@ -27,6 +27,7 @@ def ends(name: str) -> tuple[NamedSharding, NamedSharding]:
     return NamedSharding(mesh(list(devices), **sizes), before), NamedSharding(mesh(list(others), **other), after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("chunk", [None, 500])
 def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

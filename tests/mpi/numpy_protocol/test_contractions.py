@@ -17,6 +17,7 @@ from tests.mpi.sampling import sampled
 A, B = np.arange(12.0).reshape(3, 4), np.arange(20.0).reshape(4, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topic", "ranks"), sampled(["layouts"], [2, 3, 4], ("layouts", 3)))
 def test_products_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"numpy_protocol.special.{topic}", ranks, tmp_path)

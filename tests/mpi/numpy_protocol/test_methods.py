@@ -18,6 +18,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topic", "ranks"), RUNS)
 def test_numpys_expressions_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"numpy_protocol.conformance.{topic}", ranks, tmp_path)

@@ -16,6 +16,7 @@ from tests.mpi.numpy_protocol.arrays import array, whole
 from tests.mpi.sampling import sampled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "ranks"), sampled(["reductions", "errors"], [2, 3, 4], ("reductions", 3), ("errors", 3))
 )

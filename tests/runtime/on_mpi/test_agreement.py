@@ -19,6 +19,7 @@ from reshard.runtime.on_mpi.agreement import _raise, _Statement, begin, digest_o
 from reshard.runtime.on_mpi.team import Team
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["disagreement", "arrays_disagree"])
 def test_ranks_that_disagree(topic: str, tmp_path: Path):
     running.check(f"failing.{topic}", 4, tmp_path)

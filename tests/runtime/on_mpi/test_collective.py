@@ -21,11 +21,13 @@ from reshard.runtime.on_mpi.team import TIME_LIMIT
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["arguments_sampled", "planning", pytest.param("arguments", marks=slow)])
 def test_one_error_on_all_ranks(topic: str, tmp_path: Path):
     running.check(f"mistakes.{topic}", 3, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["threads_sampled", pytest.param("threads", marks=slow)])
 def test_threads(topic: str, tmp_path: Path):
     running.check(f"mistakes.{topic}", 3, tmp_path)

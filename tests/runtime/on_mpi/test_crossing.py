@@ -26,6 +26,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topic", "ranks"), RUNS)
 def test_on_ranks(topic: str, ranks: int, tmp_path: Path):
     running.check(f"crossing.{topic}", ranks, tmp_path)

@@ -18,6 +18,7 @@ from reshard.runtime.on_mpi.measure import _pairs, measure
 from reshard.runtime.on_mpi.team import Team, Watch
 
 
+@pytest.mark.slow
 def test_ranks_within_a_node_and_on_different_nodes(tmp_path: Path):
     running.check("calls.measurements", 3, tmp_path)
 

@@ -18,6 +18,7 @@ from reshard.runtime.on_mpi import meeting as module
 from reshard.runtime.on_mpi.meeting import Meeting, meet
 
 
+@pytest.mark.slow
 def test_ranks_that_come_late_leave_and_come_again(tmp_path: Path):
     running.check("mistakes.meetings", 3, tmp_path)
 

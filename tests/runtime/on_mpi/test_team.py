@@ -24,10 +24,12 @@ from reshard.runtime.on_mpi.team import NODES, Team, Watch, moving, team_of
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 def test_teams(tmp_path: Path):
     running.check("calls.teams", 3, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "ranks"),
     [
@@ -40,6 +42,7 @@ def test_communicators_that_the_user_frees(topic: str, ranks: int, tmp_path: Pat
     running.check(f"sharing.{topic}", ranks, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topic",
     [

@@ -22,6 +22,7 @@ def test_operations_and_dtypes(tmp_path: Path):
     running.check("modules.reduction", 3, tmp_path)
 
 
+@pytest.mark.slow
 def test_dtypes_that_cannot_be_combined(tmp_path: Path):
     running.check("mistakes.sums", 3, tmp_path)
 
