@@ -15,6 +15,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.extend import mlir
 from jax.interpreters.mlir import make_ir_context as _make_ir_context
+from jax.sharding import NamedSharding
 from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
@@ -50,8 +51,7 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
         lowered = jitted.lower(*args, **kwargs)
         known = known_moves(lowered.compiler_ir("stablehlo"))
         compiled = lowered.compile()
-        devices = list(_stage(compiled).runtime_executable().local_devices())
-        return _examined(optimized_text(compiled), known, network, compiled.memory_analysis(), devices)
+        return _examined(optimized_text(compiled), known, network, compiled.memory_analysis(), devices_of(compiled))
 
     return of
 
@@ -180,6 +180,18 @@ def _known_move(reshard: ReshardOp) -> Known | None:
 def optimized_text(compiled: Any) -> str:
     """The optimized HLO of a `jax.stages.Compiled`, with its long constants if jaxlib can print them."""
     return _printed(_stage(compiled).runtime_executable()) or compiled.as_text()
+
+
+def devices_of(compiled: Any) -> list[Any]:
+    """The devices that a program was compiled for, those of other processes included, in their order; they need not
+    exist here."""
+    stage = _stage(compiled)
+    shardings: Any = jax.tree.leaves((stage.input_shardings, stage.output_shardings))
+    meshes: Any = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
+    if meshes:
+        return list(meshes[0].devices.flat)
+    known = {device.id: device for sharding in shardings for device in sharding.device_set}
+    return [known[each] for each in sorted(known)] or list(stage.runtime_executable().local_devices())
 
 
 def _stage(compiled: Any) -> Any:

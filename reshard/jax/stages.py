@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import serialize_executable as _serialize_executable
-from jax.sharding import NamedSharding
 
 from reshard.errors import ProgramError, StrictError, quoted
 from reshard.jax.compare import Decision, ProgramFigures, figures, savings, unprofitable_lines, why_worse
-from reshard.jax.doctor import optimized_text
+from reshard.jax.doctor import devices_of, optimized_text
 from reshard.jax.pass_report import PassReport
 from reshard.jax.strict import Limits, check, effective_limits
 
@@ -73,7 +72,7 @@ class Compiled:
 
     def serialize(self) -> bytes:
         """The compiled program as bytes, for `deserialize` under the same jax on devices of the same kind."""
-        devices = [device.id for device in _devices(self.executable)]
+        devices = [device.id for device in devices_of(self.executable)]
         return pickle.dumps((devices, *_serialize.serialize(self.executable), self.decision, self.report))
 
 
@@ -102,15 +101,6 @@ def deserialize(data: bytes) -> Compiled:
     # JAX itself would load it for all devices of the process, and abort the process where these are more.
     loaded = _serialize.deserialize_and_load(*parts, execution_devices=[known[each] for each in ids])
     return Compiled(loaded, decision, report)
-
-
-def _devices(executable: Any) -> list[Any]:
-    """The devices that a program was compiled for, those of other processes included, in their order."""
-    shardings: Any = jax.tree.leaves((executable.input_shardings, executable.output_shardings))
-    meshes: Any = [sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)]
-    if meshes:
-        return list(meshes[0].devices.flat)
-    return list(executable.runtime_executable().local_devices())
 
 
 class Attempt(NamedTuple):

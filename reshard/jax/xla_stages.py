@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from reshard.doctor.chain_fate import ChainFate
 from reshard.jax import xla_hook
 from reshard.jax.compare import Decision, figures, module_figures, savings
-from reshard.jax.doctor import known_moves
+from reshard.jax.doctor import devices_of, known_moves
 from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.stages import Compiled
 from reshard.jax.strict import Limits, effective_limits
@@ -74,7 +74,7 @@ def _outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, PassRep
     """What the pass made of a program, and of each of its places."""
     after = figures(executable)
     if not watched:
-        if len(_devices_of(executable)) <= 1:
+        if len(devices_of(executable)) <= 1:
             return Decision("plain", "it runs on one device"), PassReport()
         if not after.launches:
             return Decision("plain", "it has no collectives", plain=after), PassReport()
@@ -116,9 +116,4 @@ def _identity(executable: Any) -> Any:
 
 
 def _has_collectives(executable: Any) -> bool:
-    return len(_devices_of(executable)) > 1 and figures(executable).launches > 0
-
-
-def _devices_of(executable: Any) -> list[Any]:
-    """The devices that a program was compiled for."""
-    return list(executable.runtime_executable().local_devices())
+    return len(devices_of(executable)) > 1 and figures(executable).launches > 0

@@ -3,9 +3,11 @@
     redistribute(tile, source, target, comm)    moves plain numpy or GPU arrays, one tile per rank
     move(tile, move, comm)                      the same through a view, in part, or to another dtype
     prepare(source, target, comm)               the same for many moves between two layouts, agreed on once
+    MoveHandle, StartedMove                     what `prepare` and a handle's `start` return
     DistArray(layout, tile, comm)               a distributed array: layout, tile and communicator in one object
     relabelled(source, target)                  the target with tiles assigned to ranks so that the fewest bytes move
     schedule_figures(source, target, rank=)     what a rank takes to work out its messages, without the others
+    ScheduleFigures                             what it returns: seconds, bytes, sends and receives
     calibrate(comm)                             measures the communicator as a `Network` to plan for
     launch(ranks, ["script.py"])                starts ranks and waits for them
     world()                                     MPI.COMM_WORLD: all ranks that were started together

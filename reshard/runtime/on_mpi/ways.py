@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from reshard.lower.to_mpi import Overwrite, unreplicated
@@ -95,11 +95,12 @@ class TileTransfer:
         """Waits until no rank can fail any more before the result is written to."""
         self.call.team.settle(self.call.watch)
 
-    def filled(self, result: WindowTile, fill: Fill) -> WindowTile:
-        """Fills the result by `fill` inside the node and by messages between nodes."""
+    def filled(self, result: WindowTile, fill: Fill, mine: Direct | None = None) -> WindowTile:
+        """Fills the result by `fill` inside the node and by messages between nodes, or as another direct move says."""
         # On a single node only copies are left by now, so there is no failure to wait for.
         ready = self.settle if self.request.careful and not self.call.team.one_node else None
-        move_directly(self.call, cast(Direct, self.ready.direct), fill, self.held.tile, result.tile, ready)
+        mine = mine or cast(Direct, self.ready.direct)
+        move_directly(self.call, mine, fill, self.held.tile, result.tile, ready)
         return result
 
 
@@ -215,8 +216,7 @@ def _messages(transfer: TileTransfer) -> WindowTile:
     staging, held = mine.messages.staging * itemsize, mine.messages.held
     nodes = team.facts.nodes
     alone = direct(request.source, request.target, team.rank, nodes, itemsize, staging, held, apart=True)
-    transfer.ready = replace(transfer.ready, direct=alone)
-    return transfer.filled(transfer.placed(), pulling({}))
+    return transfer.filled(transfer.placed(), pulling({}), alone)
 
 
 def _run_plan(transfer: TileTransfer) -> WindowTile:
