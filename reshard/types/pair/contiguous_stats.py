@@ -20,7 +20,7 @@ from reshard.types.mesh import Mesh
 from reshard.types.pair.dim_groups import DimGroup, ExchangeStats, PieceKind, TileKind
 from reshard.types.pair.overlap import contiguous
 
-_MOST = 1 << 16
+_MOST = 1 << 21
 """Devices that hold part of what they need are listed up to this many."""
 
 _Owned = list[tuple[int, int]]

@@ -35,9 +35,10 @@ def test_random_pairs(seed: int):
         ("f32[{x}4/7]", "f32[2{y}2/7]", 1),
         ("f32[2{x}4/13]", "f32[2{y}6/13]", 1),
         ("f32[3{x}4]", "f32[2{y}6]", 2),
+        ("f32[3{x}4/17]", "f32[3{z}2/17]", 2),  # Index 16, alone in a block of both, continues 10 and 11 in both.
     ],
 )
 def test_by_hand(source: str, target: str, expected: int):
-    pair = [Layout.parse(text, Mesh(x=2, y=2)) for text in (source, target)]
+    pair = [Layout.parse(text, Mesh(x=2, y=2, z=3)) for text in (source, target)]
     assert listed(*pair) == expected
     assert shortest_shared(*(layout.dims[0] for layout in pair)) == expected
