@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import ranks
 from reshard.types import Layout, Mesh
-from reshard.types.pair.overlap import piece, shared_elements
+from reshard.types.pair.overlap import piece
+from reshard.types.pair.shared import shared_elements
 
 
 def relabelled(source: Layout, target: Layout) -> Layout:

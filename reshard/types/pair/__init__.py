@@ -4,9 +4,13 @@
     remesh.py           the same placement, written on another mesh of the same devices
     runs.py             runs of neighbouring elements, and progressions of equal runs
     overlap.py          the elements of a dim that two pieces share, as progressions
+    shared.py           how many elements of a dim two pieces share
+    shortest.py         the shortest run that they share
     message.py          one message: the elements that one device sends to another
     messages.py         who sends what to whom in an exchange of boxes
+    dim_groups.py       dims in groups that use different device coordinates
     exchange_stats.py   the figures of such an exchange, without listing its messages
+    contiguous_stats.py these figures in closed form, for a dim in contiguous pieces
     pieces.py           a box cut into pieces of bounded size
     device_sets.py      whether two meshes have the same devices, some in common, or none
     crossing.py         an exchange between two sets of devices: who sends, how much, how many rounds

@@ -31,8 +31,9 @@ from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.pair.device_sets import disjoint
 from reshard.types.pair.message import Message, Tile, cut, elements, requests, tile_of
-from reshard.types.pair.overlap import shared_elements, shares
+from reshard.types.pair.overlap import shares
 from reshard.types.pair.refine import Refinement, refine
+from reshard.types.pair.shared import shared_elements
 from reshard.types.whole import MOST
 
 

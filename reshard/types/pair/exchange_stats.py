@@ -1,10 +1,9 @@
 """The figures of an exchange of boxes, computed without listing its messages.
 
-Two dims are independent if they use different device coordinates: then every combination of their pieces occurs, and
-a device's share of the array is the product of its shares of the dims. For example f32[{x}3/10, {y}5] -> f32[10, 10]
-on <x=4, y=2>: the two groups are dim 0 with the 4 coordinates along x, and dim 1 with the 2 along y. Counting goes
-over the 4 + 2 coordinates of the groups, not over the 4 x 2 devices, and the figures of the whole follow from the few
-distinct values in each group.
+f32[{x}3/10, {y}5] -> f32[10, 10] on <x=4, y=2> has two groups of dims that use different device coordinates
+(`dim_groups`): dim 0 with the 4 coordinates along x, and dim 1 with the 2 along y. Counting goes over the 4 + 2
+coordinates of the groups, not over the 4 x 2 devices, and the figures of the whole follow from the few distinct values
+in each group. A single dim in contiguous pieces has a closed form (`contiguous_stats`).
 """
 
 from __future__ import annotations
@@ -17,76 +16,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.mesh import Mesh, SubAxis, is_chain
-from reshard.types.pair.overlap import fullest, piece_sizes, shared_elements, shares
-from reshard.types.positions import numbers_along
-
-Span = tuple[int, int]
-"""The positions from a stride to stride times size, which a sub-axis covers; see `Mesh.span`."""
+from reshard.types.pair.contiguous_stats import contiguous_stats
+from reshard.types.pair.dim_groups import DimGroup, ExchangeStats, PieceKind, TileKind, dim_groups
+from reshard.types.pair.overlap import fullest, piece_sizes
+from reshard.types.pair.shared import shared_elements
+from reshard.types.pair.shortest import shortest_shared
 
 Pieces = tuple[int, ...]
 """The number of a piece of every dim of a group, then the device's coordinates along the partial sub-axes."""
-
-
-class DimGroup(NamedTuple):
-    """Dims of both layouts, with the device coordinates that they and no other dims use.
-
-    `factors` are the (stride, size) factors of these coordinates, major first. None stands for the coordinates of
-    all devices, where sub-axes do not nest or the two meshes differ.
-    """
-
-    before: tuple[Dim, ...]
-    after: tuple[Dim, ...]
-    meshes: tuple[Mesh, Mesh]
-    partial: tuple[SubAxis, ...]
-    factors: tuple[tuple[int, int], ...] | None
-
-    @property
-    def size(self) -> int:
-        """How many different coordinates devices have."""
-        return self.meshes[0].size if self.factors is None else math.prod(size for _, size in self.factors)
-
-    def pieces(self, dims: Sequence[Dim], mesh: Mesh) -> list[list[int]]:
-        """For each of these dims, the number of the piece that each of the coordinates has."""
-        axes = [[digit.axis for digit in dim.digits if digit.axis is not None] for dim in dims]
-        return [self.along(on, mesh) for on in axes]
-
-    def along(self, axes: Sequence[SubAxis], mesh: Mesh) -> list[int]:
-        """The numbers along sub-axes of a mesh, major first, that each of the coordinates has."""
-        spans = [mesh.span(axis) for axis in axes]
-        return numbers_along(self.size, [(self._below(low), high // low) for low, high in spans])
-
-    def _below(self, stride: int) -> int:
-        """The coordinates that change faster than those along a stride."""
-        return stride if self.factors is None else math.prod(size for low, size in self.factors if low < stride)
-
-
-class TileKind(NamedTuple):
-    """What devices may need in a group: elements, those of them that are held, source pieces, those that are held."""
-
-    needed: int
-    held: int
-    pieces: int
-    pieces_held: int
-
-
-class PieceKind(NamedTuple):
-    """How source pieces may be requested in a group: by how many devices, by how many holders; the holders."""
-
-    requests: int
-    own_requests: int
-    holders: int
-
-
-class ExchangeStats(NamedTuple):
-    """The distinct kinds of tiles and pieces in a group, and its largest share in elements: of any two tiles, and
-    of two tiles on different devices.
-    """
-
-    tiles: frozenset[TileKind]
-    pieces: frozenset[PieceKind]
-    largest: int
-    largest_sent: int
 
 
 @lru_cache(maxsize=1024)
@@ -145,55 +82,7 @@ def largest_message(operand: Layout, result: Layout) -> int:
 
 def shortest_run(operand: Layout, result: Layout) -> int:
     """The fewest elements that a message takes from one tile to the other as neighbours in both."""
-    if not operand.dims:
-        return 1
-    last = shares(operand.dims[-1], result.dims[-1])
-    return min((run.length for by in last for runs in by.values() for run in runs), default=1)
-
-
-def dim_groups(operand: Layout, result: Layout) -> list[DimGroup]:
-    """The independent groups of dims between two layouts; a single one where coordinates do not nest."""
-    meshes = (operand.mesh, result.mesh)
-    everything = DimGroup(operand.dims, result.dims, meshes, operand.partial, None)
-    if operand.mesh != result.mesh or operand.mesh.device_ids is not None:
-        return [everything]
-    dims = list(zip(operand.dims, result.dims, strict=True))
-    groups: list[DimGroup] = []
-    for spans, members in _independent([_spans(operand.mesh, pair) for pair in dims]):
-        ends = sorted({end for span in spans for end in span})
-        if not is_chain(ends):
-            return [everything]
-        factors = tuple((low, high // low) for low, high in itertools.pairwise(ends) if _overlap([(low, high)], spans))
-        before, after = zip(*(dims[at] for at in members), strict=True)
-        groups.append(DimGroup(before, after, meshes, (), factors[::-1]))
-    return groups
-
-
-def _spans(mesh: Mesh, dims: Sequence[Dim]) -> list[Span]:
-    """The spans of the sub-axes that hold digits of these dims."""
-    return [mesh.span(digit.axis) for dim in dims for digit in dim.digits if digit.axis is not None]
-
-
-def _independent(spans: list[list[Span]]) -> list[tuple[list[Span], list[int]]]:
-    """Dims, each with its spans, joined into groups until no two groups overlap.
-
-    Every join leaves one group less, so the loop ends.
-    """
-    groups = [(own, [at]) for at, own in enumerate(spans)]
-    at = 0
-    while at < len(groups):
-        mine = groups[at][0]
-        other = next((o for o in range(at + 1, len(groups)) if _overlap(mine, groups[o][0])), None)
-        if other is None:
-            at += 1
-            continue
-        theirs, members = groups.pop(other)
-        groups[at] = (mine + theirs, groups[at][1] + members)
-    return groups
-
-
-def _overlap(a: list[Span], b: list[Span]) -> bool:
-    return any(low < end and start < high for low, high in a for start, end in b)
+    return shortest_shared(operand.dims[-1], result.dims[-1]) if operand.dims else 1
 
 
 def _misses_all(group: DimGroup) -> bool:
@@ -202,7 +91,7 @@ def _misses_all(group: DimGroup) -> bool:
     Devices are visited in steps of about 0.618 of their number. If many are like this, one is met early.
     """
     most = math.prod(fullest(dim) for dim in group.after)
-    if (stats := _one_sided(group)) is not None:
+    if (stats := _closed(group)) is not None:
         return any(most and tile.needed == most and not tile.held for tile in stats.tiles)
     step = next(s for s in itertools.count(int(group.size * 0.618) | 1) if math.gcd(s, group.size) == 1)
     devices = _pieces(group)
@@ -220,7 +109,12 @@ def _shares_nothing(group: DimGroup, home: Pieces, wanted: Pieces, most: int) ->
 @lru_cache(maxsize=1024)
 def _stats(group: DimGroup) -> ExchangeStats:
     """The figures of a group, in closed form where there is one, else counted over its devices."""
-    return _one_sided(group) or _counted(group)
+    return _closed(group) or _counted(group)
+
+
+@lru_cache(maxsize=1024)
+def _closed(group: DimGroup) -> ExchangeStats | None:
+    return _one_sided(group) or contiguous_stats(group)
 
 
 def _one_sided(group: DimGroup) -> ExchangeStats | None:
@@ -283,9 +177,10 @@ def _dim_shares(source: Dim, target: Dim) -> tuple[DimShares, ...]:
 
 
 def _of_one(by_source: Mapping[int, int]) -> DimShares:
-    largest, at = max(((size, p) for p, size in by_source.items()), default=(0, -1))
-    other = max((size for p, size in by_source.items() if p != at), default=0)
-    return DimShares(by_source, sum(by_source.values()), largest, at, other)
+    if not by_source:
+        return DimShares(by_source, 0, 0, -1, 0)
+    other, largest = (0, *sorted(by_source.values()))[-2:]
+    return DimShares(by_source, sum(by_source.values()), largest, max(by_source, key=by_source.__getitem__), other)
 
 
 def _tile(group: DimGroup, wanted: Pieces) -> tuple[DimShares, ...]:
@@ -330,6 +225,8 @@ def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     first, since there many tiles become one.
     """
     dims = [_dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
+    if len(dims) == 1 and not group.partial:
+        return _requests_of_one(dims[0], wants)
     overlaps = [sum(len(dim.by_source) for dim in of) / max(1, len(of)) for of in dims]
     requests = wants
     for at in sorted(range(len(dims)), key=overlaps.__getitem__):
@@ -338,6 +235,18 @@ def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
             head, tail = pieces[:at], pieces[at + 1 :]
             for p in dims[at][pieces[at]].by_source:
                 requests[(*head, p, *tail)] += count
+    return requests
+
+
+def _requests_of_one(dim: Sequence[DimShares], wants: Mapping[Pieces, int]) -> Counter[Pieces]:
+    """The same for a single dim, from how many target pieces are wanted by so many devices each."""
+    by_count: dict[int, list[Mapping[int, int]]] = {}
+    for (q,), count in wants.items():
+        by_count.setdefault(count, []).append(dim[q].by_source)
+    requests: Counter[Pieces] = Counter()
+    for count, by in by_count.items():
+        for p, times in Counter(itertools.chain.from_iterable(by)).items():
+            requests[p,] += times * count
     return requests
 
 

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.pair.overlap import piece, shared_elements
+from reshard.types.pair.overlap import fullest, piece
 from reshard.types.pair.refine import Refinement, refine
+from reshard.types.pair.shared import shared_elements
 
 MOST_DEVICES = 1 << 14
 """Devices are listed on meshes of at most this many."""
@@ -85,9 +86,9 @@ def moves(mesh: Mesh, r: Refinement, position: int) -> bool:
 
 
 def _uneven(source: Layout, target: Layout) -> ByDevice:
-    shared = [shared_elements(s, t) for s, t in zip(source.dims, target.dims, strict=True)]
     if target.mesh.size > MOST_DEVICES:
-        return ByDevice(math.prod(max(sum(by.values()) for by in dim) for dim in shared))
+        return ByDevice(math.prod(fullest(dim) for dim in target.dims))
+    shared = [shared_elements(s, t) for s, t in zip(source.dims, target.dims, strict=True)]
     held_by = set(source.mesh.devices)
     listed: dict[int, int] = {}
     for at, device in enumerate(target.mesh.devices):

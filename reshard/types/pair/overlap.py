@@ -89,22 +89,19 @@ def shares_from(source: Dim, target: Dim, number: int) -> Shares:
 def _common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
     """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given."""
     common: _Common = {}
-    _Walk(_levels(source), _levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
+    _Walk(levels(source), levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
     return common
 
 
-@lru_cache(maxsize=256)
-def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
-    """For each piece of the target, how many indices it shares with each source piece that it overlaps.
+def contiguous(dim: Dim) -> int | None:
+    """How many indices a piece of a dim covers if all of its pieces are contiguous, else None.
 
     >>> from reshard.types.layout import Layout
-    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
-    >>> shared_elements(before, after)
-    ({0: 2}, {0: 1, 1: 1}, {1: 2})
+    >>> [contiguous(dim) for dim in Layout.parse("f32[{x}3, 2{y}3]", Mesh(x=2, y=3)).dims]
+    [3, None]
     """
-    return tuple(
-        {p: sum(run.elements for run in runs) for p, runs in by_source.items()} for by_source in shares(source, target)
-    )
+    above = levels(dim)[:-1]
+    return None if any(not level.held for level in above) else levels(dim)[-1].radix
 
 
 def fullest(dim: Dim) -> int:
@@ -125,10 +122,10 @@ def piece_sizes(dim: Dim) -> Mapping[int, int]:
     >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
     {3: 999996, 2: 1, 0: 3}
     """
-    return _sizes(_levels(dim), dim.size)
+    return _sizes(levels(dim), dim.size)
 
 
-def _sizes(levels: Sequence[_Level], left: int) -> Counter[int]:
+def _sizes(levels: Sequence[Level], left: int) -> Counter[int]:
     """How many pieces of the numeral of these levels have how many of its first `left` indices.
 
     At most one value of a digit is cut: those before it are full, those after it are empty.
@@ -150,7 +147,7 @@ def _sizes(levels: Sequence[_Level], left: int) -> Counter[int]:
     return +sizes
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """A digit, or neighbouring held digits as one. A value of it covers `block` global indices.
 
     `share` is what the value is worth in the number of the piece if the digit is held, else in local indices.
@@ -179,23 +176,23 @@ _Common = dict[tuple[int, int], list[Progression]]
 """What a source and a target piece share, ascending."""
 
 
-def _levels(dim: Dim) -> tuple[_Level, ...]:
+def levels(dim: Dim) -> tuple[Level, ...]:
     """The digits of a dim, major first; the last level is local and its values are single elements."""
-    levels = [_Level(1, False, 1, 1)]
+    levels = [Level(1, False, 1, 1)]
     block, pieces, local = 1, 1, 1
     for radix, axis in reversed(dim.digits):
         if axis is None:
-            level = _Level(radix, False, block, local)
+            level = Level(radix, False, block, local)
             local *= radix
         else:
-            level = _Level(radix, True, block, pieces)
+            level = Level(radix, True, block, pieces)
             pieces *= radix
         block *= radix
         if radix == 1:
             continue
         if level.held == levels[-1].held:
             below = levels.pop()
-            level = _Level(below.radix * radix, below.held, below.block, below.share)
+            level = Level(below.radix * radix, below.held, below.block, below.share)
         levels.append(level)
     return tuple(reversed(levels))
 
@@ -203,7 +200,7 @@ def _levels(dim: Dim) -> tuple[_Level, ...]:
 class _Walk:
     """Both numerals, walked down together; only to source piece `p`, or to target piece `q`, if given."""
 
-    def __init__(self, source: Sequence[_Level], target: Sequence[_Level], p: int | None, q: int | None) -> None:
+    def __init__(self, source: Sequence[Level], target: Sequence[Level], p: int | None, q: int | None) -> None:
         self._source, self._target, self._p, self._q = source, target, p, q
         self._leaves = len(source) - 1, len(target) - 1
 
@@ -252,7 +249,7 @@ class _Walk:
             self.down(s, child, start, end, common)
 
 
-def _children(level: _Level, node: _Node, low: int, high: int, wanted: int | None) -> Iterator[tuple[_Node, int, int]]:
+def _children(level: Level, node: _Node, low: int, high: int, wanted: int | None) -> Iterator[tuple[_Node, int, int]]:
     """The values of a digit that occur from `low` to `high`, each with the part of that range that it covers; of a held
     digit only that of the piece `wanted`, if one is.
     """

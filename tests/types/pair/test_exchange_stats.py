@@ -10,7 +10,8 @@ import pytest
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair import exchange_stats
-from reshard.types.pair.exchange_stats import dim_groups, fewest_received, largest_message, rounds, shortest_run
+from reshard.types.pair.dim_groups import dim_groups
+from reshard.types.pair.exchange_stats import fewest_received, largest_message, rounds, shortest_run
 from reshard.types.pair.overlap import fullest
 from tests.layouts import random_pair
 from tests.types.pair import brute
@@ -79,23 +80,6 @@ def test_by_hand(source: str, target: str, mesh: Mesh, received: int, messages: 
     assert rounds(*layouts) == messages
     assert largest_message(*layouts) == largest
     assert shortest_run(*layouts) == run
-
-
-def test_groups_share_no_coordinates():
-    source, target = pair("f32[{x}3/10, {y}5, 7]", "f32[10, 10, 7]", Mesh(x=4, y=2))
-    groups = dim_groups(source, target)
-    assert [group.factors for group in groups] == [((2, 4),), ((1, 2),), ()]
-    assert [group.size for group in groups] == [4, 2, 1]
-    # The transpose uses both axes in both dims: one group.
-    (together,) = dim_groups(*pair("f32[{x}3/10, {y}5]", "f32[{y}5, {x}3/10]", Mesh(x=4, y=2)))
-    assert together.factors == ((2, 4), (1, 2))
-
-
-def test_a_group_has_one_device_for_each_coordinate():
-    mesh = Mesh(x=4, y=3, z=2)
-    (first, second) = dim_groups(*pair("f32[{x}3/10, {z}5]", "f32[10, 10]", mesh))
-    assert first.pieces(first.before, mesh) == [[0, 1, 2, 3]]
-    assert second.pieces(second.before, mesh) == [[0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from reshard.types import Layout, Mesh
 from reshard.types.pair.message import Message, Runs, cut, elements, requests, tile_of
-from reshard.types.pair.overlap import shared_elements
 from reshard.types.pair.runs import Progression, Repeat
+from reshard.types.pair.shared import shared_elements
 
 ROWS = (Progression(0, 7, 2), Progression(4, 9, 3, (Repeat(2, 9, 5),)))
 COLUMNS = (Progression(1, 0, 2, (Repeat(2, 10, 20), Repeat(2, 4, 4))),)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.pair.overlap import fullest, piece, piece_sizes, shared_elements, shares, shares_from, shares_of
+from reshard.types.pair.overlap import fullest, piece, piece_sizes, shares, shares_from, shares_of
 from reshard.types.pair.runs import Run, ascending
+from reshard.types.pair.shared import shared_elements
 from tests.layouts import MESHES, layouts, random_layout
 
 
