@@ -162,7 +162,10 @@ button { padding: .5rem .9rem; border: 1px solid var(--faint); border-radius: 6p
   border-radius: 0 8px 8px 0; overflow-wrap: anywhere; }
 .stale { opacity: .45; }
 figure { margin: 0; }
-figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; min-width: 22rem; }
+figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; }
+.narrow-screen { display: none; } .wide-screen svg { min-width: 34rem; }
+@media (max-width: 44rem) { .wide-screen { display: none; } .narrow-screen { display: block; }
+  .narrow-screen svg { width: 26rem; } }
 .key { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; font-size: .86rem; color: var(--faint); }
 .key i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem;
   vertical-align: -.08rem; }
