@@ -16,9 +16,8 @@ from functools import cached_property
 from html import escape
 
 from reshard.draw.cells import Cell
-from reshard.draw.scene import Scene, fills, label, scene
-from reshard.draw.shapes import PALE, Point, box, by_coordinate, on, stripes
-from reshard.types.mesh import Mesh
+from reshard.draw.scene import Scene, fills, scene
+from reshard.draw.shapes import PALE, Point, box, on, stripes
 from reshard.types.plan import Plan, Step
 from reshard.types.units import bytes_text, counted
 
@@ -109,7 +108,7 @@ class _Panel:
 
     def _words(self, cell: Cell, corners: Sequence[float], own: Sequence[str]) -> str:
         left, top, right, bottom = corners
-        words = label(cell)
+        words = self.scene.label(self.at, cell)
         size = min(_NORMAL, (right - left) * 0.9 / (_LETTER * len(words)), (bottom - top) * 0.8)
         if size < _SMALLEST:
             return ""
@@ -147,7 +146,7 @@ def tiles_svg(plan: Plan, style: str = "", stacked: bool = False) -> str:
     Raises `ReshardError` for more devices than a picture has room for, and for steps that change the array's dims.
 
     >>> from reshard.synth import plan
-    >>> from reshard.types import Layout
+    >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=4)
     >>> svg = tiles_svg(plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)))
     >>> "<title>device 3: [12:16, 0:16]</title>" in svg, "all_to_all" in svg
@@ -190,11 +189,7 @@ def _placed(panel: _Panel, left: float, top: float) -> str:
 
 def _panels(plan: Plan) -> list[_Panel]:
     shown = scene(plan)
-    mesh = max((layout.mesh for layout in shown.layouts), key=lambda mesh: mesh.size)
-    if not set(shown.devices) <= set(mesh.devices):  # The two ends are on different devices.
-        mesh = Mesh({"d": len(shown.devices)}, device_ids=shown.devices)
-    colour = by_coordinate(mesh)
-    return [_Panel(shown, at, colour) for at in range(len(shown.panels))]
+    return [_Panel(shown, at, shown.colour) for at in range(len(shown.panels))]
 
 
 def _spoken(plan: Plan) -> str:
