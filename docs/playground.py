@@ -161,14 +161,17 @@ button { padding: .5rem .9rem; border: 1px solid var(--faint); border-radius: 6p
 #problem { border-left: 4px solid var(--bad); background: var(--card); padding: .7rem 1rem; margin: 0 0 1rem;
   border-radius: 0 8px 8px 0; overflow-wrap: anywhere; }
 .stale { opacity: .45; }
-figure { margin: 0; padding: .9rem 1rem; overflow-x: auto; }
-figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; min-width: 22rem; }
+figure { margin: 0; }
+figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; }
+.narrow-screen { display: none; } .wide-screen svg { min-width: 34rem; }
+@media (max-width: 44rem) { .wide-screen { display: none; } .narrow-screen { display: block; }
+  .narrow-screen svg { width: 26rem; } }
 .key { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; font-size: .86rem; color: var(--faint); }
 .key i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem;
   vertical-align: -.08rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: .7rem 1rem; margin: 0; }
-ol, ul { margin: 0; padding-left: 1.3rem; } li { margin: 0 0 .45rem; } a { color: var(--mark); }
+a { color: var(--mark); }
 """
 
 

@@ -37,9 +37,11 @@ ORDER = [
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
-ALLOWED = {  # `Plan.draw` and its HTML: a method of a plan is where users look for its picture
+ALLOWED = {  # `draw` and HTML of plans and trees: a method of a plan is where users look for its picture
     ("types.plan", "draw.pictures"),
     ("types.plan", "draw.fragment"),
+    ("types.plan_tree", "draw.pictures"),
+    ("types.plan_tree", "draw.fragment"),
 }
 STANDARD_LIBRARY_ONLY = {"errors", "types"}
 JAX = {"lower.to_shard_map", "lower.to_stablehlo", "runtime.on_jax", "jax"}

@@ -55,9 +55,10 @@ def _parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, s
 
 
 def _tiles(request: PlanRequest) -> str:
-    """The picture, or why there is none."""
+    """The picture for a wide and for a narrow screen, of which the page shows one, or why there is none."""
     try:
-        return tiles_svg(request.plan)
+        wide, narrow = (tiles_svg(request.plan, stacked=stacked) for stacked in (False, True))
+        return f'<div class="wide-screen">{wide}</div><div class="narrow-screen">{narrow}</div>'
     except ReshardError as error:
         return f"<p class='faint'>{error}</p>"
 

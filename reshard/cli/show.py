@@ -45,15 +45,9 @@ def add(commands: Commands) -> None:
 def run(options: ShowOptions) -> int:
     """Prints the layout, its sizes, and its picture."""
     from reshard.cli.plan_request import one_layout
-    from reshard.show import terminal
-    from reshard.show.layout_facts import facts
-    from reshard.show.layout_picture import show_picture
+    from reshard.show.layout_picture import show_layout
 
     if options.limit < 1:
         raise ReshardError(f"--limit {options.limit}: show at least 1 row")
-    layout, out = one_layout(options.layout, options), terminal.console()
-    terminal.paragraph(out, str(layout), style=terminal.NAME)
-    terminal.facts(out, facts(layout))
-    out.print()
-    show_picture(out, layout, options.limit)
+    show_layout(one_layout(options.layout, options), options.limit)
     return 0

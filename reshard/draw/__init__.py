@@ -4,6 +4,7 @@
     plan.draw("memory")     live bytes on a device, step by step, against the peak and the floor
     plan.draw("traffic")    how many bytes each device sends to each other one
     plan.draw()             all three
+    tree.draw("memory")     of `rs.plan_tree`: live bytes of all arrays, batch by batch
 
 From data to pictures:
 

@@ -1,8 +1,8 @@
 """What pictures are drawn on: areas of a matplotlib figure, in inches from the top left.
 
 No other module knows matplotlib. Figures do not use pyplot, and a notebook shows them by itself. Lines and text have
-the colours of matplotlib's current style. Fills are the same in light and dark and differ for every kind of colour
-vision (Okabe and Ito's eight colours for up to eight devices, viridis beyond), and nothing is shown by fill alone.
+the colours of matplotlib's current style. Fills are the same in light and dark: those of `shapes` for devices,
+viridis for amounts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from reshard.draw.shapes import FEW as FEW
 from reshard.draw.shapes import FLOOR as FLOOR
 from reshard.draw.shapes import PALE as PALE
 from reshard.draw.shapes import PART as PART
@@ -134,24 +133,13 @@ def svg(figure: Any, salt: str) -> str:
 # ---- colours ---------------------------------------------------------------------------------------
 
 
-def colours(count: int) -> list[str]:
-    """A colour for each of `count` devices: eight distinct ones, or, for more, shades in the order of the devices.
-
-    >>> colours(2), colours(16)[-1]
-    (['#56b4e9', '#e69f00'], '#fde725')
-    """
-    if count <= len(FEW):
-        return list(FEW[:count])
-    return [_shade(at / (count - 1)) for at in range(count)]
-
-
 def _shade(share: float) -> str:
     """Viridis without its darkest end, which is invisible on a dark page."""
     return to_hex(cast(Any, matplotlib.colormaps["viridis"])(0.12 + 0.88 * share))
 
 
 def shades() -> Any:
-    """The same shades as a colour map; masked values stay blank."""
+    """A colour map for amounts; masked values stay blank."""
     return cast(Any, ListedColormap)([_shade(at / 255) for at in range(256)]).with_extremes(bad="none")
 
 

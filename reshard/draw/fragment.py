@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from reshard.show.headings import meshes_text
+from reshard.show.tree_live_bytes import tree_timeline
 from reshard.types.plan import Plan, Step
+from reshard.types.plan_tree import TreePlan
 from reshard.types.units import bytes_text, counted, seconds_text
 
 _CELL = "padding:.15em .8em;vertical-align:middle;background:none;border:0;"
 _LEFT, _RIGHT = f"{_CELL}text-align:left;", f"{_CELL}text-align:right;white-space:nowrap;"
 _WHOLE = f"{_LEFT}white-space:nowrap;"
+_TABLE = "border-collapse:collapse;margin:.4em 0;color:inherit;font-variant-numeric:tabular-nums"
+_LIVE = "live, up to the peak; | is the floor"
 _RULE = "border-bottom:1px solid currentColor;"
 _CODE = "font-family:monospace;color:inherit;background:none;overflow-wrap:anywhere;"
 
@@ -32,6 +37,26 @@ def fragment(plan: Plan) -> str:
     )
 
 
+def tree_fragment(tree: TreePlan) -> str:
+    """A tree as HTML: its table of batches, and a bar of what is live before, while and after they run.
+
+    >>> tree_fragment(TreePlan((), ())).count("<tr")
+    3
+    """
+    shown = tree_timeline(tree)
+    rows = "".join(
+        f'<tr style="background:none"><td style="{_WHOLE}">{escape(moment.name)}</td>'
+        f'<td style="{_RIGHT}">{bytes_text(moment.live_bytes)}</td>'
+        f'<td style="{_LEFT}">{_bar(moment.live_bytes, shown.floor_bytes, shown.peak_bytes)}</td></tr>'
+        for moment in shown.moments
+    )
+    return (
+        f'<div style="color:inherit;max-width:100%;overflow-x:auto"><pre style="{_CODE}">{escape(str(tree))}</pre>'
+        f'<table style="{_TABLE}"><tr style="background:none">{_heads([("", _LEFT), ("live", _RIGHT), (_LIVE, _LEFT)])}'
+        f"</tr>{rows}</table></div>"
+    )
+
+
 def _code(what: object) -> str:
     return f'<code style="{_CODE}">{escape(str(what))}</code>'
 
@@ -40,13 +65,13 @@ def _table(plan: Plan) -> str:
     timed = plan.seconds is not None
     names = [("step", _LEFT), ("type after it", _LEFT), ("received", _RIGHT), ("live", _RIGHT)]
     names += [("seconds", _RIGHT)] if timed else []
-    names.append(("live, up to the peak; | is the floor", _LEFT))
-    heads = "".join(f'<th style="{style}{_RULE}font-weight:600">{name}</th>' for name, style in names)
+    names.append((_LIVE, _LEFT))
     rows = "".join(f'<tr style="background:none">{_row(plan, step, timed)}</tr>' for step in plan.steps)
-    return (
-        '<table style="border-collapse:collapse;margin:.4em 0;color:inherit;font-variant-numeric:tabular-nums">'
-        f'<tr style="background:none">{heads}</tr>{rows}</table>'
-    )
+    return f'<table style="{_TABLE}"><tr style="background:none">{_heads(names)}</tr>{rows}</table>'
+
+
+def _heads(names: Sequence[tuple[str, str]]) -> str:
+    return "".join(f'<th style="{style}{_RULE}font-weight:600">{name}</th>' for name, style in names)
 
 
 def _row(plan: Plan, step: Step, timed: bool) -> str:

@@ -1,4 +1,4 @@
-"""A picture of the live bytes on a device, step by step, stacked by what they are, with the peak and the floor."""
+"""A picture of the live bytes on a device, moment by moment, stacked by what they are, with the peak and the floor."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from reshard.draw.canvas import (
     width_of,
     words_on,
 )
-from reshard.show.live_bytes import moments
-from reshard.types.plan import Plan
+from reshard.show.live_bytes import Timeline
 from reshard.types.units import bytes_text
 
 _HEIGHT, _HEAD, _FOOT, _KEY, _LEFT, _RIGHT = 2.6, 0.35, 0.5, 0.25, 0.8, 1.2
@@ -32,12 +31,12 @@ _LINE = SMALL * 1.3 / 72  # The height in inches of a line of small text.
 
 
 class MemoryPicture:
-    """A stacked bar for each moment of a plan; `put` draws them on an area of `size`."""
+    """A stacked bar for each moment of a plan or a tree; `put` draws them on an area of `size`."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.moments = moments(plan)
-        self.scale = 1.2 * max(plan.peak_bytes, 1)
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.moments = timeline.moments
+        self.scale = 1.2 * max(timeline.peak_bytes, 1)
         self.width = max(_NARROWEST, min(_SLOT * len(self.moments), _WIDEST))
         self.words = [[self._words(name, size) for name, size in moment.parts] for moment in self.moments]
         self.named = all(
@@ -70,7 +69,7 @@ class MemoryPicture:
     def _lines(self, axes: Any, ink: Ink) -> None:
         """Draws the peak and the floor as lines behind the bars, with their names at the right."""
         end = len(self.moments) - 0.5
-        peak, floor = self.plan.peak_bytes, self.plan.floor_bytes
+        peak, floor = self.timeline.peak_bytes, self.timeline.floor_bytes
         same = peak == floor
         lines = [(peak, PROMISE, "-", "peak = floor" if same else "peak", "center" if same else "bottom")]
         lines += [] if same else [(floor, FLOOR, "--", "floor", "top")]

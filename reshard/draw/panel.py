@@ -22,7 +22,7 @@ from reshard.draw.canvas import (
     words_on,
 )
 from reshard.draw.cells import Cell
-from reshard.draw.scene import Scene, fills, label
+from reshard.draw.scene import Scene, fills
 
 SLICE_NAME, SLICE_GAP = 0.17, 0.07
 FINEST = 0.045  # Inches; smaller cells have no borders.
@@ -91,7 +91,7 @@ class Panel:
     def legible(self) -> float:
         """The size of text, in points, in which all cells' labels fit into them; 0 if it would be too small to read."""
         sizes = [
-            fitting(label(cell), self._box(frame, cell, clear=True))
+            fitting(self.scene.label(self.at, cell), self._box(frame, cell, clear=True))
             for frame, (_, cells) in zip(self.frames, self.slices, strict=True)
             for cell in cells
         ]
@@ -153,7 +153,7 @@ class Panel:
                 own = fills(cell, self.colour, PALE)
                 hidden = any(start >= size for (start, _), size in zip(cell.spans, self.scene.shape, strict=True))
                 place = (left + right) / 2, (top + bottom) / 2
-                words_on(axes, *place, label(cell), self.legible, own, outlined=hidden)
+                words_on(axes, *place, self.scene.label(self.at, cell), self.legible, own, outlined=hidden)
 
     def _draw_ticks(self, axes: Any, ink: Ink) -> None:
         scene, style = self.scene, {"fontsize": SMALL, "color": ink.text}
@@ -181,7 +181,8 @@ class Panel:
 def fitting(words: str, corners: Sequence[Point]) -> float:
     """The size of text, in points, in which words fit into a box; at most that of normal text."""
     (left, top), _, (right, bottom), _ = corners
-    return min(NORMAL, (right - left) * 0.9 / max(1e-9, width_of(words, 1)), (bottom - top) * 0.8 * 72)
+    wide = words.replace("=", "==")  # As wide as two other characters.
+    return min(NORMAL, (right - left) * 0.9 / max(1e-9, width_of(wide, 1)), (bottom - top) * 0.8 * 72)
 
 
 def _smallest(outlines: Sequence[Sequence[Point]]) -> float:

@@ -1,4 +1,4 @@
-"""`Plan.draw`: which pictures of a plan there are, and how they share a figure."""
+"""`Plan.draw` and `TreePlan.draw`: which pictures of a plan there are, and how they share a figure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from reshard.errors import ReshardError, quoted
+from reshard.show.live_bytes import Timeline, moments
+from reshard.show.tree_live_bytes import tree_timeline
 from reshard.types.plan import Plan
+from reshard.types.plan_tree import TreePlan
 
 NAMES = ("tiles", "memory", "traffic")
 _GAP, _EDGE = 0.35, 0.1
@@ -26,11 +29,11 @@ class Drawing(Protocol):
         ...
 
 
-def draw(plan: Plan, what: str | None = None, ink: Any = None) -> Any:
+def draw(plan: Plan | TreePlan, what: str | None = None, ink: Any = None) -> Any:
     """One picture of a plan as a matplotlib `Figure`, or all of them; see `Plan.draw`.
 
     `ink` replaces the colours of lines and text. Among all pictures, one that cannot be drawn becomes a notice that
-    says why.
+    says why. Memory is that of all arrays of a tree; tiles and traffic are those of its largest array.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
@@ -63,20 +66,33 @@ def _placed(pictures: list[Drawing]) -> tuple[list[tuple[Drawing, float, float]]
     return places, width, height + _EDGE
 
 
-def _picture(name: str, plan: Plan) -> Drawing:
+def _picture(name: str, plan: Plan | TreePlan) -> Drawing:
     from reshard.draw.memory_picture import MemoryPicture  # They draw on the canvas: only with matplotlib.
     from reshard.draw.tiles_picture import TilesPicture
     from reshard.draw.traffic_picture import TrafficPicture
 
-    classes: dict[str, Callable[[Plan], Drawing]] = {
-        "tiles": TilesPicture,
-        "memory": MemoryPicture,
-        "traffic": TrafficPicture,
-    }
-    return classes[name](plan)
+    if name == "memory":
+        return MemoryPicture(_timeline(plan))
+    classes: dict[str, Callable[[Plan], Drawing]] = {"tiles": TilesPicture, "traffic": TrafficPicture}
+    return classes[name](_largest(plan))
 
 
-def _picture_or_notice(name: str, plan: Plan) -> Drawing:
+def _timeline(plan: Plan | TreePlan) -> Timeline:
+    if isinstance(plan, TreePlan):
+        return tree_timeline(plan)
+    return Timeline(tuple(moments(plan)), plan.peak_bytes, plan.floor_bytes)
+
+
+def _largest(plan: Plan | TreePlan) -> Plan:
+    """A plan, or that of the largest array of a tree."""
+    if isinstance(plan, Plan):
+        return plan
+    if not plan.names:
+        raise ReshardError('a tree of no arrays has no tiles and no traffic to draw; use draw("memory")')
+    return max(plan.plans.values(), key=lambda one: one.source.tile_bytes)
+
+
+def _picture_or_notice(name: str, plan: Plan | TreePlan) -> Drawing:
     from reshard.draw.notice import Notice
 
     try:

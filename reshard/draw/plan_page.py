@@ -12,11 +12,7 @@ from reshard.show.html import cards, document, table
 from reshard.types.plan import Plan, Step
 from reshard.types.units import bytes_text, seconds_text
 
-_STYLE = """
-figure { margin: 0 0 .75rem; padding: .9rem 1rem; overflow-x: auto; }
-figure svg { margin: 0 auto; }
-ol, ul { margin: 0; padding-left: 1.3rem; } li { margin: 0 0 .45rem; }
-"""
+_STYLE = "figure svg { margin: 0 auto; }"
 
 _TITLES = {
     "tiles": "Who holds what",

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.draw.cells import MOST_CELLS, Cell, LayoutCells, Span, bounded, check_devices, counts, periods
+from reshard.draw.shapes import by_coordinate
 from reshard.errors import ReshardError
 from reshard.show.holders import set_text
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
 from reshard.types.units import counted, listed
 
@@ -53,6 +55,18 @@ class Scene:
     def devices(self) -> tuple[int, ...]:
         """All device ids, ascending."""
         return tuple(sorted({device for layout in self.layouts for device in layout.mesh.devices}))
+
+    @cached_property
+    def colour(self) -> dict[int, str]:
+        """The colour of each device, by its coordinates on the largest mesh that has them all."""
+        mesh = max((layout.mesh for layout in self.layouts), key=lambda mesh: mesh.size)
+        if not set(self.devices) <= set(mesh.devices):  # The two ends are on different devices.
+            mesh = Mesh({"d": len(self.devices)}, device_ids=self.devices)
+        return by_coordinate(mesh)
+
+    def label(self, at: int, cell: Cell) -> str:
+        """The devices of a cell of panel number `at`; see `label`."""
+        return label(cell, self.layouts[at].mesh)
 
     def extent(self, at: int, dim: int) -> int:
         """The elements of a dim that a panel spans: the same in all panels if none of them leaves any out."""
@@ -100,11 +114,17 @@ class Scene:
         cells = [cell for panel in self.panels for cell in panel.cells]
         if any(len(replicas) > 1 for cell in cells for replicas in cell.holders):
             yield "0,1 or 0-1: each of these devices holds it."
+            yield from self._notes_on_coordinates()
         if any(len(cell.holders) > 1 for cell in cells):
             reduction = next(layout.reduction for layout in self.layouts if layout.partial)
             yield f"0 + 1: each holds a summand, and the array is their {reduction}."
         if not all(self.striped(at) for at in range(len(self.panels))):
             yield "Where several devices hold a tile, its colour is that of the first one."
+
+    def _notes_on_coordinates(self) -> Iterator[str]:
+        labels = (label(cell, panel.layout.mesh) for panel in self.panels for cell in panel.cells)
+        if name := next((words for words in labels if "=" in words), None):
+            yield f"{name.split(' + ')[0]}: the devices at this place of the mesh."
 
     def _notes_on_dims(self) -> Iterator[str]:
         whole = [dim for dim in range(len(self.shape)) if dim not in (*self.grid, *self.slices)]
@@ -173,18 +193,34 @@ def _drawn_runs(pattern: Sequence[int], grid: Sequence[int], slices: Sequence[in
     return tuple(drawn)
 
 
-def label(cell: Cell) -> str:
-    """The devices of a cell: replicas by comma, summands by plus.
+def label(cell: Cell, mesh: Mesh) -> str:
+    """The devices of a cell: replicas by comma, or by their coordinate if they are many; summands by plus.
 
-    >>> label(Cell((), ((0, 1), (4, 5)))), label(Cell((), ((3,),)))
-    ('0,1 + 4,5', '3')
+    >>> mesh = Mesh(x=4, y=2)
+    >>> label(Cell((), ((0, 1), (4, 5))), mesh), label(Cell((), ((3,),)), mesh), label(Cell((), ((0, 2, 4, 6),)), mesh)
+    ('0,1 + 4,5', '3', 'y=0')
     """
-    sets = [_set(devices) for devices in cell.holders]
+    sets = [_set(devices, mesh) for devices in cell.holders]
     return " + ".join(sets if len(sets) <= 4 else [*sets[:2], f".. ({len(sets)})"])
 
 
-def _set(devices: Sequence[int]) -> str:
-    return ",".join(map(str, devices)) if len(devices) <= 2 else set_text(devices, len(devices))
+def _set(devices: Sequence[int], mesh: Mesh) -> str:
+    words = ",".join(map(str, devices)) if len(devices) <= 2 else set_text(devices, len(devices))
+    return (_coordinates(devices, mesh) or words) if ".." in words else words
+
+
+def _coordinates(devices: Sequence[int], mesh: Mesh) -> str:
+    """What the coordinates of these devices have in common, if no other device has it too; else nothing."""
+    axes = [(name, mesh.sub_axis(name)) for name, size in mesh.axes.items() if size > 1]
+    first, *others = (mesh.position(device) for device in devices)
+    same = [
+        (name, axis)
+        for name, axis in axes
+        if all(mesh.coordinate(other, axis) == mesh.coordinate(first, axis) for other in others)
+    ]
+    if mesh.size != len(devices) * math.prod(axis.size for _, axis in same):
+        return ""
+    return ",".join(f"{name}={mesh.coordinate(first, axis)}" for name, axis in same)
 
 
 def fills(cell: Cell, colour: dict[int, str], pale: str) -> list[str]:

@@ -10,12 +10,19 @@ import colorsys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from reshard.show.live_bytes import IN_PLACE, OPERAND, RESULT, SCRATCH, SOURCE
+from reshard.show.live_bytes import IN_PLACE, OPERAND, RESULT, RUNNING, SCRATCH, SOURCE
 from reshard.types.mesh import Mesh
 
 FEW = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#0072b2", "#d55e00", "#999999")
 PALE = "#d8d8d8"
-PART = {SOURCE: "#999999", OPERAND: "#56b4e9", RESULT: "#009e73", IN_PLACE: "#cc79a7", SCRATCH: "#e69f00"}
+PART = {
+    SOURCE: "#999999",
+    OPERAND: "#56b4e9",
+    RESULT: "#009e73",
+    IN_PLACE: "#cc79a7",
+    SCRATCH: "#e69f00",
+    RUNNING: "#56b4e9",
+}
 PROMISE, FLOOR = "#d55e00", "#2f8ccf"
 
 _LONG = 2.5  # Boxes that are longer than this times their width have straight stripes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from functools import cached_property
 
-from reshard.draw.canvas import LARGE, NORMAL, SMALL, Area, Size, box, colours, polygons, width_of, words_on
+from reshard.draw.canvas import LARGE, NORMAL, SMALL, Area, Size, box, polygons, width_of, words_on
 from reshard.draw.panel import SLICE_NAME, Panel
 from reshard.draw.scene import scene
 from reshard.types.plan import Plan, Step
@@ -29,8 +29,7 @@ class TilesPicture:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.scene = scene(plan)
-        ids = self.scene.devices
-        self.colour = dict(zip(ids, colours(len(ids)), strict=True))
+        self.colour = self.scene.colour
         self.strips = len(self.scene.grid) < 2
         self.count = len(self.scene.panels)
         self.columns = 1 if self.strips else min(_PER_ROW, self.count)

@@ -1,4 +1,4 @@
-"""The tiles of a plan as SVG, without matplotlib: a panel for each layout, side by side, with the steps between them.
+"""The tiles of a plan as SVG, without matplotlib: a panel for each layout, with the steps between them.
 
     source              all_to_all            target
     ┌───┬───┬───┬───┐    1792 B     ┌───────────────┐      Each cell is coloured and labelled by its devices; a pointer
@@ -16,15 +16,14 @@ from functools import cached_property
 from html import escape
 
 from reshard.draw.cells import Cell
-from reshard.draw.scene import Scene, fills, label, scene
-from reshard.draw.shapes import PALE, Point, box, by_coordinate, on, stripes
-from reshard.types.mesh import Mesh
+from reshard.draw.scene import Scene, fills, scene
+from reshard.draw.shapes import PALE, Point, box, on, stripes
 from reshard.types.plan import Plan, Step
 from reshard.types.units import bytes_text, counted
 
 _WIDTH, _SHORTEST, _TALLEST = 200.0, 60.0, 280.0
 _GAP, _EDGE, _HEAD, _FOOT = 118.0, 46.0, 44.0, 40.0  # Between panels; left of the first, above and below each.
-_TOP = 14.0
+_TOP, _DROP = 14.0, 62.0  # Above the first panel; between panels that are stacked.
 _LETTER = 0.61  # The width of a character over its size.
 _SMALLEST, _NORMAL = 7.0, 12.0
 _STYLE = "font-family:system-ui,sans-serif;font-size:12px"
@@ -109,7 +108,7 @@ class _Panel:
 
     def _words(self, cell: Cell, corners: Sequence[float], own: Sequence[str]) -> str:
         left, top, right, bottom = corners
-        words = label(cell)
+        words = self.scene.label(self.at, cell)
         size = min(_NORMAL, (right - left) * 0.9 / (_LETTER * len(words)), (bottom - top) * 0.8)
         if size < _SMALLEST:
             return ""
@@ -139,41 +138,58 @@ class _Panel:
             yield f'<text {at} text-anchor="middle" style="fill:currentColor;{style}">{name}</text>'
 
 
-def tiles_svg(plan: Plan, style: str = "") -> str:
+def tiles_svg(plan: Plan, style: str = "", stacked: bool = False) -> str:
     """The tiles of a plan before, between and after its steps as one `svg` element; `style` is CSS to put into it.
+
+    The panels are side by side, or `stacked` one below the other for a narrow screen.
 
     Raises `ReshardError` for more devices than a picture has room for, and for steps that change the array's dims.
 
     >>> from reshard.synth import plan
-    >>> from reshard.types import Layout
+    >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=4)
     >>> svg = tiles_svg(plan(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)))
     >>> "<title>device 3: [12:16, 0:16]</title>" in svg, "all_to_all" in svg
     (True, True)
     """
     panels = _panels(plan)
+    width, height, parts = (_stacked if stacked else _side_by_side)(plan, panels)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.4g} {height:.5g}" role="img"'
+    sizes = f'width="{width:.4g}" height="{height:.5g}" style="{_STYLE}" aria-label="{escape(_spoken(plan))}"'
+    return f"{head} {sizes}>{f'<style>{style}</style>' if style else ''}{''.join(parts)}</svg>"
+
+
+def _side_by_side(plan: Plan, panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
+    """Width, height and elements of the panels in a row."""
     height = _TOP + max(panel.height for panel in panels)
-    width = _EDGE + len(panels) * (_WIDTH + _GAP) - _GAP + 52
+    middle = _TOP + _HEAD + (height - _TOP - _HEAD - _FOOT) / 2
     parts: list[str] = []
     for panel in panels:
         left = _EDGE + panel.at * (_WIDTH + _GAP)
+        parts += [_arrow(left - _GAP, middle, plan.steps[panel.at - 1])] if panel.at else []
+        parts.append(_placed(panel, left, _TOP))
+    return _EDGE + len(panels) * (_WIDTH + _GAP) - _GAP + 52, height, parts
+
+
+def _stacked(plan: Plan, panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
+    """Width, height and elements of the panels in a column."""
+    top, parts = _TOP, list[str]()
+    for panel in panels:
         if panel.at:
-            parts.append(
-                _arrow(left - _GAP, _TOP + _HEAD + (height - _TOP - _HEAD - _FOOT) / 2, plan.steps[panel.at - 1])
-            )
-        parts.append(f'<g transform="translate({left:.4g} {_TOP:.4g})">{"".join(panel.elements())}</g>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.4g} {height:.4g}" role="img"'
-    sizes = f'width="{width:.4g}" height="{height:.4g}" style="{_STYLE}" aria-label="{escape(_spoken(plan))}"'
-    return f"{head} {sizes}>{f'<style>{style}</style>' if style else ''}{''.join(parts)}</svg>"
+            parts.append(_arrow_down(top, plan.steps[panel.at - 1]))
+            top += _DROP
+        parts.append(_placed(panel, _EDGE, top))
+        top += panel.height
+    return _EDGE + _WIDTH + 52, top, parts
+
+
+def _placed(panel: _Panel, left: float, top: float) -> str:
+    return f'<g transform="translate({left:.4g} {top:.5g})">{"".join(panel.elements())}</g>'
 
 
 def _panels(plan: Plan) -> list[_Panel]:
     shown = scene(plan)
-    mesh = max((layout.mesh for layout in shown.layouts), key=lambda mesh: mesh.size)
-    if not set(shown.devices) <= set(mesh.devices):  # The two ends are on different devices.
-        mesh = Mesh({"d": len(shown.devices)}, device_ids=shown.devices)
-    colour = by_coordinate(mesh)
-    return [_Panel(shown, at, colour) for at in range(len(shown.panels))]
+    return [_Panel(shown, at, shown.colour) for at in range(len(shown.panels))]
 
 
 def _spoken(plan: Plan) -> str:
@@ -184,8 +200,7 @@ def _spoken(plan: Plan) -> str:
 
 def _arrow(left: float, middle: float, step: Step) -> str:
     start, end, centre = left + 12, left + _GAP - 28, left + (_GAP - 16) / 2
-    launches = [f"in {counted(step.launches, 'launch')}"] if step.launches > 1 else []
-    words = [bytes_text(step.received_bytes), "received", *launches]
+    words = _received(step)
     line = (
         f'<path d="M{start:.4g} {middle:.4g}H{end:.4g}m-6 -4l6 4l-6 4" fill="none" stroke="currentColor" '
         'stroke-width="1.3"/>'
@@ -194,9 +209,24 @@ def _arrow(left: float, middle: float, step: Step) -> str:
     return f"{_text(centre, middle - 8, step.kind, 'middle', 'font-size:10.5px;font-weight:600')}{line}{''.join(below)}"
 
 
+def _arrow_down(top: float, step: Step) -> str:
+    x = _EDGE + _WIDTH / 2 - 60
+    line = (
+        f'<path d="M{x:.4g} {top:.5g}v{_DROP - 22:.4g}m-4 -6l4 6l4 -6" fill="none" stroke="currentColor" '
+        'stroke-width="1.3"/>'
+    )
+    kind = _text(x + 14, top + 16, step.kind, "start", "font-size:10.5px;font-weight:600")
+    return f"{line}{kind}{_text(x + 14, top + 31, ' '.join(_received(step)), 'start', 'font-size:10.5px')}"
+
+
+def _received(step: Step) -> list[str]:
+    launches = [f"in {counted(step.launches, 'launch')}"] if step.launches > 1 else []
+    return [bytes_text(step.received_bytes), "received", *launches]
+
+
 def _text(x: float, y: float, words: str, anchor: str, style: str = "") -> str:
     ink = "" if "fill:" in style else "fill:currentColor;"
-    return f'<text x="{x:.4g}" y="{y:.4g}" text-anchor="{anchor}" style="{ink}{style}">{escape(words)}</text>'
+    return f'<text x="{x:.4g}" y="{y:.5g}" text-anchor="{anchor}" style="{ink}{style}">{escape(words)}</text>'
 
 
 def _polygon(corners: Sequence[Point], fill: str) -> str:

@@ -8,16 +8,19 @@
     enabled()                    a context in which it is on
     transform(program)           the same pass on a StableHLO module
     report(f)(*args)             how XLA moves data in a function's program, and what is lost by that
+    show(array)                  prints which device holds what of a live array
     strict()                     a context that refuses programs that rebuild a whole array
     deserialize(data)            a compiled program from the bytes of its `serialize()`
 
-`jit`, `strict` and `redistribute` are functions here; their modules are reached by `from reshard.jax.jit import ...`.
+`jit`, `show`, `strict` and `redistribute` are functions here; their modules are reached by `from reshard.jax.jit
+import ...`.
 """
 
 from reshard.jax.doctor import report as report
 from reshard.jax.jit import jit as jit
 from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
+from reshard.jax.show import show as show
 from reshard.jax.stages import deserialize as deserialize
 from reshard.jax.strict import strict as strict
 from reshard.jax.targets import Target as Target

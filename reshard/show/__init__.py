@@ -7,6 +7,7 @@
     layout_picture    a layout as a strip, a grid or a table: which device holds what
     holders           the runs of indices behind that picture, and the devices that hold each
     live_bytes        what a device's live bytes consist of, moment by moment
+    tree_live_bytes   the same of a tree, batch by batch
     terminal          paragraphs and tables on a terminal or in a pipe
     html              the style sheet, cards, bars and tables of every page
 

@@ -18,7 +18,9 @@ h2 { font-size: 1rem; margin: 2rem 0 .6rem; }
 code, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: .86em; overflow-wrap: anywhere; }
 .sums { display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 1fr)); gap: .75rem; }
 .sum, article, figure { background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
-.sum { padding: .7rem .9rem; }
+.sum { padding: .7rem .9rem; } article, figure { margin: 0 0 .75rem; padding: .9rem 1rem; }
+figure { overflow-x: auto; } figcaption { margin-top: .5rem; color: var(--faint); font-size: .86rem; }
+ol, ul { margin: 0; padding-left: 1.3rem; } li { margin: 0 0 .45rem; }
 .sum b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 .sum span, .faint { color: var(--faint); font-size: .86rem; }
 .bad { color: var(--bad); } .good { color: var(--good); } .mark { color: var(--mark); }
@@ -27,11 +29,14 @@ p { margin: .45rem 0; }
   gap: .2rem .7rem; align-items: center; margin: .7rem 0; font-size: .86rem; font-variant-numeric: tabular-nums; }
 .bars svg { display: block; width: 100%; height: .7rem; border-radius: 3px; background: var(--track); }
 .bars .end { text-align: right; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; min-width: 34rem; font-size: .86rem;
+.scroll { overflow-x: auto; margin: 0 0 .75rem; padding: .3rem 1rem; background: var(--card);
+  border: 1px solid var(--line); border-radius: 8px; }
+article .scroll { margin: 0; padding: 0; border: 0; border-radius: 0; }
+table { border-collapse: collapse; width: 100%; min-width: 34rem; margin: .2rem 0; font-size: .86rem;
   font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--faint); font-weight: 500; } th, td { padding: .25rem .8rem .25rem 0;
   border-bottom: 1px solid var(--line); vertical-align: top; } .num { text-align: right; white-space: nowrap; }
+tr:last-child td { border-bottom: 0; } td code { overflow-wrap: normal; }
 .sortable th { cursor: pointer; white-space: nowrap; } .sortable th::after { content: " \\2195"; opacity: .45; }
 .sortable th[aria-sort]::after { content: " \\2193"; opacity: 1; }
 .sortable th[aria-sort=ascending]::after { content: " \\2191"; }

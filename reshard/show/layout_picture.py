@@ -23,12 +23,22 @@ from rich.text import Text
 
 from reshard.show import terminal
 from reshard.show.holders import Piece, count, device, fixed, label, pieces, ranges
+from reshard.show.layout_facts import facts
 from reshard.types import Dim, Layout
 from reshard.types.units import counted
 
 WIDE = 120  # Columns of a picture on a wider terminal.
 # ColorBrewer's Set3: eleven light colours that are easy to tell apart, with black text on them.
 COLOURS = ("8dd3c7", "ffffb3", "bebada", "fb8072", "80b1d3", "fdb462", "b3de69", "fccde5", "d9d9d9", "bc80bd", "ccebc5")
+
+
+def show_layout(layout: Layout, limit: int) -> None:
+    """Prints a layout, its sizes, and its picture on stdout; `limit` as for `show_picture`."""
+    out = terminal.console()
+    terminal.paragraph(out, str(layout), style=terminal.NAME)
+    terminal.facts(out, facts(layout))
+    out.print()
+    show_picture(out, layout, limit)
 
 
 def show_picture(out: Console, layout: Layout, limit: int) -> None:

@@ -9,6 +9,7 @@ from reshard.types.plan import Plan, Step
 
 SOURCE, OPERAND, RESULT, SCRATCH = "source", "operand", "result", "scratch"
 IN_PLACE = "operand and result in one place"
+RUNNING = "running batch"
 
 
 class Moment(NamedTuple):
@@ -21,6 +22,14 @@ class Moment(NamedTuple):
     def live_bytes(self) -> int:
         """The sum of the parts."""
         return sum(size for _, size in self.parts)
+
+
+class Timeline(NamedTuple):
+    """What is live on a device from the first moment to the last, the most of it, and what nothing can do without."""
+
+    moments: tuple[Moment, ...]
+    peak_bytes: int
+    floor_bytes: int
 
 
 def live_parts(step: Step) -> tuple[tuple[str, int], ...]:

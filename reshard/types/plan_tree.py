@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any, cast
 
 from reshard.errors import PlanError, ReshardError, quoted, shortened
@@ -178,13 +179,15 @@ class TreePlan:
         return tree
 
     def draw(self, what: str | None = None) -> Any:
-        """The plan of the largest array as a matplotlib `Figure`; see `Plan.draw`."""
-        return max(self.plans.values(), key=lambda plan: plan.source.tile_bytes).draw(what)
+        """The tree as a matplotlib `Figure`; see `Plan.draw`.
+
+        "memory" shows what is live while the batches run, of all arrays together; "tiles" and "traffic" show the plan
+        of the largest array.
+        """
+        return import_module("reshard.draw.pictures").draw(self, what)
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self))}</pre>"
+        return import_module("reshard.draw.fragment").tree_fragment(self)
 
     def __str__(self) -> str:
         head = f"{counted(len(self.names), 'array')} in {counted(len(self.batches), 'batch')}"

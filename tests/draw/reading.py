@@ -3,9 +3,10 @@
 import re
 from itertools import product
 
+import numpy as np
 from matplotlib.colors import to_hex
 
-from reshard.types import Layout
+from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from reshard.types.plan import Plan
 
@@ -50,7 +51,7 @@ class Seen:
         slices = [self.SLICE.findall(word) for word, _ in texts if word.startswith("dim") and ": " in word]
         spans = [{int(dim): (int(start), int(stop)) for dim, start, stop in each} for each in slices] or [{}]
         self.slices = list(zip(rows, spans, strict=True))
-        self.labels = [(word, at) for word, at in texts if re.fullmatch(r"[\d,. +-]+", word)]
+        self.labels = [(word, at) for word, at in texts if re.fullmatch(r"(\w+=\d|[\d,. +-])+", word)]
         self.hatched = [path for each in axes.collections if each.get_hatch() for path in each.get_paths()]
         filled = [each for each in axes.collections if each.get_alpha() is None and each.get_facecolors()[:, 3].any()]
         shown = [zip(each.get_paths(), each.get_facecolors(), strict=True) for each in filled]
@@ -99,10 +100,15 @@ def holders(layout: Layout) -> dict[tuple[int, ...], set[int]]:
     return held
 
 
-def listed(label: str) -> set[int]:
-    """The devices that a label names."""
+def listed(label: str, mesh: Mesh) -> set[int]:
+    """The devices that a label names, by their ids or by their coordinates."""
     devices: set[int] = set()
     for part in label.split(" + "):
+        if "=" in part:
+            fixed = {name: int(at) for name, at in (one.split("=") for one in part.split(","))}
+            ids = np.reshape(mesh.devices, list(mesh.axes.values()))
+            devices |= set(ids[tuple(fixed.get(name, slice(None)) for name in mesh.axes)].ravel().tolist())
+            continue
         if match := re.fullmatch(r"(\d+),(\d+),\.\.,(\d+)", part):
             first, second, last = map(int, match.groups())
             devices |= set(range(first, last + 1, second - first))

@@ -7,14 +7,11 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from reshard.draw import canvas
-from reshard.draw.canvas import Area, Ink, Size, box, byte_ticks, colours, on, short_bytes, stripes, width_of
+from reshard.draw.canvas import Area, Ink, Size, box, byte_ticks, on, short_bytes, stripes, width_of
+from reshard.draw.shapes import FEW, by_coordinate
+from reshard.types import Mesh
 
 INK = Ink("#000000", "#ffffff")
-
-
-def test_colours_differ_for_every_number_of_devices():
-    for count in (1, 2, 8, 9, 64, 128):
-        assert len(set(canvas.colours(count))) == count
 
 
 def area_of(corners) -> float:
@@ -43,7 +40,7 @@ def luminance(colour: str) -> float:
 
 
 def test_words_are_black_or_white_whichever_has_more_contrast():
-    for fill in (*canvas.FEW, *colours(64), canvas.PALE, *canvas.PART.values()):
+    for fill in (*FEW, *by_coordinate(Mesh(x=8, y=8)).values(), canvas.PALE, *canvas.PART.values()):
         contrast = {"#000000": (luminance(fill) + 0.05) / 0.05, "#ffffff": 1.05 / (luminance(fill) + 0.05)}
         assert contrast[on(fill)] == max(contrast.values()), fill
 

@@ -15,8 +15,7 @@ from tests.draw.reading import Seen
 def panel(plan, size=None) -> Panel:
     """The first panel of a plan."""
     drawn = scene(plan)
-    colour = dict(zip(drawn.devices, canvas.colours(len(drawn.devices)), strict=True))
-    return Panel(drawn, 0, colour, size or Size(2.0, 3.0))
+    return Panel(drawn, 0, drawn.colour, size or Size(2.0, 3.0))
 
 
 def test_a_frame_maps_elements_to_inches():

@@ -94,3 +94,15 @@ def test_a_mesh_too_large_for_one_picture_still_has_the_others():
     png = io.BytesIO()
     plan.draw("memory").savefig(png, format="png")
     assert png.getvalue()
+
+
+def test_a_tree_has_its_own_memory_and_the_tiles_of_its_largest_array():
+    mesh = Mesh(x=4)
+    rows, columns = Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)
+    tree = rs.plan_tree({"w": (rows, columns), "b": (Layout.parse("f32[{x}2]", mesh), Layout.parse("f32[8]", mesh))})
+    drawn = words(tree.draw())
+    assert "batch\n1" in drawn and f"peak\n {tree.peak_bytes} B" in drawn.replace(" = floor", "")
+    assert str(columns) in drawn and "f32[8]" not in drawn
+    with pytest.raises(ReshardError, match="no arrays"):
+        rs.plan_tree({}).draw("tiles")
+    assert "before" in words(rs.plan_tree({}).draw("memory"))

@@ -99,8 +99,15 @@ def test_too_many_devices_are_refused():
 
 def test_labels_of_many_summands_are_counted():
     cell = Cell((), tuple((device,) for device in range(7)))
-    assert label(cell) == "0 + 1 + .. (7)"
-    assert label(Cell((), ((0, 1, 2, 5), (3, 4)))) == "0-2,5 + 3,4"
+    assert label(cell, Mesh(x=8)) == "0 + 1 + .. (7)"
+    assert label(Cell((), ((0, 1, 2, 5), (3, 4))), Mesh(x=8)) == "0-2,5 + 3,4"
+
+
+def test_devices_with_a_coordinate_in_common_are_labelled_by_it_and_others_are_not():
+    mesh = Mesh({"a": 1, "x": 2, "y": 4, "z": 2}, device_ids=range(12, 28))
+    assert label(Cell((), ((13, 15, 17, 19),)), mesh) == "x=0,z=1"
+    assert label(Cell((), ((12, 14, 16, 18, 20, 22, 24, 26),)), mesh) == "z=0"
+    assert label(Cell((), ((12, 14, 20, 22),)), mesh) == "12,14,.. (4)"
 
 
 def test_cells_of_many_devices_are_pale():

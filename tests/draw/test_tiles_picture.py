@@ -5,6 +5,7 @@ import pytest
 
 import reshard as rs
 from reshard.draw import canvas
+from reshard.draw.shapes import by_coordinate
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan
 from tests.draw.cases import CASES, M222, picture, planned
@@ -12,8 +13,7 @@ from tests.draw.reading import holders, layouts, listed, panels, words
 
 
 def colour_of(plan: Plan) -> dict[int, str]:
-    ids = sorted(plan.source.mesh.devices)
-    return dict(zip(ids, canvas.colours(len(ids)), strict=True))
+    return by_coordinate(plan.source.mesh)
 
 
 FULL = [name for name in CASES if name != "empty"]
@@ -51,8 +51,8 @@ def test_labels_name_the_devices_of_their_elements(name):
         held, named = holders(layout), set()
         for label, place in seen.labels:
             element = seen.under(place, len(layout.shape))
-            assert listed(label) == held[element], f"{label} at {element} of {layout}"
-            named |= listed(label)
+            assert listed(label, layout.mesh) == held[element], f"{label} at {element} of {layout}"
+            named |= listed(label, layout.mesh)
         fit = layout.mesh.size < 64 or layout.tile_shape != (64, 1)
         assert named == (set(layout.mesh.devices) if fit else set()), f"{layout} is labelled {seen.labels}"
 

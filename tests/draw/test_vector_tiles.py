@@ -47,6 +47,9 @@ def test_the_cells_hold_what_the_meaning_says(mesh: Mesh, source: str, target: s
             )
             meant[device] += math.prod(map(len, inside))
     assert shown == meant
+    stacked = tiles_svg(made, stacked=True)
+    assert hovers(stacked) == hovers(tiles_svg(made))
+    assert float(ElementTree.fromstring(stacked).get("width", "")) < 300  # a phone shows 360 pixels
 
 
 def test_it_is_one_element_with_words_for_those_who_do_not_see_it():

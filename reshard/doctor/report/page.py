@@ -19,7 +19,6 @@ from reshard.types.units import bytes_text, counted
 
 _BUFFERS = 20  # more than anyone reads
 _STYLE = """
-article { padding: .9rem 1rem; margin: 0 0 .75rem; }
 article header { display: flex; flex-wrap: wrap; gap: .25rem .6rem; align-items: baseline; }
 article header b { overflow-wrap: anywhere; }
 .tag { font-size: .75rem; border: 1px solid currentColor; border-radius: 99px; padding: 0 .5rem; color: var(--faint);
@@ -106,9 +105,9 @@ def _memory(memory: ProgramMemory) -> str:
     )
     return (
         f"<h2>Memory: {bytes_text(memory.peak_bytes)} live at the peak, {bytes_text(memory.moved_bytes)} of it made by "
-        f"moves{saved}</h2>{timeline(memory.timeline)}<p class='faint'>Live bytes at each instruction, in the order of "
-        f"the compiled program; <span class='bad'>red</span> where a move between devices runs. At the peak:</p>"
-        f"{table(heads, map(_buffer, shown), sortable=True)}{more}"
+        f"moves{saved}</h2><figure>{timeline(memory.timeline)}<figcaption>Live bytes at each instruction, in the "
+        f"order of the compiled program; <span class='bad'>red</span> where a move between devices runs.</figcaption>"
+        f"</figure><h2>Live at the peak</h2>{table(heads, map(_buffer, shown), sortable=True)}{more}"
     )
 
 
