@@ -8,6 +8,8 @@
     shortest.py         the shortest run that they share
     message.py          one message: the elements that one device sends to another
     messages.py         who sends what to whom in an exchange of boxes
+    holders.py          which devices hold a tile
+    own_messages.py     one device's messages of such an exchange, without listing those of others
     dim_groups.py       dims in groups that use different device coordinates
     exchange_stats.py   the figures of such an exchange, without listing its messages
     contiguous_stats.py these figures in closed form, for a dim in contiguous pieces
