@@ -109,6 +109,6 @@ def find() -> str:
     mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
     if mpiexec is None:
         raise RankError(
-            "there is no mpiexec beside this Python or on the path; pip install 'reshard[mpich]' brings one"
+            "no mpiexec was found next to this Python or on the PATH; pip install 'reshard[mpich]' brings one"
         )
     return mpiexec

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -233,3 +235,13 @@ def test_a_program_for_fewer_devices_than_there_are():
 def test_an_unknown_topology_is_refused():
     with pytest.raises(ProgramError, match="topology 'v99:1' of platform 'tpu'"):
         report_program("module { func.func @main() { return } }", platform="tpu", topology="v99:1")
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="install jax[tpu] to compile for TPUs")
+def test_a_function_is_reported_for_devices_that_are_not_here():
+    """A program that is compiled ahead of time has no devices of this process; its shardings name them."""
+    chips = topologies.get_topology_desc("v5p:2x2x1", platform="tpu").devices
+    mesh = Mesh(np.array(chips).reshape(4), ("x",))
+    rows, columns = (NamedSharding(mesh, spec) for spec in (P("x"), P(None, "x")))
+    argument = jax.ShapeDtypeStruct((512, 512), "float32", sharding=rows)
+    assert report(lambda v: v + 1, out_shardings=columns)(argument).received_bytes == 3 * 512 * 512 * 4 // 16

@@ -82,8 +82,9 @@ def test_moves_on_cpus_have_the_fewest_bytes_unless_told(monkeypatch: pytest.Mon
     assert plan_of(ReshardRequest(target, source, network="h100"), (8, 8), "float32").seconds is not None
 
 
-def test_long_exchanges_give_way_to_a_few_collectives():
-    """256 rounds among 4,096 devices are a megabyte of text and more; with a budget that is tight they stay."""
+def test_long_exchanges_give_way_to_a_few_collectives(monkeypatch: pytest.MonkeyPatch):
+    """256 rounds among 4,096 devices are a megabyte of text and more; they stay with a budget that is tight, and where
+    the collectives take much longer."""
     mesh, network = Mesh(a=16, b=16, c=16), PRESETS["tpu-v5p"]
     source = Layout.parse("bf16[{c}256, {b}{a}16, 4096]", mesh)
     move = Move(source, Layout.parse("bf16[4096, {c}256, {a}{b}16]", mesh))
@@ -93,6 +94,8 @@ def test_long_exchanges_give_way_to_a_few_collectives():
     assert short.launches <= 3 and message_count(short) == 0 and short.seconds is not None
     assert best.seconds <= short.seconds <= 1.5 * best.seconds
     assert short_plan(best, move, network, best.peak_bytes) is best
+    monkeypatch.setattr("reshard.jax.platform_network.SLOWER", 1.0)
+    assert short_plan(best, move, network, None) is best
     few = Mesh(x=2, y=2)
     near = Move(*(Layout.parse(text, few) for text in ("bf16[{x}4, {y}4]", "bf16[{y}{x}2, 8]")))
     assert message_count(plan(near, network=network)) <= LONG

@@ -132,7 +132,7 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
         "dtype": (tile.astype("f4"), out),
         "no tile": (None, out),
         "a list for out": (tile, [1]),
-        "out of another shape": (tile, np.zeros((1, 1))),
+        "out of another shape": (tile, np.zeros((1, 1), "int64")),
         "out that is read-only": (tile, np.broadcast_to(0, shape)),
     }.items():
         for begins in (False, True):

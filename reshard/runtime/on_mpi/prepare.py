@@ -29,8 +29,8 @@ from reshard.types.pair.device_sets import disjoint
 from reshard.types.plan import Plan
 
 UNSTAGED = 2 << 10
-"""Bytes of a run from which reading is faster than messages: where there is no room to stage a tile, with runs of 2.5
-and 5 KiB, it takes a third to a half of the time.
+"""Length of a run, in bytes, above which a node without room to stage tiles reads them through the kernel instead of
+sending messages: runs of 2.5 and 5 KiB take a third to a half of the time of messages.
 """
 
 Way = Literal["pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
