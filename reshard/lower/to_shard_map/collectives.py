@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -90,14 +91,38 @@ def all_to_all(step: AllToAll, place: MeshPlace, tile: Array, shape: Sequence[in
 
 def reduce_scatter(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The device's block of all members' tiles, combined."""
-    blocks = blocks_of(step.send, tile)
-    group = place.group(step.groups)
     if step.reduction in ("sum", "mean"):
-        total = lax.psum_scatter(blocks, scatter_dimension=0, tiled=False, **group)
+        at_once, by_levels = partial(_scattered, step, place), partial(_scattered_by_levels, step, place)
+        total = lax.platform_dependent(tile, tpu=by_levels, default=at_once)
     else:  # jax.lax has a reduce-scatter for sums only; an all-to-all moves the same bytes.
-        moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **group)
-        total = _combined(step.reduction, moved)
-    return resized(_averaged(step.reduction, total, step.send.count).reshape(step.receive.padded), shape)
+        blocks = blocks_of(step.send, tile)
+        moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
+        total = _combined(step.reduction, moved).reshape(step.receive.padded)
+    return resized(_averaged(step.reduction, total, step.send.count), shape)
+
+
+def _scattered(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
+    """The sum of the device's blocks."""
+    group = place.group(step.groups)
+    total = lax.psum_scatter(blocks_of(step.send, tile), scatter_dimension=0, tiled=False, **group)
+    return total.reshape(step.receive.padded)
+
+
+def _scattered_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
+    """The sum of the device's blocks, for a TPU, which receives twice the bytes for other spellings.
+
+    libtpu makes an all-reduce of a reduce-scatter among all devices of a program, and of one that drops the dim it
+    scatters. So the dim stays, and a group of all devices is two levels: the one that most axes of a torus carry goes
+    first, when the tiles are large.
+    """
+    dim = _gathered_dim(step.send) or 0
+    tile = resized(tile, step.send.padded) if dim else blocks_of(step.send, tile)
+    levels = place.levels(step.groups)
+    sizes = [len(groups[0]) for groups in levels]
+    tile = tile.reshape(*tile.shape[:dim], *sizes[:-1], -1, *tile.shape[dim + 1 :])
+    for at in sorted(range(len(levels)), key=lambda at: -sizes[at]):
+        tile = lax.psum_scatter(tile, scatter_dimension=dim + at, tiled=True, **place.group(levels[at]))
+    return tile.reshape(step.receive.padded)
 
 
 def all_reduce(step: AllReduce, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:

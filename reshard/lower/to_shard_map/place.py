@@ -16,6 +16,7 @@ import numpy as np
 from jax import lax
 
 from reshard.lower.groups import Groups
+from reshard.types.primes import primes
 
 Array = jax.Array
 Done = TypeVar("Done", Array, list[Array])
@@ -92,6 +93,22 @@ class MeshPlace:
         if names is not None:
             return {"axis_name": names}
         return {"axis_name": self.names, "axis_index_groups": listed}
+
+    def levels(self, groups: Groups) -> tuple[Groups, ...]:
+        """The groups as one level; a group of all devices as two levels of smaller ones, the outer one first.
+
+        The inner level has as many neighbours in the group as the least prime factor of its size; a prime number of
+        devices stays one level.
+
+        >>> MeshPlace(range(4), {"x": 4}).levels(((0, 1, 2, 3),))
+        (((0, 2), (1, 3)), ((0, 1), (2, 3)))
+        """
+        members = groups[0]
+        inner = primes(len(members))[0] if len(members) == len(self.devices) > 1 else len(members)
+        if inner == len(members):
+            return (groups,)
+        rows = tuple(members[at : at + inner] for at in range(0, len(members), inner))
+        return tuple(zip(*rows, strict=True)), rows
 
     def permute(self, tile: Array, pairs: Sequence[tuple[int, int]]) -> Array:
         """Sends the whole array of each sender to its receiver; every other device gets zeros."""

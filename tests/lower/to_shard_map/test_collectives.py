@@ -7,6 +7,7 @@ import pytest
 
 from reshard import hlo
 from reshard.lower import lower_plan
+from reshard.lower.to_shard_map import collectives
 from reshard.types.plan import Plan
 from reshard.types.rules.checker import RULES
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step, stacked
@@ -59,11 +60,28 @@ def test_steps(kind: str, source: str, target: str):
     check_on_xla(one_step(kind, source, target))
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [step[1:] for step in STEPS if step[0] == "reduce_scatter" and ("sum" in step[1] or "mean" in step[1])]
+    + [
+        ("f32[16, 8] + sum{x}{y}", "f32[{x}{y}2, 8]"),
+        ("f32[16, 8] + sum{x}{y}", "f32[16, {y}{x}]"),
+        ("f32[16, 8] + sum{x}{y}", "f32[{y}8, {x}2]"),
+        ("f32[{y}8, 8] + sum{x}", "f32[{y}8, {x}2]"),
+        ("f32[10, 7] + sum{x}", "f32[10, {x}2/7]"),
+        ("f32[16, 8] + sum{x}{y}", "f32[2{x}{y}, 8]"),
+    ],
+)
+def test_a_reduce_scatter_as_spelled_for_a_tpu(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collectives.lax, "platform_dependent", lambda *tiles, tpu, default: tpu(*tiles))
+    check_on_xla(one_step("reduce_scatter", source, target))
+
+
 def test_all_collectives_are_here():
     assert {kind for kind, _, _ in STEPS} == set(RULES) - {"exchange"}
 
 
-def collectives(plan: Plan) -> list[tuple[str, int]]:
+def compiled_collectives(plan: Plan) -> list[tuple[str, int]]:
     """(kind, bytes that a device receives) of each compiled collective."""
     f, sharding = stacked(lower_plan(plan), plan.source.mesh.axes)
     shape = (plan.source.mesh.size, *plan.source.tile_shape)
@@ -77,7 +95,7 @@ def test_a_step_is_one_collective(kind: str, source: str, target: str):
 
     `jax.lax` has a reduce-scatter for sums only."""
     plan = one_step(kind, source, target)
-    ((compiled, received),) = collectives(plan)
+    ((compiled, received),) = compiled_collectives(plan)
     if "product" in source and kind == "all_reduce":
         assert compiled == "all_gather"  # `jax.lax` has no all-reduce of products
         return
