@@ -39,7 +39,7 @@ from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splice, splice
+from reshard.hlo.splice import Splice, Splicer
 from reshard.jax.chain_plans import asked_fragments
 from reshard.jax.fragments import Fragment, Fragments, Key
 from reshard.jax.program_peaks import Peaks
@@ -256,6 +256,7 @@ class _Round:
         Of those that the splicer itself refuses, only the first is known: the module is half changed then.
         """
         module = self.proto.fresh()
+        splicer = Splicer(module)
         changes: list[integrity.Change] = []
         regions: dict[str, dict[str, str]] = {}
         current = candidates[0]
@@ -264,8 +265,9 @@ class _Round:
                 for change in self._changes(current):
                     stand_ins = regions.setdefault(change.region, {})
                     placed = replace(change, source=stand_ins.get(change.source, change.source))
-                    changes.append(integrity.Change(placed, splice(module, placed)))
+                    changes.append(integrity.Change(placed, splicer.splice(placed)))
                     stand_ins.update(changes[-1].linked.stand_ins)
+            splicer.finish()
             data = module.encode()
             integrity.check(self.proto, data, changes)
             text = self.compiler.text(data)
@@ -288,7 +290,7 @@ class _Round:
             region = candidate.chain.region.computation.name
             try:
                 for one in candidate.replacements:
-                    _check(Spliced(self.traced, after, region, regions[region]), one, replicas)
+                    _check(Spliced(self.traced, after, region, regions[region], self.fragments.proofs), one, replicas)
             except (Unfit, ReshardError) as error:
                 yield _Failure(candidate, str(error).splitlines()[0])
 

@@ -60,7 +60,7 @@ class ProgramPeaks:
 
     def of(self, module: bytes | None) -> int:
         """The peak with this module, in bytes; raises `SpliceError` where it cannot be compiled again."""
-        key = _digest(self._module), b"" if module is None else _digest(module)
+        key = digest(self._module), b"" if module is None else digest(module)
         if key not in self._known:
             self._known[key] = self._compiled(_PeakRun(self._module, module))
         return self._known[key]
@@ -71,7 +71,7 @@ class ProgramPeaks:
         except Exception as error:  # XLA raises what it likes.
             reason = str(error).partition("\n")[0]
             raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
-        if [_digest(each) for each in one.handed_out] != [_digest(one.module)]:
+        if [digest(each) for each in one.handed_out] != [digest(one.module)]:
             raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
         return peak
 
@@ -97,7 +97,7 @@ def peak_bytes(memory: Any) -> int:
     return int(total - memory.alias_size_in_bytes)
 
 
-def _digest(module: bytes) -> bytes:
+def digest(module: bytes) -> bytes:
     """What a module is, but for the number that a process gives it, and the lines that its instructions are from."""
     message = wire.decode(module)
     message.remove(_MODULE_ID)
