@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard import hlo
 from reshard.doctor.infer_layouts import Pick
 from reshard.doctor.proofs import Proofs
+from reshard.doctor.proposals import ProgramCost
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.jax.compiling_thread import CompilingThread
@@ -135,7 +136,7 @@ class Fragments:
     def __init__(self, devices: Sequence[Any]) -> None:
         self.devices = tuple(devices)
         self._known: dict[Key, Fragment] = {}
-        self.program_peaks: dict[tuple[bytes, bytes], int] = {}
+        self.program_peaks: dict[tuple[bytes, bytes], ProgramCost] = {}
         self.proofs = Proofs()
 
     @property

@@ -32,6 +32,7 @@ from reshard.doctor.proposals import (
     ProposalOptions,
     Proposals,
     too_large,
+    why_no_better,
     why_unmeasured,
 )
 from reshard.doctor.replacements import Replacement, Unfit
@@ -86,8 +87,8 @@ def improve(
     """Replaces what receives too much in a serialized HloModuleProto.
 
     `compiler` reads serialized modules. Where an estimate does not show that the program's peak is lower than before,
-    `peaks` says so; without it, plans that need more memory than their chains are left out. On CPU the estimate is
-    enough: a module that is handed back unchanged already moves the peak there.
+    `peaks` says whether it is better; without it, plans that need more memory than their chains are left out. On CPU
+    the estimate is enough: a module that is handed back unchanged already moves the peak there.
     """
     options = options._replace(platform=fragments.platform)
     improved = _improve(module, fragments, compiler, options, options.platform == "cpu" or peaks is not None)
@@ -98,12 +99,12 @@ def improve(
         return _given_up(improved, why) if why else improved
     try:
         before, after = peaks.of(None), peaks.of(improved.module)
-        if after > before:
+        if after.peak_bytes > before.peak_bytes:
             improved = _improve(module, fragments, compiler, options, False)
             after = peaks.of(improved.module)
-        if after <= before:
+        why = why_no_better(before, after, options)
+        if not why:
             return improved
-        why = f"with it the program would need {after} B at its peak as compiled here, and XLA's needs {before} B"
     except SpliceError as error:
         why = str(error)
     return _given_up(improved, why)
