@@ -107,7 +107,8 @@ def _check_operands(
     """Checks that the rows of both operations have the same elements of the source; returns the devices of each."""
     before, after = rows
     pairs = _different(np.stack([before.device, before.row, after.device, after.row]))
-    devices: list[tuple[Numbers, Numbers]] = []
+    here: list[Numbers] = []
+    there: list[Numbers] = []
     operands = [traced.flow.operands(one.result) for traced, one in ((old, before), (new, after))]
     for number, (was, is_now) in enumerate(zip(*operands, strict=True)):
         dim = replacement.inputs[number].index_dim
@@ -123,15 +124,19 @@ def _check_operands(
             raise SpliceError(f"{was.name}: it would be converted on the way")
         if (one.place != other.place).any() or replicas.differ(replacement.leaf, one.device, other.device).any():
             raise SpliceError(f"{was.name}: its rows would have other elements of {replacement.source}")
-        devices.append((one.device, other.device))
-    return tuple(np.concatenate(each) for each in zip(*devices, strict=True))
+        here.append(one.device)
+        there.append(other.device)
+    return np.concatenate(here), np.concatenate(there)
 
 
 def _different(columns: Numbers) -> Numbers:
     """The columns that differ; most are those before them, and numbers are sorted faster than columns."""
     changes = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
     columns = columns[:, np.concatenate([[True], changes])]
-    return columns[:, np.unique(ravel(columns, [1 + int(row.max()) for row in columns]), return_index=True)[1]]
+    sizes = [1 + int(row.max()) for row in columns]
+    if math.prod(sizes) > np.iinfo(np.int64).max:
+        return np.unique(columns, axis=1)
+    return columns[:, np.unique(ravel(columns, sizes), return_index=True)[1]]
 
 
 def _points_in(
