@@ -35,7 +35,7 @@ if __package__ in (None, ""):  # run as a file: the folder above is the project
 
 HERE = Path(__file__).resolve().parent
 TARGETS = {"cpu": 8, "v5p": 8, "v5p-256": 256, "h100": 8}
-_SECONDS = 900
+_SECONDS = 3000
 
 
 def main(argv: Sequence[str] | None = None) -> int:

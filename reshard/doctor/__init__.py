@@ -33,6 +33,7 @@ The pass inside XLA builds on the same flow:
     replacements   proposes chains to replace: where data enters, the values to yield, the move between
     shifts         describes a result as boxes of neighbours' tiles, where no two layouts do
     equivalence    traces the rewritten module, and compares where each user gets its elements from
+    proofs         keeps what was proved of a chain, for equal ones
     replicas       knows which devices surely have equal values; `sums` and `conversions` follow these
     fragment_maps  has the index maps of what compiled plans consist of
 

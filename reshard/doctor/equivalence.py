@@ -23,6 +23,7 @@ from reshard.doctor.fragment_maps import FragmentMaps
 from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, unravel
 from reshard.doctor.infer_layouts import along
 from reshard.doctor.numbering import Numbering
+from reshard.doctor.proofs import Key, Proofs, Signatures
 from reshard.doctor.replacements import Replacement, finished
 from reshard.doctor.replicas import Replicas
 from reshard.doctor.scalars import Scalars
@@ -44,10 +45,17 @@ class Traced:
         self.maps = FragmentMaps(self.flow, scalars) if spliced else IndexMaps(self.flow, scalars)
         self.numbering = Numbering(self.flow)
         self.devices = devices
+        self._signatures: dict[HloValue, Signatures] = {}
 
     def region(self, name: str) -> Scope:
         """The region of that name."""
         return next(region for region in self.flow.regions if region.computation.name == name)
+
+    def signature(self, value: HloValue, leaf: HloValue) -> bytes | None:
+        """The digest of how a value is made of a leaf; see `Signatures`."""
+        if leaf not in self._signatures:
+            self._signatures[leaf] = Signatures(self.maps, self.numbering, leaf)
+        return self._signatures[leaf].of(value)
 
     def origins(self, value: HloValue, leaf: HloValue, points: Points) -> Origins:
         """Where points of a value were in the leaf; raises `SpliceError` if they cannot be followed."""
@@ -72,40 +80,51 @@ class Traced:
 
 
 class Spliced(NamedTuple):
-    """Both modules, the region of a splice, and the instructions there that took the place of others, by name."""
+    """Both modules, the region of a splice, and the instructions there that took the place of others, by name.
+
+    `proofs` are those known so far.
+    """
 
     old: Traced
     new: Traced
     region: str
     stand_ins: Mapping[str, str]
+    proofs: Proofs
 
     def source(self, name: str) -> HloValue:
         """What an instruction of the region yields in the new module, or what took its place."""
         return self.new.flow.origin(HloValue(self.new.region(self.region), self.stand_ins.get(name, name)))
 
+    def key(self, pair: tuple[HloValue, HloValue], leaves: tuple[HloValue, HloValue]) -> Key | None:
+        """What a proof is known by that an old and a new value have the same elements; None if it cannot be kept."""
+        before, after = self.old.signature(pair[0], leaves[0]), self.new.signature(pair[1], leaves[1])
+        return None if before is None or after is None else (before, after, self.old.devices)
+
 
 def check_equivalent(spliced: Spliced, replacement: Replacement, replicas: Replicas) -> None:
     """Raises `SpliceError` unless all users of a replaced value get the same elements as before."""
-    old, new = spliced.old, spliced.new
+    old = spliced.old
     leaf = spliced.source(replacement.source)
+    before = old.flow.operands(replacement.leaf)[0] if replacement.is_summed else replacement.leaf
     for value in replacement.values:
         for fresh in fresh_values(spliced, value):
-            if replacement.is_summed:
-                _check_sums(old, new, (value, fresh), leaf, replacement, replicas)
-            else:
-                _check_moved(old, new, (value, fresh), leaf, replacement, replicas)
+            key = spliced.key((value, fresh), (before, leaf))
+            if spliced.proofs.hold(key, before, replicas):
+                continue
+            check = _check_sums if replacement.is_summed else _check_moved
+            check(spliced, (value, fresh), (before, leaf), replacement, replicas, key)
 
 
 def _check_moved(
-    old: Traced,
-    new: Traced,
+    spliced: Spliced,
     values: tuple[HloValue, HloValue],
-    leaf: HloValue,
+    leaves: tuple[HloValue, HloValue],
     replacement: Replacement,
     replicas: Replicas,
+    key: Key | None,
 ) -> None:
     """Checks that two values, the old and the fresh one, have the same elements, rounded alike."""
-    value, fresh = values
+    old, new, (value, fresh), leaf = spliced.old, spliced.new, values, leaves[1]
     points = points_of(old.devices, replacement.after.dims)
     before, after = old.origins(value, replacement.leaf, points), new.origins(fresh, leaf, points)
     if (before.leaf == NOWHERE).any():
@@ -123,23 +142,25 @@ def _check_moved(
             f"come from place {after.place[at]} of device {after.device[at]}, not from place "
             f"{before.place[at]} of device {before.device[at]}"
         )
+    spliced.proofs.add(key, after.device, before.device, old.devices)
 
 
 def _check_sums(
-    old: Traced,
-    new: Traced,
+    spliced: Spliced,
     values: tuple[HloValue, HloValue],
-    leaf: HloValue,
+    leaves: tuple[HloValue, HloValue],
     replacement: Replacement,
     replicas: Replicas,
+    key: Key | None,
 ) -> None:
     """Checks that two values, the old and the fresh one, are the same sums."""
-    value, fresh = values
+    old, new, (value, fresh), (source, leaf) = spliced.old, spliced.new, values, leaves
     points = points_of(old.devices, replacement.after.dims)
-    source = old.flow.operands(replacement.leaf)[0]
     before, after = old.summands(value, source, points), new.summands(fresh, leaf, points)
     dtype, each = replacement.before.dtype, np.arange(old.devices)
-    if not (same_sums(before, after, each, dtype) or same_sums(before, after, replicas.of(source), dtype)):
+    if same_sums(before, after, each, dtype):
+        spliced.proofs.add(key, each, each, old.devices)
+    elif not same_sums(before, after, replicas.of(source), dtype):
         raise SpliceError(f"{value.name}: its elements would be other sums, or added up in another order")
 
 
@@ -155,7 +176,7 @@ def fresh_values(spliced: Spliced, value: HloValue) -> list[HloValue]:
 
 
 def _fresh_values(spliced: Spliced, value: HloValue) -> Iterator[HloValue]:
-    old, new, region, _ = spliced
+    old, new, region = spliced.old, spliced.new, spliced.region
     outer = HloValue(value.scope, finished(value))
     while outer.scope.opened and outer.scope.computation.root is outer.instruction and outer.scope.caller is not None:
         outer = HloValue(outer.scope.caller.scope, outer.scope.caller.instruction.name)

@@ -92,6 +92,7 @@ class Flow:
         self.module = module
         self._inner: dict[tuple[Scope, str], Scope] = {}
         self._origins: dict[HloValue, HloValue] = {}
+        self._operands: dict[tuple[Scope, str], list[HloValue]] = {}
         self._positions: dict[HloValue, tuple[float, ...]] = {}
         self._orders: dict[str, dict[str, int]] = {}
         self._sites: dict[Scope, list[Site]] = {}
@@ -152,7 +153,12 @@ class Flow:
 
     def operands(self, value: HloValue) -> list[HloValue]:
         """The origins of the operands of the value's instruction."""
-        return [self.origin(HloValue(value.scope, name)) for name in value.instruction.operands]
+        site = value.scope, value.name
+        known = self._operands.get(site)
+        if known is None:
+            operands = value.instruction.operands
+            known = self._operands[site] = [self.origin(HloValue(value.scope, name)) for name in operands]
+        return list(known)
 
     def array_origins(self, value: HloValue) -> Iterator[HloValue]:
         """The origin of each array of a value, which may be a tuple."""

@@ -261,7 +261,7 @@ def _all_gather(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Pr
     operand = maps.flow.operands(value)[value.path[0] if value.path else 0]
     (dim,) = attribute_ints(value, "dimensions")
     index = points.indices.copy()
-    member, index[dim] = np.divmod(points.indices[dim], array_of(operand).dims[dim])
+    member, index[dim] = _parted(points.indices[dim], array_of(operand).dims[dim])
     yield Preimage(None, operand, Points(_members(maps, value)[points.device, member], index))
 
 
@@ -277,7 +277,7 @@ def _all_to_all(maps: IndexMaps, value: HloValue, points: Points) -> Iterator[Pr
     (dim,) = attribute_ints(value, "dimensions")
     block = array_of(value).dims[dim] // members.shape[1]
     index = points.indices.copy()
-    member, rest = np.divmod(points.indices[dim], block)
+    member, rest = _parted(points.indices[dim], block)
     index[dim] = mine * block + rest
     yield Preimage(None, operands[0], Points(members[points.device, member], index))
 
@@ -360,8 +360,17 @@ def unravel(place: Numbers, dims: Sequence[int]) -> Numbers:
     """The index of each row-major place, one row per dim."""
     index = np.zeros((len(dims), place.size), np.int64)
     for dim in reversed(range(len(dims))):
-        place, index[dim] = np.divmod(place, max(dims[dim], 1))
+        if dims[dim] > 1:
+            place, index[dim] = _parted(place, dims[dim])
     return index
+
+
+def _parted(numbers: Numbers, size: int) -> tuple[Numbers, Numbers]:
+    """Quotients, rounded down, and remainders; several times faster than `np.divmod`."""
+    if size < 1 or size & (size - 1):
+        quotients = numbers // size
+        return quotients, numbers - quotients * size
+    return numbers >> (size.bit_length() - 1), numbers & (size - 1)
 
 
 _IndexMap = Callable[[IndexMaps, HloValue, Points], Iterator[Preimage]]

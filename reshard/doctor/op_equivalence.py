@@ -42,11 +42,15 @@ def check_same_rows(spliced: Spliced, replacement: OpReplacement, replicas: Repl
     for output in replacement.outputs:
         for value in output.values:
             for fresh in fresh_values(spliced, value):
+                key = spliced.key((value, fresh), (replacement.leaf, leaf))
+                if spliced.proofs.hold(key, replacement.leaf, replicas):
+                    continue
                 points = points_of(old.devices, output.after.dims)
                 before = _rows(old, value, points, replacement.op)
                 after = _rows(new, fresh, points, replacement.op)
                 _check_op(old, new, before, after, replacement)
-                _check_operands(old, new, (before, after), leaf, replacement, replicas)
+                pairs = _check_operands(old, new, (before, after), leaf, replacement, replicas)
+                spliced.proofs.add(key, *pairs, old.devices)
 
 
 def _rows(traced: Traced, value: HloValue, points: Points, like: BatchOp) -> _Rows:
@@ -99,10 +103,12 @@ def _check_operands(
     leaf: HloValue,
     replacement: OpReplacement,
     replicas: Replicas,
-) -> None:
-    """Checks that the rows of both operations have the same elements of the source."""
+) -> tuple[Numbers, Numbers]:
+    """Checks that the rows of both operations have the same elements of the source; returns the devices of each."""
     before, after = rows
-    pairs = np.unique(np.stack([before.device, before.row, after.device, after.row]), axis=1)
+    pairs = _different(np.stack([before.device, before.row, after.device, after.row]))
+    here: list[Numbers] = []
+    there: list[Numbers] = []
     operands = [traced.flow.operands(one.result) for traced, one in ((old, before), (new, after))]
     for number, (was, is_now) in enumerate(zip(*operands, strict=True)):
         dim = replacement.inputs[number].index_dim
@@ -118,6 +124,19 @@ def _check_operands(
             raise SpliceError(f"{was.name}: it would be converted on the way")
         if (one.place != other.place).any() or replicas.differ(replacement.leaf, one.device, other.device).any():
             raise SpliceError(f"{was.name}: its rows would have other elements of {replacement.source}")
+        here.append(one.device)
+        there.append(other.device)
+    return np.concatenate(here), np.concatenate(there)
+
+
+def _different(columns: Numbers) -> Numbers:
+    """The columns that differ; most are those before them, and numbers are sorted faster than columns."""
+    changes = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+    columns = columns[:, np.concatenate([[True], changes])]
+    sizes = [1 + int(row.max()) for row in columns]
+    if math.prod(sizes) > np.iinfo(np.int64).max:
+        return np.unique(columns, axis=1)
+    return columns[:, np.unique(ravel(columns, sizes), return_index=True)[1]]
 
 
 def _points_in(

@@ -41,6 +41,8 @@ from reshard.types.plan import Plan
 ALIGNMENT = 4096
 """Bytes by which buffers are rounded up, and those of tables and scalars."""
 _SURELY = 0.5  # of the peak before: an estimate by the order of the text has been off by a third
+_GAIN = 0.01
+"""Of the peak before: what a program must need less if it receives as many bytes. Compiling it anew costs seconds."""
 PREFERENCES = ("bytes", "memory", "time")
 """What plans can be asked to make better."""
 
@@ -329,6 +331,33 @@ def why_unmeasured(
     if saved >= options.launch_cost:
         return None
     return f"{saved} B saved in all are not worth compiling the program for its peak"
+
+
+class ProgramCost(NamedTuple):
+    """The most that a device holds at once in a whole program, and what it receives, in bytes, as compiled."""
+
+    peak_bytes: int
+    received_bytes: int
+
+
+def why_no_better(before: ProgramCost, after: ProgramCost, options: ProposalOptions) -> str:
+    """Why a rewritten program is not taken, from what the compiler makes of both; empty if it is better.
+
+    It may make the same of a part of both: XLA makes a reduce-scatter of a sliced sum by itself, late.
+
+    >>> why_no_better(ProgramCost(1000, 64), ProgramCost(995, 64), ProposalOptions())
+    'as compiled it would receive as many bytes, and need 995 B at its peak instead of 1000 B'
+    >>> why_no_better(ProgramCost(1000, 64), ProgramCost(900, 64), ProposalOptions())
+    ''
+    """
+    peak, best = after.peak_bytes, before.peak_bytes
+    if peak > best:
+        return f"with it the program would need {peak} B at its peak as compiled here, and XLA's needs {best} B"
+    if options.prefer == "time" or after.received_bytes < before.received_bytes or peak <= (1 - _GAIN) * best:
+        return ""
+    if after.received_bytes > before.received_bytes:
+        return f"as compiled it would receive {after.received_bytes} B, and XLA's receives {before.received_bytes} B"
+    return f"as compiled it would receive as many bytes, and need {peak} B at its peak instead of {best} B"
 
 
 def too_large(one: Proposal) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Set
+
 from reshard.hlo.instruction_proto import InstructionProto
 from reshard.hlo.proto import ComputationProto, ModuleProto
 
@@ -17,33 +20,32 @@ def remove_dead(module: ModuleProto, region: ComputationProto) -> None:
 
     Instructions that may have an effect stay, used or not.
     """
-    while _remove_once(module, region):  # ends: each round removes something
-        pass
-    _remove_uncalled(module)
+    # Something may be unused in fusions that were opened; compilers leave nothing unused there.
+    remove_unused(module, region, {one.id for one in module.computations if one.is_opened})
+    remove_uncalled(module)
 
 
-def _remove_once(module: ModuleProto, computation: ComputationProto) -> bool:
-    """Whether a pass from the last instruction to the first has removed anything."""
-    users: dict[int, int] = {computation.root_id: 1}
+def remove_unused(module: ModuleProto, computation: ComputationProto, entered: Set[int]) -> bool:
+    """Removes what nobody uses from a computation and from the fusions that run an `entered` one; whether it was any.
+
+    Operands stand before their users, so one pass from the last instruction to the first removes everything.
+    """
+    users = Counter([computation.root_id])
     followed = {one for instruction in computation.instructions for one in instruction.control}
     for instruction in computation.instructions:
-        for operand in instruction.operands:
-            users[operand] = users.get(operand, 0) + 1
+        users.update(instruction.operands)
     removed = False
     for instruction in reversed(list(computation.instructions)):
-        if not users.get(instruction.id) and not _has_effect(instruction):
-            for operand in instruction.operands:
-                users[operand] -= 1
+        if not users[instruction.id] and not _has_effect(instruction):
+            users.subtract(instruction.operands)
             _remove(module, computation, instruction, instruction.id in followed)
             removed = True
-        elif instruction.opcode == "fusion" and _was_opened(module, instruction) and _trim(module, instruction):
-            return True
+        elif instruction.opcode == "fusion" and instruction.called[0] in entered:
+            before = instruction.operands
+            removed = _trim(module, instruction, entered) or removed
+            users.subtract(before)
+            users.update(instruction.operands)
     return removed
-
-
-def _was_opened(module: ModuleProto, fusion: InstructionProto) -> bool:
-    """Whether something may be unused in a fusion now; compilers leave nothing unused there."""
-    return module.computation(fusion.called[0]).is_opened
 
 
 def _has_effect(instruction: InstructionProto) -> bool:
@@ -60,12 +62,10 @@ def _remove(module: ModuleProto, computation: ComputationProto, gone: Instructio
         module.schedule[computation.id].remove(gone.id)
 
 
-def _trim(module: ModuleProto, fusion: InstructionProto) -> bool:
+def _trim(module: ModuleProto, fusion: InstructionProto, entered: Set[int]) -> bool:
     """Whether a fusion had parameters or instructions that nobody used, which are removed."""
     inner = module.computation(fusion.called[0])
-    changed = False
-    while _remove_once(module, inner):  # ends: each round removes something
-        changed = True
+    changed = remove_unused(module, inner, entered)
     unused = [one for one in inner.parameters if inner.root_id != one.id and not inner.users(one.id)]
     if unused:
         numbers = {one.parameter for one in unused}
@@ -78,10 +78,11 @@ def _trim(module: ModuleProto, fusion: InstructionProto) -> bool:
     return changed or bool(unused)
 
 
-def _remove_uncalled(module: ModuleProto) -> None:
+def remove_uncalled(module: ModuleProto) -> None:
     """Removes the computations that no instruction calls."""
+    calls = {one.id: one.summary.called for one in module.computations}
     while True:  # ends: each round removes a computation
-        called = {number for one in module.computations for number in one.summary.called} | {module.entry.id}
+        called = {number for one in module.computations for number in calls[one.id]} | {module.entry.id}
         kept = [one for one in module.computations if one.id in called]
         if len(kept) == len(module.computations):
             return

@@ -49,7 +49,7 @@ class InstructionProto:
 
     def copy(self) -> InstructionProto:
         """An instruction of its own with the same fields."""
-        return InstructionProto(wire.decode(wire.encode(self.message)))
+        return InstructionProto(Message(list(self.message.fields)), self._name, dict(self._ids))
 
     @property
     def name(self) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from reshard.errors import SpliceError
 from reshard.hlo.instruction_proto import InstructionProto
 from reshard.hlo.proto import ComputationProto, ModuleProto
-from reshard.hlo.splice import Linked, Splice, outputs, replaced_values
+from reshard.hlo.splice import Linked, Splice, SpliceContext, outputs, replaced_values
 
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids
 _EDITED_OF_OLD = frozenset((9, 36, 37))  # parameter number, operands, control predecessors
@@ -45,8 +45,9 @@ def check(old: ModuleProto, after: bytes, changes: Sequence[Change]) -> None:
     _check_rest(old, new)
     _check_order(new, changed)
     _check_schedule(old, new)
-    added = _check_added(new, changed, changes)
-    fresh = _what_is_fresh(old, new, changed, added, changes)
+    fragments = {one.splice.fragment: ModuleProto.decode(one.splice.fragment) for one in changes}
+    added = _check_added(new, changed, changes, fragments)
+    fresh = _what_is_fresh(old, new, changed, added, changes, fragments)
     _check_kept(changed, fresh)
     _check_channels(old, changes)
     for computation in changed:
@@ -134,13 +135,16 @@ def _check_sequence(computation: ComputationProto, ids: Sequence[int]) -> None:
 
 
 def _check_added(
-    new: ModuleProto, changed: Sequence[ComputationProto], changes: Sequence[Change]
+    new: ModuleProto,
+    changed: Sequence[ComputationProto],
+    changes: Sequence[Change],
+    fragments: Mapping[bytes, ModuleProto],
 ) -> dict[int, InstructionProto]:
     """Checks the added instructions against the fragments; returns them by id."""
     everything = {one.id: one for computation in changed for one in computation.instructions}
     added: dict[int, InstructionProto] = {}
     for change in changes:
-        fragment = ModuleProto.decode(change.splice.fragment)
+        fragment = fragments[change.splice.fragment]
         source = new.computation_named(change.splice.region).named(change.splice.source)
         linked = {**change.linked.instructions}
         linked.update({one.id: source.id for one in fragment.entry.parameters})
@@ -236,15 +240,17 @@ def _what_is_fresh(
     changed: Sequence[ComputationProto],
     added: Mapping[int, InstructionProto],
     changes: Sequence[Change],
+    fragments: Mapping[bytes, ModuleProto],
 ) -> _Fresh:
+    before = SpliceContext(old)
     replaced: dict[int, int] = {}
     roots: dict[int, int] = {}
     for change in changes:
-        entry = ModuleProto.decode(change.splice.fragment).entry
+        entry = fragments[change.splice.fragment].entry
         results = [change.linked.instructions[one] for one in outputs(entry)]
         roots.update({root: root for root in results})
         for use in change.splice.uses:
-            values = replaced_values(old, change.splice.region, use)
+            values = replaced_values(before, change.splice.region, use)
             replaced.update(dict.fromkeys(values, results[use.output]))
     known = _with_parameters(new, changed, roots)
     return _Fresh(old, new, added, known, replaced, {one.id: one for one in old.computations})

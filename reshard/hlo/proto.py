@@ -72,6 +72,10 @@ class ComputationProto:
         made._summary = self.summary if not self.is_opened else None
         return made
 
+    def copy(self) -> ComputationProto:
+        """A computation of its own with the same fields and instructions."""
+        return ComputationProto(Message(list(self.message.fields)), [one.copy() for one in self.instructions])
+
     @property
     def is_opened(self) -> bool:
         """Whether its instructions have been looked at, and may have been changed."""
@@ -222,6 +226,11 @@ class ModuleProto:
         """The same module as it was decoded, to be changed."""
         message = Message(list(self.message.fields))
         return ModuleProto(message, [one.fresh() for one in self.computations], _copied(self.schedule))
+
+    def copy(self) -> ModuleProto:
+        """A module of its own with the same computations."""
+        message = Message(list(self.message.fields))
+        return ModuleProto(message, [one.copy() for one in self.computations], _copied(self.schedule))
 
     def encode(self) -> bytes:
         """The bytes of the module."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from reshard.errors import SpliceError
-from reshard.hlo.dead_code import remove_dead
+from reshard.hlo.dead_code import remove_uncalled, remove_unused
 from reshard.hlo.instruction_proto import InstructionProto, parameter_instruction, without_layout
 from reshard.hlo.proto import ComputationProto, ModuleProto
 
@@ -66,32 +67,59 @@ class Linked:
         self.channels: dict[int, int] = {}
 
 
-def splice(module: ModuleProto, change: Splice) -> Linked:
-    """Splices one fragment into a module, in place; raises `SpliceError` where that cannot be done.
+class Splicer:
+    """Splices fragments into one module, in place, and removes what nobody uses any more.
 
-    After an error the module may be half changed: decode it anew.
+    What is asked of the whole module is asked once for all of them. After an error the module may be half changed:
+    decode it anew.
     """
-    region = module.computation_named(change.region)
-    fragment = ModuleProto.decode(change.fragment)
-    entry = fragment.entry
-    if (module.schedule is None) != (fragment.schedule is None):
-        raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
-    source = region.named(change.source)
-    known = _Known(module)
-    uses = [_outermost(known, region, use) for use in change.uses]
-    at = min(_index_of(region, _entered_at(region, use)) for use in uses)
-    linked, results = Linked(fragment.is_laid_out), outputs(entry)
-    made = _link(known, region, fragment, source, change.metadata, linked)
-    values = [linked.instructions[one] for one in results]
-    if any(use.output >= len(values) for use in uses):
-        raise SpliceError(f"{change.region}: the fragment yields {len(values)} values, which are fewer than are used")
-    region.instructions[at:at] = made
-    linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
-    consumers = [_replace(known, region, use, values[use.output], linked) for use in uses]
-    if module.schedule is not None and fragment.schedule is not None:
-        _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
-    remove_dead(module, region)
+
+    def __init__(self, module: ModuleProto) -> None:
+        self._known = SpliceContext(module)
+
+    def splice(self, change: Splice) -> Linked:
+        """Splices one fragment in; raises `SpliceError` where that cannot be done."""
+        known, module = self._known, self._known.module
+        region = module.computation_named(change.region)
+        fragment = _decoded(change.fragment).copy()
+        entry = fragment.entry
+        if (module.schedule is None) != (fragment.schedule is None):
+            raise SpliceError(f"{change.region}: the fragment was captured at another stage; only one has a schedule")
+        source = region.named(change.source)
+        uses = [_outermost(known, region, use) for use in change.uses]
+        at = min(_index_of(region, _entered_at(region, use)) for use in uses)
+        linked, results = Linked(fragment.is_laid_out), outputs(entry)
+        made = _link(known, region, fragment, source, change.metadata, linked)
+        values = [linked.instructions[one] for one in results]
+        if any(use.output >= len(values) for use in uses):
+            raise SpliceError(
+                f"{change.region}: the fragment yields {len(values)} values, which are fewer than are used"
+            )
+        region.instructions[at:at] = made
+        linked.stand_ins = {use.name: region.by_id(values[use.output]).name for use in uses if not use.path}
+        consumers = [_replace(known, region, use, values[use.output], linked) for use in uses]
+        if module.schedule is not None and fragment.schedule is not None:
+            _insert_in_schedule(module.schedule, fragment.schedule, entry, region, linked, consumers)
+        remove_unused(module, region, {one.id for use in uses for one in _scopes(known, region, use.path)[1:]})
+        return linked
+
+    def finish(self) -> None:
+        """Removes the computations that nobody calls any more: once for all splices."""
+        remove_uncalled(self._known.module)
+
+
+def splice(module: ModuleProto, change: Splice) -> Linked:
+    """Splices one fragment into a module, in place; see `Splicer`."""
+    splicer = Splicer(module)
+    linked = splicer.splice(change)
+    splicer.finish()
     return linked
+
+
+@lru_cache(maxsize=64)
+def _decoded(fragment: bytes) -> ModuleProto:
+    """A fragment, to be copied: many chains of a program, and many programs, ask for the same."""
+    return ModuleProto.decode(fragment)
 
 
 def outputs(entry: ComputationProto) -> list[int]:
@@ -99,12 +127,9 @@ def outputs(entry: ComputationProto) -> list[int]:
     return entry.root.operands if entry.root.opcode == "tuple" else [entry.root_id]
 
 
-def replaced_values(module: ModuleProto, region: str, use: Use) -> list[int]:
+def replaced_values(known: SpliceContext, region: str, use: Use) -> list[int]:
     """The ids of the values that a splice replaces for a use: its own, and those of fusions that only yield it."""
-    known = _Known(module)
-    scopes = [module.computation_named(region)]
-    for name in use.path:
-        scopes.append(_entered(known, scopes[-1].named(name)))
+    scopes = _scopes(known, known.module.computation_named(region), use.path)
     names = [*use.path, use.name]
     values = [scopes[-1].named(names[-1]).id]
     while len(scopes) > 1 and scopes[-1].root_id == values[-1]:  # ends: the scopes get fewer
@@ -118,11 +143,9 @@ def _same(shape: bytes) -> bytes:
     return shape
 
 
-def _outermost(known: _Known, region: ComputationProto, use: Use) -> Use:
+def _outermost(known: SpliceContext, region: ComputationProto, use: Use) -> Use:
     """The use, outside of every fusion that only yields it."""
-    scopes = [region]
-    for name in use.path:
-        scopes.append(_entered(known, scopes[-1].named(name)))
+    scopes = _scopes(known, region, use.path)
     path, name = list(use.path), use.name
     while path and scopes[-1].root.name == name:  # ends: the path gets shorter
         scopes.pop()
@@ -130,7 +153,15 @@ def _outermost(known: _Known, region: ComputationProto, use: Use) -> Use:
     return Use(tuple(path), name, use.output)
 
 
-def _entered(known: _Known, caller: InstructionProto) -> ComputationProto:
+def _scopes(known: SpliceContext, region: ComputationProto, path: Sequence[str]) -> list[ComputationProto]:
+    """The region, and the computation that each instruction of a path enters."""
+    scopes = [region]
+    for name in path:
+        scopes.append(_entered(known, scopes[-1].named(name)))
+    return scopes
+
+
+def _entered(known: SpliceContext, caller: InstructionProto) -> ComputationProto:
     """The computation that an instruction runs, and no other does."""
     if caller.opcode not in _ENTERED or len(caller.called) != 1:
         raise SpliceError(f"{caller.name}: a value inside {caller.opcode} cannot be replaced")
@@ -154,7 +185,7 @@ def _index_of(computation: ComputationProto, number: int) -> int:
 
 
 def _link(
-    known: _Known,
+    known: SpliceContext,
     region: ComputationProto,
     fragment: ModuleProto,
     source: InstructionProto,
@@ -179,6 +210,9 @@ def _link(
     _rewire(inserted, linked, known, metadata)
     place = module.computations.index(region)
     module.computations[place:place] = added
+    known.calls.update(
+        number for one in (*added, ComputationProto(region.message, inserted)) for number in one.summary.called
+    )
     return inserted
 
 
@@ -188,7 +222,7 @@ def _renumber(computation: ComputationProto, instructions: Sequence[InstructionP
         linked.instructions[instruction.id] = number
 
 
-def _adopt(computation: ComputationProto, linked: Linked, names: _Known, metadata: bytes) -> None:
+def _adopt(computation: ComputationProto, linked: Linked, names: SpliceContext, metadata: bytes) -> None:
     """Makes a computation of the fragment one of the module."""
     computation.root_id = linked.instructions[computation.root_id]
     computation.name = names.fresh(computation.name)
@@ -196,7 +230,7 @@ def _adopt(computation: ComputationProto, linked: Linked, names: _Known, metadat
     computation.describe_parameters()
 
 
-def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: _Known, metadata: bytes) -> None:
+def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: SpliceContext, metadata: bytes) -> None:
     """Gives instructions the ids, names and channels of the module that they are added to."""
     for instruction in instructions:
         instruction.renumber(linked.instructions[instruction.id])
@@ -212,8 +246,8 @@ def _rewire(instructions: Iterable[InstructionProto], linked: Linked, names: _Kn
             instruction.channel = linked.channels[instruction.channel]
 
 
-class _Known:
-    """What a splice asks of the whole module: its names, its channels, and how many instructions call a computation."""
+class SpliceContext:
+    """What splices ask of the whole module: its names, its channels, and how many instructions call a computation."""
 
     def __init__(self, module: ModuleProto) -> None:
         self.module = module
@@ -234,10 +268,12 @@ class _Known:
     def new_channels(self, fragment: ModuleProto) -> dict[int, int]:
         """Channels that the module does not use, for those of the fragment."""
         used = sorted({one.channel for one in fragment.instructions() if one.channel})
-        return {channel: self.last_channel + 1 + at for at, channel in enumerate(used)}
+        first = self.last_channel + 1
+        self.last_channel += len(used)
+        return {channel: first + at for at, channel in enumerate(used)}
 
 
-def _replace(known: _Known, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
+def _replace(known: SpliceContext, region: ComputationProto, use: Use, value: int, linked: Linked) -> list[int]:
     """Replaces one use by a value of the region; returns the ids of the region's instructions that now take it."""
     if not use.path:
         return _replace_in(region, region.named(use.name), value, linked)

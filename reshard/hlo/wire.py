@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reshard.errors import NotationError
 
@@ -31,9 +32,8 @@ _WORD = 1 << 64
 Value = int | bytes
 
 
-@dataclass(slots=True)
-class Field:
-    """One field: its number, its wire type, and an int (type 0) or the bytes of its value."""
+class Field(NamedTuple):
+    """One field: its number, its wire type, and an int (type 0) or the bytes of its value; messages share them."""
 
     number: int
     wire_type: int
@@ -85,8 +85,10 @@ class Message:
 
     def set_numbers(self, number: int, values: Iterable[int]) -> None:
         """Sets a repeated integer field, packed as proto3 does; removes it if there are no values."""
-        packed = b"".join(_varint(value % _WORD) for value in values)
-        self._put(number, [Field(number, _BYTES, packed)] if packed else [])
+        packed = bytearray()
+        for value in values:
+            _append_varint(packed, value % _WORD)
+        self._put(number, [Field(number, _BYTES, bytes(packed))] if packed else [])
 
     def set_all_data(self, number: int, values: Iterable[bytes]) -> None:
         """Sets a repeated field of messages."""
@@ -97,10 +99,13 @@ class Message:
         self.fields = [field for field in self.fields if field.number != number]
 
     def _put(self, number: int, fields: list[Field]) -> None:
-        at = next((at for at, field in enumerate(self.fields) if field.number == number), len(self.fields))
-        before = self.fields[:at]
+        numbers = [field.number for field in self.fields]
+        at = numbers.index(number) if number in numbers else len(numbers)
+        if len(fields) == 1 and numbers.count(number) <= 1:
+            self.fields[at : at + 1] = fields
+            return
         after = [field for field in self.fields[at:] if field.number != number]
-        self.fields = [*before, *fields, *after]
+        self.fields = [*self.fields[:at], *fields, *after]
 
 
 def decode(data: bytes) -> Message:
@@ -169,16 +174,16 @@ def scan(data: bytes, wanted: frozenset[int]) -> dict[int, list[Value]]:
 
 def encode(message: Message) -> bytes:
     """The bytes of a message."""
-    parts: list[bytes] = []
-    for field in message.fields:
-        parts.append(_varint(field.number << 3 | field.wire_type))
-        if isinstance(field.value, int):
-            parts.append(_varint(field.value))
-        elif field.wire_type == _BYTES:
-            parts += [_varint(len(field.value)), field.value]
-        else:
-            parts.append(field.value)
-    return b"".join(parts)
+    data = bytearray()
+    for number, wire_type, value in message.fields:
+        _append_varint(data, number << 3 | wire_type)
+        if isinstance(value, int):
+            _append_varint(data, value)
+            continue
+        if wire_type == _BYTES:
+            _append_varint(data, len(value))
+        data += value
+    return bytes(data)
 
 
 def _read_value(data: bytes, at: int, wire_type: int) -> tuple[Value, int]:
@@ -209,15 +214,11 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     raise NotationError("a number has more than 64 bits")
 
 
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    parts = bytearray()
+def _append_varint(data: bytearray, value: int) -> None:
     while value >= 0x80:  # ends: the value shrinks
-        parts.append(value & 0x7F | 0x80)
+        data.append(value & 0x7F | 0x80)
         value >>= 7
-    parts.append(value)
-    return bytes(parts)
+    data.append(value)
 
 
 def unpacked(values: Iterable[Value]) -> list[int]:

@@ -32,6 +32,7 @@ from reshard.doctor.proposals import (
     ProposalOptions,
     Proposals,
     too_large,
+    why_no_better,
     why_unmeasured,
 )
 from reshard.doctor.replacements import Replacement, Unfit
@@ -39,7 +40,7 @@ from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Splice, splice
+from reshard.hlo.splice import Splice, Splicer
 from reshard.jax.chain_plans import asked_fragments
 from reshard.jax.fragments import Fragment, Fragments, Key
 from reshard.jax.program_peaks import Peaks
@@ -86,8 +87,8 @@ def improve(
     """Replaces what receives too much in a serialized HloModuleProto.
 
     `compiler` reads serialized modules. Where an estimate does not show that the program's peak is lower than before,
-    `peaks` says so; without it, plans that need more memory than their chains are left out. On CPU the estimate is
-    enough: a module that is handed back unchanged already moves the peak there.
+    `peaks` says whether it is better; without it, plans that need more memory than their chains are left out. On CPU
+    the estimate is enough: a module that is handed back unchanged already moves the peak there.
     """
     options = options._replace(platform=fragments.platform)
     improved = _improve(module, fragments, compiler, options, options.platform == "cpu" or peaks is not None)
@@ -98,12 +99,12 @@ def improve(
         return _given_up(improved, why) if why else improved
     try:
         before, after = peaks.of(None), peaks.of(improved.module)
-        if after > before:
+        if after.peak_bytes > before.peak_bytes:
             improved = _improve(module, fragments, compiler, options, False)
             after = peaks.of(improved.module)
-        if after <= before:
+        why = why_no_better(before, after, options)
+        if not why:
             return improved
-        why = f"with it the program would need {after} B at its peak as compiled here, and XLA's needs {before} B"
     except SpliceError as error:
         why = str(error)
     return _given_up(improved, why)
@@ -256,6 +257,7 @@ class _Round:
         Of those that the splicer itself refuses, only the first is known: the module is half changed then.
         """
         module = self.proto.fresh()
+        splicer = Splicer(module)
         changes: list[integrity.Change] = []
         regions: dict[str, dict[str, str]] = {}
         current = candidates[0]
@@ -264,8 +266,9 @@ class _Round:
                 for change in self._changes(current):
                     stand_ins = regions.setdefault(change.region, {})
                     placed = replace(change, source=stand_ins.get(change.source, change.source))
-                    changes.append(integrity.Change(placed, splice(module, placed)))
+                    changes.append(integrity.Change(placed, splicer.splice(placed)))
                     stand_ins.update(changes[-1].linked.stand_ins)
+            splicer.finish()
             data = module.encode()
             integrity.check(self.proto, data, changes)
             text = self.compiler.text(data)
@@ -288,7 +291,7 @@ class _Round:
             region = candidate.chain.region.computation.name
             try:
                 for one in candidate.replacements:
-                    _check(Spliced(self.traced, after, region, regions[region]), one, replicas)
+                    _check(Spliced(self.traced, after, region, regions[region], self.fragments.proofs), one, replicas)
             except (Unfit, ReshardError) as error:
                 yield _Failure(candidate, str(error).splitlines()[0])
 

@@ -1,7 +1,8 @@
 """The peak of a program that XLA is compiling, by compiling it again: as it is, and as the pass has rewritten it.
 
 What a compiler makes of a module is only known when it has: it chooses an order, fuses, and lets buffers share memory.
-So where no estimate shows that a rewritten program needs less, both are compiled, and the compiler says.
+So where no estimate shows that a rewritten program needs less, both are compiled, and the compiler says. It says what
+they receive, too: XLA may make by itself what the pass has made, after the pass.
 """
 
 # jax annotates its functions only in part.
@@ -14,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from reshard import hlo
+from reshard.doctor.proposals import ProgramCost
 from reshard.errors import SpliceError
 from reshard.hlo import wire
 from reshard.jax.compiling_thread import CompilingThread
@@ -25,10 +28,10 @@ Again = Callable[[], Any]
 
 
 class Peaks(Protocol):
-    """What a device holds at the peak of a program."""
+    """What a device holds at the peak of a program, and what it receives."""
 
-    def of(self, module: bytes | None) -> int:
-        """The peak with this module in place of the program's own, None for that one, in bytes."""
+    def of(self, module: bytes | None) -> ProgramCost:
+        """The cost with this module in place of the program's own, None for that one."""
         ...
 
 
@@ -53,27 +56,27 @@ _compiling = CompilingThread[_PeakRun]("reshard-peak")
 class ProgramPeaks:
     """The peaks of the program that XLA has handed `module` out for; `known` has those that were compiled before."""
 
-    def __init__(self, module: bytes, again: Again, known: dict[tuple[bytes, bytes], int]) -> None:
+    def __init__(self, module: bytes, again: Again, known: dict[tuple[bytes, bytes], ProgramCost]) -> None:
         self._module = module
         self._again = again
         self._known = known
 
-    def of(self, module: bytes | None) -> int:
-        """The peak with this module, in bytes; raises `SpliceError` where it cannot be compiled again."""
-        key = _digest(self._module), b"" if module is None else _digest(module)
+    def of(self, module: bytes | None) -> ProgramCost:
+        """The cost with this module; raises `SpliceError` where it cannot be compiled again."""
+        key = digest(self._module), b"" if module is None else digest(module)
         if key not in self._known:
             self._known[key] = self._compiled(_PeakRun(self._module, module))
         return self._known[key]
 
-    def _compiled(self, one: _PeakRun) -> int:
+    def _compiled(self, one: _PeakRun) -> ProgramCost:
         try:
-            peak = _compiling.run(one, lambda: peak_bytes(self._again().get_compiled_memory_stats()))
+            cost = _compiling.run(one, lambda: _cost(self._again()))
         except Exception as error:  # XLA raises what it likes.
             reason = str(error).partition("\n")[0]
             raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
-        if [_digest(each) for each in one.handed_out] != [_digest(one.module)]:
+        if [digest(each) for each in one.handed_out] != [digest(one.module)]:
             raise SpliceError("the program cannot be compiled for its peak (XLA hands out another module)")
-        return peak
+        return cost
 
 
 def handed(module: bytes) -> Handed | None:
@@ -83,6 +86,12 @@ def handed(module: bytes) -> Handed | None:
         return None
     one.handed_out.append(bytes(module))
     return Handed(one.instead)
+
+
+def _cost(executable: Any) -> ProgramCost:
+    """The cost of a program, from XLA's executable."""
+    received = sum(hlo.traffic(hlo.parse(module.to_string())).received_bytes for module in executable.hlo_modules())
+    return ProgramCost(peak_bytes(executable.get_compiled_memory_stats()), received)
 
 
 def peak_bytes(memory: Any) -> int:
@@ -97,7 +106,7 @@ def peak_bytes(memory: Any) -> int:
     return int(total - memory.alias_size_in_bytes)
 
 
-def _digest(module: bytes) -> bytes:
+def digest(module: bytes) -> bytes:
     """What a module is, but for the number that a process gives it, and the lines that its instructions are from."""
     message = wire.decode(module)
     message.remove(_MODULE_ID)

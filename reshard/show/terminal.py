@@ -33,9 +33,11 @@ class _Console(Console):
 def console() -> Console:
     """A console on stdout, with rich's markup off because layouts are full of brackets.
 
-    Its width is COLUMNS if that is set, else the terminal's; in a pipe, lines are not wrapped.
+    Its width is COLUMNS if that is set, else the terminal's; in a pipe, lines are not wrapped. With NO_COLOR it writes
+    no escape codes at all; rich would leave those of bold type.
     """
-    return _Console(width=_width(), markup=False, highlight=False, emoji=False)
+    colors = None if os.environ.get("NO_COLOR") else "auto"
+    return _Console(width=_width(), color_system=colors, markup=False, highlight=False, emoji=False)
 
 
 def _width() -> int | None:

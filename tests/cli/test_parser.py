@@ -116,9 +116,8 @@ def test_what_follows_a_script_is_its_own():
     assert parse(["run", "-n", "2", "script.py", "--verson"]).options.arguments == ["script.py", "--verson"]
 
 
-def test_no_color_means_no_color(call, monkeypatch):
+def test_no_color_means_no_escape_codes(call, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[" in call("plan", *MESH, *PAIR).out
     monkeypatch.setenv("NO_COLOR", "1")
-    colours = re.findall(r"\x1b\[([\d;]*)m", call("plan", *MESH, *PAIR).out)
-    assert not {code for codes in colours for code in codes.split(";")} & {str(code) for code in range(30, 48)}
+    assert "\x1b[" not in call("plan", *MESH, *PAIR).out

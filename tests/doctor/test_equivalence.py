@@ -5,6 +5,7 @@ import pytest
 from reshard import hlo
 from reshard.doctor.chains import chains
 from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
+from reshard.doctor.proofs import Proofs
 from reshard.doctor.replacements import Finder
 from reshard.doctor.replicas import Replicas
 from reshard.errors import SpliceError
@@ -50,12 +51,15 @@ NEW = """  %s = f32[2,4,2]{2,1,0} reshape(%p)
 """
 
 
+KNOWN = Proofs()  # What was proved in one test must not let a fault of another pass.
+
+
 def check(new, old=OLD, shardings=()):
     before = Traced(hlo.parse(HEAD + old), 4)
     after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
     (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
     (one,) = Finder(before.flow, before.maps, before.numbering, None).replacements(chain)
-    check_equivalent(Spliced(before, after, "main", {}), one, Replicas(before.maps, shardings))
+    check_equivalent(Spliced(before, after, "main", {}, KNOWN), one, Replicas(before.maps, shardings))
 
 
 def test_the_same_move_by_other_collectives():
@@ -126,6 +130,8 @@ def test_a_copy_on_another_device_is_as_good_where_devices_are_known_to_be_equal
     with pytest.raises(SpliceError, match="would come from"):
         check(FROM_OTHER_COLUMN, PERMUTED)
     check(FROM_OTHER_COLUMN, PERMUTED, ("{devices=[2,1,2]<=[4] last_tile_dim_replicate}",))
+    with pytest.raises(SpliceError, match="would come from"):  # The proof holds only where these are equal.
+        check(FROM_OTHER_COLUMN, PERMUTED)
 
 
 NARROW = """  %n = bf16[2,8]{1,0} convert(%p)

@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import topologies
 
 from reshard.hlo import wire
+from reshard.hlo.splice import Splicer
 from reshard.jax import hlo_pass, xla_hook
 
 _STACK_FRAMES = 17
@@ -55,21 +56,21 @@ def lowered(source, devices):
 
 
 def record(name, source, devices):
-    improve, splice = hlo_pass.improve, hlo_pass.splice
+    improve, splice = hlo_pass.improve, Splicer.splice
     modules, changes = [], []
 
     def improving(module, fragments, compiler, options):
         modules.append((module, compiler.text(module)))
         return improve(module, fragments, compiler, options)
 
-    def splicing(module, change):
+    def splicing(splicer, change):
         changes.append(change)
-        return splice(module, change)
+        return splice(splicer, change)
 
-    xla_hook.improve, hlo_pass.splice = improving, splicing
+    xla_hook.improve, Splicer.splice = improving, splicing
     with xla_hook.enabled() as log:
         lowered(source, devices).compile()
-    xla_hook.improve, hlo_pass.splice = improve, splice
+    xla_hook.improve, Splicer.splice = improve, splice
     print(log)
     (module, text), *_ = modules
     (DATA / f"{name}.pb").write_bytes(module)

@@ -66,7 +66,7 @@ def test_other_groups(case):
     one = collectives(case)[-1]
     for field in one.message.fields:
         if field.number in (GROUPS, PAIRS):
-            field.value = field.value[:-1] + bytes([field.value[-1] ^ 1])
+            one.message.set_data(field.number, field.value[:-1] + bytes([field.value[-1] ^ 1]))
             break
     else:
         one.message.set_data(GROUPS, b"\x12\x00")

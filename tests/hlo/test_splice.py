@@ -6,7 +6,7 @@ from reshard import hlo
 from reshard.errors import NotationError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
-from reshard.hlo.splice import Use, splice
+from reshard.hlo.splice import Splicer, Use, splice
 from tests.hlo.splices import NAMES, recorded
 
 
@@ -31,6 +31,18 @@ def test_the_gathers_go_and_the_fragments_come(name):
     left = kinds(proto)
     assert [kind for kind in left if kind != "all-gather"] == sorted(fragments)
     assert left.count("all-gather") == (1 if name.startswith("train") else 0)  # The one of the weights is needed.
+    integrity.check(module.decoded(), proto.encode(), changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_computations_may_go_once_after_all_splices(name):
+    """And fragments, which are decoded once for all modules, stay as they were captured."""
+    module, each, _ = spliced(name)
+    proto = module.decoded()
+    splicer = Splicer(proto)
+    changes = [integrity.Change(one, splicer.splice(one)) for one in module.splices]
+    splicer.finish()
+    assert [one.opcode for one in proto.instructions()] == [one.opcode for one in each.instructions()]
     integrity.check(module.decoded(), proto.encode(), changes)
 
 

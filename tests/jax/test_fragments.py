@@ -8,7 +8,7 @@ import reshard as rs
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.hlo.proto import ModuleProto
-from reshard.jax import fragments, xla_hook
+from reshard.jax import fragments, program_peaks, xla_hook
 from reshard.jax.fragments import FragmentKey, Fragments
 
 needs_hook = pytest.mark.skipif(not xla_hook.hook_exists(), reason="this jax has no hook for compiler passes")
@@ -88,3 +88,12 @@ def test_the_tile_function_rearranges_the_tile():
     tile = np.arange(24, dtype="float32").reshape(6, 4)
     (moved,) = run(jax.numpy.asarray(tile))
     np.testing.assert_array_equal(np.asarray(moved), tile.T)
+
+
+@needs_hook
+def test_compiling_it_quickly_changes_nothing_that_is_kept(hook, monkeypatch):
+    quick = Fragments(jax.devices()).get(key())
+    monkeypatch.setattr(fragments, "_QUICKER", {})
+    slow = Fragments(jax.devices()).get(key())
+    assert quick[1:] == slow[1:]
+    assert program_peaks.digest(quick.module) == program_peaks.digest(slow.module)

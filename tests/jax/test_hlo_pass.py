@@ -4,7 +4,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor import chain_fate
-from reshard.doctor.proposals import ProposalOptions
+from reshard.doctor.proposals import ProgramCost, ProposalOptions
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ModuleProto
 from reshard.jax import hlo_pass
@@ -74,17 +74,21 @@ def test_a_plan_that_receives_more_as_compiled_is_not_taken(name):
 
 
 class Measured:
-    """Stands for the compiler of whole programs: the peak of the plain one, and of each of the others in turn."""
+    """Stands for the compiler of whole programs: the peak of the plain one, and of each of the others in turn.
 
-    def __init__(self, before, *after):
+    The plain one receives 100 bytes.
+    """
+
+    def __init__(self, before, *after, receives=50):
         self.before = before
         self.after = list(after)
+        self.receives = receives
 
     def of(self, module):
         peak = self.before if module is None else self.after.pop(0)
         if peak is None:
             raise SpliceError("the program cannot be compiled for its peak")
-        return peak
+        return ProgramCost(peak, 100 if module is None else self.receives)
 
 
 def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, saves=1 << 20):
@@ -107,6 +111,9 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
         (Measured(10, 10), b"better", [True]),
         (Measured(10, 11, 9), b"smaller", [True, False]),
         (Measured(10, 11, 11), None, [True, False]),
+        (Measured(10, 10, receives=100), None, [True]),
+        (Measured(10, 9, receives=100), b"better", [True]),
+        (Measured(10, 10, receives=101), None, [True]),
         (Measured(10, None), None, [True]),
         (Measured(None), None, [True]),
         (None, b"smaller", [False]),
