@@ -2,6 +2,7 @@
 
     python benchmarks/mpi_calls.py                     # 2 and 4 ranks
     python benchmarks/mpi_calls.py --ranks 4 --repeats 40
+    python benchmarks/mpi_calls.py --calls 20          # short batches: on a busy machine, some run undisturbed
 
 Small moves, rows to columns, by bytes of a rank's tile, in microseconds a call: the slowest rank's time for a batch of
 calls, over their number. Ways take turns; the figures are the lowest batch and the median one. All ways have warm
@@ -82,7 +83,7 @@ def timed(comm: Any, ways: dict[str, Run], calls: int, repeats: int) -> dict[str
     return {name: (min(of), median(of)) for name, of in times.items()}
 
 
-def small(comm: Any, nbytes: int, repeats: int) -> dict[str, tuple[float, float]]:
+def small(comm: Any, nbytes: int, repeats: int, calls: int) -> dict[str, tuple[float, float]]:
     source, target = ends(comm, nbytes)
     tile, wanted = tile_of(source, comm.rank), tile_of(target, comm.rank)
     out = np.zeros_like(wanted)
@@ -99,7 +100,7 @@ def small(comm: Any, nbytes: int, repeats: int) -> dict[str, tuple[float, float]
             out[...] = 0
             result = run()
             assert np.array_equal(out if isinstance(result, type(None)) else result, wanted), name
-    return timed(comm, ways, max(20, 2000 // comm.size**2), repeats)
+    return timed(comm, ways, calls or max(20, 2000 // comm.size**2), repeats)
 
 
 def many(comm: Any, repeats: int) -> dict[str, tuple[float, float]]:
@@ -137,14 +138,14 @@ def overlap(comm: Any, repeats: int) -> dict[str, tuple[float, float]]:
     return timed(comm, ways, 5, repeats)
 
 
-def rank_main(repeats: int) -> None:
+def rank_main(repeats: int, calls: int) -> None:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
     name = " ".join(MPI.Get_library_version().split()[:3]).rstrip(",")
     lines = [f"{name}, {comm.size} ranks; lowest (median)"]
     for nbytes in (64, 4 << 10, 64 << 10):
-        lines.append(f"  {nbytes:6} B, us: {shown(small(comm, nbytes, repeats), 1e6)}")
+        lines.append(f"  {nbytes:6} B, us: {shown(small(comm, nbytes, repeats, calls), 1e6)}")
     lines.append(f"  200 arrays, ms: {shown(many(comm, max(5, repeats // 4)), 1e3)}")
     times = overlap(comm, max(5, repeats // 4))
     move, compute, both = (low for low, _ in times.values())
@@ -162,12 +163,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--calls", type=int, default=0, help="calls of a batch of small moves")
     parser.add_argument("--on-a-rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.on_a_rank:
-        rank_main(options.repeats)
+        rank_main(options.repeats, options.calls)
         return 0
-    arguments = [__file__, "--repeats", str(options.repeats), "--on-a-rank"]
+    arguments = [__file__, "--repeats", str(options.repeats), "--calls", str(options.calls), "--on-a-rank"]
     return max(launch(n, arguments) for n in options.ranks)
 
 

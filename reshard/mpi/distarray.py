@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from reshard.errors import TileError, quoted
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
+from reshard.mpi.creation import new_filled, new_held
 from reshard.mpi.numpy_protocol.methods import NumpyMethods
 from reshard.mpi.redistribution import PreparedMove, move_together
 from reshard.mpi.relabel import relabelled
@@ -37,10 +38,10 @@ from reshard.runtime.given_tiles import in_native_order
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather, scatter
-from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
+from reshard.runtime.on_mpi.indices import index_ranges, indices
 from reshard.runtime.on_mpi.prepare import MoveRequest, check_seats, prepared
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, check_alive
-from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, located, new_tile
+from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, located
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
@@ -93,37 +94,14 @@ class DistArray(NumpyMethods):
         return array
 
     @classmethod
-    def _made(
-        cls,
-        what: Callable[[], str],
-        layout: Layout,
-        comm: Comm,
-        limit: float,
-        dtype_of: Callable[[], np.dtype[Any]],
-        fill: Callable[[Call, Array], None],
-        clear: bool = False,
-        alone: bool = False,
-    ) -> DistArray:
-        """A new array, once all ranks agree on `what`; `dtype_of` checks the arguments and `fill` writes the tile.
+    def _made(cls, layout: Layout, comm: Comm, limit: float, what: str, *how: Any, clear: bool = False) -> DistArray:
+        """A new array with the tile of `creation.new_held`."""
+        return cls._of(layout, new_held(layout, comm, limit, what, *how, clear=clear), comm)
 
-        All ranks fill: where the array has no tile, one without elements. With `clear`, padding is set to zero.
-        `alone` is as in `collective`.
-        """
-
-        def prepare(team: Team) -> np.dtype[Any]:
-            check_seats(check_layout(layout, "layout"), layout, team.size)
-            return dtype_of()
-
-        def request(_: np.dtype[Any]) -> str:
-            return f"{what()} {layout} on {layout.mesh!r}"
-
-        with collective(comm, limit, prepare, request, alone=alone) as (team, watch, dtype):
-            held = new_tile(team, watch, layout, dtype)
-            fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
-            seat = seat_of(layout.mesh, team.rank, team.size)
-            if clear and seat is not None:
-                clear_padding(layout, seat, held.tile)
-        return cls._of(layout, held, comm)
+    @classmethod
+    def _filled(cls, layout: Layout, comm: Comm, limit: float, what: str, *how: Any) -> DistArray:
+        """A new array with the tile of `creation.new_filled`."""
+        return cls._of(layout, new_filled(layout, comm, limit, what, *how), comm)
 
     @classmethod
     def empty(
@@ -131,10 +109,7 @@ class DistArray(NumpyMethods):
     ) -> DistArray:
         """An uninitialized array."""
 
-        def fill(call: Call, tile: Array) -> None:
-            pass
-
-        return cls._made(lambda: "empty", layout, comm, limit, lambda: element_dtype(layout, dtype), fill, alone=True)
+        return cls._filled(layout, comm, limit, "empty", lambda: element_dtype(layout, dtype), _leave)
 
     @classmethod
     def full(
@@ -142,7 +117,7 @@ class DistArray(NumpyMethods):
     ) -> DistArray:
         """An array whose elements all have one value."""
 
-        def fill(call: Call, tile: Array) -> None:
+        def fill(tile: Array) -> None:
             tile[...] = value
 
         def dtype_of() -> np.dtype[Any]:
@@ -150,7 +125,7 @@ class DistArray(NumpyMethods):
             check_fill(value, layout, element)
             return element
 
-        return cls._made(lambda: "full", layout, comm, limit, dtype_of, fill, alone=True)
+        return cls._filled(layout, comm, limit, "full", dtype_of, fill)
 
     @classmethod
     def zeros(
@@ -158,10 +133,10 @@ class DistArray(NumpyMethods):
     ) -> DistArray:
         """An array of zeros."""
 
-        def fill(call: Call, tile: Array) -> None:
+        def fill(tile: Array) -> None:
             tile[...] = np.zeros((), tile.dtype)
 
-        return cls._made(lambda: "zeros", layout, comm, limit, lambda: element_dtype(layout, dtype), fill, alone=True)
+        return cls._filled(layout, comm, limit, "zeros", lambda: element_dtype(layout, dtype), fill)
 
     @classmethod
     def from_function(
@@ -189,7 +164,7 @@ class DistArray(NumpyMethods):
                 raise TileError(f"{quoted(function)} is not a function of global indices")
             return element_dtype(check_not_partial(layout), dtype)
 
-        return cls._made(lambda: "from_function", layout, comm, limit, dtype_of, fill, clear=True)
+        return cls._made(layout, comm, limit, "from_function", dtype_of, fill, clear=True)
 
     @classmethod
     def from_global(
@@ -220,7 +195,7 @@ class DistArray(NumpyMethods):
             whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
             scatter(call, layout, whole, root, tile)
 
-        return cls._made(lambda: f"from_global (root={root})", layout, comm, limit, dtype_of, fill, clear=True)
+        return cls._made(layout, comm, limit, f"from_global (root={root})", dtype_of, fill, clear=True)
 
     @classmethod
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
@@ -238,7 +213,7 @@ class DistArray(NumpyMethods):
         def dtype_of() -> np.dtype[Any]:
             return files.check_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))
 
-        return cls._made(lambda: f"load {path}", layout, comm, limit, dtype_of, fill, clear=True)
+        return cls._made(layout, comm, limit, f"load {path}", dtype_of, fill, clear=True)
 
     @property
     def layout(self) -> Layout:
@@ -380,6 +355,10 @@ class DistArray(NumpyMethods):
     def __repr__(self) -> str:
         at = f"rank {self._comm.rank} of {self._comm.size}" if self._comm else "its communicator has been freed"
         return f"DistArray({self._layout} on {self._layout.mesh}, {at})"
+
+
+def _leave(_: Array) -> None:
+    """Leaves a tile uninitialized."""
 
 
 def _destination(layout: Layout, target: object, relabel: object) -> Layout | Exception:

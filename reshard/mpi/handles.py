@@ -68,7 +68,7 @@ def prepare(
     with collective(comm, limit, ready, lambda given: f"prepare {given.request}") as (team, watch, given):
         plain = budget is None and network is None
         staged = keep(team, watch, given.request, given.ready, now=True) if plain else None
-    return MoveHandle(TileMove(None, source, target, None, budget, network, repeats=True), comm, limit, staged)
+    return MoveHandle(TileMove(None, source, target, None, budget, network, repeats=True), comm, float(limit), staged)
 
 
 class MoveHandle:
@@ -98,11 +98,11 @@ class MoveHandle:
         None for a rank without a tile, on either side. Errors are those of `redistribute`, the same on all ranks, and
         leave `out` as it was. `memory` is filled with the bytes received and held live.
         """
-        staged = self._usable()
-        if staged is None:
+        staged = self._staged
+        if staged is None or not staged.team.alive:
             return self._called(tile, out, memory)
         usual = memory is None or isinstance(memory, Account)  # pyright: ignore[reportUnnecessaryIsInstance]
-        return call_again(staged, tile, out, self._limit, memory, usual, lambda: self._called(tile, out, memory))
+        return call_again(staged, tile, out, self._limit, memory, usual, self._called)
 
     def start(self, tile: Any, *, out: Any = None) -> StartedMove:
         """Begins a move, and returns what to wait for; until then, `tile` and `out` must not be changed or read.
@@ -112,8 +112,8 @@ class MoveHandle:
         has ranks, and MPI allows threads; else by `wait`. One move of a communicator is under way at a time: any other
         call there finishes it first.
         """
-        staged = self._usable()
-        if staged is not None:
+        staged = self._staged
+        if staged is not None and staged.team.alive:
             begin_again(staged, tile, out, self._limit)
             limit = self._limit
             move = StartedMove(lambda: end_again(staged, out, limit, lambda: self._called(tile, out, None)))
@@ -136,11 +136,6 @@ class MoveHandle:
 
     def __exit__(self, *_: object) -> None:
         self.free()
-
-    def _usable(self) -> StagedMove | None:
-        """The staged move, if it can be made: the communicator is alive, and no rank has failed."""
-        staged = self._staged
-        return staged if staged is not None and staged.team.alive and self._comm != MPI.COMM_NULL else None
 
     def _called(self, tile: Any, out: Any, memory: Account | None) -> Any:
         """Makes the call in the general way; after a failure, the ranks prepare a small move anew in it."""

@@ -30,7 +30,7 @@ from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.intercomm import MergedGroups, groups_of
 from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, prepared
-from reshard.runtime.on_mpi.repeated import call_again, keep, kept
+from reshard.runtime.on_mpi.repeated import call_again, keep, kept, seconds
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch
 from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, absent, located, where
 from reshard.synth import Network
@@ -174,7 +174,12 @@ def redistribute(
     call = TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded, of_trees)
     again = kept(comm, (source, target)) if call.is_plain else None
     if again is not None:
-        return call_again(again, tile, out, limit, memory, call.is_usual, lambda: call.run(comm, limit))
+        allowed = seconds(limit)
+
+        def general(*_: object) -> Any:
+            return call.run(comm, limit)
+
+        return call_again(again, tile, out, allowed, memory, call.is_usual and allowed is limit, general)
     return call.run(comm, limit)
 
 

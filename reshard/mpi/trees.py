@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, cast
@@ -13,9 +13,22 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
+from reshard.errors import AgreementError, PlanError, ReshardError, TileError, quoted
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi.tiles import check_filled, check_options, check_source, true_part
+from reshard.mpi.tree_leaves import (
+    Ends,
+    Leaf,
+    NamedErrors,
+    Tree,
+    distinct,
+    ends_of,
+    flat_or_none,
+    leaves_of,
+    mapped,
+    moves_of,
+    unflattened,
+)
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.agreement import MANIFEST_END
@@ -39,8 +52,6 @@ from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan
 
 Array = NDArray[Any]
-Tree = Mapping[str, Any]
-Leaf = Move | tuple[Layout, Layout]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +93,7 @@ class TreeMove:
     def _gives(self) -> bool:
         """Whether this rank gives a tile; what is not a tree gives none, and is refused later."""
         with suppress(ReshardError):
-            return any(tile is not None for _, tile in _leaves(self.tiles, ""))
+            return any(tile is not None for _, tile in leaves_of(self.tiles, ""))
         return False
 
     def _seated(self, groups: MergedGroups, giving: int) -> TreeMove:
@@ -94,8 +105,8 @@ class TreeMove:
                 return Move(*ends, leaf.view, cast=leaf.cast)
             return groups.seated(leaf, group) if isinstance(leaf, Layout) else leaf
 
-        source = _mapped(self.source, lambda leaf: seated(leaf, giving))
-        return replace(self, source=source, target=_mapped(self.target, lambda leaf: seated(leaf, 1 - giving)))
+        source = mapped(self.source, lambda leaf: seated(leaf, giving))
+        return replace(self, source=source, target=mapped(self.target, lambda leaf: seated(leaf, 1 - giving)))
 
     def _run(
         self,
@@ -119,7 +130,7 @@ class TreeMove:
         _compare(given, *sums)  # All ranks have the same sums, so all raise, and the communicator stays usable.
         plans = given.planned.tree.plans
         results = {name: _result(tile, plans[name], comm, self.padded) for name, tile in moved.items()}
-        return cast("dict[str, Any]", _unflattened(self.tiles, results, ""))
+        return cast("dict[str, Any]", unflattened(self.tiles, results, ""))
 
     def _moved(self, team: Team, watch: Watch, given: _ReadyTree) -> dict[str, Array]:
         sources = [plan.source for plan in given.planned.tree.plans.values()]
@@ -135,23 +146,24 @@ class TreeMove:
 
     def _prepare(self, team: Team) -> _ReadyTree:
         self._check_options()
-        flat = dict(_leaves(self.tiles, ""))
-        leaves = _moves(self.source, self.target, flat)
-        for name, leaf in leaves.items():
-            with _named(name):
-                check_seats(*_ends(leaf), team.size)
+        flat = dict(leaves_of(self.tiles, ""))
+        leaves = moves_of(self.source, self.target, flat)
+        ends = {name: ends_of(leaf) for name, leaf in leaves.items()}
+        with NamedErrors() as at:
+            for at.name, pair in distinct(ends):
+                check_seats(*pair, team.size)
         bytes_of(self.budget)
         if not isinstance(self.network, str):
             network_of(self.network)
         options = self.budget, self.network
         planned = _planned(tuple(leaves.items()), _frozen(self.version), *options, team.rank, team.facts)
         tiles: dict[str, Array] = {}
-        for name, leaf in leaves.items():
-            with _named(name):
-                tiles[name] = check_source(flat[name], _ends(leaf)[0], team.rank, team.size, self.budget)
+        with NamedErrors() as at:
+            for at.name, (source, _) in ends.items():
+                tiles[at.name] = check_source(flat[at.name], source, team.rank, team.size, self.budget)
         filled = [name for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into]
-        outs, gave = self._outs(leaves, filled, tiles, team)
-        scales = _scales(_flat_or_none(self.scale, "scale"), planned.tree.plans, team)
+        outs, gave = self._outs(ends, filled, tiles, team)
+        scales = _scales(flat_or_none(self.scale, "scale"), planned.tree.plans, team)
         if scales and self.verify is not None:
             raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
         memory = begin_account("uint8", self.memory)
@@ -167,19 +179,20 @@ class TreeMove:
         check_options(False, False, self.memory, None, self.padded)
 
     def _outs(
-        self, leaves: Mapping[str, Leaf], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
+        self, ends: Mapping[str, Ends], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
     ) -> tuple[dict[str, Array], int]:
         """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
-        given = _flat_or_none(self.out, "out")
-        results = [name for name in leaves if _has_target(leaves[name], team)]
-        rest = [name for name in results if name not in filled]
+        given = flat_or_none(self.out, "out")
+        results = {name for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None}
+        rest = [name for name in ends if name in results and name not in filled]
         gave = any(given.get(name) is not None for name in rest)
-        _check_given(given, leaves, [name for name in results if name in filled], rest if gave else [])
+        _check_given(given, ends, [name for name in filled if name in results], rest if gave else [])
         outs: dict[str, Array] = {}
-        for name, leaf in leaves.items():
-            if gave or name in filled or name not in results:
-                with _named(name):
-                    outs[name] = check_filled(given.get(name), _ends(leaf)[1], tiles[name], team.rank, team.size)
+        with NamedErrors() as at:
+            for at.name, (_, end) in ends.items():
+                name = at.name
+                if gave or name in filled or name not in results:
+                    outs[name] = check_filled(given.get(name), end, tiles[name], team.rank, team.size)
         return outs, (int(gave) if rest else ABSENT)
 
 
@@ -210,7 +223,7 @@ class _Planned:
     @cached_property
     def single_parts(self) -> Sequence[Part]:
         """The parts of a call that gives arrays for all results."""
-        return schedule_of(self.tree, self.facts, stacked=False)
+        return schedule_of(self.tree, self.facts, apart=True)
 
 
 class _ReadyTree(NamedTuple):
@@ -273,95 +286,14 @@ def _result(tile: Array, plan: Plan, comm: Comm, padded: bool) -> Array | None:
     return tile if padded else true_part(tile, plan.target, seat)
 
 
-def _has_target(leaf: Leaf, team: Team) -> bool:
-    return seat_of(_ends(leaf)[1].mesh, team.rank, team.size) is not None
-
-
-def _ends(leaf: Leaf) -> tuple[Layout, Layout]:
-    return (leaf.source, leaf.target) if isinstance(leaf, Move) else leaf
-
-
-@contextmanager
-def _named(name: str) -> Generator[None]:
-    """Errors inside name the array."""
-    try:
-        yield
-    except ReshardError as error:
-        raise (type(error)(f"{name}: {error}") if name else error) from None
-
-
-def _leaves(tree: Tree, path: str) -> list[tuple[str, Any]]:
-    """The tiles by name, as `types.tree_names` names them; only dicts are nested, since lists may be tiles."""
-    leaves: list[tuple[str, Any]] = []
-    for key, below in tree.items():
-        if not isinstance(key, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlanError(f"the key {quoted(key)} of the tree of tiles: give text or an int")
-        name = f"{path}{key}"
-        leaves += _leaves(cast("Tree", below), f"{name}.") if isinstance(below, Mapping) else [(name, below)]
-    names = [name for name, _ in leaves]
-    if len(set(names)) < len(names):
-        raise PlanError(f"two tiles of the tree have one name, of {quoted(names)}; give each its own")
-    return leaves
-
-
-def _unflattened(tree: Tree, moved: Mapping[str, Array | None], path: str) -> dict[Any, Any]:
-    return {
-        key: _unflattened(cast("Tree", below), moved, f"{path}{key}.")
-        if isinstance(below, Mapping)
-        else moved[f"{path}{key}"]
-        for key, below in tree.items()
-    }
-
-
-def _mapped(tree: object, leaf: Callable[[Any], Any]) -> Any:
-    """A nested dict with each of its leaves changed."""
-    if not isinstance(tree, Mapping):
-        return leaf(tree)
-    return {key: _mapped(below, leaf) for key, below in cast("Mapping[Any, Any]", tree).items()}
-
-
-def _moves(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
-    """What each tile is to do: the move that is given in place of its source, or its two layouts."""
-    sources = _of_names(source, flat, "source", (Layout, Move), "a Layout, nor a Move; read it with Layout.parse")
-    pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
-    if not pairs and target is None:
-        return sources
-    targets = _of_names(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
-    return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
-
-
-def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
-    """What is given for each array, by its name: its own, or the one for all."""
-    if isinstance(given, kinds):
-        return dict.fromkeys(names, given)
-    if not isinstance(given, Mapping):
-        raise LayoutError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict of layouts")
-    each = dict(_leaves(cast("Tree", given), ""))
-    wrong = [*(name for name in names if name not in each), *(name for name in each if name not in names)]
-    if wrong:
-        raise LayoutError(f"the {what} and the tiles have not the same names: {quoted(wrong[:4])} are in one of them")
-    other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
-    if other is not None:
-        raise LayoutError(f"the {what} of {other!r} is {quoted(each[other])}, not {wanted}")
-    return {name: each[name] for name in names}
-
-
-def _flat_or_none(given: object, what: str) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise TileError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict, by the arrays' names")
-    return dict(_leaves(cast("Tree", given), ""))
-
-
 def _scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dict[str, Any]:
     """The scales of casts, checked against the tiles that are cast."""
     unknown = [name for name in given if name not in plans]
     if unknown:
         raise TileError(f"scale: {quoted(unknown[:4])} are not arrays of the tree")
-    for name, scale in given.items():
-        with _named(name):
-            _check_scale(plans[name], scale, team)
+    with NamedErrors() as at:
+        for at.name, scale in given.items():
+            _check_scale(plans[at.name], scale, team)
     return {name: scale for name, scale in given.items() if scale is not None}
 
 

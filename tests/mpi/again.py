@@ -16,6 +16,7 @@ from reshard.errors import AgreementError, PlanError, RankError, ReshardError, T
 from reshard.mpi import DistArray, handles, prepare, redistribute
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.repeated import KeptRequest
 from reshard.runtime.on_mpi.staged import STAGED, StagedMove
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
@@ -148,6 +149,61 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
     )
     yield "no agreement", partial(refused, AgreementError, lambda: prepare(rows, columns if odd else rows, comm))
     yield "no layout", partial(refused, ReshardError, lambda: prepare(rows, "columns" if odd else columns, comm))
+
+
+def creations(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Arrays that are made again and again: their values, their memory, and one error on all ranks."""
+    rows, columns = _slabs(comm)
+    odd, team = comm.rank == ODD, team_of(comm)
+
+    def made() -> None:
+        for value in range(4):
+            arrays = [
+                DistArray.full(rows, value, comm),
+                DistArray.full(rows, -value, comm),
+                DistArray.empty(rows, comm),
+            ]
+            comm.Barrier()
+            for array, wanted in zip(arrays, (value, -value), strict=False):
+                assert array.tile.shape == rows.tile_shape and (array.tile == wanted).all()
+                assert team.arena.place_of(array.tile)
+            arrays[2].tile[...] = -5  # Is memory of its own.
+            assert (arrays[1].tile == -value).all()
+        assert isinstance(team.repeated["full", rows], KeptRequest)
+
+    def used_again() -> None:
+        places = {team.arena.place_of(DistArray.zeros(columns, comm).tile) for _ in range(20)}
+        assert len(places) <= 3
+
+    def refused(error: type[ReshardError], call: Callable[[], Any]) -> None:
+        made()
+        caught: Exception | None = None
+        try:
+            call()
+        except ReshardError as raised:
+            caught = raised
+        everyone = comm.allgather((type(caught).__name__, str(caught)))
+        assert len(set(everyone)) == 1 and isinstance(caught, error), everyone
+        made()
+
+    def by_a_thread() -> None:
+        results: list[DistArray] = []
+        thread = threading.Thread(target=lambda: results.append(DistArray.full(rows, 7, comm)))
+        thread.start()
+        thread.join()
+        assert (results[0].tile == 7).all()
+
+    full, other = partial(DistArray.full, comm=comm), columns if odd else rows
+    yield "made", made
+    yield "used again", used_again
+    yield "dtype", partial(refused, TileError, lambda: full(rows, 1, dtype="f4" if odd else None))
+    yield "value", partial(refused, TileError, lambda: full(rows, "one" if odd else 1))
+    yield "limit", partial(refused, PlanError, lambda: full(rows, 1, limit="soon" if odd else 1.0))
+    yield "layout", partial(refused, AgreementError, lambda: full(other, 1))
+    yield "no layout", partial(refused, ReshardError, lambda: full("rows" if odd else rows, 1))
+    yield "kind", partial(refused, AgreementError, lambda: DistArray.empty(rows, comm) if odd else full(rows, 1))
+    yield "threads", by_a_thread
+    yield "after threads", made
 
 
 def endings(comm: MPI.Intracomm) -> Iterator[Case]:

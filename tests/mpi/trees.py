@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from mpi4py import MPI
@@ -18,6 +19,8 @@ from reshard.mpi import redistribute
 from reshard.mpi import trees as tree_moves
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi import shared_stack, tree_run
+from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import random_layout, random_pair
@@ -103,6 +106,36 @@ def _across(comm: MPI.Intracomm, seed: int) -> None:
         }
         result = check_ends(comm, ends, out=outs)
         assert all(result[name] is out for name, out in outs.items())
+
+
+def shared(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Equal moves into arrays of the caller: through memory that the ranks share, and without room for it."""
+    here, some = Mesh(x=comm.size), Mesh({"x": 2}, device_ids=[comm.size - 1, 0])
+    rows, uneven = (Layout.from_spec(here, shape, "int32", [["x"], []]) for shape in ((2 * comm.size, 6), (7, 6)))
+    columns = Layout.from_spec(here, rows.shape, "int32", [[], ["x"]])
+    moves = {"rows": (rows, columns), "uneven": (uneven, Layout.from_spec(some, (7, 6), "int32", [[], ["x"]]))}
+    for name, pair in moves.items():
+        for ends in (pair, pair[::-1]):
+            for room in (True, False):
+                yield f"{name}, {ends[0]}, room {room}", partial(_shared, comm, ends, room)
+
+
+def _shared(comm: MPI.Intracomm, pair: Pair, room: bool) -> None:
+    ends = {f"a{number}": pair for number in range(3)}
+    outs = {name: _empty(pair[1]) if comm.rank in pair[1].mesh.devices else None for name in ends}
+    results: list[bool] = []
+
+    def taken(*given: Any) -> bool:
+        results.append(shared_stack.take_shared(*given))
+        return results[-1]
+
+    with mock.patch.object(tree_run, "take_shared", taken):
+        if room:
+            check_ends(comm, ends, out=outs)
+        else:
+            with mock.patch.object(Arena, "take", lambda *_: 0):
+                check_ends(comm, ends, out=outs)
+    assert results == [room]
 
 
 def _empty(layout: Layout) -> np.ndarray:

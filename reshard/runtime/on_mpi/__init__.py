@@ -20,8 +20,9 @@ The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
                 skipped the call finds their reports in its next one, and goes on with them in a new team
 
 Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the
-results of step 1 in caches. A small move inside a node that is repeated, or made by a handle, has steps 2 to 4 in one
-synchronization, and no step 5: see `staged`.
+results of step 1 in caches, and an array that is made like an earlier one has the digest of step 2 at hand. A small
+move inside a node that is repeated, or made by a handle, has steps 2 to 4 in one synchronization, and no step 5: see
+`staged`.
 
 The ways of step 4, `ways` has the details:
 
@@ -48,14 +49,15 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     wire/           messages between ranks: how blocks are cut, packed, sent, reduced
     copy_order      the order of copies into one tile
     direct          straight from source to target: copies inside a node, messages between nodes
+    fused_copies    strided copies at equal distances, as one
     run_plan        the steps of a plan, one after another
     run_view        the same of a plan with views and casts, on flat tiles
     bundle          several arrays at once: straight to their results, with one message for each peer
     tree_schedule   which arrays of a tree move together, and in which order
+    shared_stack    equal moves of a tree into arrays of the caller, through copies that the node shares
     tree_run        a tree's call, part after part
     prepare         a rank's part of a request: the plan, the way, the buffers
     ways, move      the ways, and the call that takes one
-    fused_copies    strided copies at equal distances, as one
     staged          small moves inside a node, through memory that it shares
     repeated        what a communicator keeps of the requests it has had, and the calls that use it
     indices         the global indices of a tile

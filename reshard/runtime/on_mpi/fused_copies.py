@@ -10,9 +10,15 @@ share, and what each gives lies at one distance in the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
+
+from reshard.runtime.on_mpi.direct import direct
+from reshard.runtime.on_mpi.wire.chunks import Region
+from reshard.types import Layout
+
+_LONG = 512  # Bytes from which a run does not gain from being one element, see `strided_copy`.
 
 
 class ByteCopy(NamedTuple):
@@ -35,6 +41,53 @@ def fused(copies: Iterable[ByteCopy]) -> list[ByteCopy]:
     before = sorted(copies, key=lambda each: (each[2:], each[1], each[0]))
     after = [joined for _, alike in groupby(before, lambda each: each[2:]) for joined in _runs(list(alike))]
     return after if len(after) == len(before) else fused(after)
+
+
+def tile_copies(
+    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, starts: Sequence[int]
+) -> list[ByteCopy]:
+    """What a rank copies to its tile out of memory in which the tiles of all ranks lie, its own too, at `starts`."""
+    every = direct(source, target, rank, nodes, itemsize, 0)
+    before, after = (_strides(end.tile_shape, itemsize) for end in (source, target))
+    pairs = [(rank, pair) for pair in every.own]
+    pairs += [(other, pair) for other, those in every.pulls for pair in those]
+    return fused(
+        ByteCopy(
+            starts[other] + _at(region, before),
+            _at(into, after),
+            into.extents,
+            tuple(before[dim] * step for dim, step in region.steps),
+            tuple(after[dim] * step for dim, step in into.steps),
+        )
+        for other, (region, into) in pairs
+    )
+
+
+def wide(copy: ByteCopy, itemsize: int) -> tuple[ByteCopy, int]:
+    """The same copy of fewer elements, those that are together on both sides as one, and the bytes of each.
+
+    >>> wide(ByteCopy(0, 0, (3, 8), (64, 8), (128, 8)), 8)
+    (ByteCopy(source=0, target=0, extents=(3,), source_strides=(64,), target_strides=(128,)), 64)
+    """
+    start, into, extents, before, after = copy
+    while extents and before[-1] == after[-1] == itemsize and extents[-1] * itemsize < _LONG:
+        itemsize *= extents[-1]
+        extents, before, after = extents[:-1], before[:-1], after[:-1]
+    return ByteCopy(start, into, extents, before, after), itemsize
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The byte strides of a C-ordered tile."""
+    strides: list[int] = []
+    for extent in reversed(shape):
+        strides.append(itemsize)
+        itemsize *= extent
+    return tuple(reversed(strides))
+
+
+def _at(region: Region, strides: tuple[int, ...]) -> int:
+    """The byte of a C-ordered tile at which a region starts."""
+    return sum(at * stride for at, stride in zip(region.start, strides, strict=True))
 
 
 def _runs(alike: list[ByteCopy]) -> list[ByteCopy]:

@@ -15,7 +15,6 @@ one move at a time is between its two parts, `start` and `finish`: other calls o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -26,22 +25,21 @@ from reshard.lower.to_mpi import seat_of
 from reshard.runtime.account import Account, begin_account, measures
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.agreement import digest_of, disagree
-from reshard.runtime.on_mpi.direct import Direct, direct
-from reshard.runtime.on_mpi.fused_copies import ByteCopy, fused
+from reshard.runtime.on_mpi.direct import Direct
+from reshard.runtime.on_mpi.fused_copies import ByteCopy, tile_copies, wide
 from reshard.runtime.on_mpi.meeting import pause
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
-from reshard.runtime.on_mpi.strided_copy import Array, raw
+from reshard.runtime.on_mpi.strided_copy import Array, raw, words
 from reshard.runtime.on_mpi.team import CORES, SPINS, Team, Watch, moving
-from reshard.runtime.on_mpi.wire.chunks import Region
 
 STAGED = 256 << 10
 """Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank."""
 
 _LARGEST = 4 * STAGED  # Bytes of a result: larger ones are copied in the order of their memory.
-_LONG = 512  # Bytes from which a run does not gain from being one element, see `strided_copy`.
-_STATE = 2  # The word of a sync's head with a rank's state, of which the ranks' bits are joined:
-_NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # one with an `out` and one without are not the same call.
+_NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # States, whose bits are joined: with and without `out` are two calls.
 _LOOKS = 64  # Pauses before a wait looks at the clock.
+
+_ndarray, _may_share_memory = np.ndarray, np.may_share_memory  # Looked up once: a call is made of such things.
 
 
 class Outcome(Enum):
@@ -87,7 +85,8 @@ class StagedMove:
 
     def __init__(self, team: Team, request: MoveRequest, ready: Prepared) -> None:
         source, target = request.source, request.target
-        self.team = team
+        self.team, self._sync, self._log = team, team.node_sync, team.arena
+        self._looks = 4 * SPINS if team.size <= CORES else 1  # Each takes a quarter of one of `Watch`.
         self._text = str(request)
         self._digest = digest_of(f"staged {self._text}")
         self._number = 0
@@ -101,52 +100,30 @@ class StagedMove:
         memory, start, part = team.arena.around(team.stage or 0)
         starts = [start + member * part for member in range(team.size)]
         mine = starts[team.node_sync.me]
-        shape, strides = self._shapes[0], _strides(self._shapes[0], self._dtype.itemsize)
-        self._stages = tuple(np.ndarray(shape, self._dtype, memory, mine + half * STAGED, strides) for half in (0, 1))
-        self._copies = tuple(self._viewed(each, memory) for each in fused(self._listed(team, request, starts)))
-
-    def _listed(self, team: Team, request: MoveRequest, starts: list[int]) -> list[ByteCopy]:
-        """What this rank copies, out of its own part of the memory as well as out of those of others."""
-        every = direct(request.source, request.target, team.rank, team.nodes, self._dtype.itemsize, 0)
-        before, after = (_strides(shape, self._dtype.itemsize) for shape in self._shapes)
-        pairs = [(team.rank, pair) for pair in every.own]
-        pairs += [(rank, pair) for rank, those in every.pulls for pair in those]
-        return [
-            ByteCopy(
-                starts[rank] + _at(source, before),
-                _at(target, after),
-                target.extents,
-                tuple(before[dim] * step for dim, step in source.steps),
-                tuple(after[dim] * step for dim, step in target.steps),
-            )
-            for rank, (source, target) in pairs
-        ]
+        self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
+        ends = source, target, team.rank, team.nodes, self._dtype.itemsize
+        self._copies = tuple(self._viewed(each, memory) for each in tile_copies(*ends, starts))
 
     def _viewed(self, copy: ByteCopy, memory: Array) -> _Copy:
-        """A copy with its views of the shared memory; elements that are together on both sides are one wider one."""
-        start, into, extents, before, after = copy
-        width = self._dtype.itemsize
-        while extents and before[-1] == after[-1] == width and extents[-1] * width < _LONG:
-            width *= extents[-1]
-            extents, before, after = extents[:-1], before[:-1], after[:-1]
-        dtype = raw(np.empty(0, np.dtype((np.void, width)))).dtype
+        """A copy with its views of the shared memory."""
+        (start, into, extents, before, after), width = wide(copy, self._dtype.itemsize)
+        dtype = words(width)
         halves = (np.ndarray(extents, dtype, memory, start + half * STAGED, before) for half in (0, 1))
         return _Copy((next(halves), next(halves)), extents, dtype, into, after)
 
     def fits(self, tile: Any, out: Any) -> bool:
         """Whether a rank's arguments are plain ones that are right."""
+        dtype = self._dtype
         if self._given:
-            if type(tile) is not np.ndarray or tile.shape != self._shapes[0] or tile.dtype != self._dtype:
+            if type(tile) is not _ndarray or tile.shape != self._shapes[0] or tile.dtype != dtype:
                 return False
         elif tile is not None:
             return False
         if out is None:
             return True
-        if not self._taken or type(out) is not np.ndarray or out.shape != self._shapes[1] or out.dtype != self._dtype:
+        if type(out) is not _ndarray or not self._taken or out.shape != self._shapes[1] or out.dtype != dtype:
             return False
-        if not out.flags.carray:
-            return False
-        return tile is None or not np.may_share_memory(tile, out)
+        return out.flags.carray and (tile is None or not _may_share_memory(tile, out))
 
     def start(self, tile: Any, out: Any, plain: bool = True) -> None:
         """Begins a call: stages the tile and posts it. The tile may change afterwards.
@@ -154,56 +131,50 @@ class StagedMove:
         The rank defers if its arguments are not plain ones. The caller has the turn, and no other move of the
         communicator is begun and not finished.
         """
-        team = self.team
-        sync, fits = team.node_sync, plain and self.fits(tile, out)
-        if fits and self._given:
-            try:
-                np.copyto(self._stages[sync.half], tile)
-            except BaseException:
-                with moving(team):  # Tells the others.
-                    raise
-        team.calls += 1
-        self._number = number = self._digest + team.calls
-        state = _DEFERS if not fits else _NO_RESULT if not self._taken else _NEW if out is None else _OUT
-        sync.post((number, -number, state, 0, 0, 0, team.arena.logged))
+        team, sync = self.team, self._sync
+        if not (plain and self.fits(tile, out)):
+            state = _DEFERS
+        else:
+            state = (_NEW if out is None else _OUT) if self._taken else _NO_RESULT
+            if self._given:
+                try:
+                    self._stages[sync.half][...] = tile
+                except BaseException:
+                    with moving(team):  # Tells the others.
+                        raise
+        team.calls = calls = team.calls + 1
+        self._number = number = self._digest + calls
+        sync.post_head(number, state, self._log.logged)
 
     def finish(self, out: Any, limit: float, memory: Account | None = None) -> Any:
         """Ends a call: the result, which is `out` if it is given; None outside the target's mesh, or `DEFERRED`."""
-        team = self.team
-        sync = team.node_sync
+        sync = self._sync
         try:
-            if not sync.complete():
-                self._wait(sync.complete, limit)
-            state = sync.common(self._number, _STATE)
+            if not sync.complete(self._looks):
+                self._wait(limit)
+            state = sync.common(self._number)
+            if state is not None and state <= _NEW:
+                result = self._filled(1 - sync.half, out) if self._taken else None
+                if memory is not None or measures():
+                    self._count(memory)
+                return result
         except BaseException:
-            with moving(team):
+            with moving(self.team):
                 raise
-        if state is None:
-            team.heads()
-            disagree(team, Watch(team, limit), self._text)
-        if state > _NEW:
+        if state is not None:
             return DEFERRED
-        try:
-            result = self._filled(1 - sync.half, out) if self._taken else None
-            if memory is not None or measures():
-                self._count(memory)
-        except BaseException:
-            with moving(team):
-                raise
-        return result
+        self.team.heads()
+        disagree(self.team, Watch(self.team, limit), self._text)
 
     def _filled(self, half: int, out: Array | None) -> Array:
         result = np.empty(self._shapes[1], self._dtype) if out is None else out
         into = result if self._buffers else raw(result)
         for sources, extents, dtype, start, strides in self._copies:
-            np.copyto(np.ndarray(extents, dtype, into, start, strides), sources[half])
+            _ndarray(extents, dtype, into, start, strides)[...] = sources[half]
         return result
 
-    def _wait(self, complete: Callable[[], bool], limit: float) -> None:
-        for _ in range(SPINS if self.team.size <= CORES else 0):
-            if complete():
-                return
-        since, turns = time.monotonic(), 0
+    def _wait(self, limit: float) -> None:
+        since, turns, complete = time.monotonic(), 0, self._sync.complete
         watch: Watch | None = None
         while not complete():
             pause()
@@ -220,17 +191,3 @@ class StagedMove:
         if self._taken:
             account.take(self._device, int(np.prod(self._shapes[1])))
         account.receive(self._device, self._direct.pulled)
-
-
-def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The byte strides of a C-ordered tile."""
-    strides: list[int] = []
-    for extent in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= extent
-    return tuple(reversed(strides))
-
-
-def _at(region: Region, strides: tuple[int, ...]) -> int:
-    """The byte of a C-ordered tile at which a region starts."""
-    return sum(at * stride for at, stride in zip(region.start, strides, strict=True))

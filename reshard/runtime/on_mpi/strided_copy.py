@@ -27,8 +27,16 @@ def raw(array: Array) -> Array:
     >>> raw(np.ones(2, "float32")).dtype
     dtype('uint32')
     """
-    size = array.dtype.itemsize
-    return array.view(_RAW.get(size) or np.dtype((np.void, size)))
+    return array.view(words(array.dtype.itemsize))
+
+
+def words(nbytes: int) -> np.dtype[Any]:
+    """The raw dtype of elements of a size.
+
+    >>> words(4), words(3)
+    (dtype('uint32'), dtype('V3'))
+    """
+    return _RAW.get(nbytes) or np.dtype((np.void, nbytes))
 
 
 def view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], extents: Sequence[int]) -> Array:

@@ -73,10 +73,10 @@ class Team:
     `stage` is the place of the memory for small moves, 0 if the node has no room, None before it is needed; `repeated`
     has what `staged` keeps of earlier calls, and `started` finishes the move that has begun and is not waited for yet.
 
-    `nodes` has the node of each rank, `members` are the ranks of this node. At the last sync, `plain` says whether all
-    ranks' tiles were C-ordered, `shared` whether all lay in memory that their nodes share, and `into` whether the
-    ranks that have a result gave an array for it. A team is `broken` once
-    a call has failed on some rank; the next call builds a new one.
+    `nodes` has the node of each rank, `members` are the ranks of this node, and `one_node` says whether these are all
+    ranks. At the last sync, `plain` says whether all ranks' tiles were C-ordered, `shared` whether all lay in memory
+    that their nodes share, and `into` whether the ranks that have a result gave an array for it. A team is `broken`
+    once a call has failed on some rank; the next call builds a new one.
     """
 
     def __init__(self, comm: MPI.Intracomm, nodes: int | None, limit: float) -> None:
@@ -106,6 +106,7 @@ class Team:
         order = {leader: number for number, leader in enumerate(dict.fromkeys(leaders))}
         self.nodes = tuple(order[leader] for leader in leaders)
         self.members = tuple(rank for rank in range(self.size) if self.nodes[rank] == self.nodes[self.rank])
+        self.one_node = len(self.members) == self.size
         self.facts = Facts(self.nodes, bool(duplicate.allreduce(self.remote_memory.works, MPI.LAND)))
 
     def free(self) -> None:
@@ -115,11 +116,6 @@ class Team:
             group.Free()
         self._groups.clear()
         self.comm.Free()
-
-    @property
-    def one_node(self) -> bool:
-        """Whether all ranks can read each other's shared windows."""
-        return len(self.members) == self.size
 
     def near(self, rank: int, other: int) -> bool:
         """Whether two ranks are on one node."""

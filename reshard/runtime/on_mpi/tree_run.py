@@ -19,9 +19,10 @@ from reshard.runtime.on_mpi.bundle import move_bundle
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan, run_plan
 from reshard.runtime.on_mpi.run_view import ViewPlan, run_view_plan, view_plan
+from reshard.runtime.on_mpi.shared_stack import take_shared
 from reshard.runtime.on_mpi.strided_copy import Array, raw
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.tree_schedule import BundledStacks, Part, Stack
+from reshard.runtime.on_mpi.tree_schedule import BundledStacks, Part, SharedStack, Stack
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types import Layout
@@ -52,6 +53,13 @@ def run_tree(team: Team, watch: Watch, parts: Iterable[Part], given: TreeTiles, 
     """
     moved: dict[str, Array] = {}
     for part in parts:
+        if isinstance(part, SharedStack):
+            call = Call(team, watch, team.pool, InBytes(part.plan.source.dtype, memory), team.rank)
+            if take_shared(call, part, given.tiles, given.outs):
+                moved.update((name, given.outs[name]) for name in part.names)
+            else:
+                moved.update(run_tree(team, watch, part.alone(), given, memory))
+            continue
         stacks = part.stacks if isinstance(part, BundledStacks) else (part,)
         call = Call(team, watch, team.pool, InBytes(stacks[0].plan.source.dtype, memory), team.rank)
         outs = [_out(call, stack, given) for stack in stacks]

@@ -52,15 +52,32 @@ class BundledStacks:
     bundle: Bundle
 
 
-Part = Stack | BundledStacks
+@dataclass(frozen=True, eq=False)
+class SharedStack:
+    """Equal moves on one node whose results have memory of their own: a copy of the tiles is shared, and each rank
+    takes its results out of those copies. `plan` is that of the stack, `one` that of a single array.
+    """
+
+    names: tuple[str, ...]
+    plan: Plan
+    one: Plan
+
+    def alone(self) -> Iterator[BundledStacks]:
+        """The same moves one by one, if the ranks cannot share so much memory."""
+        itemsize = numpy_dtype(self.one.source.dtype).itemsize
+        bundle = Bundle((hops_of(self.one, False) or (),), itemsize, self.plan.source.tile_bytes // 2)
+        return (BundledStacks((Stack((name,), self.one),), bundle) for name in self.names)
+
+
+Part = Stack | BundledStacks | SharedStack
 """A part of a tree's call. A stack by itself runs the steps of its plan."""
 
 
-def schedule_of(tree: TreePlan, facts: Facts, stacked: bool = True) -> list[Part]:
-    """The parts of a tree's call, one after another, the same on all ranks; without stacks, if results have memory of
-    their own.
+def schedule_of(tree: TreePlan, facts: Facts, apart: bool = False) -> list[Part]:
+    """The parts of a tree's call, one after another, the same on all ranks; `apart` if results have memory of their
+    own.
     """
-    return [*_Scheduler(tree, facts).parts(stacked)]
+    return [*_Scheduler(tree, facts).parts(apart)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,11 +125,15 @@ class _Scheduler:
         self._live = self._kinds.total(self._kinds.tile(plan.source) for plan in tree.plans.values())
         self._pending: dict[_Key, _Pending] = {}
 
-    def parts(self, stacked: bool) -> Iterator[Part]:
+    def parts(self, apart: bool) -> Iterator[Part]:
         """All parts in order."""
         for batch in self._tree.batches:
-            for stack in _stacks(batch, stacked) if batch.steps else ():
-                yield from self._admitted(stack, hops_of(stack.plan, self._several))
+            for stack in _stacks(batch, apart, self._several) if batch.steps else ():
+                if apart and len(stack.names) > 1:
+                    yield SharedStack(stack.names, stack.plan, self._tree.plans[stack.names[0]])
+                    self._live = _sum(self._live, self._kinds.tile(stack.plan.target))
+                else:
+                    yield from self._admitted(stack, hops_of(stack.plan, self._several))
         for key in list(self._pending):
             yield self._flushed(key)
 
@@ -170,13 +191,17 @@ def _key(stack: Stack, route: Hops) -> _Key:
     return stack.plan.source.dtype, tuple(hop.form if isinstance(hop.form, int) else 0 for hop in route)
 
 
-def _stacks(batch: Batch, stacked: bool) -> Iterator[Stack]:
-    """The stacks of a batch, with copies within what the tree's plan has for its buffers."""
+def _stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
+    """The stacks of a batch, with copies within what the tree's plan has for its buffers.
+
+    If results are `apart`, only moves straight to them are stacked, and only on one node.
+    """
     plans = dict(zip(batch.names, batch.plans, strict=True))
     room = max(batch.scratch_bytes, default=0)
     for names in _alike(plans):
         one = plans[names[0]]
-        together = _stacked(one, len(names), room) if stacked and len(names) > 1 else None
+        stacked = len(names) > 1 and not (apart and (several or hops_of(one, False) is None))
+        together = _stacked(one, len(names), room) if stacked else None
         if together is None:
             yield from (Stack((name,), plans[name]) for name in names)
         else:

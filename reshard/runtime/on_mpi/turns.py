@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from threading import get_ident
 from typing import cast
 
 from mpi4py import MPI
@@ -48,12 +49,12 @@ class Turns:
 
         `free` gives it back. Ranks on which the same thread makes all calls need not look for threads that overlap.
         """
-        return self.is_here and self._lock.acquire(blocking=False)
+        return self._last == get_ident() and not self.mixed and self._lock.acquire(False)
 
     @property
     def is_here(self) -> bool:
         """Whether this thread had the last turn, and no threads have overlapped so far."""
-        return self._last == threading.get_ident() and not self.mixed
+        return self._last == get_ident() and not self.mixed
 
     def free(self) -> None:
         """Gives back a turn of `take_again`."""
@@ -61,7 +62,7 @@ class Turns:
 
     def take(self, deadline: float) -> Turn:
         """Waits for this thread's turn, which it gives back by `release`; `RankError` if the deadline comes first."""
-        me = threading.get_ident()
+        me = get_ident()
         if self._owner == me and self._turn is not None:
             return self._turn.within()
         with self._counting:

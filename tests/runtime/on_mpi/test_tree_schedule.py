@@ -8,15 +8,15 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 import reshard as rs
 from reshard.runtime.on_mpi.team import Facts
-from reshard.runtime.on_mpi.tree_schedule import STACKED, BundledStacks, Part, Stack, lifted, schedule_of
+from reshard.runtime.on_mpi.tree_schedule import STACKED, BundledStacks, Part, SharedStack, Stack, lifted, schedule_of
 
 MESH = rs.Mesh(x=4)
 TURN = ("f32[{x}4, 16]", "f32[16, {x}4]")
 
 
-def parts(moves: dict[str, tuple[str, str]], nodes: tuple[int, ...] = (0, 0, 0, 0), stacked: bool = True) -> list[Part]:
+def parts(moves: dict[str, tuple[str, str]], nodes: tuple[int, ...] = (0, 0, 0, 0), apart: bool = False) -> list[Part]:
     ends = {name: tuple(rs.Layout.parse(text, MESH) for text in pair) for name, pair in moves.items()}
-    return schedule_of(rs.plan_tree(ends), Facts(nodes, False), stacked)
+    return schedule_of(rs.plan_tree(ends), Facts(nodes, False), apart)
 
 
 def stacks(*given: Part) -> list[tuple[str, ...]]:
@@ -30,8 +30,13 @@ def test_equal_moves_are_one_stack_of_one_bundle() -> None:
     assert str(bundle.stacks[0].plan.source) == "f32[2, {x}4, 16]"
 
 
-def test_results_with_memory_of_their_own_are_not_stacked() -> None:
-    assert stacks(*parts({"a": TURN, "b": TURN}, stacked=False)) == [("a",), ("b",)]
+def test_results_with_memory_of_their_own_are_taken_from_stacks_on_one_node_only() -> None:
+    moves = {"a": TURN, "b": TURN, "s": ("f32[16] + sum{x}", "f32[{x}4]"), "t": ("f32[16] + sum{x}", "f32[{x}4]")}
+    shared, *sums = parts(moves, apart=True)
+    assert isinstance(shared, SharedStack) and shared.names == ("a", "b") and shared.plan.source.shape == (2, 16, 16)
+    assert stacks(*shared.alone()) == [("a",), ("b",)]
+    assert stacks(*sums) == [("s",), ("t",)]
+    assert stacks(*parts({"a": TURN, "b": TURN}, (0, 0, 1, 1), apart=True)) == [("a",), ("b",)]
 
 
 def test_large_tiles_move_alone() -> None:

@@ -1,0 +1,109 @@
+"""The nested dicts that `redistribute` takes, by the names of their arrays: tiles, layouts, moves, results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Self, cast
+
+from numpy.typing import NDArray
+
+from reshard.errors import LayoutError, PlanError, ReshardError, TileError, quoted
+from reshard.types import Layout
+from reshard.types.move import Move
+
+Array = NDArray[Any]
+Tree = Mapping[str, Any]
+Ends = tuple[Layout, Layout]
+Leaf = Move | Ends
+
+
+def ends_of(leaf: Leaf) -> Ends:
+    """The layouts of an array before and after its move."""
+    return (leaf.source, leaf.target) if isinstance(leaf, Move) else leaf
+
+
+def distinct(ends: Mapping[str, Ends]) -> list[tuple[str, Ends]]:
+    """The different ends, each with the first array that has them."""
+    first: dict[tuple[int, int], str] = {}
+    for name, (source, target) in ends.items():
+        first.setdefault((id(source), id(target)), name)
+    return [(name, ends[name]) for name in first.values()]
+
+
+class NamedErrors:
+    """Errors inside name the array that is looked at."""
+
+    name = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ReshardError) and self.name:
+            raise type(error)(f"{self.name}: {error}") from None
+
+
+def leaves_of(tree: Tree, path: str) -> list[tuple[str, Any]]:
+    """The tiles by name, as `types.tree_names` names them; only dicts are nested, since lists may be tiles."""
+    leaves: list[tuple[str, Any]] = []
+    for key, below in tree.items():
+        if not isinstance(key, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlanError(f"the key {quoted(key)} of the tree of tiles: give text or an int")
+        name = f"{path}{key}"
+        leaves += leaves_of(cast("Tree", below), f"{name}.") if isinstance(below, Mapping) else [(name, below)]
+    names = [name for name, _ in leaves]
+    if len(set(names)) < len(names):
+        raise PlanError(f"two tiles of the tree have one name, of {quoted(names)}; give each its own")
+    return leaves
+
+
+def unflattened(tree: Tree, moved: Mapping[str, Array | None], path: str) -> dict[Any, Any]:
+    """A tree of the same structure with what has moved, by name."""
+    return {
+        key: unflattened(cast("Tree", below), moved, f"{path}{key}.")
+        if isinstance(below, Mapping)
+        else moved[f"{path}{key}"]
+        for key, below in tree.items()
+    }
+
+
+def mapped(tree: object, leaf: Callable[[Any], Any]) -> Any:
+    """A nested dict with each of its leaves changed."""
+    if not isinstance(tree, Mapping):
+        return leaf(tree)
+    return {key: mapped(below, leaf) for key, below in cast("Mapping[Any, Any]", tree).items()}
+
+
+def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
+    """What each tile is to do: the move that is given in place of its source, or its two layouts."""
+    sources = _of_names(source, flat, "source", (Layout, Move), "a Layout, nor a Move; read it with Layout.parse")
+    pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
+    if not pairs and target is None:
+        return sources
+    targets = _of_names(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
+    return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
+
+
+def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
+    """What is given for each array, by its name: its own, or the one for all."""
+    if isinstance(given, kinds):
+        return dict.fromkeys(names, given)
+    if not isinstance(given, Mapping):
+        raise LayoutError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict of layouts")
+    each = dict(leaves_of(cast("Tree", given), ""))
+    wrong = [*(name for name in names if name not in each), *(name for name in each if name not in names)]
+    if wrong:
+        raise LayoutError(f"the {what} and the tiles have not the same names: {quoted(wrong[:4])} are in one of them")
+    other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
+    if other is not None:
+        raise LayoutError(f"the {what} of {other!r} is {quoted(each[other])}, not {wanted}")
+    return {name: each[name] for name in names}
+
+
+def flat_or_none(given: object, what: str) -> dict[str, Any]:
+    """What is given for some arrays of a tree, by name; nothing if it is None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TileError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict, by the arrays' names")
+    return dict(leaves_of(cast("Tree", given), ""))
