@@ -67,7 +67,11 @@ def transfer(
     )
     request = SimpleNamespace(into=options.pop("into", False), source=source, target=target)
     ready = SimpleNamespace(
-        way=way, otherwise="stage", moves=options.pop("moves", object()), push=options.pop("push", False)
+        way=way,
+        otherwise="stage",
+        moves=options.pop("moves", object()),
+        push=options.pop("push", False),
+        by_node=None,
     )
     posted = {rank: Posted(place, 8, out) for rank, (place, out) in enumerate(posts)}
     call, held = SimpleNamespace(team=team, watch=None), WindowTile(np.zeros((4, 16), "f4"))
