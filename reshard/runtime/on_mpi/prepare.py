@@ -145,15 +145,23 @@ class Prepared:
         """This rank's part of a direct move; None if the plan's steps must be run."""
         return None if self.moves is None else direct(*self.moves)
 
+    @property
+    def crowded(self) -> int:
+        """How many more ranks give than take: negative if more of them can copy when they pull."""
+        return self.plan.source.mesh.size - self.plan.target.mesh.size
+
     @cached_property
     def push(self) -> bool:
-        """Whether writing into the peers' results is faster than reading from their tiles: along longer runs, or with
-        more ranks that copy at once.
+        """Whether writing into the peers' results is faster than reading from their tiles: with more ranks that copy at
+        once, or, if they are equally many, along longer runs.
+
+        From 2 ranks to 6 in runs of 5 KiB, the 6 pull in three quarters of the time in which the 2 push.
         """
         if self.moves is None:
             return False
-        crowded = self.plan.crosses and self.plan.source.mesh.size > self.plan.target.mesh.size
-        return crowded or _sample(self.moves).prefers_push
+        if self.crowded:
+            return self.crowded > 0
+        return _sample(self.moves).prefers_push
 
 
 def _sample(moves: _DirectMove) -> RunBytes:

@@ -130,7 +130,8 @@ def chosen_way(transfer: TileTransfer) -> Way:
 def _way_in_node(transfer: TileTransfer, selected: Way) -> Way:
     """The way between the tiles of this node; messages between nodes are the same for all of these ways."""
     shared = all(posted.place for posted in transfer.posted.values())
-    push = (transfer.ready.push or not shared) and _results_in_windows(transfer)
+    pulls = shared or (selected == "read" and transfer.ready.crowded < 0)
+    push = (transfer.ready.push or not pulls) and _results_in_windows(transfer)
     if selected == "plan" and not (shared or push):
         return "plan"
     if len(transfer.call.team.members) == 1:
