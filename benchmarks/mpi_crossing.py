@@ -76,7 +76,7 @@ def spans(layout: Layout, device: int) -> list[Span]:
 
 
 def boxes(source: Layout, target: Layout, rank: int) -> list[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """What a receiver copies: (holder, box of its tile, box of the result). Holders of the whole array share its rows."""
+    """What a receiver copies: (holder, box of its tile, box of the result). Holders of the whole share its rows."""
     listed: list[tuple[int, tuple[slice, ...], tuple[slice, ...]]] = []
     here = spans(target, rank) if rank in target.mesh.devices else []
     for number, holder in enumerate(source.mesh.devices if here else ()):
