@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reshard.errors import PlanError, quoted
-from reshard.lower.to_mpi import Reduce
+from reshard.lower.to_mpi import Reduce, incoming, outgoing
 from reshard.mpi.tiles import check_layout
 from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.direct import peers
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, forget, uncached
 from reshard.runtime.on_mpi.run_plan import RunnableStep
 from reshard.runtime.on_mpi.team import Facts
@@ -26,7 +27,8 @@ class ScheduleFigures(NamedTuple):
 
     `seconds` of a processor and `bytes` of memory are what it takes to work it out for the first time, beside the plan,
     which all moves need. `sends` and `receives` are the rank's messages to and from ranks of other nodes, and of its
-    own if the plan's steps are run. Reductions are MPI's own and count as none.
+    own if the plan's steps are run. If messages are joined by node, they are those that the rank carries. Reductions
+    are MPI's own and count as none.
     """
 
     seconds: float
@@ -72,6 +74,8 @@ def schedule_figures(
     seconds = time.thread_time() - start
     forget()
     nbytes = _peak(request, rank, facts, itemsize)
+    if ready.joined is not None:
+        return ScheduleFigures(seconds, nbytes, *_by_node(request, rank, facts.nodes))
     sends, receives = zip(*[(0, 0), *_messages(ready)], strict=True)
     return ScheduleFigures(seconds, nbytes, sum(sends), sum(receives))
 
@@ -108,6 +112,23 @@ def _peak(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> int:
     finally:
         if not tracing:
             tracemalloc.stop()
+
+
+def _by_node(request: MoveRequest, rank: int, nodes: tuple[int, ...]) -> tuple[int, int]:
+    """The stripes that a rank carries and that are not empty."""
+    listed: dict[int, tuple[set[int], set[int]]] = {}
+
+    def of(member: int) -> tuple[set[int], set[int]]:
+        if member not in listed:
+            listed[member] = peers(request.source, request.target, member, nodes)
+        return listed[member]
+
+    sent = [stripe for stripe in outgoing(nodes, rank) if stripe.sender == rank]
+    received = [stripe for stripe in incoming(nodes, rank) if stripe.receiver == rank]
+    return (
+        sum(any(of(giver)[0] & set(stripe.takers) for giver in stripe.givers) for stripe in sent),
+        sum(any(of(taker)[1] & set(stripe.givers) for taker in stripe.takers) for stripe in received),
+    )
 
 
 def _messages(ready: Prepared) -> list[tuple[int, int]]:

@@ -33,6 +33,15 @@ def test_a_rank_among_thousands_needs_little_memory() -> None:
     assert schedule_figures(*pencils, rank=1234, nodes=64).bytes < 1 << 20
 
 
+def test_a_slab_on_thousand_ranks_takes_one_message_a_node_in_place_of_one_a_rank() -> None:
+    mesh = Mesh(x=1024)
+    slabs = Layout.parse("f32[{x}1, 1024, 16]", mesh), Layout.parse("f32[1024, {x}1, 16]", mesh)
+    assert schedule_figures(*slabs, rank=1).sends == 1023
+    carried = [schedule_figures(*slabs, rank=rank, nodes=16)[2:] for rank in (1, 63)]
+    assert carried == [(1, 1), (0, 0)]  # 15 nodes in 4 groups of ranks: 60 messages, on 64 ranks
+    assert schedule_figures(*slabs, rank=1, nodes=16, budget=2 * slabs[0].tile_bytes).sends == 1023
+
+
 def test_reductions_and_other_devices() -> None:
     summed = Layout.parse("f32[64] + sum{x}", MESH)
     assert schedule_figures(summed, Layout.parse("f32[{x}8]", MESH))[2:] == (0, 0)

@@ -13,6 +13,7 @@
     fetched_across(source, ...)  the same between two sets of devices: what a device copies from the tiles of others
     served_across(source, ...)   what others copy from its tile
     fetched_as, served_as        the same in a turn of a relay, or through a view
+    stripes(nodes, rank, ...)    messages between nodes joined by node: what a rank carries, and where its own part lies
     ranks(mesh)                  the device of every seat, that is, by ascending id
     seats(mesh, size)            the rank of every seat in a communicator; seat_of(...) the other way round
     unreplicated(layout)         whether each tile is on one rank only
@@ -52,6 +53,14 @@ from reshard.lower.to_mpi.seats import ranks as ranks
 from reshard.lower.to_mpi.seats import seat_of as seat_of
 from reshard.lower.to_mpi.seats import seats as seats
 from reshard.lower.to_mpi.seats import seats_by_position
+from reshard.lower.to_mpi.stripes import NodePlace as NodePlace
+from reshard.lower.to_mpi.stripes import Stripes as Stripes
+from reshard.lower.to_mpi.stripes import incoming as incoming
+from reshard.lower.to_mpi.stripes import members as members
+from reshard.lower.to_mpi.stripes import most_stripes as most_stripes
+from reshard.lower.to_mpi.stripes import number_of_groups as number_of_groups
+from reshard.lower.to_mpi.stripes import outgoing as outgoing
+from reshard.lower.to_mpi.stripes import stripes as stripes
 from reshard.types.pair.holders import holders
 from reshard.types.pair.overlap import shares_from, shares_of
 

@@ -26,6 +26,7 @@ move inside a node that is repeated, or made by a handle, has steps 2 to 4 in on
 
 The ways of step 4, `ways` has the details:
 
+    by node     many short messages between nodes: joined in the node's memory, few long ones in their place
     pull        tiles in shared windows: each rank copies what it needs out of its peers' tiles (or pushes)
     read        private tiles with long runs: the same, through the kernel
     stage       private tiles: copied or packed into a window, then pulled
@@ -47,6 +48,7 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     turns           the threads of a rank take turns on a communicator
     collective      one call from its arguments to its end
     wire/           messages between ranks: how blocks are cut, packed, sent, reduced
+    node_price      whether messages between nodes are better joined
     copy_order      the order of copies into one tile
     direct          straight from source to target: copies inside a node, messages between nodes
     fused_copies    strided copies at equal distances, as one

@@ -30,6 +30,7 @@ from reshard.lower.to_mpi import (
     tile_shapes,
 )
 from reshard.runtime.on_mpi.copy_order import NEAR, Order, copy_order, copy_steps
+from reshard.runtime.on_mpi.node_price import NodeLoad
 from reshard.runtime.on_mpi.strided_copy import Array, raw
 from reshard.runtime.on_mpi.wire.chunks import Region, copies
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
@@ -93,6 +94,22 @@ def run_bytes(source: Layout, target: Layout, rank: int, size: int, itemsize: in
     others = [block for peer, fetch in peers.items() if peer != rank for block in fetch.blocks]
     ends = ((source.tile_shape, None), (None, target.tile_shape), (source.tile_shape, target.tile_shape))
     return RunBytes(*(mean_run(others, *shapes) * itemsize for shapes in ends))
+
+
+@lru_cache(maxsize=64)
+def node_load(source: Layout, target: Layout, nodes: tuple[int, ...], itemsize: int) -> NodeLoad:
+    """What the first rank of the target receives; all ranks must judge alike, so each looks at the same."""
+    rank = seats(target.mesh, len(nodes))[0]
+    mine = _fetched(source, target, rank, nodes)
+    sizes = {peer: sum(block.elements for block in fetch.blocks) * itemsize for peer, fetch in mine.items()}
+    far = [size for peer, size in sizes.items() if nodes[peer] != nodes[rank]]
+    return NodeLoad(len(far), sum(far), sum(sizes.values()) - sum(far) - sizes.get(rank, 0))
+
+
+def peers(source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]) -> tuple[set[int], set[int]]:
+    """The ranks to which a rank gives something, and those from which it takes something, itself left out."""
+    to, by = (set(of(source, target, rank, nodes)) - {rank} for of in (_served, _fetched))
+    return to, by
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """The ways in which elements get from the source's tiles to the target's, one function each.
 
     way         tiles of this node                      inside a node                               copies
+    by node     anything; joins messages between nodes  what leaves is packed into a window         2
     pull        in windows: shared memory               each rank reads what it needs               1
     push        results in windows                      each rank writes what it has                1
     read        private, long runs                      as pull, through the kernel (CMA)           1
@@ -10,8 +11,9 @@
     plan        anything: reductions, tight budgets     the plan's steps, message by message        1 to 3 a step
     overwrite   donated, the tightest budgets           the plan's one step, inside the tile        permuted in place
 
-`prepare` selects pull, read, stage, plan or overwrite from the request alone, the same on all ranks. When the call
-runs, `chosen_way` refines that by what the ranks of the node have posted: tiles that turn out to lie in windows, as
+Many small messages between nodes are joined by node if `prepare` finds that faster and every node has memory for it.
+Otherwise `prepare` selects pull, read, stage, plan or overwrite from the request alone, the same on all ranks. When
+the call runs, `chosen_way` refines that by what the ranks of the node have posted: tiles that lie in windows, as
 results of earlier calls do, are pulled, whatever was selected; results that will lie in windows are pushed to if the
 tiles are private, or if that runs along longer stretches of memory; and staging packs if it can. If the node has no
 room for windows, results are private, and staging gives way to messages: the plan's, or those of direct moves where
@@ -45,6 +47,7 @@ from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Way
 from reshard.runtime.on_mpi.run_plan import run_plan
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, holders, new_place, new_tile
+from reshard.runtime.on_mpi.wire.by_node import Allotment, allot, exchange_by_node
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.overwrite import overwrite
 from reshard.types import Layout
@@ -61,6 +64,7 @@ class TileTransfer:
     out: WindowTile | None
     posted: Mapping[int, Posted]
     staging: int = 0
+    allotment: Allotment | None = None
 
     @property
     def others(self) -> list[int]:
@@ -111,6 +115,11 @@ def chosen_way(transfer: TileTransfer) -> Way:
     """
     team, ready = transfer.call.team, transfer.ready
     selected = ready.way if team.plain or ready.way != "read" else ready.otherwise
+    if ready.by_node is not None and ready.joined is not None:
+        _, room, free = ready.joined
+        transfer.allotment = allot(transfer.call, ready.by_node.messages, ready.itemsize, room, free)
+        if transfer.allotment is not None:
+            return "by node"
     if selected == "overwrite" or ready.moves is None:
         return selected
     if selected == "plan" and not team.one_node:
@@ -121,7 +130,8 @@ def chosen_way(transfer: TileTransfer) -> Way:
 def _way_in_node(transfer: TileTransfer, selected: Way) -> Way:
     """The way between the tiles of this node; messages between nodes are the same for all of these ways."""
     shared = all(posted.place for posted in transfer.posted.values())
-    push = (transfer.ready.push or not shared) and _results_in_windows(transfer)
+    pulls = shared or (selected == "read" and transfer.ready.crowded < 0)
+    push = (transfer.ready.push or not pulls) and _results_in_windows(transfer)
     if selected == "plan" and not (shared or push):
         return "plan"
     if len(transfer.call.team.members) == 1:
@@ -150,6 +160,15 @@ def _results_in_windows(transfer: TileTransfer) -> bool:
     if transfer.request.into:
         return all(posted.out_place for posted in transfer.posted.values())
     return transfer.place().place != 0
+
+
+def _by_node(transfer: TileTransfer) -> WindowTile:
+    """Sends everything in messages that are joined by node, and by the node's memory inside it."""
+    result, allotment = transfer.placed(), cast(Allotment, transfer.allotment)
+    mine, ends = cast(Direct, transfer.ready.by_node), (raw(transfer.held.tile), raw(result.tile))
+    ready = transfer.settle if transfer.request.careful else None
+    exchange_by_node(transfer.call, mine.messages, mine.own, allotment, *ends, ready)
+    return result
 
 
 def _pull(transfer: TileTransfer) -> WindowTile:
@@ -234,6 +253,7 @@ def _overwrite(transfer: TileTransfer) -> WindowTile:
 
 
 WAYS: dict[Way, Callable[[TileTransfer], WindowTile]] = {
+    "by node": _by_node,
     "pull": _pull,
     "push": _push,
     "read": _read,

@@ -67,7 +67,12 @@ def transfer(
     )
     request = SimpleNamespace(into=options.pop("into", False), source=source, target=target)
     ready = SimpleNamespace(
-        way=way, otherwise="stage", moves=options.pop("moves", object()), push=options.pop("push", False)
+        way=way,
+        otherwise="stage",
+        moves=options.pop("moves", object()),
+        push=options.pop("push", False),
+        crowded=options.pop("crowded", 0),
+        by_node=None,
     )
     posted = {rank: Posted(place, 8, out) for rank, (place, out) in enumerate(posts)}
     call, held = SimpleNamespace(team=team, watch=None), WindowTile(np.zeros((4, 16), "f4"))
@@ -83,6 +88,8 @@ NO_ROOM = {"room": 0}
     [
         ("stage", SHARED, {}, "pull"),  # results of an earlier call
         ("read", SHARED, {}, "pull"),
+        ("read", PRIVATE, {}, "push"),
+        ("read", PRIVATE, {"crowded": -4}, "read"),  # more ranks receive than send
         ("plan", SHARED, {}, "pull"),
         ("plan", SHARED, {"nodes": 2}, "plan"),  # the budget has no room for messages between nodes
         ("stage", SHARED, {"push": True}, "push"),
