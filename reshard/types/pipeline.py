@@ -60,8 +60,8 @@ class Pipeline:
     @cached_property
     def cuts(self) -> tuple[Cut, Cut]:
         """The parts of a source's tile, and of a target's."""
-        split = self._split or ()
-        return split[0][1], split[-1][1]
+        cuts = [cut for _, cut in self._split or ()]
+        return cuts[0], cuts[-1]
 
     @property
     def received_bytes(self) -> int:
