@@ -50,20 +50,24 @@ def _least(sizes: Counter[Class], forwarding: bool) -> float:
         return 0.0
     received: Counter[int] = Counter()
     variables: list[tuple[int, int]] = []  # (class, sender)
-    for number, (holders, lacking) in enumerate(sizes):
-        variables += [(number, device) for device in sorted(holders | lacking if forwarding else holders)]
-    rows, columns, values, bounds = [], [], [], []
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    bounds: list[float] = []
     every = list(sizes)
     for number, ((holders, lacking), size) in enumerate(sizes.items()):
         for device in lacking:
             received[device] += size
-        for column, (of, device) in enumerate(variables):
-            if of == number and device in holders:
-                rows, columns, values = [*rows, number], [*columns, column], [*values, -1.0]
+        for device in sorted(holders | lacking if forwarding else holders):
+            if device in holders:
+                rows.append(number)
+                columns.append(len(variables))
+                values.append(-1.0)
+            variables.append((number, device))
         bounds.append(-float(size))
-    senders = sorted({device for _, device in variables})
+    senders = {device: at for at, device in enumerate(sorted({device for _, device in variables}))}
     for column, (_, device) in enumerate(variables):
-        rows.append(len(every) + senders.index(device))
+        rows.append(len(every) + senders[device])
         columns.append(column)
         values.append(1.0)
     for at in range(len(senders)):

@@ -40,6 +40,8 @@ MOST_KINDS = 32
 STACK = 5
 """As many arrays of each of many kinds move in one program if they may: a start has the collectives of all its kinds,
 and costs them."""
+ALIKE = 16
+"""Kinds share programs if their counts differ by at most one in so many."""
 
 
 class Bucket(NamedTuple):
@@ -81,35 +83,49 @@ def lane_of(kind: EagerProgram) -> object:
 def buckets(
     places: Mapping[EagerProgram, Sequence[int]], lane_of: Callable[[EagerProgram], object] = lane_of
 ) -> Iterator[Bucket]:
-    """All places, in buckets of few programs: kinds of equal counts share theirs, those of one lane if possible."""
-    by_count: dict[int, dict[object, list[EagerProgram]]] = {}
-    for kind, listed in places.items():
-        by_count.setdefault(len(listed), {}).setdefault(lane_of(kind), []).append(kind)
-    for count, by_lane in by_count.items():
-        kinds = [kind for alike in by_lane.values() for kind in alike]
+    """All places, in buckets of few programs: kinds of about equal counts share theirs, those of one lane if possible.
+
+    A program costs more to compile than some arrays cost to move twice: the last start has as many as the others.
+    """
+    for kinds in _of_like_counts(places, lane_of):
         each = -(-len(kinds) // -(-len(kinds) // MOST_KINDS))
         for first in range(0, len(kinds), each):
-            yield from _starts(tuple(kinds[first : first + each]), places, count)
+            yield from _starts(kinds[first : first + each], places)
 
 
-def _starts(
-    kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]], count: int
-) -> Iterator[Bucket]:
-    """The starts that move so many arrays of each of these kinds; at most two different programs."""
+def _of_like_counts(
+    places: Mapping[EagerProgram, Sequence[int]], lane_of: Callable[[EagerProgram], object]
+) -> Iterator[tuple[EagerProgram, ...]]:
+    """The kinds whose counts differ by at most a sixteenth, those of one lane side by side."""
+    rest = sorted(places, key=lambda kind: -len(places[kind]))
+    while rest:
+        most = len(places[rest[0]])
+        alike = [kind for kind in rest if len(places[kind]) * ALIKE >= most * (ALIKE - 1)]
+        rest = rest[len(alike) :]
+        by_lane: dict[object, list[EagerProgram]] = {}
+        for kind in alike:
+            by_lane.setdefault(lane_of(kind), []).append(kind)
+        yield tuple(kind for lane in by_lane.values() for kind in lane)
+
+
+def _starts(kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]]) -> Iterator[Bucket]:
+    """The starts of the one program that moves all arrays of these kinds, some of them twice."""
+    count = max(len(places[kind]) for kind in kinds)
     stack = stack_of(count, max(MOST_KINDS // len(kinds), min(STACK, MOST // len(kinds))))
     for start in range(0, count, stack):
-        rest = min(stack, count - start)
-        yield Bucket(kinds, rest, [at for kind in kinds for at in places[kind][start : start + rest]])
+        listed = [places[kind] for kind in kinds]
+        yield Bucket(kinds, stack, [every[(start + at) % len(every)] for every in listed for at in range(stack)])
 
 
 def stack_of(count: int, most: int) -> int:
-    """The arrays of a stack: a divisor of their number above half of the most, so that one program moves all; or most.
+    """The arrays of a stack: a divisor of their number above half of the most, else one by which few move twice.
 
     >>> stack_of(500, 32), stack_of(50, 3), stack_of(47, 32), stack_of(9, 32)
-    (25, 2, 32, 9)
+    (25, 2, 24, 9)
     """
     divisors = [stack for stack in range(most, most // 2, -1) if count % stack == 0]
-    return min(count, next(iter(divisors), most))
+    starts = -(-count // most)
+    return next(iter(divisors), -(-count // starts))
 
 
 def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:

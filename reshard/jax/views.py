@@ -26,6 +26,7 @@ from reshard.jax import crossing, placement
 from reshard.jax.eager import move_now, put
 from reshard.jax.platform_network import best_plan_on
 from reshard.jax.primitive import pinned
+from reshard.jax.reordered import reordered_program
 from reshard.jax.request import ReshardRequest, orders_differ
 from reshard.jax.starting import started
 from reshard.jax.targets import ViewOptions
@@ -55,6 +56,11 @@ class Asked(NamedTuple):
         known = isinstance(self.before.mesh, JaxMesh) and isinstance(self.after.mesh, JaxMesh)
         return known and crossing.crosses(self.before, self.after)
 
+    @property
+    def reorders(self) -> bool:
+        """Whether its ends are on the same devices in another order."""
+        return not self.crosses and orders_differ(self.before, self.after)
+
 
 def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mapping[str, Any]) -> jax.Array:
     """Moves one array by a view, a part or a cast; see `prepared`."""
@@ -83,10 +89,11 @@ def checked(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
     """What a call with a view asks for, checked."""
     what = ends(x, sharding, source, given)
     before, after = what.before, what.after
-    if not what.crosses and (orders_differ(before, after) or before.mesh.size != after.mesh.size):
+    if not what.crosses and before.mesh.size != after.mesh.size:
         raise MeshError(
-            f"source {before.spec} on {dict(before.mesh.shape)}, target {after.spec} on {dict(after.mesh.shape)}: the "
-            f"two list their devices in another order; move the array there first, then by its view"
+            f"source {before.spec} on {dict(before.mesh.shape)}, target {after.spec} on {dict(after.mesh.shape)}: one "
+            f"of the meshes is abstract, and they have {before.mesh.size} and {after.mesh.size} devices; give meshes "
+            f"of devices"
         )
     return what
 
@@ -116,12 +123,13 @@ def ends(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
 
 
 def traced(x: jax.Array, what: Asked, given: ViewOptions, options: Mapping[str, Any]) -> jax.Array:
-    """The move inside a trace, on one set of devices."""
-    if what.crosses:
+    """The move inside a trace, on one set of devices in one order."""
+    if what.crosses or what.reorders:
+        differ = "different devices" if what.crosses else "the same devices in another order"
         raise PlanError(
             f"source {what.before.spec} on {dict(what.before.mesh.shape)}, target {what.after.spec} on "
-            f"{dict(what.after.mesh.shape)} have different devices, and a traced program (jit, grad, vmap, scan) runs "
-            f"on one set of devices: move a concrete array of shape {x.shape} outside of it"
+            f"{dict(what.after.mesh.shape)} have {differ}, and a traced program (jit, grad, vmap, scan) runs "
+            f"on one set of devices in one order: move a concrete array of shape {x.shape} outside of it"
         )
     made = _plan(*what, options["budget"], options["network"])
     out = _existing(what, given.out)
@@ -144,6 +152,8 @@ def program(
         )
     if what.crosses:
         return crossing.view_program(whole, what.before, what.after, budget, donate, devices)
+    if what.reorders:
+        return reordered_program(whole, what.before, what.after)
     return _compiled(whole, what)
 
 
@@ -154,12 +164,14 @@ def running(
     if not x.size and not what.view.into:
         return lambda: put(np.zeros(what.view.target_shape, jnp.dtype(what.target_dtype)), what.after, donate=False)
 
+    two_meshes = what.crosses or what.reorders
+
     def start() -> jax.Array:
         out = _existing(what, given.out)
-        near = what.crosses and crossing.casts_before(whole)
+        near = crossing.casts_before(whole) if what.crosses else what.reorders and on_jax.narrows(whole.steps)
         scale = None if given.scale is None else _scale_on(what.before if near else what.after, given.scale)
-        with placement.without_mesh() if what.crosses else placement.without_context_mesh(), placement.unguarded():
-            result = run(x, out, scale) if what.crosses else started(run, x, out, scale)
+        with placement.without_mesh() if two_meshes else placement.without_context_mesh(), placement.unguarded():
+            result = run(x, out, scale) if two_meshes else started(run, x, out, scale)
         if donate and not x.is_deleted():
             x.delete()  # XLA keeps the buffer until the move has read it.
         return result
@@ -249,8 +261,9 @@ def _plan(
     budget: int | None,
     network: Network | str | None,
 ) -> Plan:
-    source = placement.layout_of(before, view.source_shape, dtype)
-    target = placement.layout_of(after, view.target_shape, target_dtype)
+    ids = orders_differ(before, after)
+    source = placement.layout_of(before, view.source_shape, dtype, ids=ids)
+    target = placement.layout_of(after, view.target_shape, target_dtype, ids=ids)
     made = best_plan_on(after.mesh, Move(source, target, view, cast=True), network, budget)
     if placement.platform_of(after.mesh) == "cpu" or budget is not None:
         return made

@@ -10,9 +10,10 @@ so neither moves data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from types import MappingProxyType
 
 import jax
 import numpy as np
@@ -132,18 +133,23 @@ def apply_across(plan: Plan, mesh: JaxMesh, array: jax.Array, target: NamedShard
 def to_stack(source: Layout, steps: tuple[Step, ...], mesh: AnyMesh) -> Callable[..., jax.Array]:
     """The compiled move to a stack: the tiles after some steps, padding included, along dim 0 in the order of devices.
 
-    If a step casts, a scale may be given beside the array.
+    If the first step casts, a scale may be given beside the array. `tiles` are stacks of what else the steps read by
+    the tiles of the result: `into`, of which they fill a part, and `scale`, if a later step casts.
     """
     mesh = cut(mesh, (source,))  # An array with explicit axes keeps their names: only the source is spelled.
     axes = free_axes(mesh)
     before, result = spec(source, axes), steps[-1].result if steps else source
+    stack = stack_spec(mesh, result)
     program = lower_steps(source, steps)
 
-    def moved(array: jax.Array, scale: jax.Array | None = None) -> jax.Array:
-        if scale is None:
-            return _on_tiles(program, mesh, axes, [before], stack_spec(mesh, result))(array)
-        factor, held = scales.spread(scale, source, before)
-        return _on_tiles(program, mesh, axes, [before, held], stack_spec(mesh, result), ("scale",))(array, factor)
+    def moved(
+        array: jax.Array, scale: jax.Array | None = None, tiles: Mapping[str, jax.Array] = MappingProxyType({})
+    ) -> jax.Array:
+        more, specs = dict(tiles), [before, *[stack] * len(tiles)]
+        if scale is not None:
+            more["scale"], held = scales.spread(scale, source, before)
+            specs.append(held)
+        return _on_tiles(program, mesh, axes, specs, stack, tuple(more))(array, *more.values())
 
     return jax.jit(moved)
 

@@ -35,25 +35,37 @@ def values_of(number: int, shape: tuple[int, ...] = (8, 8), dtype: Any = np.floa
 # ---- which programs --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counts", [[500], [9] * 56, [1] * 70, [2, 2, 17, 40, 16, 15, 1], [3]], ids=str)
-def test_buckets_cover_every_place_once(counts: list[int]) -> None:
+@pytest.mark.parametrize(
+    "counts", [[500], [9] * 56, [1] * 70, [2, 2, 17, 40, 16, 15, 1], [3], [167, 167, 166]], ids=str
+)
+def test_buckets_cover_every_place(counts: list[int]) -> None:
     kinds: list[Any] = [f"kind {number}" for number in range(len(counts))]
     places = iter(range(sum(counts)))
     listed = {kind: [next(places) for _ in range(count)] for kind, count in zip(kinds, counts, strict=True)}
     made = list(buckets(listed, str))
-    assert sorted(at for bucket in made for at in bucket.places) == list(range(sum(counts)))
+    moved = [at for bucket in made for at in bucket.places]
+    assert set(moved) == set(range(sum(counts)))
+    assert len(moved) <= 1.2 * sum(counts), "few move twice"
     for bucket in made:
         assert 1 <= len(bucket.places) == bucket.stack * len(bucket.kinds) <= MOST
         wanted = [kind for kind in bucket.kinds for _ in range(bucket.stack)]
         assert all(at in listed[kind] for at, kind in zip(bucket.places, wanted, strict=True))
     compiled = Counter(kind for kinds, stack in {(b.kinds, b.stack) for b in made} for kind in kinds)
-    assert max(compiled.values()) <= 2, "a kind is compiled alone and stacked at most"
+    assert max(compiled.values()) == 1
 
 
 def test_kinds_of_equal_counts_share_programs() -> None:
     kinds: list[Any] = list(range(56))
     made = list(buckets({kind: list(range(9 * kind, 9 * kind + 9)) for kind in kinds}, str))
     assert len(made) == 6 and len({(bucket.kinds, bucket.stack) for bucket in made}) == 2
+
+
+def test_kinds_of_like_counts_share_one_program() -> None:
+    """Those that no stack divides too: the last start moves some arrays of the first one again."""
+    kinds: list[Any] = list(range(3))
+    listed = {kind: range(200 * kind, 200 * kind + 167 - kind // 2) for kind in kinds}
+    made = list(buckets(listed, str))
+    assert len({(bucket.kinds, bucket.stack) for bucket in made}) == 1 and len(made[0].kinds) == 3
 
 
 def test_many_arrays_of_one_kind_are_stacked() -> None:

@@ -97,7 +97,7 @@ def _waiting(choose: random.Random) -> Iterator[tuple[rs.Plan, Program]]:
     (exchange,) = program.instructions
     assert isinstance(exchange, Exchange)
     transfers = list(itertools.chain.from_iterable(exchange.rounds))
-    for later in [t for t in transfers if t.relayed][:2]:
+    for later in [t for t in transfers if t.relayed][:6]:
         passed = {box.dst for box in later.boxes}
         for first in transfers:
             if first.relayed or first.receiver != later.sender or passed.isdisjoint(box.dst for box in first.boxes):

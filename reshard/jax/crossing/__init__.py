@@ -4,6 +4,7 @@ plans        the plan of such a move, its devices numbered, and the three legs t
 host         CPU devices of one process: their tiles are memory of the process, and the exchange is one copy of it
 stages       other devices: messages are packed by one program, carried, and written by another, a few rounds at a time
 transports   what carries them: `jax.device_put` inside a process, a program over both sets of devices between processes
+pipeline     a move in parts, each gathered while the next one crosses
 moves        which of these a move takes, compiled once
 """
 

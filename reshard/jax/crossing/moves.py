@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, Sharding
 
 from reshard.errors import LayoutError
 from reshard.jax.crossing.host import HostExchange, exchanged, host_exchange, shards_of
+from reshard.jax.crossing.pipeline import pipeline_across, run_pipeline
 from reshard.jax.crossing.plans import Leg, Legs, devices_of, in_messages, legs, numbered, plan_across, pulled
 from reshard.jax.crossing.stages import flat, run_stages, stack_shape, stacked, staged
 from reshard.jax.crossing.transports import BetweenProcesses, InProcess
@@ -35,6 +36,7 @@ from reshard.lower.views import ViewExchange
 from reshard.runtime import on_jax
 from reshard.synth import Network
 from reshard.types.layout import Layout
+from reshard.types.pipeline import Pipeline
 from reshard.types.plan import Plan
 from reshard.types.view import View
 
@@ -55,8 +57,23 @@ def program_across(request: ReshardRequest, source: NamedSharding, shape: tuple[
     """
     target = request.target
     whole = plan_across(source, target, shape, dtype.name, request.budget, request.network, request.donate)
+    pipeline = _pipeline(request, source, shape, dtype.name)
+    if pipeline is not None and pipeline.seconds < (whole.seconds or 0.0):
+        _check_even(whole.target, target)
+        return run_pipeline(pipeline, source, target, request.donate)
     devices = tuple(numbered(source.mesh, target.mesh))
     return moving(whole, source, target, devices, request.budget, request.donate)
+
+
+def _pipeline(request: ReshardRequest, source: NamedSharding, shape: tuple[int, ...], dtype: str) -> Pipeline | None:
+    """The pipeline of a move, where what crosses runs beside the programs: on accelerators of one process.
+
+    Within a budget, one step runs after the other.
+    """
+    target = request.target
+    if request.budget is not None or between_processes(source, target) or on_host(source, target):
+        return None
+    return pipeline_across(source, target, shape, dtype, request.network)
 
 
 @lru_cache(maxsize=1024)

@@ -135,13 +135,26 @@ def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Messag
 
 
 def _shares(classes: Sequence[_Class], operand: Layout, result: Layout) -> Iterator[_Share]:
-    """Each class divided among the devices that lack it, by their weights."""
+    """Each class divided among the devices that lack it, by their weights, in whole elements.
+
+    Who gets less than its weight of one class, in what it would then send, comes first in the next ones.
+    """
+    owed: dict[int, float] = {}
     for each, weights in zip(classes, _weights(classes, operand, result), strict=True):
-        size, total = elements(each.runs), sum(weights)
-        ends = [round(size * (weight / total)) for weight in itertools.accumulate(weights, initial=0.0)]
-        for device, (low, high) in zip(each.lacking, itertools.pairwise(ends), strict=True):
-            if low < high:
-                yield _Share(device, each, low, high)
+        size, total, low = elements(each.runs), sum(weights), 0
+        ideal = [size * (weight / total) for weight in weights]
+        counts = [int(count) for count in ideal]
+        others = len(each.lacking) - 1
+        missed = [owed.get(device, 0.0) + (ideal[at] - counts[at]) * others for at, device in enumerate(each.lacking)]
+        first = sorted(range(len(counts)), key=lambda at: -missed[at])
+        for at in first[: size - sum(counts)]:
+            counts[at] += 1
+            missed[at] -= others
+        owed |= dict(zip(each.lacking, missed, strict=True))
+        for device, count in zip(each.lacking, counts, strict=True):
+            if count:
+                yield _Share(device, each, low, low + count)
+            low += count
 
 
 def _weights(classes: Sequence[_Class], operand: Layout, result: Layout) -> list[list[float]]:

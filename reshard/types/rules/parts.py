@@ -15,10 +15,12 @@ Its layouts are ordinary layouts, so the rule, the lowering and the cost of a pa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.mesh import SubAxis
 from reshard.types.pair.refine import RefinedDigit, Refinement, refine
 
 
@@ -84,6 +86,60 @@ def counts(operand: Layout, result: Layout) -> tuple[int, ...]:
         if _splits(digit, r, operand):
             numbers.update(k for k in range(2, digit.radix + 1) if digit.radix % k == 0)
     return tuple(sorted(numbers))
+
+
+def split_layouts(layouts: Sequence[Layout], count: int) -> tuple[tuple[Layout, Cut], ...] | None:
+    """Layouts of one array, on any devices, cut alike: those of a part, each with the cut of its tile into parts.
+
+    Part number c has the same elements in each of them. None if no digit that is local in all of them divides so.
+
+    >>> from reshard.types import Mesh
+    >>> rows, columns = Layout.parse("f32[{x}8, 64]", Mesh(x=2)), Layout.parse("f32[16, {y}16]", Mesh(y=4))
+    >>> split = split_layouts([rows, columns], 4)
+    >>> [str(part) for part, _ in split], split[1][1]
+    (['f32[{x}2, 64]', 'f32[4, {y}16]'], Cut(axis=0, outer=2, parts=4, inner=2))
+    """
+    if not all(layout.even for layout in layouts):
+        return None
+    able = [
+        tuple((_smaller(layout, dim, place, count), _tile_cut(layout, dim, place, count)) for layout in layouts)
+        for dim, size in enumerate(layouts[0].shape)
+        for place in range(size // count, 0, -1)
+        if size % (place * count) == 0 and all(_is_local(layout, dim, place, count) for layout in layouts)
+    ]
+    return min(able, key=_scattered, default=None)
+
+
+def _scattered(cuts: Sequence[tuple[Layout, Cut]]) -> tuple[bool, int]:
+    """Sorts first the cuts into aligned parts, contiguous in as many tiles as can be."""
+    unaligned = any(cut.inner % _ALIGNED.get(cut.axis - len(part.shape), 1) for part, cut in cuts)
+    return unaligned, sum(cut.outer * math.prod(part.tile_shape[: cut.axis]) > 1 for part, cut in cuts)
+
+
+def _is_local(layout: Layout, dim: int, place: int, count: int) -> bool:
+    """Whether a factor `count` at a place value of a dim is part of one local digit."""
+    return any(
+        axis is None and place % low == 0 and low * radix % (place * count) == 0
+        for low, radix, axis in _places(layout.dims[dim])
+    )
+
+
+def _tile_cut(layout: Layout, dim: int, place: int, count: int) -> Cut:
+    """The cut of a tile along the factor `count` at a place value of a dim, which is local."""
+    local = [(low, radix) for low, radix, axis in _places(layout.dims[dim]) if axis is None]
+    inner = math.prod(radix for low, radix in local if low * radix <= place)
+    inner *= next(place // low for low, radix in local if low <= place < low * radix)
+    return Cut(dim, layout.tile_shape[dim] // (inner * count), count, inner)
+
+
+def _places(dim: Dim) -> list[tuple[int, int, SubAxis | None]]:
+    """The digits of a dim with the place value of each, the last one first."""
+    placed: list[tuple[int, int, SubAxis | None]] = []
+    low = 1
+    for radix, axis in reversed(dim.digits):
+        placed.append((low, radix, axis))
+        low *= radix
+    return placed
 
 
 def _disturbance(part: Part) -> tuple[bool, bool, bool]:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from reshard.types import Layout, Mesh
-from reshard.types.pair.crossing import received_by_device
+from reshard.types.pair.crossing import fewest_through, received_by_device
 from reshard.types.pair.relay import relay, relay_figures
 from reshard.types.plan import StepSpec, chain
 from reshard.types.rules.cost import StepMode
@@ -54,3 +54,11 @@ def test_a_holder_of_much_passes_on_little():
     for message in relay(source, target).second:
         passed[message.sender] += message.elements
     assert passed[0] < passed[5]
+
+
+def test_whole_elements_are_spread_over_all_classes():
+    """Twelve classes of 64 elements for 44 devices: whoever gets two of one class gets one of the next."""
+    source = Layout.parse("s32[32, {v:(2)17}2/24]", Mesh(v=34))
+    target = Layout.parse("s32[32, 24]", Mesh(v=15, w=3))
+    figures = relay_figures(source, target)
+    assert figures.sent <= figures.turns[0].received + figures.turns[1].received == fewest_through(source, target)

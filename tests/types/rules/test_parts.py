@@ -22,8 +22,8 @@ from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.checker import RULES, check_step
 from reshard.types.rules.cost import StepMode
-from reshard.types.rules.parts import Cut, counts, split_step
-from tests.layouts import pairs
+from reshard.types.rules.parts import Cut, counts, split_layouts, split_step
+from tests.layouts import pairs, random_crossing, random_layout
 from tests.oracle import PADDING, check, tiles_of
 
 MESH = Mesh(x=4, y=2)
@@ -308,3 +308,37 @@ def test_planted_faults_are_found():
                 seen[name] += 1
                 assert detected(plan, replace(program, instructions=(wrong,))), f"{name} in {plan}"
     assert len(seen) == 5 and min(seen.values()) >= 3, seen
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_layouts_on_any_devices_are_cut_alike(seed: int):
+    """Element by element: a part has the same elements in each layout, the parts are disjoint, and all there is."""
+    choose = random.Random(seed)
+    layouts = [layout for _ in range(2) for layout in random_crossing(choose, counts=(1, 2, 4))]
+    shape = [choose.choice((8, 12, 16)) for _ in range(2)]
+    layouts = [random_layout(choose, layout.mesh, shape) for layout in layouts][: choose.randint(1, 3)]
+    count = choose.choice((2, 3, 4))
+    split = split_layouts(layouts, count)
+    if split is None:
+        return
+    everything: list[int] = []
+    for number in range(count):
+        elements: dict[int, int] = {}
+        for layout, (part, cut) in zip(layouts, split, strict=True):
+            smaller = tiles_of(part)
+            for device, tile in tiles_of(layout).items():
+                opened = tile.reshape(
+                    (*tile.shape[: cut.axis], cut.outer, count, cut.inner, *tile.shape[cut.axis + 1 :])
+                )
+                taken = opened.take(number, cut.axis + 1).ravel().tolist()
+                for at, element in zip(smaller[device].ravel().tolist(), taken, strict=True):
+                    assert elements.setdefault(at, element) == element
+        everything += elements.values()
+    assert sorted(everything) == list(range(shape[0] * shape[1]))
+
+
+def test_layouts_that_share_no_local_digit_are_not_cut():
+    rows, columns = Layout.parse("f32[{x}1, 4]", Mesh(x=2)), Layout.parse("f32[2, {y}1]", Mesh(y=4))
+    assert split_layouts([rows], 4) and split_layouts([columns], 2)
+    assert split_layouts([rows, columns], 2) is None
+    assert split_layouts([Layout.from_spec(Mesh(x=2), (3, 4), "f32", ["x"])], 2) is None, "padded"
