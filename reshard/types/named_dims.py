@@ -1,7 +1,7 @@
 """Layouts of arrays whose dims have names: xarray's, and jaxtyping's annotations. Neither library is imported.
 
-    DataArray of dims (batch, feature), 16 x 8          {"batch": "x"}     f32[{x}4, 8] on <x=4>
-    Float32[Array, "batch feature"], batch=16, ...      {"batch": "x"}     f32[{x}4, 8] on <x=4>
+DataArray of dims (batch, feature), 16 x 8          {"batch": "x"}     f32[{x}4, 8] on <x=4>
+Float32[Array, "batch feature"], batch=16, ...      {"batch": "x"}     f32[{x}4, 8] on <x=4>
 """
 
 from __future__ import annotations
