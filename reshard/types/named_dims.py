@@ -38,7 +38,7 @@ def from_xarray(array: Any, mesh: Mesh, axes: Axes) -> Layout:
 
 
 def from_jaxtyping(annotation: Any, mesh: Mesh, axes: Axes, *, dtype: object = None, **sizes: int) -> Layout:
-    """The layout that a jaxtyping annotation such as `Float32[Array, "batch feature=8"]` has for these sizes of its dims.
+    """The layout of a jaxtyping annotation, such as `Float32[Array, "batch feature=8"]`, for these sizes of its dims.
 
     `dtype` is needed where the annotation allows several. Raises `NotationError` for dims that have no single size
     (`...`, `*name`, `#name`, expressions), `LayoutError` for a missing size or an unknown dim.
