@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from reshard.cli.options import Commands, Options, add_command
@@ -44,7 +45,7 @@ def run(options: CompletionOptions, commands: Commands, top: argparse.ArgumentPa
     from reshard.synth.network import PRESETS
 
     try:
-        import shtab  # pyright: ignore[reportMissingTypeStubs]
+        shtab: Any = import_module("shtab")
     except ImportError as error:
         raise ReshardError(
             f"completion needs shtab, which cannot be imported ({error}): pip install 'reshard[completion]'"
