@@ -6,8 +6,8 @@
     plan_tree, TreePlan the plans of many arrays as one, in few launches and within one budget
     Manifest            names, shapes, layouts and versions that two sides compare before anything moves
     Network, Link       what bytes cost along each mesh axis
-    from_xarray, from_jaxtyping
-                        layouts of arrays whose dims have names
+    from_xarray         the layout of an xarray.DataArray, by the names of its dims
+    from_jaxtyping      that of a jaxtyping annotation
     prove, Proof        that a plan is right for all sizes of its form, and within its promise
     simulate            a plan run on numpy, all devices in this process
     errors              what is raised
