@@ -77,7 +77,7 @@ def steps_of(plan: Plan, network: str | None) -> str:
     if not plan.steps:
         return "<p>Nothing to do: the two are the same layout.</p>"
     timed = [] if plan.seconds is None else [("seconds", True)]
-    heads = [("", False), ("step", False), ("type after it", False), ("launches", True), ("received", True)]
+    heads = [("#", False), ("step", False), ("type after it", False), ("launches", True), ("received", True)]
     rows = [[str(number), *_row(step, bool(timed))] for number, step in enumerate(plan.steps, 1)]
     reasons = (
         f"<li><b>{step.kind}</b>: {escape(why(step, number == len(plan.steps)))}</li>"
