@@ -154,7 +154,10 @@ def _speed(link: Link | None) -> str:
 class Commands(Protocol):
     """What `ArgumentParser.add_subparsers` returns, as far as it is needed here."""
 
-    choices: Mapping[str, argparse.ArgumentParser]
+    @property
+    def choices(self) -> Mapping[str, argparse.ArgumentParser]:
+        """The parser of each command."""
+        ...
 
     def add_parser(
         self, name: str, *, help: str, description: str, epilog: str, formatter_class: Any
