@@ -53,8 +53,7 @@ def _show_as_paragraphs(out: Console, plan: Plan, numbers: list[str]) -> None:
     for number, step in enumerate(plan.steps, 1):
         figures = _figures(step)
         terminal.paragraph(out, f"{step.kind} -> {step.result}", f"  {number}  ", terminal.STEP)
-        sums = (figures[name] if name == "seconds" else f"{name} {figures[name]}" for name in numbers)
-        terminal.paragraph(out, ", ".join(sums), "     ")
+        terminal.paragraph(out, ", ".join(f"{name} {figures[name]}" for name in numbers), "     ")
 
 
 def _figures(step: Step) -> dict[str, str]:
