@@ -14,6 +14,7 @@ import zipfile
 from html import escape
 from pathlib import Path
 
+from reshard.draw.plan_page import STYLE as PICTURES
 from reshard.show.html import document
 from reshard.synth.network import PRESETS
 
@@ -113,7 +114,8 @@ function show(result) {
   say(wrong ? "no plan" : "up to date");
   if (wrong) return;
   output.hidden = false;
-  for (const name of ["sums", "tiles", "memory", "steps"]) output.querySelector("#" + name).innerHTML = result[name];
+  for (const name of ["sums", "tiles", "traffic", "memory", "steps"])
+    output.querySelector("#" + name).innerHTML = result[name];
   for (const name of ["size", "command"]) output.querySelector("#" + name).textContent = result[name];
 }
 let waiting;
@@ -161,14 +163,6 @@ button { padding: .5rem .9rem; border: 1px solid var(--faint); border-radius: 6p
 #problem { border-left: 4px solid var(--bad); background: var(--card); padding: .7rem 1rem; margin: 0 0 1rem;
   border-radius: 0 8px 8px 0; overflow-wrap: anywhere; }
 .stale { opacity: .45; }
-figure { margin: 0; }
-figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; }
-.narrow-screen { display: none; } .wide-screen svg { min-width: 34rem; }
-@media (max-width: 44rem) { .wide-screen { display: none; } .narrow-screen { display: block; }
-  .narrow-screen svg { width: 26rem; } }
-.key { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; font-size: .86rem; color: var(--faint); }
-.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem;
-  vertical-align: -.08rem; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: .7rem 1rem; margin: 0; }
 a { color: var(--mark); }
@@ -211,14 +205,15 @@ leaves it. <a href="../language/">The language</a> and <a href="../glossary/">th
 <p id="size" class="faint"></p>
 <div id="sums"></div>
 <h2>Who holds what</h2><figure id="tiles"></figure>
-<h2>Live bytes on a device</h2><div id="memory"></div>
+<h2>Who sends how much to whom</h2><figure id="traffic"></figure>
+<h2>Live bytes on a device</h2><figure id="memory"></figure>
 <h2>Steps</h2><div id="steps"></div>
 <h2>In a shell</h2><pre><code id="command"></code></pre>
 </div>
 <noscript><p>The playground needs JavaScript: it runs Python in the browser.</p></noscript>
 """
     examples = json.dumps(EXAMPLES).replace("</", "<\\/")
-    return document("reshard: the playground", body, STYLE, SCRIPT % examples)
+    return document("reshard: the playground", body, PICTURES + STYLE, SCRIPT % examples)
 
 
 def build(folder: Path, pyodide: Path) -> None:

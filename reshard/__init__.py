@@ -6,6 +6,8 @@
     plan_tree, TreePlan the plans of many arrays as one, in few launches and within one budget
     Manifest            names, shapes, layouts and versions that two sides compare before anything moves
     Network, Link       what bytes cost along each mesh axis
+    from_xarray         the layout of an xarray.DataArray, by the names of its dims
+    from_jaxtyping      that of a jaxtyping annotation
     prove, Proof        that a plan is right for all sizes of its form, and within its promise
     simulate            a plan run on numpy, all devices in this process
     errors              what is raised
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from reshard.synth import plan_tree as plan_tree
     from reshard.types.manifest import Manifest as Manifest
     from reshard.types.move import Move as Move
+    from reshard.types.named_dims import from_jaxtyping as from_jaxtyping
+    from reshard.types.named_dims import from_xarray as from_xarray
     from reshard.types.plan import Plan as Plan
     from reshard.types.plan_tree import TreePlan as TreePlan
     from reshard.types.step import Step as Step
@@ -64,6 +68,8 @@ __all__ = [
     "Step",
     "TreePlan",
     "errors",
+    "from_jaxtyping",
+    "from_xarray",
     "plan",
     "plan_tree",
     "prove",
@@ -79,6 +85,8 @@ _HOMES = {
     "Proof": "reshard.proofs",
     "Step": "reshard.types.step",
     "TreePlan": "reshard.types.plan_tree",
+    "from_jaxtyping": "reshard.types.named_dims",
+    "from_xarray": "reshard.types.named_dims",
     "plan": "reshard.synth",
     "plan_tree": "reshard.synth",
     "prove": "reshard.proofs",

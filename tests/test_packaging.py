@@ -51,6 +51,20 @@ def test_on_pypi_the_links_of_the_readme_are_addresses():
     assert "(https://raw.githubusercontent.com/reshard/reshard/main/docs/images/plan.svg)" in shown
 
 
+def test_the_conda_recipe_asks_for_what_pyproject_does():
+    recipe, project = yaml.safe_load(text("recipe/recipe.yaml")), PROJECT["project"]
+    build, host, run = PROJECT["build-system"]["requires"], *(recipe["requirements"][part] for part in ("host", "run"))
+    wanted = [requirement.replace(">=", " >=") for requirement in (*build, *project["dependencies"])]
+    assert {*wanted} <= {*host, *run} and f"python {project['requires-python']}" in run
+    assert recipe["context"]["version"] == project["version"]
+    about, urls = recipe["about"], project["urls"]
+    shown = (about["summary"], about["license"], about["homepage"], about["documentation"])
+    assert shown == (project["description"], project["license"], urls["Homepage"], urls["Documentation"])
+    assert recipe["build"]["python"]["entry_points"] == [f"{n} = {m}" for n, m in project["scripts"].items()]
+    optional = {requirement.replace(">=", " >=") for extra in EXTRAS.values() for requirement in extra}
+    assert {*recipe["requirements"]["run_constraints"]} <= optional
+
+
 @pytest.mark.parametrize("path", FORMS, ids=[path.name for path in FORMS])
 def test_what_github_reads_parses_and_calls_targets_that_exist(path: Path):
     content = path.read_text(encoding="utf-8")

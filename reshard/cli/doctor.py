@@ -23,9 +23,10 @@ examples:
   reshard doctor job.log
   python train.py 2>&1 | reshard doctor -
 
-what to put into such a file, with lowered = jax.jit(f).lower(*args):
-  lowered.as_text(debug_info=True)   StableHLO; it is compiled here
-  lowered.compile().as_text()        optimized HLO; it is read as it is
+what to put into such a file,
+with lowered = jax.jit(f).lower(*args):
+  lowered.as_text(debug_info=True)  StableHLO: compiled here
+  lowered.compile().as_text()       optimized HLO: as it is
 """
 
 

@@ -18,6 +18,7 @@ Options hold the text of a call. It is read when the command runs, so that every
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -25,13 +26,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 if TYPE_CHECKING:
     from reshard.synth import Link
 
+NARROW = 60
+"""Columns that a help and an answer need at most; lines that cannot be broken are as short."""
+
 NOTATIONS = """\
 notations of a layout:
-  ours     f32[{y}8, 16, {x}4]              digits per dim: 8 local, {y} held
-  JAX      P('y', None, 'x')                with --mesh, --shape, --dtype
-  Shardy   [{"y"}, {}, {"x"}]               with --mesh, --shape, --dtype
-  HLO      {devices=[2,1,4]<=[4,2]T(1,0)}   with --shape, --dtype; has a mesh
-The shape and dtype of a layout in our notation serve for the other one, too.
+  ours     f32[{y}8, 16, {x}4]   8 local, {y} held
+  JAX      P('y', None, 'x')
+  Shardy   [{"y"}, {}, {"x"}]
+  DTensor  [Shard(2), Shard(0)]  one per axis of --mesh
+  HLO      {devices=[2,1,4]<=[4,2]T(1,0)}  has a mesh
+Ours has shape and dtype, which serve for the other one too.
+Give the rest a --mesh, --shape and --dtype.
 """
 
 
@@ -134,21 +140,24 @@ class _Network(argparse.Action):
             from reshard.synth.network import PRESETS
 
             links = {name: (network.inner, network.outer) for name, network in PRESETS.items()}
-            print("\n".join(f"{name:14} {_speeds(*pair)}" for name, pair in links.items()))
+            print(f"{'GB/s':14} inside a domain  between domains")
+            print("\n".join(f"{name:14} {_speed(inner)}  {_speed(outer)}" for name, (inner, outer) in links.items()))
             parser.exit()
         setattr(namespace, self.dest, values)
 
 
-def _speeds(inner: Link | None, outer: Link | None) -> str:
-    """The bandwidths of a network, in one line."""
-    named = (("inside a domain", inner), ("between domains", outer))
-    return ", ".join(f"{link.bandwidth / 1e9:6.4g} GB/s {where}" for where, link in named if link is not None)
+def _speed(link: Link | None) -> str:
+    """The bandwidth of a link, in a column."""
+    return f"{'-' if link is None else f'{link.bandwidth / 1e9:.4g}':>15}"
 
 
 class Commands(Protocol):
     """What `ArgumentParser.add_subparsers` returns, as far as it is needed here."""
 
-    choices: Mapping[str, argparse.ArgumentParser]
+    @property
+    def choices(self) -> Mapping[str, argparse.ArgumentParser]:
+        """The parser of each command."""
+        ...
 
     def add_parser(
         self, name: str, *, help: str, description: str, epilog: str, formatter_class: Any
@@ -184,7 +193,7 @@ def add_command(
     parser = commands.add_parser(
         name,
         help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
+        description=textwrap.fill(f"{summary[0].upper()}{summary[1:]}.", NARROW),
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

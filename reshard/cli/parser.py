@@ -15,9 +15,11 @@ from reshard.errors import did_you_mean, quoted
 
 _EXAMPLES = """\
 examples:
-  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
+  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
+      'f32[16, {x}{y}2, 16]'
   reshard show --mesh x=4,y=2 'f32[{x}4, {y}8]'
-  reshard simulate --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
+  reshard simulate --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
+      'f32[16, {x}{y}2, 16]'
   reshard doctor step.mlir
 
 reshard COMMAND --help has more of them.
@@ -84,12 +86,13 @@ def parser() -> argparse.ArgumentParser:
     """The parser of all commands. Reads no layout and loads no library but the standard one."""
     top = _Parser(
         prog="reshard",
-        description="The cheapest collectives that move an array from one sharded layout to another.",
+        description="The cheapest collectives that move an array\nfrom one sharded layout to another.",
         epilog=f"{NOTATIONS}\n{_EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"reshard {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate, completion):
+    for command in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate):
         command.add(commands)
+    completion.add(commands, top)
     return top

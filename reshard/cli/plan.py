@@ -16,18 +16,26 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
+  reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
+      'f32[16, {x}{y}2, 16]'
   reshard plan --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
       "P(None, ('x', 'y'))" --explain
-  reshard plan --mesh x=4,y=2 '[{"x"}, {}]' '[{}, {"x", "y"}]' \\
-      --shape 4096,4096 --dtype bf16 --budget 64MiB --network tpu-v5p
-  reshard plan '{devices=[2,1,4]<=[4,2]T(1,0)}' '{devices=[1,8,1]<=[8]}' \\
+  reshard plan --mesh x=4,y=2 '[{"x"}, {}]' \\
+      '[{}, {"x", "y"}]' \\
+      --shape 4096,4096 --dtype bf16 \\
+      --budget 64MiB --network tpu-v5p
+  reshard plan '{devices=[2,1,4]<=[4,2]T(1,0)}' \\
+      '{devices=[1,8,1]<=[8]}' \\
       --shape 16,16,16 --dtype f32 --json
-  reshard plan --mesh x=4,y=2 'f32[8, 16] + sum{x}' 'f32[{x}2, 16]' --donate
-  reshard plan --mesh p=2,q=3 --target-mesh r=6 'f32[{p}{q}7/40]' 'f32[{r}7/40]'
-  reshard plan --mesh x=4 'f32[{x}24, 5]' 'f32[3, {x}8, 5]' \\
+  reshard plan --mesh x=4,y=2 'f32[8, 16] + sum{x}' \\
+      'f32[{x}2, 16]' --donate
+  reshard plan --mesh p=2,q=3 --target-mesh r=6 \\
+      'f32[{p}{q}7/40]' 'f32[{r}7/40]'
+  reshard plan --mesh x=4 'f32[{x}24, 5]' \\
+      'f32[3, {x}8, 5]' \\
       --view '(three h) d -> three h d' --size three=3
-  reshard plan --mesh x=4 'f64[16{x}64, 1024]' 'f64[4096, {x}256]' \\
+  reshard plan --mesh x=4 'f64[16{x}64, 1024]' \\
+      'f64[4096, {x}256]' \\
       --html plan.html
   reshard plan --batch moves.jsonl --tree --budget 4GiB
 """

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from reshard.cli.options import PairOptions
 from reshard.cli.plan_request import PlanRequest, planned
-from reshard.draw.plan_page import steps_of, sums_of
+from reshard.draw.plan_page import steps_of, sums_of, tiles_of, traffic_in
 from reshard.draw.vector_memory import memory_bars
-from reshard.draw.vector_tiles import tiles_svg
 from reshard.errors import ReshardError
 from reshard.show.headings import size_text
 from reshard.types.units import parse_bytes
@@ -23,7 +22,7 @@ def answer(fields: Mapping[str, str]) -> dict[str, str]:
 
     >>> same = {"mesh": "x=2", "source": "f32[{x}4]", "target": "f32[8]"}
     >>> sorted(answer(same)), answer(same)["command"]
-    (['command', 'memory', 'size', 'steps', 'sums', 'tiles'], "reshard plan --mesh x=2 'f32[{x}4]' 'f32[8]'")
+    (['command', 'memory', 'size', 'steps', 'sums', 'tiles', 'traffic'], "reshard plan --mesh x=2 'f32[{x}4]' 'f32[8]'")
     >>> answer(same | {"budget": "1"})["error"][-31:]
     'the smallest that works is 48 B'
     """
@@ -47,20 +46,12 @@ def _parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, s
     return {
         "sums": sums_of(plan, given["network"]),
         "steps": steps_of(plan, given["network"]),
-        "tiles": _tiles(request),
+        "tiles": tiles_of(plan),
+        "traffic": traffic_in(plan),
         "memory": memory_bars(plan, None if budget is None else parse_bytes(budget)),
         "size": size_text(request.source, request.target),
         "command": _command(given),
     }
-
-
-def _tiles(request: PlanRequest) -> str:
-    """The picture for a wide and for a narrow screen, of which the page shows one, or why there is none."""
-    try:
-        wide, narrow = (tiles_svg(request.plan, stacked=stacked) for stacked in (False, True))
-        return f'<div class="wide-screen">{wide}</div><div class="narrow-screen">{narrow}</div>'
-    except ReshardError as error:
-        return f"<p class='faint'>{error}</p>"
 
 
 def _command(given: Mapping[str, str | None]) -> str:

@@ -11,10 +11,14 @@ from reshard.errors import ProofError, ReshardError
 
 _EXAMPLES = """\
 examples:
-  reshard prove --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
-  reshard prove --mesh x=4,y=2 'f32[{x}3/10, 8]' 'f32[{y}5, 8]'
-  reshard prove --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' -o queries.smt2
-  reshard prove --mesh x=2,y=2,z=2 'f32[{x}4, {y}4]' 'f32[{y}4, 8]' --launches
+  reshard prove --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
+      'f32[16, {x}{y}2, 16]'
+  reshard prove --mesh x=4,y=2 'f32[{x}3/10, 8]' \\
+      'f32[{y}5, 8]'
+  reshard prove --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' \\
+      -o queries.smt2
+  reshard prove --mesh x=2,y=2,z=2 'f32[{x}4, {y}4]' \\
+      'f32[{y}4, 8]' --launches
 """
 
 

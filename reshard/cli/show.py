@@ -14,8 +14,10 @@ examples:
   reshard show --mesh x=4,y=2 'f32[{x}4, {y}8]'
   reshard show --mesh x=4,y=2 'f32[{y}8, 16, {x}4]'
   reshard show --mesh x=4,y=2 'f32[{y}8, 16] + sum{x}'
-  reshard show --mesh x=4,y=2 "P(('x', 'y'))" --shape 100,8 --dtype bf16
-  reshard show '{devices=[2,2,2]<=[8] last_tile_dim_replicate}' \\
+  reshard show --mesh x=4,y=2 "P(('x', 'y'))" --shape \\
+      100,8 --dtype bf16
+  reshard show \\
+      '{devices=[2,2,2]<=[8] last_tile_dim_replicate}' \\
       --shape 8,8 --dtype f32
 """
 

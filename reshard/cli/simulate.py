@@ -11,10 +11,14 @@ from reshard.errors import ReshardError
 
 _EXAMPLES = """\
 examples:
-  reshard simulate --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' 'f32[16, {x}{y}2, 16]'
-  reshard simulate --mesh x=4,y=2 'f32[{x}2{y}4]' 'f32[{y}{x}8]' --seed 7
-  reshard simulate --mesh x=4,y=2 'f32[8, 16] + sum{x}' 'f32[{x}2, 16]'
-  reshard simulate --mesh x=8 'f32[{x}8, 64]' 'f32[64, {x}8]' --budget 4100
+  reshard simulate --mesh x=4,y=2 'f32[{y}8, 16, {x}4]' \\
+      'f32[16, {x}{y}2, 16]'
+  reshard simulate --mesh x=4,y=2 'f32[{x}2{y}4]' \\
+      'f32[{y}{x}8]' --seed 7
+  reshard simulate --mesh x=4,y=2 'f32[8, 16] + sum{x}' \\
+      'f32[{x}2, 16]'
+  reshard simulate --mesh x=8 'f32[{x}8, 64]' \\
+      'f32[64, {x}8]' --budget 4100
 """
 
 

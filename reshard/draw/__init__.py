@@ -14,10 +14,11 @@ From data to pictures:
     pictures          `Plan.draw`: one picture or all of them on one figure; `notice` replaces one that cannot be drawn
     canvas            areas, colours and scales: the only module that knows matplotlib
     fragment          a plan in a notebook, in HTML, without matplotlib
-    plan_page, svg    a plan as one page of HTML, with its pictures as SVG
+    traffic_cells     who sends how many bytes to whom, in rows and columns
     shapes            the colours and stripes of all of them
-    vector_tiles, vector_memory
-                      tiles as SVG and memory as HTML without matplotlib, for a browser and for pictures in files
+    vector_tiles, vector_traffic, vector_memory
+                      the three pictures as SVG and HTML without matplotlib: hover names, and the colours of the page
+    plan_page         a plan as one page of HTML with those pictures, which the playground shows as well
 
 matplotlib is imported when the first figure is drawn.
 """

@@ -122,14 +122,6 @@ def blank(size: Size, ink: Ink | None = None) -> Area:
     return Area(figure, ink, 0, 0, *size)
 
 
-def svg(figure: Any, salt: str) -> str:
-    """A figure as an SVG document: no background, letters as outlines, and no date, so that it is reproducible."""
-    into = io.BytesIO()
-    with cast(Any, matplotlib).rc_context({"svg.fonttype": "path", "svg.hashsalt": salt}):
-        figure.savefig(into, format="svg", facecolor="none", metadata={"Date": None})
-    return into.getvalue().decode()
-
-
 # ---- colours ---------------------------------------------------------------------------------------
 
 

@@ -1,10 +1,15 @@
-"""A plan as one self-contained page of HTML: its steps, why they are there, and its pictures."""
+"""A plan as one self-contained page of HTML: its steps, why they are there, and its pictures.
+
+The standard library is enough. The playground shows the same parts, so that a plan looks the same in both.
+"""
 
 from __future__ import annotations
 
 from html import escape
 
-from reshard.draw.pictures import NAMES, draw, load_canvas
+from reshard.draw.vector_memory import memory_bars
+from reshard.draw.vector_tiles import tiles_notes, tiles_svg
+from reshard.draw.vector_traffic import traffic_svg
 from reshard.errors import ReshardError
 from reshard.show.explain import assessed, why
 from reshard.show.headings import size_text
@@ -12,18 +17,17 @@ from reshard.show.html import cards, document, table
 from reshard.types.plan import Plan, Step
 from reshard.types.units import bytes_text, seconds_text
 
-_STYLE = "figure svg { margin: 0 auto; }"
+STYLE = """
+h1 code, h1 .mark { display: inline-block; margin-right: .25em; }
+figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; }
+.narrow-screen { display: none; } .narrow-screen svg { width: 26rem; } .traffic svg { width: 26rem; }
+@media (max-width: 44rem) { .wide-screen { display: none; } .narrow-screen { display: block; } }
+.key { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; font-size: .86rem; color: var(--faint); }
+.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem;
+  vertical-align: -.08rem; }
+"""
+"""What the pictures of a plan need beside the common sheet."""
 
-_TITLES = {
-    "tiles": "Who holds what",
-    "memory": "Memory",
-    "traffic": "Traffic",
-}
-_LABELS = {
-    "tiles": "The array before, between and after the steps, coloured by device",
-    "memory": "Live bytes on a device in each step, against the peak and the floor",
-    "traffic": "The bytes that each device sends to each other one",
-}
 _FOOTER = (
     "<footer>Bytes are those of one device, the worst one. The <i>bound</i> is what some device must receive in any "
     "plan, the <i>floor</i> what any plan must hold: source and target. A layout such as <code>f32[{y}8, 16]</code> "
@@ -33,11 +37,7 @@ _FOOTER = (
 
 
 def page(plan: Plan, network: str | None = None) -> str:
-    """A plan as a page of HTML; `network` is the name of the network that its seconds are predicted for.
-
-    Raises `ReshardError` if matplotlib is not installed.
-    """
-    load_canvas()
+    """A plan as a page of HTML; `network` is the name of the network that its seconds are predicted for."""
     source, target = plan.source, plan.target
     title = f"{source} to {target}"
     parts = [
@@ -46,10 +46,12 @@ def page(plan: Plan, network: str | None = None) -> str:
         f"<p class='faint'>{escape(size_text(source, target))}</p>",
         sums_of(plan, network),
         f"<h2>Steps</h2>{steps_of(plan, network)}",
-        *(f"<h2>{_TITLES[name]}</h2><figure>{_figure(plan, name)}</figure>" for name in NAMES),
+        f"<h2>Who holds what</h2><figure>{tiles_of(plan)}</figure>",
+        f"<h2>Who sends how much to whom</h2><figure>{traffic_in(plan)}</figure>",
+        f"<h2>Live bytes on a device</h2><figure>{memory_bars(plan)}</figure>",
         _FOOTER,
     ]
-    return document(f"reshard plan: {title}", "".join(parts), _STYLE)
+    return document(f"reshard plan: {title}", "".join(parts), STYLE)
 
 
 def sums_of(plan: Plan, network: str | None) -> str:
@@ -75,7 +77,7 @@ def steps_of(plan: Plan, network: str | None) -> str:
     if not plan.steps:
         return "<p>Nothing to do: the two are the same layout.</p>"
     timed = [] if plan.seconds is None else [("seconds", True)]
-    heads = [("", False), ("step", False), ("type after it", False), ("launches", True), ("received", True)]
+    heads = [("#", False), ("step", False), ("type after it", False), ("launches", True), ("received", True)]
     rows = [[str(number), *_row(step, bool(timed))] for number, step in enumerate(plan.steps, 1)]
     reasons = (
         f"<li><b>{step.kind}</b>: {escape(why(step, number == len(plan.steps)))}</li>"
@@ -94,11 +96,26 @@ def _row(step: Step, timed: bool) -> list[str]:
     return [*cells, *([seconds_text(step.seconds or 0.0)] if timed else [])]
 
 
-def _figure(plan: Plan, name: str) -> str:
-    """A picture, or a line that says why there is none, so that a plan for a million devices has a page, too."""
-    from reshard.draw import svg  # It draws on the canvas: only with matplotlib.
-
+def tiles_of(plan: Plan) -> str:
+    """The tiles for a wide and for a narrow screen, of which the page shows one, or why there is no picture."""
     try:
-        return svg.inline(draw(plan, name, svg.ink()), name, _LABELS[name])
+        wide, narrow, notes = tiles_svg(plan), tiles_svg(plan, columns=1), tiles_notes(plan)
     except ReshardError as error:
-        return f"<p class='faint'>{escape(str(error))}</p>"
+        return _without(error)
+    return (
+        f'<div class="wide-screen">{wide}</div><div class="narrow-screen">{narrow}</div>'
+        f"<figcaption>{escape(notes)}</figcaption>"
+    )
+
+
+def traffic_in(plan: Plan) -> str:
+    """The matrix of senders and receivers, or why there is none."""
+    try:
+        svg, notes = traffic_svg(plan)
+    except ReshardError as error:
+        return _without(error)
+    return f'<div class="traffic">{svg}</div><figcaption>{escape(notes)}</figcaption>'
+
+
+def _without(error: ReshardError) -> str:
+    return f"<p class='faint'>{escape(str(error))}</p>"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from reshard.draw.cells import MOST_CELLS, Cell, LayoutCells, Span, bounded, check_devices, counts, periods
-from reshard.draw.shapes import by_coordinate
+from reshard.draw.shapes import colours
 from reshard.errors import ReshardError
 from reshard.show.holders import set_text
 from reshard.types.layout import Layout
@@ -59,10 +59,7 @@ class Scene:
     @cached_property
     def colour(self) -> dict[int, str]:
         """The colour of each device, by its coordinates on the largest mesh that has them all."""
-        mesh = max((layout.mesh for layout in self.layouts), key=lambda mesh: mesh.size)
-        if not set(self.devices) <= set(mesh.devices):  # The two ends are on different devices.
-            mesh = Mesh({"d": len(self.devices)}, device_ids=self.devices)
-        return by_coordinate(mesh)
+        return colours([layout.mesh for layout in self.layouts])
 
     def label(self, at: int, cell: Cell) -> str:
         """The devices of a cell of panel number `at`; see `label`."""

@@ -58,6 +58,19 @@ def by_coordinate(mesh: Mesh) -> dict[int, str]:
     return {device: _tint(*divmod(at, rest), first, rest) for at, device in enumerate(mesh.devices)}
 
 
+def colours(meshes: Sequence[Mesh]) -> dict[int, str]:
+    """The colour of each device of these meshes, by its coordinates on the largest one if that has them all.
+
+    >>> sorted(colours([Mesh(x=2), Mesh({"y": 2}, device_ids=[2, 3])]))
+    [0, 1, 2, 3]
+    """
+    mesh = max(meshes, key=lambda mesh: mesh.size)
+    devices = sorted({device for each in meshes for device in each.devices})
+    if not set(devices) <= set(mesh.devices):  # The two ends are on different devices.
+        mesh = Mesh({"d": len(devices)}, device_ids=devices)
+    return by_coordinate(mesh)
+
+
 def _tint(major: int, minor: int, hues: int, tints: int) -> str:
     red, green, blue = colorsys.hls_to_rgb(0.85 * major / hues + 0.02, 0.42 + 0.38 * minor / max(1, tints - 1), 0.6)
     return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))

@@ -8,19 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.draw import canvas
-from reshard.draw.canvas import LARGE, LEGIBLE, SMALL, Area, Size, byte_ticks, short_bytes, width_of
-from reshard.errors import ReshardError
-from reshard.lower import lower_plan
-from reshard.lower.traffic import TrafficMatrix, traffic
-from reshard.show.headings import meshes_text
+from reshard.draw.canvas import LARGE, LEGIBLE, SMALL, Area, Size, box, byte_ticks, polygons, short_bytes, width_of
+from reshard.draw.shapes import colours
+from reshard.draw.traffic_cells import TrafficCells
 from reshard.types.plan import Plan
-from reshard.types.units import bytes_text
 
 MOST_CELLS = 256  # Rows and columns; more devices share them.
-MOST_DEVICES = 512
-MOST_TRANSFERS = 1 << 18
-
 _SIDE, _HEAD, _LEFT, _RIGHT, _FOOT = 2.6, 0.62, 0.75, 1.35, 0.62
+_EDGE, _STRIP = 0.1, 0.08  # From a strip of colours to the matrix, and across it.
 _RULED = 32  # The most rows that have lines between them.
 _WIDTH = _LEFT + _SIDE + _RIGHT
 
@@ -31,19 +26,28 @@ class TrafficPicture:
     size = Size(_WIDTH, _HEAD + _SIDE + _FOOT)
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.traffic = traffic_of(plan)
-        self.devices = sorted(self.traffic.devices)
-        self.together = together(len(self.devices))
+        self.shown = TrafficCells(plan, MOST_CELLS)
+        self.rows = np.array(self.shown.rows, dtype=float)
+        self.colour = colours([plan.source.mesh, *(step.result.mesh for step in plan.steps)])
 
     def put(self, area: Area) -> None:
         """Draws the matrix, a scale of its colours, and the sums."""
         area.text(0.15, 0.0, "bytes from device to device", size=LARGE, weight="bold")
-        cells = matrix(self.traffic, self.devices, self.together)
-        self._matrix(area.inside(_LEFT, _HEAD, _SIDE, _SIDE), cells)
-        if cells.any():
-            self._bar(area.inside(_LEFT + _SIDE + 0.15, _HEAD, 0.14, _SIDE), float(cells.max()))
-        area.text(0.15, _HEAD + _SIDE + 0.16, self._words(), size=SMALL)
+        self._matrix(area.inside(_LEFT, _HEAD, _SIDE, _SIDE), self.rows)
+        self._strip(area.inside(_LEFT, _HEAD - _EDGE, _SIDE, _STRIP), True)
+        self._strip(area.inside(_LEFT - _EDGE, _HEAD, _STRIP, _SIDE), False)
+        if self.rows.any():
+            self._bar(area.inside(_LEFT + _SIDE + 0.15, _HEAD, 0.14, _SIDE), float(self.rows.max()))
+        area.text(0.15, _HEAD + _SIDE + 0.16, "\n".join(self.shown.notes), size=SMALL)
+
+    def _strip(self, area: Area, across: bool) -> None:
+        """Draws the colours of the devices along an edge of the matrix: those that they have as tiles."""
+        axes = area.axes()
+        axes.set_axis_off()
+        ends, fills = range(len(self.shown.groups)), [self.colour[group[0]] for group in self.shown.groups]
+        axes.set(xlim=(0, len(ends) if across else 1), ylim=(1, 0) if across else (len(ends), 0))
+        boxes = [box(at, 0, at + 1, 1) if across else box(0, at, 1, at + 1) for at in ends]
+        polygons(axes, boxes, fills, linewidths=0, antialiaseds=False)
 
     def _matrix(self, area: Area, cells: NDArray[np.float64]) -> None:
         axes = area.axes()
@@ -58,10 +62,11 @@ class TrafficPicture:
             axes.axvline(at, color=area.ink.back, linewidth=0.8)
         every = -(-rows // 8)
         shown = list(range(0, rows, every))
-        names = [str(self.devices[at * self.together]) for at in shown]
+        names = [str(self.shown.groups[at][0]) for at in shown]
         axes.set_xticks([at + 0.5 for at in shown], names)
         axes.set_yticks([at + 0.5 for at in shown], names)
         axes.xaxis.tick_top()
+        axes.tick_params(length=0, pad=2 + _EDGE * 72)
         axes.xaxis.set_label_position("top")
         style = {"fontsize": SMALL, "labelpad": 3, "color": area.ink.text}
         axes.set_xlabel("receiver", **style)
@@ -91,22 +96,6 @@ class TrafficPicture:
         for spine in axes.spines.values():
             spine.set_visible(False)
 
-    def _words(self) -> str:
-        """The sums, beside what the plan predicts."""
-        received = self.traffic.received
-        if not self.traffic.elements:
-            return "nothing moves"
-        worst = self.traffic.busiest_receiver
-        lines = [f"worst device: {worst} receives {bytes_text(received[worst])}{self._predicted(received[worst])}"]
-        lines.append(f"all devices together: {bytes_text(self.traffic.nbytes(sum(self.traffic.elements.values())))}")
-        if self.together > 1:
-            lines.append(f"each cell: {self.together} x {self.together} devices, their sum")
-        return "\n".join(lines)
-
-    def _predicted(self, worst: int) -> str:
-        planned = self.plan.received_bytes
-        return ", as planned" if worst == planned else f" of the {bytes_text(planned)} planned"
-
 
 def _fitting_words(counts: list[float], side: float) -> tuple[dict[float, str], float] | None:
     """The counts as text and the size of that text, in points, if it fits into cells this many inches wide.
@@ -119,40 +108,3 @@ def _fitting_words(counts: list[float], side: float) -> tuple[dict[float, str], 
         if size >= LEGIBLE:
             return words, size
     return None
-
-
-def traffic_of(plan: Plan) -> TrafficMatrix:
-    """The traffic of all steps of a plan together.
-
-    Raises `ReshardError` for more devices or transfers than can be counted one by one.
-    """
-    size = plan.source.mesh.size + (plan.target.mesh.size if plan.crosses else 0)
-    if size > MOST_DEVICES:
-        raise ReshardError(
-            f"{size} devices on mesh {meshes_text(plan.source, plan.target)} are too many for a matrix of who sends to "
-            f"whom (at most {MOST_DEVICES}); draw the same plan on smaller axes, or use draw('memory')"
-        )
-    if size * plan.launches > MOST_TRANSFERS:
-        raise ReshardError(
-            f"{plan.launches} launches on {size} devices are too many to count one by one (at most "
-            f"{MOST_TRANSFERS // size} on so many devices); plan with a larger budget, or use draw('memory')"
-        )
-    return traffic(lower_plan(plan))
-
-
-def matrix(traffic: TrafficMatrix, devices: list[int], together: int) -> NDArray[np.float64]:
-    """Bytes by sender (down) and receiver (across); `together` neighbouring devices share a row or column."""
-    place = {device: at // together for at, device in enumerate(devices)}
-    cells = np.zeros((len(devices) // together,) * 2)
-    for (sender, receiver), count in traffic.elements.items():
-        cells[place[sender], place[receiver]] += traffic.nbytes(count)
-    return cells
-
-
-def together(devices: int) -> int:
-    """The smallest number of devices that have to share a row, so that there are at most `MOST_CELLS` rows.
-
-    >>> together(256), together(512), together(2 * 257)
-    (1, 2, 257)
-    """
-    return next(size for size in range(1, devices + 1) if devices % size == 0 and devices // size <= MOST_CELLS)

@@ -24,6 +24,7 @@ from reshard.types.units import bytes_text, counted
 _WIDTH, _SHORTEST, _TALLEST = 200.0, 60.0, 280.0
 _GAP, _EDGE, _HEAD, _FOOT = 118.0, 46.0, 44.0, 40.0  # Between panels; left of the first, above and below each.
 _TOP, _DROP = 14.0, 62.0  # Above the first panel; between panels that are stacked.
+_HATCH = 8.0  # Between the lines over padding.
 _LETTER = 0.61  # The width of a character over its size.
 _SMALLEST, _NORMAL = 7.0, 12.0
 _STYLE = "font-family:system-ui,sans-serif;font-size:12px"
@@ -83,28 +84,46 @@ class _Panel:
                 top += 20
             for cell in cells:
                 yield self._cell(cell, top)
+            yield from self._padding(cells, top)
         if not self.slices:
             yield _text(middle, _HEAD + self.slice_height / 2, "no elements", "middle")
         yield from self._ticks()
 
-    def _corners(self, cell: Cell, top: float) -> tuple[float, float, float, float]:
-        spans = [cell.spans[dim] for dim in self.scene.grid]
+    def _corners(self, cell: Cell, top: float, clear: bool = False) -> tuple[float, float, float, float]:
+        """A cell's sides in pixels; if `clear`, those of the part that is not padding."""
+        ends = self.scene.shape if clear else [stop for _, stop in cell.spans]
+        spans = [(cell.spans[dim][0], min(cell.spans[dim][1], ends[dim])) for dim in self.scene.grid]
         (left, right) = spans[-1] if spans else (0, 1)
         (low, high) = spans[0] if len(spans) > 1 else (0, 1)
         wide, tall = _WIDTH / self._spans[0], self.slice_height / self._spans[1]
         return left * wide, top + low * tall, right * wide, top + high * tall
 
     def _cell(self, cell: Cell, top: float) -> str:
-        corners = self._corners(cell, top)
+        """A cell, as far as it is not padding, with its label and what a pointer on it says."""
+        if self._is_padding(cell):
+            return ""
+        corners = self._corners(cell, top, clear=True)
         own = fills(cell, self.colour, PALE)
         own = own if self.scene.striped(self.at) else own[:1]
         outline = box(*corners)
         parts = stripes(outline, len(own)) if len(own) > 1 else [outline]
         shapes = "".join(_polygon(part, fill) for part, fill in zip(parts, own, strict=True))
-        padding = any(start >= self.scene.shape[dim] for dim, (start, _) in enumerate(cell.spans))
-        opacity = ' opacity=".3"' if padding else ""
-        words = "" if padding else self._words(cell, corners, own)
-        return f"<g{opacity}><title>{escape(self._hover(cell))}</title>{shapes}{_rim(corners)}{words}</g>"
+        title = escape(self._hover(cell))
+        return f"<g><title>{title}</title>{shapes}{_rim(corners)}{self._words(cell, corners, own)}</g>"
+
+    def _is_padding(self, cell: Cell) -> bool:
+        return any(start >= size for (start, _), size in zip(cell.spans, self.scene.shape, strict=True))
+
+    def _padding(self, cells: Sequence[Cell], top: float) -> Iterator[str]:
+        """The part of each cell that lies past the end of the array."""
+        for cell in cells:
+            left, low, right, bottom = self._corners(cell, top)
+            if self._is_padding(cell):
+                yield _hatched(left, low, right, bottom)
+                continue
+            _, _, end, floor = self._corners(cell, top, clear=True)
+            yield _hatched(end, low, right, bottom) if end < right else ""
+            yield _hatched(left, floor, end, bottom) if floor < bottom else ""
 
     def _words(self, cell: Cell, corners: Sequence[float], own: Sequence[str]) -> str:
         left, top, right, bottom = corners
@@ -121,8 +140,6 @@ class _Panel:
         """Which devices hold which indices."""
         sizes = self.scene.shape
         each = (f"{start}:{min(stop, max(start, n))}" for (start, stop), n in zip(cell.spans, sizes, strict=True))
-        if any(start >= n for (start, _), n in zip(cell.spans, sizes, strict=True)):
-            return "padding"
         devices = ", ".join(map(str, cell.devices[:32])) + (", ..." if len(cell.devices) > 32 else "")
         return f"{'device' if len(cell.devices) == 1 else 'devices'} {devices}: [{', '.join(each)}]"
 
@@ -138,10 +155,10 @@ class _Panel:
             yield f'<text {at} text-anchor="middle" style="fill:currentColor;{style}">{name}</text>'
 
 
-def tiles_svg(plan: Plan, style: str = "", stacked: bool = False) -> str:
+def tiles_svg(plan: Plan, style: str = "", columns: int = 3) -> str:
     """The tiles of a plan before, between and after its steps as one `svg` element; `style` is CSS to put into it.
 
-    The panels are side by side, or `stacked` one below the other for a narrow screen.
+    The panels are in rows of `columns`: with 1, one is below the other, for a narrow screen.
 
     Raises `ReshardError` for more devices than a picture has room for, and for steps that change the array's dims.
 
@@ -153,34 +170,33 @@ def tiles_svg(plan: Plan, style: str = "", stacked: bool = False) -> str:
     (True, True)
     """
     panels = _panels(plan)
-    width, height, parts = (_stacked if stacked else _side_by_side)(plan, panels)
+    width, height, parts = _in_rows(plan, panels, columns)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.4g} {height:.5g}" role="img"'
     sizes = f'width="{width:.4g}" height="{height:.5g}" style="{_STYLE}" aria-label="{escape(_spoken(plan))}"'
     return f"{head} {sizes}>{f'<style>{style}</style>' if style else ''}{''.join(parts)}</svg>"
 
 
-def _side_by_side(plan: Plan, panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
-    """Width, height and elements of the panels in a row."""
-    height = _TOP + max(panel.height for panel in panels)
-    middle = _TOP + _HEAD + (height - _TOP - _HEAD - _FOOT) / 2
-    parts: list[str] = []
-    for panel in panels:
-        left = _EDGE + panel.at * (_WIDTH + _GAP)
-        parts += [_arrow(left - _GAP, middle, plan.steps[panel.at - 1])] if panel.at else []
-        parts.append(_placed(panel, left, _TOP))
-    return _EDGE + len(panels) * (_WIDTH + _GAP) - _GAP + 52, height, parts
+def tiles_notes(plan: Plan) -> str:
+    """How to read the picture, and what it leaves out."""
+    return " ".join(scene(plan).notes())
 
 
-def _stacked(plan: Plan, panels: Sequence[_Panel]) -> tuple[float, float, list[str]]:
-    """Width, height and elements of the panels in a column."""
+def _in_rows(plan: Plan, panels: Sequence[_Panel], columns: int) -> tuple[float, float, list[str]]:
+    """Width, height and elements of the panels; an arrow leads to each from the left, to a row's first from above."""
     top, parts = _TOP, list[str]()
-    for panel in panels:
-        if panel.at:
-            parts.append(_arrow_down(top, plan.steps[panel.at - 1]))
+    for first in range(0, len(panels), columns):
+        row = panels[first : first + columns]
+        tall = max(panel.height for panel in row)
+        if first:
+            parts.append(_arrow_down(top, plan.steps[first - 1]))
             top += _DROP
-        parts.append(_placed(panel, _EDGE, top))
-        top += panel.height
-    return _EDGE + _WIDTH + 52, top, parts
+        for column, panel in enumerate(row):
+            left = _EDGE + column * (_WIDTH + _GAP)
+            middle = top + _HEAD + (tall - _HEAD - _FOOT) / 2
+            parts += [_arrow(left - _GAP, middle, plan.steps[panel.at - 1])] if column else []
+            parts.append(_placed(panel, left, top))
+        top += tall
+    return _EDGE + min(columns, len(panels)) * (_WIDTH + _GAP) - _GAP + 52, top, parts
 
 
 def _placed(panel: _Panel, left: float, top: float) -> str:
@@ -231,6 +247,21 @@ def _text(x: float, y: float, words: str, anchor: str, style: str = "") -> str:
 
 def _polygon(corners: Sequence[Point], fill: str) -> str:
     return f'<polygon points="{" ".join(f"{x:.4g},{y:.4g}" for x, y in corners)}" fill="{fill}"/>'
+
+
+def _hatched(left: float, top: float, right: float, bottom: float) -> str:
+    """Lines at half a right angle across a box of padding."""
+    lines: list[str] = []
+    total = left + top + _HATCH  # x + y of the points of a line.
+    while total < right + bottom:
+        start, end = max(left, total - bottom), min(right, total - top)
+        lines.append(f"M{start:.4g} {total - start:.4g}L{end:.4g} {total - end:.4g}")
+        total += _HATCH
+    place = f'x="{left:.4g}" y="{top:.4g}" width="{right - left:.4g}" height="{bottom - top:.4g}"'
+    return (
+        f'<g stroke="currentColor" stroke-opacity=".35"><title>padding</title><rect {place} fill="#888" '
+        f'fill-opacity=".1"/><path d="{"".join(lines)}"/></g>'
+    )
 
 
 def _rim(corners: Sequence[float]) -> str:

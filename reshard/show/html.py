@@ -40,6 +40,13 @@ tr:last-child td { border-bottom: 0; } td code { overflow-wrap: normal; }
 .sortable th { cursor: pointer; white-space: nowrap; } .sortable th::after { content: " \\2195"; opacity: .45; }
 .sortable th[aria-sort]::after { content: " \\2193"; opacity: 1; }
 .sortable th[aria-sort=ascending]::after { content: " \\2191"; }
+@media (max-width: 44rem) { table { min-width: 0; } table, tbody, tr { display: block; }
+  tr { padding: .4rem 0; border-bottom: 1px solid var(--line); } tr:last-child { border-bottom: 0; }
+  td { display: grid; grid-template-columns: 6.5rem minmax(0, 1fr); padding: .1rem 0; border: 0;
+    overflow-wrap: anywhere; }
+  td::before { content: attr(data-head); color: var(--faint); } td[data-head=""], .heads { display: none; }
+  td code { overflow-wrap: anywhere; } .num { text-align: left; white-space: normal; } th { border: 0; padding: 0; }
+  .sortable .heads { display: flex; flex-wrap: wrap; gap: .2rem 1rem; } }
 :focus-visible { outline: 2px solid var(--mark); outline-offset: 2px; }
 footer { margin-top: 2rem; color: var(--faint); font-size: .86rem; }
 """
@@ -113,15 +120,17 @@ def number(value: int, text: str) -> str:
 
 
 def table(heads: Iterable[tuple[str, bool]], rows: Iterable[Iterable[str]], sortable: bool = False) -> str:
-    """A table that scrolls in its own box; a head is a name and whether its column holds numbers, a cell is HTML.
+    """A table; on a narrow screen, a block for each row. A head is a name and whether its column holds numbers.
 
-    Where the page has the script `SORT`, a `sortable` table is sorted by a click on a head.
+    Cells are HTML. Where the page has the script `SORT`, a `sortable` table is sorted by a click on a head.
     """
     columns = list(heads)
     css = [" class='num'" if number else "" for _, number in columns]
     top = "".join(f"<th{c}>{escape(name)}</th>" for c, (name, _) in zip(css, columns, strict=True))
+    starts = [f'<td{c} data-head="{escape(name)}">' for c, (name, _) in zip(css, columns, strict=True)]
     lines = (
-        "<tr>" + "".join(f"<td{c}>{cell}</td>" for c, cell in zip(css, row, strict=True)) + "</tr>" for row in rows
+        "<tr>" + "".join(f"{start}{cell}</td>" for start, cell in zip(starts, row, strict=True)) + "</tr>"
+        for row in rows
     )
     kind = ' class="sortable"' if sortable else ""
-    return f'<div class="scroll"><table{kind}><tr>{top}</tr>{"".join(lines)}</table></div>'
+    return f'<div class="scroll"><table{kind}><tr class="heads">{top}</tr>{"".join(lines)}</table></div>'

@@ -23,7 +23,10 @@ def show_heading(out: Console, source: Layout, target: Layout) -> None:
 
 
 def show_steps(out: Console, plan: Plan) -> None:
-    """Prints one row per step, with launches where a step has several and seconds where the plan has a network."""
+    """Prints one row per step, with launches where a step has several and seconds where the plan has a network.
+
+    A terminal that is narrower than the table gets a paragraph for each step.
+    """
     if not plan.steps:
         terminal.paragraph(out, "nothing to do: the two are the same layout", "  ")
         out.print()
@@ -38,8 +41,19 @@ def show_steps(out: Console, plan: Plan) -> None:
         figures = _figures(step)
         cells = [str(number), step.kind, str(step.result), *(figures[name] for name in numbers)]
         table.add_row(*(Text(cell, terminal.STEP if cell == step.kind else "") for cell in cells))
-    terminal.show(out, table, indent=2)
+    if terminal.fits(out, table, indent=2):
+        terminal.show(out, table, indent=2)
+    else:
+        _show_as_paragraphs(out, plan, numbers)
     out.print()
+
+
+def _show_as_paragraphs(out: Console, plan: Plan, numbers: list[str]) -> None:
+    """Prints two short paragraphs per step, for a terminal on which the table's rows would be broken."""
+    for number, step in enumerate(plan.steps, 1):
+        figures = _figures(step)
+        terminal.paragraph(out, f"{step.kind} -> {step.result}", f"  {number}  ", terminal.STEP)
+        terminal.paragraph(out, ", ".join(f"{name} {figures[name]}" for name in numbers), "     ")
 
 
 def _figures(step: Step) -> dict[str, str]:

@@ -9,13 +9,14 @@ import textwrap
 from collections.abc import Container, Iterable, Sequence
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 PROSE = 100  # Columns: longer lines of prose are hard to read.
-NARROWEST = 72  # Columns that a table of steps needs.
+_BETWEEN = 3  # Columns of a terminal between those of a table.
 PIPED = 4096  # Wider than any table: a program that reads a pipe expects one row per line.
 
 NAME, GOOD, BAD, FAINT, STEP = "bold", "green", "bold red", "dim", "cyan"
@@ -56,11 +57,26 @@ def table(*columns: str, right: Iterable[str] = ()) -> Table:
     return ruled
 
 
+def fits(out: Console, rows: Table, indent: int = 0) -> bool:
+    """Whether a terminal is as wide as a table needs to be, if only words are broken."""
+    return _least(rows, indent) <= out.width
+
+
+def _least(rows: Table, indent: int) -> int:
+    """The columns of a terminal that a table needs: numbers stay whole, other cells are broken between words."""
+    widths: list[int] = []
+    for column in rows.columns:
+        cells = [str(cell) for cell in (column.header, *column.cells)]
+        pieces = cells if column.no_wrap else [word for cell in cells for word in cell.split()]
+        widths.append(max((cell_len(piece) for piece in pieces), default=0))
+    return indent + sum(widths) + _BETWEEN * (len(widths) - 1)
+
+
 def show(out: Console, rows: Table, indent: int = 0) -> None:
     """Prints a table without the trailing spaces with which rich fills its lines."""
     width = out.width
     # A terminal that breaks long rows still shows every number; rich would drop the columns that do not fit.
-    out.width = max(width, NARROWEST)
+    out.width = max(width, _least(rows, indent))
     with out.capture() as captured:
         out.print(Padding(rows, (0, 0, 0, indent), expand=False))
     out.width = width

@@ -7,6 +7,7 @@
     meaning.py           which elements a device holds: the definition of correctness
     step.py, plan.py     Step and Plan: chains of steps, checked as they are built
     traffic.py           the busiest devices of a plan between two sets of devices
+    named_dims.py        layouts of xarray's arrays and jaxtyping's annotations
     positions.py         the coordinates of all positions of a mesh at once
     rules/               one typing rule a collective
     pair/                what two layouts have in common

@@ -2,13 +2,14 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 BASH = shutil.which("bash")
 ASK = """
 COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-_reshard; echo "${{COMPREPLY[@]}}"
+_shtab_reshard; echo "${{COMPREPLY[@]}}"
 """
 
 
@@ -20,18 +21,25 @@ _reshard; echo "${{COMPREPLY[@]}}"
         ("reshard plan --bu", "--budget"),
         ("reshard plan --network tpu-v5", "tpu-v5e tpu-v5p"),
         ("reshard run --", "--help --ranks --verbose"),
-        ("reshard show ''", "moves.jsonl"),
+        ("reshard plan --batch mov", "moves.jsonl"),
     ],
 )
 def test_bash(call, tmp_path, words, completed):
+    pytest.importorskip("shtab")
     (tmp_path / "moves.jsonl").touch()
     script = call("completion", "bash").out + ASK.format(words=words)
     run = subprocess.run([BASH, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == completed
 
 
-def test_other_shells(call):
-    assert call("completion", "zsh").out.startswith("autoload -U +X bashcompinit && bashcompinit\n")
-    fish = call("completion", "fish").out.splitlines()
-    assert "complete -c reshard -n '__fish_seen_subcommand_from plan' -l budget" in fish
-    assert any("-l network -x -a 'tpu-v4 " in line for line in fish)
+@pytest.mark.parametrize(("shell", "words"), [("zsh", "#compdef reshard"), ("fish", "-l budget")])
+def test_other_shells(call, shell, words):
+    pytest.importorskip("shtab")
+    ran = call("completion", shell)
+    assert words in ran.out and "tpu-v5p" in ran.out and (ran.code, ran.err) == (0, "")
+
+
+def test_without_shtab_the_message_names_the_extra(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    ran = call("completion", "bash")
+    assert ran.code == 2 and "pip install 'reshard[completion]'" in ran.err

@@ -160,12 +160,6 @@ def test_a_page_that_cannot_be_written_is_an_error(call, tmp_path):
     assert call("plan", *MESH, SOURCE, TARGET, "--html", path) == (2, "", message)
 
 
-def test_a_page_without_matplotlib_is_an_error(call, tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("matplotlib", "reshard.draw.canvas"))]:
-        monkeypatch.delitem(sys.modules, name)
+def test_a_page_needs_no_matplotlib(call, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delattr("reshard.draw.canvas")
-    path = tmp_path / "plan.html"
-    ran = call("plan", *MESH, SOURCE, TARGET, "--html", path)
-    assert ran.code == 2
-    assert "pip install 'reshard[draw]'" in ran.err and not path.exists()
+    assert call("plan", *MESH, SOURCE, TARGET, "--html", tmp_path / "plan.html") == (0, "", "")

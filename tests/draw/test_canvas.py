@@ -75,13 +75,3 @@ def test_areas_are_in_inches_from_the_top_left():
     inner.text(0, 0, "top left")
     (text,) = area.figure.texts
     assert text.get_position() == pytest.approx((0.25, 0.75)) and text.get_color() == INK.text
-
-
-def test_svg_is_reproducible_and_has_no_date():
-    texts = []
-    for _ in range(2):
-        area = canvas.blank(Size(2, 1), INK)
-        area.text(0.1, 0.1, "words")
-        area.arrow((0.2, 0.5), (1, 0.5))
-        texts.append(canvas.svg(area.figure, "salt"))
-    assert texts[0] == texts[1] and "<dc:date>" not in texts[0] and "<text" not in texts[0]

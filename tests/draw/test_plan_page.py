@@ -39,7 +39,7 @@ def test_the_page_is_html_that_needs_nothing_else(name):
     assert str(plan.source) in read.text and str(plan.target) in read.text
     for step in plan.steps:
         assert read.text.count(step.kind) >= 2  # In the table, and in the reasons.
-    assert read.tags.count("figure") == 3 and read.tags.count("svg") == 3
+    assert read.tags.count("figure") == 3 and read.all("role") == ["img"] * 3  # Tiles for two widths, and traffic.
 
 
 def test_names_are_escaped(monkeypatch, tmp_path):
@@ -53,18 +53,9 @@ def test_names_are_escaped(monkeypatch, tmp_path):
         check_self_contained(Read(html))
 
 
-def test_ids_are_unique_and_every_reference_has_one():
-    html = page(planned("block-cyclic"))
-    ids = Read(html).all("id")
-    assert len(ids) == len(set(ids)) > 0
-    used = set(re.findall(r"(?:href=\"#|url\(#)([^\")]+)", html))
-    assert used and used <= set(ids)
-
-
 def test_lines_have_the_colours_of_the_page():
     html = page(planned("uneven"))
-    assert "currentColor" in html and "stroke: var(--card)" in html
-    assert "#010203" not in html and "#fdfcfb" not in html
+    assert "currentColor" in html and "<title>padding</title>" in html and "Hatched: padding." in html
 
 
 def test_the_page_is_the_same_each_time():
@@ -75,5 +66,5 @@ def test_a_page_for_a_million_devices_names_the_missing_pictures():
     mesh = Mesh(x=1024, y=1024)
     plan = rs.plan(Layout.parse("bf16[{x}8, {y}8]", mesh), Layout.parse("bf16[{y}8, {x}8]", mesh))
     read = Read(page(plan))
-    assert "1048576 devices" in read.text and "too many to draw" in read.text and read.tags.count("svg") == 1
+    assert "1048576 devices" in read.text and "too many to draw" in read.text and "too many for a matrix" in read.text
     check_self_contained(read)

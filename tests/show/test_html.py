@@ -37,4 +37,7 @@ def test_a_table_has_heads_and_cells_in_order():
     read = Read(table([("name <1>", False), ("size", True)], [["<b>a</b>", "1"], ["c", "2"]]))
     assert not read.wrong and [tag for tag in read.tags if tag in ("th", "td")] == ["th", "th", *["td"] * 4]
     assert [word for word in read.words if word] == ["name <1>", "size", "a", "1", "c", "2"]
-    assert read.all("class") == ["scroll", "num", "num", "num"]
+    assert (
+        read.all("class") == ["scroll", "heads", "num", "num", "num"]
+        and read.all("data-head") == ["name <1>", "size"] * 2
+    )

@@ -1,9 +1,10 @@
-"""Reads a layout in any notation: ours, JAX's, Shardy's or HLO's.
+"""Reads a layout in any notation: ours, JAX's, Shardy's, DTensor's or HLO's.
 
 text                                    notation   the caller gives
 f32[{y}8, 16, {x}4]                     ours       mesh
 P('y', None, 'x')                       JAX        mesh, shape, dtype
 [{"y"}, {}, {"x"}]                      Shardy     mesh (unless the text writes one), shape, dtype
+[Shard(2), Shard(0)]                    DTensor    mesh, shape, dtype
 {devices=[2,1,4]<=[4,2]T(1,0)}          HLO        shape, dtype
 """
 
@@ -17,10 +18,12 @@ from reshard.types import dtypes
 from reshard.types.dims import checked_shape
 from reshard.types.layout import Layout, checked_mesh
 from reshard.types.mesh import Mesh
+from reshard.types.notation import dtensor
 from reshard.types.pair.remesh import remesh
 
 _KINDS = (
     ("HLO", re.compile(r"\s*(?:sharding\s*=\s*)?\{")),
+    ("DTensor", re.compile(r"\s*[\[(]\s*['\"]?(?:_?S(?:hard|tridedShard)?\s*\(|R\b|Replicate\b|P(?:artial)?\b)")),
     ("Shardy", re.compile(r"\s*(?:sdy\.sharding\s*=|#sdy\.|<|\[)")),
     ("JAX", re.compile(r"\s*[\w.]*\b(?:P|PS|PartitionSpec)\s*\(")),
     ("reshard", re.compile(r"\s*[A-Za-z_]\w*\s*\[")),
@@ -40,6 +43,8 @@ def read(
     'f32[{y}8, 16, {x}4]'
     >>> str(read("P('y', None, 'x')", Mesh(x=4, y=2), (16, 16, 16), "float32"))
     'f32[{y}8, 16, {x}4]'
+    >>> str(read("[Shard(2), Shard(0)]", Mesh(x=4, y=2), (16, 16, 16), "float32"))
+    'f32[{y}8, 16, {x}4]'
     """
     if not isinstance(source, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise NotationError(f"{quoted(source)} is a {type(source).__name__}, not the text of a layout; give a str")
@@ -47,7 +52,7 @@ def read(
     if kind is None:
         raise NotationError(
             f"cannot tell the notation of {quoted(source)}; write f32[{{x}}8, 16], P('x', None), "
-            f'[{{"x"}}, {{}}] or {{devices=[2,1]<=[2]}}'
+            f'[{{"x"}}, {{}}], [Shard(0), Replicate()] or {{devices=[2,1]<=[2]}}'
         )
     if kind == "reshard":
         return _ours(source, mesh, shape, dtype)
@@ -58,12 +63,15 @@ def read(
         return _hlo(source, mesh, shape, dtype)
     if kind == "Shardy":
         return Layout.from_shardy(source, mesh, shape, dtype)
+    if kind == "DTensor":
+        on = _required(mesh, source, kind, "has a placement for each axis")
+        return Layout.from_dtensor(dtensor.parse(source), on, shape, dtype)
     return Layout.from_jax_text(source, _required(mesh, source, kind), shape, dtype)
 
 
-def _required(mesh: Mesh | None, source: str, kind: str) -> Mesh:
+def _required(mesh: Mesh | None, source: str, kind: str, needs: str = "names axes") -> Mesh:
     if mesh is None:
-        raise NotationError(f"{quoted(source)} is in {kind} notation, which names axes of a mesh; give the mesh")
+        raise NotationError(f"{quoted(source)} is in {kind} notation, which {needs} of a mesh; give the mesh")
     return mesh
 
 

@@ -12,8 +12,8 @@ the part after a leading factor of `split_factor`, which stays local. For exampl
     _StridedShard(0, split_factor=4)  (4, local) (2, d0) (2, local)
     Shard(0)                          (4, d1)    (2, d0) (2, local)
 
-Placements are torch's objects or their text: "S(0)", "R", "P(sum)", "_S(0, 4)". `read` returns plain data;
-`Layout.from_dtensor` makes the layout.
+Placements are torch's objects or their text, short or long: "S(0)", "R", "P(sum)", "_S(0, 4)", "Shard(dim=0)". `parse`
+reads the text of a whole list, as torch prints it. `read` returns plain data; `Layout.from_dtensor` makes the layout.
 """
 
 from __future__ import annotations
@@ -23,14 +23,19 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from reshard.errors import LayoutError, quoted
+from reshard.errors import LayoutError, NotationError, quoted
 from reshard.types.dims import checked_shape
 from reshard.types.mesh import Mesh
 from reshard.types.whole import MOST, listed, whole, written
 
 REDUCTIONS = {"sum": "sum", "avg": "mean", "mean": "mean", "max": "max", "min": "min", "product": "product"}
 
-_TEXT = re.compile(r"\s*(?:(R)|S\((-?\d+)\)|_S\((-?\d+),\s*(\d+)\)|P(?:\((\w+)\))?)\s*")
+_TEXT = re.compile(
+    r"\s*(?:(R\b|Replicate\(\))|S(?:hard)?\((?:dim=)?(-?\d+)\)"
+    r"|_S(?:tridedShard)?\((?:dim=)?(-?\d+),\s*(?:sf=|split_factor=)?(\d+)\)"
+    r"|P(?:artial)?\b(?:\((?:reduce_op=)?['\"]?(\w*)['\"]?\))?)\s*"
+)
+_LIST = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)
 
 _Digit = tuple[int, int | None]
 """A radix, and the mesh dim that holds the digit, None if it is local."""
@@ -58,6 +63,29 @@ def mesh(shape: Sequence[int], names: Sequence[str] | None = None) -> Mesh:
             f"give one per mesh dim"
         )
     return Mesh(list(zip(given, shape, strict=True)))
+
+
+def parse(source: str) -> list[str]:
+    """Reads the text of a list of placements, as torch or a person writes it; raises `NotationError`.
+
+    >>> parse("(Shard(dim=0), Replicate())"), parse("[S(0), 'P(sum)']")
+    (['Shard(dim=0)', 'Replicate()'], ['S(0)', 'P(sum)'])
+    """
+    match = _LIST.fullmatch(source)
+    rest = (match[1] if match[1] is not None else match[2]).strip() if match else source
+    placements: list[str] = []
+    while rest:
+        quote = rest[0] if rest[0] in "'\"" else ""
+        one = _TEXT.match(rest, len(quote))
+        end = one.end() + len(quote) if one else 0
+        if one is None or rest[one.end() : end] != quote or rest[end : end + 1] not in ("", ","):
+            raise NotationError(
+                f"DTensor placements {quoted(source)}: cannot read {quoted(rest)}; write one placement per axis of the "
+                f"mesh, as in [Shard(0), Replicate()] or [S(0), P(sum)]"
+            )
+        placements.append(one[0].strip())
+        rest = rest[end + 1 :].strip()
+    return placements
 
 
 def read(placements: Sequence[Any], mesh_shape: Sequence[int], shape: Sequence[int]) -> RawDigits:

@@ -1,0 +1,87 @@
+"""Layouts of arrays whose dims have names: xarray's, and jaxtyping's annotations. Neither library is imported.
+
+DataArray of dims (batch, feature), 16 x 8          {"batch": "x"}     f32[{x}4, 8] on <x=4>
+Float32[Array, "batch feature"], batch=16, ...      {"batch": "x"}     f32[{x}4, 8] on <x=4>
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reshard.errors import LayoutError, NotationError, did_you_mean, quoted
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+
+Axes = Mapping[str, str | Sequence[str]]
+"""The mesh axes that split a dim, by the name of the dim; other dims are not split."""
+
+_DIM = re.compile(r"(?:([A-Za-z_]\w*)=)?([0-9]{1,18})|([A-Za-z_]\w*)")
+
+
+def from_xarray(array: Any, mesh: Mesh, axes: Axes) -> Layout:
+    """The layout of an `xarray.DataArray` whose named dims are split along axes of the mesh.
+
+    Raises `LayoutError` for what has no named dims, and for a dim that the array does not have.
+
+    >>> class Measured:  # as an xarray.DataArray
+    ...     dims, shape, dtype = ("time", "station"), (16, 10), "float32"
+    >>> print(from_xarray(Measured, Mesh(x=4), {"time": "x"}))
+    f32[{x}4, 10]
+    """
+    try:
+        names, shape, dtype = list(map(str, array.dims)), array.shape, array.dtype
+    except (AttributeError, TypeError):
+        raise LayoutError(f"{quoted(array)} has no named dims; give an xarray.DataArray") from None
+    return Layout.from_spec(mesh, shape, dtype, _spec(names, axes))
+
+
+def from_jaxtyping(annotation: Any, mesh: Mesh, axes: Axes, *, dtype: object = None, **sizes: int) -> Layout:
+    """The layout of a jaxtyping annotation, such as `Float32[Array, "batch feature=8"]`, for these sizes of its dims.
+
+    `dtype` is needed where the annotation allows several. Raises `NotationError` for dims that have no single size
+    (`...`, `*name`, `#name`, expressions), `LayoutError` for a missing size or an unknown dim.
+
+    >>> class Batch:  # as jaxtyping.Float32[jax.Array, "batch feature=8"]
+    ...     dim_str, dtypes = "batch feature=8", ("float32",)
+    >>> print(from_jaxtyping(Batch, Mesh(x=4), {"batch": "x"}, batch=16))
+    f32[{x}4, 8]
+    """
+    try:
+        text, dtypes = str(annotation.dim_str), list(map(str, annotation.dtypes))
+    except (AttributeError, TypeError):
+        raise LayoutError(
+            f"{quoted(annotation)} is not an annotation of jaxtyping; give one such as Float32[Array, 'batch feature']"
+        ) from None
+    if dtype is None and len(dtypes) != 1:
+        raise LayoutError(f"{quoted(annotation)} allows {len(dtypes)} dtypes; say which: dtype='float32'")
+    dims = [_dim(word, at, text, sizes) for at, word in enumerate(text.split())]
+    if unknown := sorted(sizes.keys() - {name for name, _ in dims}):
+        raise LayoutError(_unknown(unknown[0], [name for name, _ in dims]))
+    return Layout.from_spec(
+        mesh, [size for _, size in dims], dtypes[0] if dtype is None else dtype, _spec([name for name, _ in dims], axes)
+    )
+
+
+def _dim(word: str, at: int, text: str, sizes: Mapping[str, int]) -> tuple[str, int]:
+    """The name and the size of a dim; one that is only a size has its number as a name."""
+    match = _DIM.fullmatch(word)
+    if match is None:
+        raise NotationError(f"annotation {text!r}: dim {word!r} has no single size; write a name, 8 or name=8")
+    if match[2] is not None:
+        return match[1] or str(at), int(match[2])
+    if match[3] not in sizes:
+        raise LayoutError(f"annotation {text!r}: dim {word!r} has no size; give it: {word}=16")
+    return match[3], sizes[match[3]]
+
+
+def _spec(names: Sequence[str], axes: Axes) -> list[str | Sequence[str] | None]:
+    for name in axes:
+        if name not in names:
+            raise LayoutError(_unknown(name, names))
+    return [axes.get(name) for name in names]
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    return f"there is no dim {quoted(name)} among {', '.join(names) or 'none'}{did_you_mean(name, names)}"
