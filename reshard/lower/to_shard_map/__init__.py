@@ -11,8 +11,8 @@ transposes. Whatever differs from device to device (the block, the box) is looke
 small table, so that all devices run one program.
 """
 
+from reshard.lower.to_shard_map.block_writes import LANES as LANES
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
-from reshard.lower.to_shard_map.parts import LANES as LANES
 from reshard.lower.to_shard_map.run_batch import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function
 from reshard.lower.to_shard_map.views import Beside as Beside
