@@ -10,11 +10,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from reshard.lower.to_shard_map import LANES, SUBLANES
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan, Step
-
-LANES, SUBLANES = 128, 8
 
 
 def padded_bytes(shape: Sequence[int], dtype: str) -> int:

@@ -8,7 +8,10 @@ import reshard as rs
 from reshard.runtime import on_jax, tpu_memory
 from reshard.types import Layout, Mesh
 
-M42 = Mesh(x=4, y=2)
+
+def planned(source: str, target: str) -> rs.Plan:
+    mesh = Mesh(x=4, y=2)
+    return rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh))
 
 
 @pytest.mark.parametrize(
@@ -32,13 +35,13 @@ def test_the_least_padding_of_any_order_of_dims(shape: tuple[int, ...], times: f
 
 
 def test_a_plan_of_full_tiles_needs_nothing_more():
-    plan = rs.plan(*(Layout.parse(text, M42) for text in ("f32[{x}64, 512]", "f32[256, {x}128]")))
+    plan = planned("f32[{x}64, 512]", "f32[256, {x}128]")
     assert on_jax.peak_bytes(plan, padded=True) == on_jax.peak_bytes(plan)
 
 
 def test_all_that_lives_at_once_is_padded():
     """An exchange, then a gather: source and intermediate tile have 64 lanes of 128; the target has full ones."""
-    plan = rs.plan(*(Layout.parse(text, M42) for text in ("bf16[64, {x}32, {y}64, 64]", "bf16[64, 128, {x}32, 64]")))
+    plan = planned("bf16[64, {x}32, {y}64, 64]", "bf16[64, 128, {x}32, 64]")
     assert [step.kind for step in plan.steps] == ["exchange", "all_gather"]
     narrow = plan.source.tile_bytes + plan.steps[0].result.tile_bytes
     scratch = max(step.cost.scratch for step in plan.steps)
