@@ -256,25 +256,21 @@ def _contiguous(step: Step) -> bool:
 def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
     """The number of parts, of those possible: from `count` to four times as many, and aligned parts, if there are such.
 
-    An all-to-all whose blocks would lose their full lanes by that has fewer parts.
+    An all-to-all whose blocks would lose their full lanes by that has fewer parts, from half of `count` up.
     """
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
     parts = {number: split_step(step.operand, step.result, number) for number in preferred}
-    for fit in (_fills_lanes, _aligned) if step.kind == "all_to_all" else (_aligned,):
-        suited = next((number for number, part in parts.items() if part is not None and fit(part)), None)
-        if suited is not None:
-            return suited
-    return next(iter(preferred), 1)
-
-
-def _aligned(part: Part) -> bool:
-    return part.aligned
+    suited = {number: part for number, part in parts.items() if part is not None and part.aligned}
+    if step.kind == "all_to_all":
+        wide = {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)}
+        suited = wide or suited
+    return next(iter(suited), next(iter(preferred), 1))
 
 
 def _fills_lanes(part: Part) -> bool:
-    """Whether the blocks of an aligned part have full lanes in some dim."""
-    return part.aligned and any(extent % LANES == 0 for extent in part.block)
+    """Whether the blocks of a part have full lanes in some dim."""
+    return any(extent % LANES == 0 for extent in part.block)
 
 
 def peak_bytes(plan: Plan, padded: bool = False) -> int:

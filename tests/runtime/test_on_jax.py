@@ -182,6 +182,7 @@ def test_only_a_slice_that_takes_every_n_th_element_of_the_minor_dim_is_in_parts
     ("source", "target", "parts"),
     [
         ("bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]", 4),  # 128 rows a part: eight would leave 64
+        ("bf16[256, 512, {x}64]", "bf16[256, {x}64, 512]", 8),  # two parts would, but are too large
         ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]", 8),  # the minor dim has full lanes in any case
         ("bf16[64, 64, {x}64]", "bf16[64, {x}8, 512]", 8),  # nothing has
     ],
