@@ -240,7 +240,7 @@ def _parted(step: Step, least: int, count: int) -> StepSpec:
         return as_it_is  # Its rounds are parts already.
     possible = counts(step.operand, step.result)
     parts = _in_parts(step, possible, count)
-    if max(possible, default=1) < count and step.kind in ("all_gather", "all_to_all"):
+    if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_size(step.operand, step.result).rounds
         if parts < rounds <= 4 * count:
             return StepSpec("exchange", step.result)
