@@ -46,7 +46,7 @@ from rich.table import Table
 
 from benchmarks.against_shardy import named
 from reshard import hlo
-from reshard.jax import redistribute
+from reshard.jax import placement, redistribute
 from reshard.jax.request import ReshardRequest, plan_of
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
@@ -107,7 +107,8 @@ class Row:
     """One move: the plan's promises, and what was compiled for it and for XLA's own identity.
 
     `tiles` are the bytes of source and target on a device, `larger` those of the larger one. `promise` is the plan's
-    peak, with the target there from the start: XLA is given the memory for its result before it runs.
+    peak, with the target there from the start: XLA is given the memory for its result before it runs. A TPU's is that
+    of padded tiles.
     """
 
     name: str
@@ -230,7 +231,7 @@ def row(compilation: Compilation, name: str = "", xla: bool = True) -> Row:
         tuple(f"{step.kind}/{step.mode.parts}" if step.mode.parts > 1 else step.kind for step in plan.steps),
         plan.source.tile_bytes + plan.target.tile_bytes,
         max(plan.source.tile_bytes, plan.target.tile_bytes),
-        on_jax.peak_bytes(plan),
+        on_jax.peak_bytes(plan, padded=placement.platform_of(compilation.after.mesh) == "tpu"),
         promised(plan),
         {kind: (total.launches, total.received_bytes) for kind, total in sorted(traffic.by_kind.items())},
         Memory.of(compiled),

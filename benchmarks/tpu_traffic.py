@@ -83,9 +83,11 @@ def _bytes(module: Module, inside: Computation, one: Instruction) -> int:
             return 0
         return _fusion(inside, one, called[0])
     if one.opcode == "dynamic-slice":
-        return _size(one.shape_text) * (1 if _on_chip(one.shape_text) else 2)
+        read = 0 if _on_chip(inside.by_name[one.operands[0]].shape_text) else _logical(one.shape_text)
+        return read + _size(one.shape_text)
     if one.opcode == "dynamic-update-slice":
-        return 2 * _size(inside.by_name[one.operands[1]].shape_text)
+        update = inside.by_name[one.operands[1]].shape_text
+        return _size(update) + (0 if _on_chip(one.shape_text) else _logical(update))
     if one.opcode == "copy-start":
         return _size(inside.by_name[one.operands[0]].shape_text) + _size(_first(one.shape_text))
     return _size(one.shape_text) + sum(_size(inside.by_name[name].shape_text) for name in one.operands)

@@ -45,22 +45,24 @@ def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan
     ids = orders_differ(request.source, request.target)
     before = placement.layout_of(request.source, shape, dtype, ids=ids)
     after = placement.layout_of(request.target, shape, dtype, ids=ids)
-    if placement.platform_of(request.target.mesh) == "cpu":
+    platform = placement.platform_of(request.target.mesh)
+    if platform == "cpu":
         return _plan(request, before, after)
     unbounded = _plan(replace(request, budget=None), before, after)
     if request.budget is None:
         return on_jax.in_parts(unbounded)
-    parted = _within(request.budget, unbounded)
+    within = partial(_within, request.budget, padded=platform == "tpu")
+    parted = within(unbounded)
     if parted is not None:
         return parted
     bounded = _plan(request, before, after)
-    return _within(request.budget, bounded) or bounded
+    return within(bounded) or bounded
 
 
-def _within(budget: int, whole: Plan) -> Plan | None:
+def _within(budget: int, whole: Plan, padded: bool) -> Plan | None:
     """The plan in as few parts as fit the budget: an accelerator needs more memory for a collective in one piece."""
     parted = (on_jax.in_parts(whole, count=times * on_jax.PARTS) for times in (1, 2, 4))
-    return next((candidate for candidate in parted if on_jax.peak_bytes(candidate) <= budget), None)
+    return next((candidate for candidate in parted if on_jax.peak_bytes(candidate, padded) <= budget), None)
 
 
 def _plan(request: ReshardRequest, before: Layout, after: Layout) -> Plan:

@@ -26,6 +26,7 @@ from reshard.lower import lower_plan
 from reshard.lower.batch import lower_batch
 from reshard.lower.program import Program, lower_steps
 from reshard.lower.to_shard_map import LANES, Beside, batch_function, scales, shares_lie_in_order, tile_function
+from reshard.runtime import tpu_memory
 from reshard.types import dtypes
 from reshard.types.batch import Batch
 from reshard.types.layout import Layout
@@ -36,7 +37,7 @@ from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.checker import VIEW_RULES
 from reshard.types.rules.cost import PLAIN, StepMode
 from reshard.types.rules.exchange import exchange_size
-from reshard.types.rules.parts import counts, split_step
+from reshard.types.rules.parts import Part, counts, split_step
 
 AnyMesh = JaxMesh | AbstractMesh
 LEAST = 16 << 20
@@ -239,39 +240,53 @@ def _parted(step: Step, least: int, count: int) -> StepSpec:
         return as_it_is  # Messages to other devices are cut where they are carried.
     if step.kind in VIEW_RULES or step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
         return as_it_is
-    if step.kind == "slice" and (step.operand.dims[-1] == step.result.dims[-1] or _full_lanes(step)):
-        return as_it_is  # TPU copies the whole operand only for a slice of its minor dim that cuts lanes.
+    if step.kind == "slice" and _contiguous(step):
+        return as_it_is  # TPU reads no more than the slice, and copies the whole operand only for every n-th element.
     if step.kind == "exchange" and step.launches >= count:
         return as_it_is  # Its rounds are parts already.
-    parts = _in_parts(step, count)
-    if parts < count and step.kind in ("all_gather", "all_to_all"):
+    possible = counts(step.operand, step.result)
+    parts = _in_parts(step, possible, count)
+    if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_size(step.operand, step.result).rounds
         if parts < rounds <= 4 * count:
             return StepSpec("exchange", step.result)
     return as_it_is._replace(mode=StepMode(parts=parts))
 
 
-def _full_lanes(step: Step) -> bool:
-    """Whether a slice of the minor dim is a contiguous range of whole lanes of a TPU's memory."""
+def _contiguous(step: Step) -> bool:
+    """Whether a slice takes one range of indices of the minor dim."""
     held = [[digit.axis is not None for digit in end.dims[-1].digits] for end in (step.operand, step.result)]
-    contiguous = all(flags == sorted(flags, reverse=True) for flags in held)
-    return contiguous and step.operand.tile_shape[-1] % LANES == step.result.tile_shape[-1] % LANES == 0
+    return all(flags == sorted(flags, reverse=True) for flags in held)
 
 
-def _in_parts(step: Step, count: int) -> int:
-    """The number of parts: one that keeps parts aligned if possible, and from `count` to four times as many."""
-    possible = counts(step.operand, step.result)
+def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
+    """The number of parts, of those possible: from `count` to four times as many, and aligned parts, if there are such.
+
+    An all-to-all whose blocks would lose their full lanes by that has fewer parts, from half of `count` up.
+    """
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
-    parts = ((number, split_step(step.operand, step.result, number)) for number in preferred)
-    aligned = (number for number, part in parts if part is not None and part.aligned)
-    return next(aligned, next(iter(preferred), 1))
+    parts = {number: split_step(step.operand, step.result, number) for number in preferred}
+    suited = {number: part for number, part in parts.items() if part is not None and part.aligned}
+    if step.kind == "all_to_all":
+        wide = {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)}
+        suited = wide or suited
+    return next(iter(suited), next(iter(preferred), 1))
 
 
-def peak_bytes(plan: Plan) -> int:
-    """The plan's peak bytes on XLA, which allocates the result, the target's tile, before it runs anything."""
+def _fills_lanes(part: Part) -> bool:
+    """Whether the blocks of a part have full lanes in some dim."""
+    return any(extent % LANES == 0 for extent in part.block)
+
+
+def peak_bytes(plan: Plan, padded: bool = False) -> int:
+    """The plan's peak bytes on XLA, which allocates the result, the target's tile, before it runs anything.
+
+    On a TPU tiles are `padded`, see `tpu_memory`.
+    """
     later = (step.live_bytes + plan.target.tile_bytes for step in plan.steps[:-1])
-    return max(plan.peak_bytes, *later) if len(plan.steps) > 1 else plan.peak_bytes
+    live = max(plan.peak_bytes, *later) if len(plan.steps) > 1 else plan.peak_bytes
+    return live + tpu_memory.padding_bytes(plan) if padded else live
 
 
 def narrows(steps: Sequence[Step]) -> bool:

@@ -197,6 +197,26 @@ def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, aft
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "before", "after"),
+    [
+        # No dim of the result's tile, or none of any tile, has 128 elements: a TPU pads them to twice their bytes.
+        ({"x": 4, "y": 2}, "bf16[64, {x}{y}16, 128, 64]", "bf16[64, {y}64, {x}32, 64]"),
+        ({"x": 4, "y": 2}, "bf16[64, {x}32, {y}64, 64]", "bf16[64, 128, {x}32, 64]"),
+        # Lanes are full in a part of 128 rows of the dim that stays where it is.
+        ({"x": 8}, "bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]"),
+    ],
+)
+def test_the_promise_counts_padding(sizes: dict[str, int], before: str, after: str):
+    mesh = rs.Mesh(sizes)
+    pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
+    plan, executable = on_jax.in_parts(rs.plan(*pair)), compiled("v5p:2x2x2", pair)
+    assert executed(executable) == promised(plan), plan
+    used, promise = executable.memory_analysis().peak_memory_in_bytes, on_jax.peak_bytes(plan, padded=True)
+    assert promise / SLACK**2 <= used <= promise * SLACK, f"{used / promise:.3f} times the promise: {plan}"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1.25, 1.5, 2.0])
 def test_memory_under_a_budget(times: float):
     """In parts if they fit, even if a single collective would fit, too."""

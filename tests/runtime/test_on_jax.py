@@ -173,9 +173,23 @@ def test_the_number_of_parts(source: str, target: str, mode: tuple[str, int]):
     check(in_parts)
 
 
-def test_a_slice_of_another_dim_than_the_minor_one_stays_whole():
-    assert modes(on_jax.in_parts(planned("f32[64, 64]", "f32[{x}16, 64]"), least=0)) == [("slice", 1)]
-    assert modes(on_jax.in_parts(planned("f32[64, 64]", "f32[64, {x}16]"), least=0)) == [("slice", 8)]
+def test_only_a_slice_that_takes_every_n_th_element_of_the_minor_dim_is_in_parts():
+    for target, parts in (("f32[{x}16, 64]", 1), ("f32[64, {x}16]", 1), ("f32[16{x}, 64]", 1), ("f32[64, 16{x}]", 8)):
+        assert modes(on_jax.in_parts(planned("f32[64, 64]", target), least=0)) == [("slice", parts)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "parts"),
+    [
+        ("bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]", 4),  # 128 rows a part: eight would leave 64
+        ("bf16[256, 512, {x}64]", "bf16[256, {x}64, 512]", 8),  # two parts would, but are too large
+        ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]", 8),  # the minor dim has full lanes in any case
+        ("bf16[64, 64, {x}64]", "bf16[64, {x}8, 512]", 8),  # nothing has
+    ],
+)
+def test_an_all_to_all_keeps_full_lanes(source: str, target: str, parts: int):
+    plan = planned(source, target, Mesh(x=8))
+    assert modes(on_jax.in_parts(plan, least=0)) == [("all_to_all", parts)]
 
 
 def test_a_gather_with_too_few_parts_is_an_exchange_of_smaller_messages():

@@ -4,15 +4,16 @@ tile_function          the function, for the inside of a `jax.shard_map` that is
 Beside                 what some programs take beside the source's tile
 batch_function         the same for the tiles of several arrays whose steps share launches
 shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
-LANES                  what a TPU pads the minor dim of an array to a multiple of
+LANES, SUBLANES        what a TPU pads the minor dim of an array to a multiple of, and the dim before
 
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
 transposes. Whatever differs from device to device (the block, the box) is looked up by the device's position in a
 small table, so that all devices run one program.
 """
 
+from reshard.lower.to_shard_map.block_writes import LANES as LANES
+from reshard.lower.to_shard_map.block_writes import SUBLANES as SUBLANES
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
-from reshard.lower.to_shard_map.parts import LANES as LANES
 from reshard.lower.to_shard_map.run_batch import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function
 from reshard.lower.to_shard_map.views import Beside as Beside

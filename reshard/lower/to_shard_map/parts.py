@@ -12,34 +12,34 @@ import jax
 import numpy as np
 from jax import lax
 
-from reshard.lower.program import InParts, Slice
+from reshard.lower.program import AllToAll, InParts, Slice
+from reshard.lower.to_shard_map.block_writes import (
+    Blockwise,
+    blockwise,
+    exchanged,
+    lanes_last,
+    put_together,
+    written_into,
+)
+from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, unfilled
 from reshard.types.rules.parts import Cut
 
 Array = jax.Array
 Run = Callable[[Array, Sequence[int]], Array]
-LANES = 128
-"""A TPU pads the minor dim of an array in memory to a multiple of this many elements."""
 
 
-def run_in_parts(step: InParts, run: Run, tile: Array, shape: Sequence[int]) -> Array:
+def run_in_parts(step: InParts, place: MeshPlace, run: Run, tile: Array, shape: Sequence[int]) -> Array:
     """Runs the step part by part. A loop keeps one part in memory at a time; unrolled, XLA moves several at once."""
-    order = _lanes_last(shape)
-    if isinstance(step.each, Slice) or order == tuple(range(len(shape))):
-        return _loop(step, run, tile, shape)
+    order = lanes_last(shape)
+    spelling = blockwise(step, shape)
     as_it_is = partial(_loop, step, run, shape=shape)
+    if spelling is not None and isinstance(step.each, AllToAll):
+        on_tpu = partial(_block_loop, step, step.each, spelling, place, shape=shape)
+        return lax.platform_dependent(tile, tpu=on_tpu, default=as_it_is)
+    if isinstance(step.each, Slice) or order == tuple(range(len(shape))):
+        return as_it_is(tile)
     return lax.platform_dependent(tile, tpu=partial(as_it_is, order=order), default=as_it_is)
-
-
-def _lanes_last(shape: Sequence[int]) -> tuple[int, ...]:
-    """The order of dims in which a TPU should carry a loop's result: one with full lanes last, if there is one.
-
-    A TPU lays out a loop's carry dim by dim and pads a narrow minor dim, to twice the bytes of the tile and more.
-    Results that no loop carries are not padded.
-    """
-    dims = range(len(shape))
-    minor = next((dim for dim in reversed(dims) if shape[dim] % LANES == 0), len(shape) - 1)
-    return (*(dim for dim in dims if dim != minor), minor)
 
 
 def _loop(step: InParts, run: Run, tile: Array, shape: Sequence[int], order: Sequence[int] | None = None) -> Array:
@@ -49,14 +49,34 @@ def _loop(step: InParts, run: Run, tile: Array, shape: Sequence[int], order: Seq
     put = step.put._replace(axis=list(order).index(step.put.axis))
 
     def one(number: Array, filled: Array) -> Array:
-        part = lax.optimization_barrier(
-            _part(step.take, tile, number)
-        )  # Without it TPU may give the tile the part's layout.
-        part = run(part, part_shape)
+        part = run(_own_part(step, tile, number), part_shape)
         return laid_out(_with_part(put, filled, part.transpose(order), number))
 
     filled = lax.fori_loop(0, step.take.parts, one, unfilled([shape[dim] for dim in order], tile.dtype))
     return filled.transpose(np.argsort(order))
+
+
+def _block_loop(
+    step: InParts, each: AllToAll, spelling: Blockwise, place: MeshPlace, tile: Array, shape: Sequence[int]
+) -> Array:
+    """The result of all parts of an all-to-all, block by block."""
+    carried, into = [shape[dim] for dim in spelling.carried], spelling.into
+    put = step.put._replace(axis=spelling.carried.index(step.put.axis))
+
+    def one(number: Array, filled: Array) -> Array:
+        blocks = exchanged(each, spelling, place.anew(), _own_part(step, tile, number))
+        if into is not None:
+            return laid_out(written_into(into, filled, blocks, [number]))
+        return laid_out(_with_part(put, filled, put_together(each, spelling, blocks), number))
+
+    start = unfilled(carried if into is None else into.shape, tile.dtype)
+    filled = lax.fori_loop(0, step.take.parts, one, start)
+    return filled.reshape(carried).transpose(np.argsort(spelling.carried))
+
+
+def _own_part(step: InParts, tile: Array, number: Array) -> Array:
+    """A part of the operand, cut out before anything is done with it: else TPU may give the tile the part's layout."""
+    return lax.optimization_barrier(_part(step.take, tile, number))
 
 
 def _part(cut: Cut, tile: Array, number: Array) -> Array:

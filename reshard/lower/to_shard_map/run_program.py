@@ -80,7 +80,7 @@ def run_instruction(instruction: Plain | InParts, place: MeshPlace, tile: Array,
     def one(part: Array, part_shape: Sequence[int]) -> Array:
         return _RUN[type(each)](each, place.anew(), part, part_shape)
 
-    return run_in_parts(instruction, one, tile, shape)
+    return run_in_parts(instruction, place, one, tile, shape)
 
 
 _RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]] = {

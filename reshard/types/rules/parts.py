@@ -34,12 +34,16 @@ class Cut(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The layouts of one part before and after, with the cuts of both tiles into parts."""
+    """The layouts of one part before and after, with the cuts of both tiles into parts.
+
+    `block` has the extents, by dim, of what travels from one device to another at once.
+    """
 
     operand: Layout
     result: Layout
     take: Cut
     put: Cut
+    block: tuple[int, ...]
 
     @property
     def aligned(self) -> bool:
@@ -60,6 +64,8 @@ def split_step(operand: Layout, result: Layout, count: int) -> Part | None:
     >>> part = split_step(Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh), 2)
     >>> str(part.operand), str(part.result), part.take, part.put
     ('f32[{x}2, 16]', 'f32[8, {x}4]', Cut(axis=0, outer=1, parts=2, inner=2), Cut(axis=0, outer=4, parts=2, inner=2))
+    >>> part.block
+    (2, 4)
     """
     r = refine(operand, result)
     if r is None:
@@ -154,11 +160,15 @@ def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -
     place = math.prod(d.radix for d in r.digits[at + 1 :] if d.dim == dim)
     before = [d.src is None for d in r.digits]
     after = [d.dst is None for d in r.digits]
+    stays = [d for n, d in enumerate(r.digits) if before[n] and after[n]]
+    block = [math.prod(d.radix for d in stays if d.dim == of) for of in range(len(operand.shape))]
+    block[dim] //= count
     return Part(
         _smaller(operand, dim, place, count),
         _smaller(result, dim, place, count),
         _cut(r, at, before, count),
         _cut(r, at, after, count),
+        tuple(block),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from reshard.lower.program import AllGather, InParts, Plain, Slice
 from reshard.lower.to_shard_map import parts
+from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
 
@@ -71,18 +72,6 @@ def test_the_shape_of_a_part_of_the_result():
         shapes.append(tuple(shape))
         return part
 
-    parts.run_in_parts(in_parts(Cut(1, 1, 2, 3), Cut(1, 1, 2, 3)), run, jnp.zeros((2, 6)), (2, 6))
+    place = MeshPlace((0,), {})
+    parts.run_in_parts(in_parts(Cut(1, 1, 2, 3), Cut(1, 1, 2, 3)), place, run, jnp.zeros((2, 6)), (2, 6))
     assert set(shapes) == {(2, 3)}
-
-
-@pytest.mark.parametrize(
-    ("shape", "order"),
-    [
-        ((8, 128), (0, 1)),
-        ((128, 8), (1, 0)),  # whole lanes in dim 0: it becomes the minor one
-        ((256, 128, 3), (0, 2, 1)),  # the minor one of those that have whole lanes
-        ((7, 5), (0, 1)),  # none has
-    ],
-)
-def test_a_dim_with_whole_lanes_is_carried_last(shape: tuple[int, ...], order: tuple[int, ...]):
-    assert parts._lanes_last(shape) == order

@@ -1,0 +1,234 @@
+"""An all-to-all in parts on a TPU: blocks travel with full lanes, and each is written where it belongs.
+
+    mesh <x=8>, bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512], the part of rows 0 to 7 of a tile of the result
+
+    arrived   (8, 8, 64, 512)     member, row, dim 1 of that member, dim 2
+    written   row 0-7, columns 0-63     from member 0      one pass over memory; a part that is put together first
+              row 0-7, columns 64-127   from member 1      and then written takes two
+              ...
+
+A message keeps the result's order of dims in memory, if its minor dim has full lanes: a multiple of 128 elements. If
+it has not, the minor dim of the message is one that has, and a part is put together in that order, on the chip, before
+it is transposed and written.
+"""
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from reshard.lower.program import AllToAll, InParts
+from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.tiles import laid_out, merged, opened, resized, unfilled
+from reshard.types.rules.parts import Cut
+from reshard.types.rules.tile_view import TileView
+
+Array = jax.Array
+LANES = 128
+"""A TPU pads the minor dim of an array in memory to a multiple of this many elements."""
+SUBLANES = 8
+"""The multiple to which it pads the dim before."""
+UNROLLED = 16
+"""The most blocks of a part that are copied one by one; more are transposed at once."""
+
+
+def lanes_last(shape: Sequence[int]) -> tuple[int, ...]:
+    """The order of dims in which a TPU should keep a loop's result: one with full lanes last, if there is one.
+
+    A TPU lays out a loop's carry dim by dim and pads a narrow minor dim, to twice the bytes of the tile and more.
+    Results that no loop carries are not padded.
+
+    >>> lanes_last((256, 128, 3))
+    (0, 2, 1)
+    """
+    return _last(range(len(shape)), shape)
+
+
+def _last(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
+    """The dims in this order, except that the last one whose extent is full lanes comes last, if there is one."""
+    minor = next((dim for dim in reversed(order) if extents[dim] % LANES == 0), order[-1])
+    return (*(dim for dim in order if dim != minor), minor)
+
+
+@dataclass(frozen=True)
+class Writes:
+    """Where the blocks of a tile are written: the tile's dims in an order, each as runs in which a block has one range.
+
+    `view` has the digits of the tile in this order, and those that number what is written as its blocks.
+    """
+
+    view: TileView
+
+    @classmethod
+    def of(cls, view: TileView, order: Sequence[int]) -> Writes:
+        """Those of a tile whose dims lie in memory in this order."""
+        axes = sorted(range(len(view.digits)), key=lambda axis: order.index(view.dims[axis]))
+        return cls(
+            replace(
+                view,
+                digits=tuple(view.digits[axis] for axis in axes),
+                dims=tuple(view.dims[axis] for axis in axes),
+                blocks=tuple(axes.index(axis) for axis in view.blocks),
+            )
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tile's shape in runs."""
+        return tuple(math.prod(self.view.digits[axis] for axis in run) for run in self.view.runs)
+
+    @property
+    def block(self) -> tuple[int, ...]:
+        """A block's shape in runs."""
+        kept = ([axis for axis in run if axis not in self.view.blocks] for run in self.view.runs)
+        return tuple(math.prod(self.view.digits[axis] for axis in run) for run in kept)
+
+    @property
+    def free(self) -> bool:
+        """Whether the runs lie in memory as the dims do, so that neither is copied to the other."""
+        runs = [
+            [run for run in self.view.runs if self.view.dims[run[0]] == dim] for dim in dict.fromkeys(self.view.dims)
+        ]
+        if len(runs[-1]) > 1 or self.block[-1] % LANES:
+            return False
+        return len(runs) < 2 or len(runs[-2]) == 1 or self.shape[-2] % SUBLANES == 0
+
+    def values(self, number: int, later: int = 0) -> list[int]:
+        """The values of the digits that number a block, of all but the last `later` of these."""
+        values: list[int] = []
+        for axis in reversed(self.view.blocks[: len(self.view.blocks) - later]):
+            values.insert(0, number % self.view.digits[axis])
+            number //= self.view.digits[axis]
+        return values
+
+    def starts(self, values: Sequence[Any]) -> list[Any]:
+        """Where a block begins in each run, from the values of the digits that number it."""
+        by_axis = dict(zip(self.view.blocks, values, strict=True))
+        digits = self.view.digits
+        below = {a: math.prod(digits[b] for b in run if b > a) for run in self.view.runs for a in run}
+        return [sum(by_axis[a] * below[a] for a in run if a in by_axis) for run in self.view.runs]
+
+
+def with_part_digit(view: TileView, cut: Cut, shape: Sequence[int]) -> TileView | None:
+    """The view of a whole tile of this shape, of which `view` is that of a part; its last block digit is the part's
+    number. None if the part is not between two digits.
+
+    >>> with_part_digit(TileView((2, 4), (2, 4), (2, 2, 2), (0, 1, 1), (1,)), Cut(1, 2, 3, 2), (2, 12)).digits
+    (2, 2, 3, 2)
+    """
+    if view.tile != view.padded:
+        return None
+    digits = [radix for radix, dim in zip(view.digits, view.dims, strict=True) if dim == cut.axis]
+    ends = itertools.accumulate(digits, operator.mul, initial=1)
+    before = next((number for number, end in enumerate(ends) if end == cut.outer), None)
+    if before is None:
+        return None
+    at = sum(dim < cut.axis for dim in view.dims) + before
+    return TileView(
+        tuple(shape),
+        tuple(shape),
+        (*view.digits[:at], cut.parts, *view.digits[at:]),
+        (*view.dims[:at], cut.axis, *view.dims[at:]),
+        (*(axis + (axis >= at) for axis in view.blocks), at),
+    )
+
+
+@dataclass(frozen=True)
+class Blockwise:
+    """How the parts of an all-to-all travel and are written.
+
+    `message` is the order of dims of a block, and `carried` that of the result. Blocks are written `into` the whole
+    result, or else into a part of it in the message's order, `staged`, or else transposed to one.
+    """
+
+    message: tuple[int, ...]
+    carried: tuple[int, ...]
+    into: Writes | None
+    staged: Writes | None
+
+
+def blockwise(step: InParts, shape: Sequence[int]) -> Blockwise | None:
+    """The spelling of an all-to-all in parts on a TPU; None where nothing is gained by one.
+
+    >>> from reshard.lower import lower_plan
+    >>> from reshard.synth import plan
+    >>> from reshard.runtime import on_jax
+    >>> from reshard.types import Layout, Mesh
+    >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]"))
+    >>> program = lower_plan(on_jax.in_parts(plan(*ends)))
+    >>> blockwise(program.instructions[0], program.tile_shapes[0]).message
+    (1, 2, 0)
+    """
+    if not isinstance(step.each, AllToAll):
+        return None
+    receive, carried = step.each.receive, lanes_last(shape)
+    message = _last(carried, block_extents(receive))
+    into = staged = None
+    if receive.count <= UNROLLED:
+        whole = with_part_digit(receive, step.put, shape) if message == carried else None
+        into = None if whole is None else _free(whole, carried)
+        staged = None if message == carried else _free(receive, message)
+    return None if message == carried and into is None else Blockwise(message, carried, into, staged)
+
+
+def _free(view: TileView, order: Sequence[int]) -> Writes | None:
+    """The places of blocks in a tile whose dims are in this order, if its runs lie in memory as its dims do."""
+    if view.tile != view.padded:
+        return None
+    writes = Writes.of(view, order)
+    return writes if writes.free else None
+
+
+def block_extents(view: TileView) -> list[int]:
+    """The extents of a block in the dims of the tile."""
+    rest = [(view.dims[axis], r) for axis, r in enumerate(view.digits) if axis not in view.blocks]
+    return [math.prod(r for of, r in rest if of == dim) for dim in range(len(view.tile))]
+
+
+def exchanged(step: AllToAll, spelling: Blockwise, place: MeshPlace, part: Array) -> Array:
+    """The blocks that arrive for a part, along a new first axis, the dims of each in the message's order."""
+    view, extents = merged(step.send), block_extents(step.send)
+    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+    rest = sorted(rest, key=lambda axis: spelling.message.index(view.dims[axis]))
+    blocks = opened(view, part).transpose(*view.blocks, *rest)
+    blocks = blocks.reshape(view.count, *(extents[dim] for dim in spelling.message))
+    return lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
+
+
+def written_into(writes: Writes, filled: Array, blocks: Array, part: Sequence[Array] = ()) -> Array:
+    """`filled`, in the runs of `writes`, with every block in its place; `part` is the number of their part."""
+    for number in range(len(blocks)):
+        starts = writes.starts([*writes.values(number, len(part)), *part])
+        content = blocks[number].reshape(writes.block)
+        filled = lax.dynamic_update_slice(filled, content, list(map(_index, starts)), allow_negative_indices=False)
+    return filled
+
+
+def _index(start: Array | int) -> Array:
+    return jnp.asarray(start, jnp.int32)
+
+
+def put_together(step: AllToAll, spelling: Blockwise, blocks: Array) -> Array:
+    """A part of the result, its dims in the order in which the result is carried, of the blocks that arrived."""
+    if spelling.staged is None:
+        view = merged(step.receive)
+        rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+        axes = [*view.blocks, *sorted(rest, key=lambda axis: spelling.message.index(view.dims[axis]))]
+        spread = blocks.reshape([view.digits[axis] for axis in axes]).transpose(np.argsort(axes))
+        return resized(spread.reshape(view.padded), view.tile).transpose(spelling.carried)
+    filled = unfilled(spelling.staged.shape, blocks.dtype)
+    filled = laid_out(written_into(spelling.staged, filled, laid_out(blocks)))
+    there = filled.reshape([step.receive.tile[dim] for dim in spelling.message])
+    return there.transpose([spelling.message.index(dim) for dim in spelling.carried])

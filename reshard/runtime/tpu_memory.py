@@ -1,0 +1,63 @@
+"""What tiles need in a TPU's memory, where the two minor dims of an array are padded to 8 x 128 elements.
+
+bf16[64, 64, 32, 64]     64 lanes of 128: twice its bytes, whichever dim is minor
+bf16[16, 128, 128, 64]   its bytes: XLA makes a dim of 128 the minor one
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from reshard.lower.to_shard_map import LANES, SUBLANES
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.plan import Plan, Step
+
+
+def padded_bytes(shape: Sequence[int], dtype: str) -> int:
+    """The bytes of an array with the least padding that some order of its dims has.
+
+    >>> padded_bytes((64, 64, 32, 64), "bfloat16") // (64 * 64 * 32 * 64 * 2)
+    2
+    >>> padded_bytes((16, 128, 128, 64), "bfloat16") // (16 * 128 * 128 * 64 * 2)
+    1
+    """
+    elements = math.prod(shape)
+    if len(shape) > 1 and elements:
+        minors = itertools.permutations(shape, 2)
+        elements = min(
+            elements // (second * minor) * _up(second, SUBLANES) * _up(minor, LANES) for second, minor in minors
+        )
+    return -(-elements * dtypes.bits(dtype) // 8)
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def padding_bytes(plan: Plan) -> int:
+    """What padding adds to the plan's peak: that of all tiles and buffers that live at once, in the worst step."""
+    return max((_padding(plan, number) for number in range(len(plan.steps))), default=_of_tile(plan.source))
+
+
+def _padding(plan: Plan, number: int) -> int:
+    step = plan.steps[number]
+    tiles = [step.operand, step.result]
+    if number and step.retained_bytes:
+        tiles.append(plan.source)
+    if number < len(plan.steps) - 1:
+        tiles.append(plan.target)  # XLA has its memory from the start.
+    return sum(map(_of_tile, tiles)) + _of_scratch(step)
+
+
+def _of_tile(layout: Layout) -> int:
+    return padded_bytes(layout.tile_shape, layout.dtype) - layout.tile_bytes
+
+
+def _of_scratch(step: Step) -> int:
+    """Buffers are padded as the tile is that is padded more."""
+    ends = [end for end in (step.operand, step.result) if end.tile_bytes]
+    times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
+    return int((times - 1) * step.cost.scratch)

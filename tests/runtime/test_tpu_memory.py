@@ -1,0 +1,50 @@
+"""What padding adds in a TPU's memory; that a compiler agrees is tested in `test_redistribute_tpu`."""
+
+from __future__ import annotations
+
+import pytest
+
+import reshard as rs
+from reshard.runtime import on_jax, tpu_memory
+from reshard.types import Layout, Mesh
+
+
+def planned(source: str, target: str) -> rs.Plan:
+    mesh = Mesh(x=4, y=2)
+    return rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh))
+
+
+@pytest.mark.parametrize(
+    ("shape", "times"),
+    [
+        ((64,), 1),  # one dim is not padded to lanes
+        ((8, 128), 1),
+        ((4, 128), 2),
+        ((16, 100, 256), 1),  # 16 and 256 are the minor dims
+        ((3, 64, 96), 4 / 3),  # 96 lanes of 128
+        ((7, 5), 8 * 128 / 35),
+        ((0, 5), 1),
+    ],
+)
+def test_the_least_padding_of_any_order_of_dims(shape: tuple[int, ...], times: float):
+    elements = 1
+    for size in shape:
+        elements *= size
+    assert tpu_memory.padded_bytes(shape, "bfloat16") == pytest.approx(2 * elements * times)
+    assert tpu_memory.padded_bytes(shape, "float32") == 2 * tpu_memory.padded_bytes(shape, "bfloat16")
+
+
+def test_a_plan_of_full_tiles_needs_nothing_more():
+    plan = planned("f32[{x}64, 512]", "f32[256, {x}128]")
+    assert on_jax.peak_bytes(plan, padded=True) == on_jax.peak_bytes(plan)
+
+
+def test_all_that_lives_at_once_is_padded():
+    """An exchange, then a gather: source and intermediate tile have 64 lanes of 128; the target has full ones."""
+    plan = planned("bf16[64, {x}32, {y}64, 64]", "bf16[64, 128, {x}32, 64]")
+    assert [step.kind for step in plan.steps] == ["exchange", "all_gather"]
+    narrow = plan.source.tile_bytes + plan.steps[0].result.tile_bytes
+    scratch = max(step.cost.scratch for step in plan.steps)
+    more = on_jax.peak_bytes(plan, padded=True) - on_jax.peak_bytes(plan)
+    assert narrow <= more <= narrow + scratch
+    assert tpu_memory.padding_bytes(rs.plan(plan.source, plan.source)) == plan.source.tile_bytes
