@@ -267,6 +267,7 @@ def test_uneven_arrays_and_two_meshes_are_refused():
         xla_identities([(uneven, other)])
 
 
+@pytest.mark.slow
 def test_a_failing_process_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(xla_identity, "_environment", lambda devices: {"PYTHONPATH": "/nowhere"})
     layout = rs.Layout.parse("f32[4]", rs.Mesh(x=2))

@@ -61,6 +61,7 @@ def test_they_are_all_here():
 QUICK, *LONG = NOTEBOOKS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [QUICK, *(pytest.param(path, marks=pytest.mark.slow) for path in LONG)], ids=names(NOTEBOOKS)
 )
@@ -181,6 +182,7 @@ def test_a_notebook_from_an_editor_is_found():
     assert len(problems(given)) == 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_or_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -24,6 +24,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_html_that_needs_nothing_else(name):
     plan = planned(name)

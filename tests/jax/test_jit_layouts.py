@@ -112,6 +112,7 @@ def test_uneven(shape: tuple[int, ...], step: int) -> None:
         check(out, whole + number, everywhere)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "int32", "complex64", "float64", "uint64"])
 def test_dtypes(dtype: str) -> None:
     mesh = JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))

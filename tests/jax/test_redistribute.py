@@ -563,6 +563,7 @@ def test_budgets(budget: int, how: str):
     assert_exact((f if how == "eager" else jax.jit(f))(put(source, WIDE)), target, WIDE)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize(
     ("budget", "rounds"),

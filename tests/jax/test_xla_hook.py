@@ -77,6 +77,7 @@ def test_a_rebuilt_array():
     assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
 
 
+@pytest.mark.fast(2)
 @needs_hook
 @pytest.mark.parametrize("dtype", ["int8", "int32", "bfloat16", "float64", "complex64"])
 def test_dtypes(dtype):

@@ -46,6 +46,7 @@ def by_hand(a):
     return reshard.jax.redistribute(local(a), NamedSharding(mesh(), P(None, "y", "x")))
 
 
+@pytest.mark.slow
 def test_a_pencil_fft_receives_what_it_does_by_hand():
     shape = jax.ShapeDtypeStruct((64, 64, 64), "complex64", sharding=NamedSharding(mesh(), P(None, "y", "x")))
     plain, ours, log = both(pencil, shape)
@@ -87,6 +88,7 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
     """Received bytes are at most so many tiles, fewer than without the pass, and results are the same bits."""

@@ -57,6 +57,7 @@ def test_all_pairs(way: str) -> None:
                 check(source, target, donate=number % 2 == 0)
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize(
     "dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn, np.complex64, np.bool_, np.float16, jnp.int4]
 )
@@ -231,6 +232,7 @@ def test_equal_moves_are_compiled_once(way: str) -> None:
     assert moves.program_across.cache_info().misses == 1
 
 
+@pytest.mark.slow
 def test_no_message_is_as_large_as_a_tile_of_a_large_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its tiles, a device has one message, an eighth of what it would be."""
     monkeypatch.setattr(plans.on_jax, "LEAST", 1 << 10)

@@ -24,6 +24,7 @@ def test_exchanges(source: str, target: str):
     check_on_xla(one_step("exchange", source, target))
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("chunk", sampled([1, 3, 8, 100], 3, 100))
 @pytest.mark.parametrize(
     ("source", "target"),

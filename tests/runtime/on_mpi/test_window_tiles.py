@@ -35,7 +35,7 @@ def watch(team: Team) -> Watch:
 @pytest.mark.parametrize(
     ("topic", "ranks"),
     [
-        ("full_sampled", 4),
+        pytest.param("full_sampled", 4, marks=pytest.mark.slow),
         pytest.param("full", 4, marks=pytest.mark.slow),
         ("many", 2),
         pytest.param("very_many", 3, marks=pytest.mark.slow),

@@ -22,6 +22,7 @@ from tests.mpi.fake_gpu import TorchLike, gpus
 from tests.mpi.moving import laid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 4))])
 def test_moves(ranks: int, tmp_path: Path):
     running.check("on_gpus.moves", ranks, tmp_path)
