@@ -31,11 +31,7 @@ def test_dtypes(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("topic", "ranks"),
-    [
-        pytest.param("moves_sampled", 2, marks=pytest.mark.slow),
-        ("moves_sampled", 4),
-        pytest.param("dtypes_sampled", 8, marks=pytest.mark.slow),
-    ],
+    [pytest.param("moves_sampled", 2, marks=pytest.mark.slow), ("moves_sampled", 4), ("dtypes_sampled", 8)],
 )
 def test_some_moves(topic: str, ranks: int, tmp_path: Path):
     running.check(f"cases.{topic}", ranks, tmp_path)
