@@ -16,7 +16,10 @@ from tests.test_examples import console_problems, python_problems
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 NEEDS_HOOK = ["xla-pass.md"]
-LONG = {"python": ["jax.md", "proofs.md", "xla-pass.md"], "console": ["doctor.md", "mpi.md"]}  # slow
+LONG = {
+    "python": ["jax.md", "proofs.md", "xla-pass.md"],
+    "console": ["command.md", "doctor.md", "mpi.md", "pictures.md", "proofs.md"],
+}  # slow
 without_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 WITH_README = [ROOT / "README.md", *PAGES]
 INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]

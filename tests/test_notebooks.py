@@ -94,6 +94,7 @@ def notebook(*sources: str, tags: tuple[str, ...] = ()) -> NotebookNode:
     return execute.cleaned(new_notebook(cells=[new_code_cell(s, metadata={"tags": list(tags)}) for s in sources]))
 
 
+@pytest.mark.slow
 def test_the_kernel_is_this_python_in_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "--planted")
     monkeypatch.setenv("RESHARD_MPI_NODES", "7")

@@ -49,6 +49,7 @@ def test_each_picture_alone(what):
     assert names == ({"source", "target"} if what == "tiles" else {what})
 
 
+@pytest.mark.slow
 def test_a_figure_shows_itself_once_and_without_pyplot():
     figure = planned("two dims").draw()
     png, size = figure._repr_png_()

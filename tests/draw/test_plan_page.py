@@ -68,6 +68,7 @@ def test_lines_have_the_colours_of_the_page():
     assert "#010203" not in html and "#fdfcfb" not in html
 
 
+@pytest.mark.slow
 def test_the_page_is_the_same_each_time():
     assert page(planned("three dims")) == page(planned("three dims"))
 

@@ -149,6 +149,7 @@ def test_donated_leaves_are_freed_early(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- all kinds of leaves ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_leaves_of_every_kind_in_one_tree() -> None:
     """Keys, weak types, numbers, one device, views of one array, other devices."""
     rows, columns = on("x"), on(None, "x")

@@ -161,6 +161,7 @@ GIVEN = ["source=", "unknown"]
 FAST = {("grad", "source="), ("scan", "unknown"), ("remat", "source="), ("custom_vjp", "unknown")}
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(("name", "given"), sampled([(name, given) for name in MADE for given in GIVEN], *FAST))
 def test_under_jit(name: str, given: str):
     same(jax.jit(MADE[name](*moves(given)))(put(ends()[0])), reference(name))
@@ -170,6 +171,7 @@ def test_under_jit(name: str, given: str):
 SLICING = ("jacfwd", "jacrev", "hessian", "scan", "cond")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", sampled([name for name in MADE if name not in SLICING], "grad", "jvp"))
 def test_explicit_axes(name: str):
     before, _ = ends(EXPLICIT)
@@ -310,6 +312,7 @@ def test_the_gradient_of_a_reduced_source_is_unreduced(target: P, eager: bool):
         same(redistribute(gradient, P()), RIGHT.T)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("source", [P(), P("x"), P("y")], ids=str)
 def test_the_gradient_through_an_unreduced_target(source: P):
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
@@ -357,6 +360,7 @@ def test_a_batch_moves_in_one_collective():
     assert executed(compiled) == promised(as_plan(before, after, SHAPE, "float32"), batch=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled([AUTO, EXPLICIT], EXPLICIT), ids=str)
 def test_vmap_of_a_dim_that_is_sharded(kind: AxisType):
     """The batch stays on its axis, which is `spmd_axis_name` or in the type."""

@@ -110,6 +110,7 @@ def loop(a):
     return jax.lax.scan(turn, a, None, length=3)[0]
 
 
+@pytest.mark.slow
 def test_inside_a_loop():
     a = given((64, 64), "complex64", ROWS)
     plain, ours, log = both(loop, a)

@@ -78,6 +78,7 @@ def test_the_floor_of_every_contiguous_pair(mesh: Mesh):
             contract(source, target, 17)
 
 
+@pytest.mark.slow
 def test_each_budget_between_floor_and_peak():
     source, target = Layout.parse("f32[2, {x}4, 16]", MESH), Layout.parse("f32[2, 16, {x}4]", MESH)
     free = rs.plan(source, target)

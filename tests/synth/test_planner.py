@@ -24,7 +24,7 @@ from tests.oracle import check
 from tests.sampling import few_or_all, sampled
 
 MOST = 3000
-PARTS = 4
+PARTS = 8
 SMALL = (Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=2, y=4), Mesh(x=2, y=2, z=2), Mesh(x=3, y=5))
 
 

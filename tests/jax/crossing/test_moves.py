@@ -174,6 +174,7 @@ def test_the_result_can_be_donated(way: str) -> None:
 # ---- budgets ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast(1)
 def test_budgets_are_kept_or_refused(way: str) -> None:
     source = NamedSharding(mesh(range(4), **FOUR), P("a", "b"))
     target = NamedSharding(mesh([4, 5], t=2), P(None, "t"))

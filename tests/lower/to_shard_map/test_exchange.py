@@ -66,6 +66,7 @@ def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
             assert len({t.receiver for t in kind}) == len(kind)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(("source", "target"), STEPS)
 def test_exchanges_round_by_round(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
     """CPUs join messages at the end where they can; other platforms never do."""

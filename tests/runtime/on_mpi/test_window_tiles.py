@@ -54,6 +54,7 @@ SMALL_SHARED_MEMORY = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64m
 """Runs a command with a /dev/shm of 64 MiB, as containers have it; needs a kernel that lets users do that."""
 
 
+@pytest.mark.slow
 def test_arrays_beyond_the_size_of_shared_memory(tmp_path: Path):
     if subprocess.run([*SMALL_SHARED_MEMORY, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a /dev/shm of its own; refusals are tried without it, too")
