@@ -69,6 +69,7 @@ class Meter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.before = live_bytes()
+        gc.freeze()  # what is there already is not looked through for garbage each time: that took most of the test
         self.most = 0
         for module in ("joint", "views", "crossing.moves", "crossing.stages", "crossing.transports"):
             path = f"reshard.jax.{module}.started"
