@@ -88,7 +88,6 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-@pytest.mark.fast(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name):
     """Received bytes are at most so many tiles, fewer than without the pass, and results are the same bits."""
