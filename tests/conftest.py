@@ -4,8 +4,15 @@ Hypothesis runs the same examples every time; `HYPOTHESIS_PROFILE=explore` looks
 test imports it, has 8 virtual CPU devices and looks for no others.
 """
 
+import gc
 import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
@@ -17,3 +24,40 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu, where it is installed, would ask a server that is not there
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing of what is collected is garbage: a quarter of the time would go into looking for some."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Iterator[None]:
+    """The tests themselves have no examples in their docstrings, and looking for them takes long."""
+    collectors: Any = yield
+    return [collector for collector in collectors if type(collector) is pytest.Module]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`@pytest.mark.fast(n)`: n cases of a parametrized test stay in the fast tier, the others are marked slow."""
+    families: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("fast") and not any(item.iter_markers("slow")):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for name, family in families.items():
+        marker = family[0].get_closest_marker("fast")
+        assert marker is not None
+        for item in _rest(name, family, *marker.args):
+            item.add_marker(pytest.mark.slow)
+
+
+def _rest(name: str, family: list[pytest.Item], count: int) -> list[pytest.Item]:
+    """All but the first case and `count - 1` others, the same ones in every process and every run."""
+    return random.Random(name).sample(family[1:], max(0, len(family) - count))

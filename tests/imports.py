@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 
@@ -37,6 +37,11 @@ class Module:
         return ast.parse(self.text, self.file)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> list[tuple[int, str]]:
         """(line, absolute dotted name) of each module that is imported anywhere in the file."""
         return list(self._imports())
@@ -48,7 +53,7 @@ class Module:
         return [target.partition(".")[2] for target in own]
 
     def _imports(self) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             match node:
                 case ast.Import(names=names):
                     yield from ((node.lineno, alias.name) for alias in names)
@@ -74,9 +79,10 @@ class Module:
         return first == "reshard" and (path.with_suffix(".py").exists() or path.is_dir())
 
 
-def modules(root: Path) -> list[Module]:
+@lru_cache(maxsize=1)  # the measures of one package share what is read; a planted one takes its place
+def modules(root: Path) -> tuple[Module, ...]:
     """Every file of the package, sorted by path."""
-    return [Module(root, path) for path in sorted(root.rglob("*.py"))]
+    return tuple(Module(root, path) for path in sorted(root.rglob("*.py")))
 
 
 def circles(root: Path, ignore: set[tuple[str, str]]) -> list[list[str]]:

@@ -25,3 +25,8 @@ def sampled_by_name(values: Sequence[Any], *fast: str, rest: pytest.MarkDecorato
     assert all(name in names for name in fast), fast
     marks = {name: () if name in fast else (rest,) for name in names}
     return [pytest.param(value, id=value.name, marks=marks[value.name]) for value in values]
+
+
+def few_or_all(few: int, every: int) -> list[Any]:
+    """How many random cases one test looks at, as parameters: a few always, all of them in a full run."""
+    return [few, pytest.param(every, marks=pytest.mark.slow)]

@@ -37,6 +37,7 @@ def test_pairs_to_time_have_tiles_of_the_size_asked_for(mesh: str):
         assert all(4 * MIB <= layout.tile_bytes <= 16 * MIB for layout in (source, target))
 
 
+@pytest.mark.slow
 def test_a_timed_pair_says_what_ran_and_whether_xla_rebuilt_the_array():
     source, target = parsed("4x2", "f32[{y}32, 64, {x}16]", "f32[64, {x}{y}8, 64]")
     row = xla.measured((source, target), mesh_of("4x2"), network="shm-mpi", repeat=1)

@@ -193,6 +193,7 @@ def test_weights_that_are_wrong_fail_the_command(
     assert "DISAGREES: 1 of 9 elements of the server are wrong" in printed and "8 of 9 elements" in printed
 
 
+@pytest.mark.slow
 @needs_jax
 def test_collectives_of_the_compiled_identity():
     mesh = rs.Mesh(x=4, y=2)
@@ -210,6 +211,7 @@ def test_collectives_of_the_compiled_identity():
     assert xla_identities([]) == []
 
 
+@pytest.mark.slow
 @needs_jax
 def test_device_order_is_that_of_the_mesh():
     mesh = rs.Mesh({"x": 4}, device_ids=[7, 5, 3, 1])
@@ -267,6 +269,7 @@ def test_uneven_arrays_and_two_meshes_are_refused():
         xla_identities([(uneven, other)])
 
 
+@pytest.mark.slow
 def test_a_failing_process_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(xla_identity, "_environment", lambda devices: {"PYTHONPATH": "/nowhere"})
     layout = rs.Layout.parse("f32[4]", rs.Mesh(x=2))

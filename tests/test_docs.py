@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,10 @@ from tests.test_examples import console_problems, python_problems
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 NEEDS_HOOK = ["xla-pass.md"]
+LONG = {
+    "python": ["jax.md", "proofs.md", "xla-pass.md"],
+    "console": ["command.md", "doctor.md", "mpi.md", "pictures.md", "proofs.md"],
+}  # slow
 without_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 WITH_README = [ROOT / "README.md", *PAGES]
 INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]
@@ -44,15 +49,20 @@ def broken_links(path: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.name, marks=[without_hook] * (page.name in NEEDS_HOOK)) for page in PAGES]
-)
+def pages(language: str) -> list[Any]:
+    """The pages as parameters, marked with what those with long examples of the language need."""
+    marks = {page.name: [pytest.mark.slow] * (page.name in LONG[language]) for page in PAGES}
+    marks |= {name: [*marks[name], without_hook] for name in NEEDS_HOOK if language == "python"}
+    return [pytest.param(page, id=page.name, marks=marks[page.name]) for page in PAGES]
+
+
+@pytest.mark.parametrize("page", pages("python"))
 def test_python_blocks_do_what_they_say(page: Path):
     problems = python_problems(page.read_text(encoding="utf-8"))
     assert not problems, "\n\n".join(problems)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+@pytest.mark.parametrize("page", pages("console"))
 def test_commands_print_what_is_shown(page: Path, bin_folder: Path):
     problems = console_problems(page.read_text(encoding="utf-8"), bin_folder)
     assert not problems, "\n\n".join(problems)

@@ -39,7 +39,7 @@ def shared_class_names(root: Path) -> dict[str, list[str]]:
     """Class names that more than one module defines, with these modules."""
     homes: defaultdict[str, list[str]] = defaultdict(list)
     for module in modules(root):
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(module.file)
     return {name: files for name, files in homes.items() if len(files) > 1}
@@ -53,7 +53,7 @@ def hidden_packages(root: Path) -> list[str]:
 
 def _defined_names(module: Module) -> set[str]:
     functions = {node.name for node in _functions(module)}
-    imports = [node for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in module.nodes if isinstance(node, ast.ImportFrom)]
     return functions | {alias.asname or alias.name for node in imports for alias in node.names}
 
 
@@ -89,7 +89,7 @@ def _names(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def _functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(module.tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def _has_logic(module: Module) -> bool:

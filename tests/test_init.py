@@ -64,6 +64,7 @@ def test_a_missing_library_says_how_to_install_it(package: str, library: str):
     assert f"pip install 'reshard[{package}]'" in message
 
 
+@pytest.mark.slow
 def test_another_missing_module_is_not_blamed_on_the_library():
     code = (
         "import sys; sys.modules['reshard.jax.redistribute'] = None\nimport reshard as rs\n"

@@ -111,7 +111,7 @@ def _state(module: Module) -> Iterator[tuple[int, str]]:
         yield 1, f"{package} has no place in the order"
     if package not in SAME_ON_EVERY_RANK:
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         match node:
             case ast.Global(names=names):
                 yield node.lineno, f"{package} may not keep global flags: global {', '.join(names)}"

@@ -61,6 +61,7 @@ def test_they_are_all_here():
 QUICK, *LONG = NOTEBOOKS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [QUICK, *(pytest.param(path, marks=pytest.mark.slow) for path in LONG)], ids=names(NOTEBOOKS)
 )
@@ -93,6 +94,7 @@ def notebook(*sources: str, tags: tuple[str, ...] = ()) -> NotebookNode:
     return execute.cleaned(new_notebook(cells=[new_code_cell(s, metadata={"tags": list(tags)}) for s in sources]))
 
 
+@pytest.mark.slow
 def test_the_kernel_is_this_python_in_an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_FLAGS", "--planted")
     monkeypatch.setenv("RESHARD_MPI_NODES", "7")
@@ -181,6 +183,7 @@ def test_a_notebook_from_an_editor_is_found():
     assert len(problems(given)) == 1
 
 
+@pytest.mark.slow
 def test_the_command_writes_or_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

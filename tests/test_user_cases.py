@@ -62,6 +62,7 @@ def test_planned_at_full_size(case: dict[str, Any]):
     assert plan.peak_bytes <= 5 * largest
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_run_scaled_down(case: dict[str, Any]):
     shape = small(case)

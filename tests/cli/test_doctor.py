@@ -101,6 +101,7 @@ def test_a_page_that_cannot_be_written(call, tmp_path):
     assert code == 2 and "cannot write" in err
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own():
     """A fresh process has no devices set up: the command makes as many as the program has partitions."""
     unset = {"XLA_FLAGS", "JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL"}

@@ -19,6 +19,7 @@ from tests.draw.cases import CASES, picture, planned
 from tests.draw.reading import Seen, labelled, words
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("name", list(CASES))
 def test_words_are_inside_the_figure_and_do_not_overlap(name):
     figure = picture(name)
@@ -48,6 +49,7 @@ def test_each_picture_alone(what):
     assert names == ({"source", "target"} if what == "tiles" else {what})
 
 
+@pytest.mark.slow
 def test_a_figure_shows_itself_once_and_without_pyplot():
     figure = planned("two dims").draw()
     png, size = figure._repr_png_()

@@ -24,6 +24,7 @@ PAGES = [
 ]
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_html_that_needs_nothing_else(name):
     plan = planned(name)
@@ -58,6 +59,7 @@ def test_lines_have_the_colours_of_the_page():
     assert "currentColor" in html and "<title>padding</title>" in html and "Hatched: padding." in html
 
 
+@pytest.mark.slow
 def test_the_page_is_the_same_each_time():
     assert page(planned("three dims")) == page(planned("three dims"))
 

@@ -24,6 +24,7 @@ PARTS = [*((0.5, step) for step in STEPS), *((step, 0.5) for step in STEPS)]
 """The points of an element whose colours are looked up."""
 
 
+@pytest.mark.fast(8)
 @pytest.mark.parametrize("name", FULL)
 def test_every_element_has_the_colours_of_its_devices(name):
     plan = planned(name)
@@ -122,6 +123,7 @@ def test_a_tile_has_its_first_colour_where_there_is_no_room_for_all():
     assert len(seen.fills) == 1024 and len(target.fills) == 128
 
 
+@pytest.mark.slow
 def test_512_devices_have_colours_and_no_labels():
     mesh = Mesh(x=8, y=8, z=8)
     plan = rs.plan(Layout.parse("bf16[{x}{y}{z}8, 4096]", mesh), Layout.parse("bf16[4096, {x}{y}{z}8]", mesh))

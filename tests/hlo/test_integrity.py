@@ -144,6 +144,7 @@ def test_a_dropped_control_edge(case):
         integrity.check(ModuleProto.decode(data), proto.encode(), changes)
 
 
+@pytest.mark.fast(2)
 def test_a_control_edge_through_what_is_gone(case):
     module, spliced_before, _ = case
     region = module.splices[0].region

@@ -120,6 +120,7 @@ def test_a_computation_that_calls_itself_is_refused():
         hlo.collectives(module("%a = f32[] call(), to_apply=%again", before=again))
 
 
+@pytest.mark.slow
 def test_large_dumps_and_large_constants():
     """Reads 5 MB in linear time; in quadratic time, this would never end."""
     text = (DATA / "overlap_tpu7x_0.12.0.1.hlo").read_text(encoding="utf-8")

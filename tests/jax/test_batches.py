@@ -100,6 +100,7 @@ def test_kinds_whose_steps_agree_share_a_collective() -> None:
     assert text.count(" all-to-all(") == 1
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     "before, after", [(P("x"), P("y")), (P(("x", "y")), P(("y", "x"))), (P("x", "y"), P("y", "x"))]
 )
@@ -121,6 +122,7 @@ def test_programs_are_compiled_once() -> None:
 # ---- exactness -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled([AUTO, EXPLICIT], AUTO), ids=str)
 def test_a_tree_of_many_kinds(kind: Any) -> None:
     """Sources, targets, shapes, dtypes and weak types that differ; stacks and single arrays."""

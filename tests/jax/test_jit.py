@@ -179,6 +179,7 @@ def test_the_current_mesh_and_types() -> None:
     assert kept(g) == ["reshard"]
 
 
+@pytest.mark.slow
 def test_random_keys_and_callbacks() -> None:
     seen: list[Any] = []
 

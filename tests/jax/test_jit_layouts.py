@@ -68,6 +68,7 @@ def test_all_pairs(start: int) -> None:
         check(out, whole, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "shape"), sampled(OTHER_MESHES, OTHER_MESHES[0], rest=ONLY_WITHOUT_HOOK))
 def test_other_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
     names = "xyz"[: len(sizes)]
@@ -87,6 +88,7 @@ def test_other_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
         check(out, whole, after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "step"),
     sampled([((10, 7), 9), ((1, 17), 9), ((10, 7), 45)], ((10, 7), 45), rest=ONLY_WITHOUT_HOOK),
@@ -112,6 +114,7 @@ def test_uneven(shape: tuple[int, ...], step: int) -> None:
         check(out, whole + number, everywhere)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "bfloat16", "int32", "complex64", "float64", "uint64"])
 def test_dtypes(dtype: str) -> None:
     mesh = JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))

@@ -69,6 +69,7 @@ class Meter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.before = live_bytes()
+        gc.freeze()  # what is there already is not looked through for garbage each time: that took most of the test
         self.most = 0
         for module in ("joint", "views", "crossing.moves", "crossing.stages", "crossing.transports"):
             path = f"reshard.jax.{module}.started"
@@ -149,6 +150,7 @@ def test_donated_leaves_are_freed_early(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- all kinds of leaves ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_leaves_of_every_kind_in_one_tree() -> None:
     """Keys, weak types, numbers, one device, views of one array, other devices."""
     rows, columns = on("x"), on(None, "x")

@@ -161,6 +161,7 @@ GIVEN = ["source=", "unknown"]
 FAST = {("grad", "source="), ("scan", "unknown"), ("remat", "source="), ("custom_vjp", "unknown")}
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(("name", "given"), sampled([(name, given) for name in MADE for given in GIVEN], *FAST))
 def test_under_jit(name: str, given: str):
     same(jax.jit(MADE[name](*moves(given)))(put(ends()[0])), reference(name))
@@ -170,6 +171,7 @@ def test_under_jit(name: str, given: str):
 SLICING = ("jacfwd", "jacrev", "hessian", "scan", "cond")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", sampled([name for name in MADE if name not in SLICING], "grad", "jvp"))
 def test_explicit_axes(name: str):
     before, _ = ends(EXPLICIT)
@@ -276,6 +278,7 @@ SECOND: dict[str, Callable[[Made], Made]] = {
 }
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("target", [P("x"), P(), P(None, "y")], ids=str)
 @pytest.mark.parametrize("name", SECOND)
 def test_derivatives_of_an_unreduced_source(name: str, target: P):
@@ -295,6 +298,7 @@ def test_batches_of_an_unreduced_source(derive: Callable[[Made], Made]):
     same(result, jax.vmap(derive(plain_product), in_axes=(0, None))(jnp.asarray(batch), jnp.asarray(RIGHT)))
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "jit"])
 @pytest.mark.parametrize("target", [P("x"), P(None, "x"), P(None, "y")], ids=str)
 def test_the_gradient_of_a_reduced_source_is_unreduced(target: P, eager: bool):
@@ -308,6 +312,7 @@ def test_the_gradient_of_a_reduced_source_is_unreduced(target: P, eager: bool):
         same(redistribute(gradient, P()), RIGHT.T)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("source", [P(), P("x"), P("y")], ids=str)
 def test_the_gradient_through_an_unreduced_target(source: P):
     with jax.set_mesh(mesh_of(SIZES, EXPLICIT)):
@@ -331,6 +336,7 @@ def with_dim(spec: P, at: int, held: str | None = None) -> P:
     return P(*entries)
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("given", ["source=", "unknown"])
 @pytest.mark.parametrize(("takes", "gives"), [(0, 0), (1, 2), (2, 1), (-1, 0), (0, -1)])
 def test_vmap(takes: int, gives: int, given: str):
@@ -354,6 +360,7 @@ def test_a_batch_moves_in_one_collective():
     assert executed(compiled) == promised(as_plan(before, after, SHAPE, "float32"), batch=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled([AUTO, EXPLICIT], EXPLICIT), ids=str)
 def test_vmap_of_a_dim_that_is_sharded(kind: AxisType):
     """The batch stays on its axis, which is `spmd_axis_name` or in the type."""

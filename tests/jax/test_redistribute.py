@@ -77,6 +77,7 @@ def test_every_pair_eagerly(spec: P, kind: AxisType):
     assert_exact(x, source, VALUES)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("given", ["source=", "explicit", "unknown"])
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_under_jit(spec: P, given: str):
@@ -108,6 +109,7 @@ def test_a_source_that_is_not_the_true_one_costs_a_move_but_is_right():
     assert_exact(f(put(NamedSharding(mesh, BACK))), NamedSharding(mesh, THERE), VALUES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", sampled([1, 3, 4], 3))
 def test_other_ranks(rank: int):
     sizes = {"x": 2, "y": 2, "z": 2}
@@ -430,6 +432,7 @@ def test_a_spec_is_on_the_mesh_that_is_set(kind: AxisType):
         assert_exact(jax.jit(lambda x: redistribute(x, THERE, source=BACK))(x), target, VALUES)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("how", ["eager", "source=", "unknown"])
 @pytest.mark.parametrize("is_set", [{"x": 4, "y": 2}, {"k": 8}], ids=str)
 def test_a_sharding_need_not_be_on_the_mesh_that_is_set(is_set: dict[str, int], how: str):
@@ -563,6 +566,7 @@ def test_budgets(budget: int, how: str):
     assert_exact((f if how == "eager" else jax.jit(f))(put(source, WIDE)), target, WIDE)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize(
     ("budget", "rounds"),

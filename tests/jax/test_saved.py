@@ -83,6 +83,7 @@ def peak_of(compiled: Any) -> int:
     return int(total - memory.alias_size_in_bytes)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "f",
     [

@@ -121,6 +121,7 @@ def run(text: str, a: np.ndarray) -> list[tuple[np.ndarray, tuple[tuple[int, ...
     return [(np.asarray(tile), meaning(layout, device)) for device, tile in enumerate(tiles)]
 
 
+@pytest.mark.fast(12)
 @pytest.mark.parametrize("name", [*MOVES, *STILL])
 def test_a_program_computes_what_it_says(name: str) -> None:
     a = np.random.default_rng(0).standard_normal((12, 20)).astype(np.float32)
@@ -131,6 +132,7 @@ def test_a_program_computes_what_it_says(name: str) -> None:
         np.testing.assert_allclose(tile, expected(name, a)[np.ix_(*indices)], rtol=1e-6)
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("name", MOVES)
 def test_a_move_is_reported(name: str) -> None:
     assert report_program(MOVES[name]).received_bytes > 0

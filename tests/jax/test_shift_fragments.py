@@ -34,6 +34,7 @@ def differences(a, first, last):
     return wide[first + last :, inner] - wide[: a.shape[0], inner]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (2, 1)])
 def test_a_periodic_halo_takes_what_the_neighbour_has(first, last):
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))

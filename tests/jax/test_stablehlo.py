@@ -66,6 +66,7 @@ def test_a_chunk(platform: str, context: str, chunk: list[Group]) -> None:
     assert list(faults(platform, context, chunk)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", pytest.param("tpu", marks=[tpu, pytest.mark.slow])])
 def test_a_sample(platform: str) -> None:
     assert list(faults(platform, "inline", [[BY_TITLE[title] for title in SAMPLE]])) == []

@@ -77,6 +77,7 @@ def test_a_rebuilt_array():
     assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
 
 
+@pytest.mark.fast(2)
 @needs_hook
 @pytest.mark.parametrize("dtype", ["int8", "int32", "bfloat16", "float64", "complex64"])
 def test_dtypes(dtype):
@@ -108,6 +109,7 @@ def branch(a):
     return jax.lax.cond(a[0, 0, 0] > 0, moved, lambda x: x, a)
 
 
+@pytest.mark.fast(1)
 @needs_hook
 @pytest.mark.parametrize("f", [loop, branch])
 def test_chains_inside_loops_and_branches(f):
@@ -156,6 +158,7 @@ def test_caches_do_not_mix_programs():
     assert len(log.reports) == 1
 
 
+@pytest.mark.slow
 @needs_hook
 def test_enable_holds_for_the_process_and_all_threads():
     log = reshard.jax.enable()
@@ -270,6 +273,7 @@ def test_a_sum_that_would_have_to_be_packed_stays():
     assert "reduce-scatter" not in ours.as_text()
 
 
+@pytest.mark.fast(2)
 @needs_hook
 @pytest.mark.parametrize(
     ("axes", "target", "dtype"),
@@ -297,6 +301,7 @@ def test_a_sum_that_is_sliced_is_scattered(axes, target, dtype):
     assert np.asarray(plain(*arrays)).tobytes() == np.asarray(ours(*arrays)).tobytes()
 
 
+@pytest.mark.slow
 @needs_hook
 def test_bf16_is_replaced_although_cpu_sends_it_as_f32():
     a = jax.device_put(jnp.asarray(np.random.default_rng(0).normal(size=(64,) * 3)).astype("bfloat16"), shardings()[0])

@@ -46,6 +46,7 @@ def by_hand(a):
     return reshard.jax.redistribute(local(a), NamedSharding(mesh(), P(None, "y", "x")))
 
 
+@pytest.mark.slow
 def test_a_pencil_fft_receives_what_it_does_by_hand():
     shape = jax.ShapeDtypeStruct((64, 64, 64), "complex64", sharding=NamedSharding(mesh(), P(None, "y", "x")))
     plain, ours, log = both(pencil, shape)
@@ -108,6 +109,7 @@ def loop(a):
     return jax.lax.scan(turn, a, None, length=3)[0]
 
 
+@pytest.mark.slow
 def test_inside_a_loop():
     a = given((64, 64), "complex64", ROWS)
     plain, ours, log = both(loop, a)

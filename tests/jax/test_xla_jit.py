@@ -62,6 +62,7 @@ def test_a_compiled_program_is_that_of_the_next_call(compilations: list[str]) ->
     assert first.decision is second.decision and first.decision.chosen == "reshard"
 
 
+@pytest.mark.slow
 def test_a_program_that_was_called_first_has_its_decision_too(compilations: list[str]) -> None:
     """It is compiled once more, because jax does not hand out what the pass did before."""
     f = jit(step_of_its_own())

@@ -48,6 +48,7 @@ def test_every_rule_is_proved():
         assert f"{kind}: it leaves in each tile what meaning(result) says, for every mesh and size" in proved.explain()
 
 
+@pytest.mark.slow
 def test_smt2_is_rechecked_from_its_text():
     proved = prove_rules()
     texts = proved.to_smt2().split("(reset)\n")

@@ -140,6 +140,7 @@ def test_the_fastest_routes_are_those_of_the_least_sum():
     assert cost.fastest([staged, at_once, staged], held, links) == [staged, staged]
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("mesh", [m for m in MESHES if m.size > 1], ids=repr)
 def test_every_mesh_can_be_priced(mesh: Mesh):
     choose = random.Random(mesh.size)

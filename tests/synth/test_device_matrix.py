@@ -44,6 +44,7 @@ def _rival(source: rs.Layout, target: rs.Layout) -> tuple[int, int]:
     return max(sent.values()), max(received.values())
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("before", SIDES, ids=lambda side: f"{side[0]['x']}x{side[0]['y']}-{side[1]}")
 def test_every_pair_of_placements_loads_nobody_more_than_the_rival(before: tuple[dict[str, int], object]):
     for after in SIDES:

@@ -79,6 +79,7 @@ MODELS = {
 }
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_model_shapes(name):
     check_move(*MODELS[name])

@@ -21,10 +21,10 @@ from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
 from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_layout, random_pair, sample_pairs
 from tests.oracle import check
-from tests.sampling import sampled
+from tests.sampling import few_or_all, sampled
 
 MOST = 3000
-PARTS = 4
+PARTS = 8
 SMALL = (Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=2, y=4), Mesh(x=2, y=2, z=2), Mesh(x=3, y=5))
 
 
@@ -88,15 +88,16 @@ def test_a_layout_is_moved_to_itself_by_nothing(mesh: Mesh):
 
 
 @pytest.mark.parametrize("mesh", sampled(SMALL, *SMALL[:3]), ids=str)
-def test_uneven_contiguous_pairs_meet_the_bound(mesh: Mesh):
+@pytest.mark.parametrize("count", few_or_all(100, 400))
+def test_uneven_contiguous_pairs_meet_the_bound(mesh: Mesh, count: int):
     choose = random.Random(11)
-    for _ in range(400):
+    for _ in range(count):
         shape = tuple(choose.choice((0, 1, 2, 3, 5, 7, 10, 11, 13)) for _ in range(choose.randint(1, 2)))
         every = list(contiguous_layouts(mesh, shape))
         hold(choose.choice(every), choose.choice(every))
 
 
-def sampled(mesh: Mesh, shape: tuple[int, ...], count: int) -> Iterable[tuple[Layout, Layout]]:
+def sampled_pairs(mesh: Mesh, shape: tuple[int, ...], count: int) -> Iterable[tuple[Layout, Layout]]:
     every = list(contiguous_layouts(mesh, shape))
     choose = random.Random(mesh.size)
     return [(choose.choice(every), choose.choice(every)) for _ in range(count)]
@@ -105,18 +106,19 @@ def sampled(mesh: Mesh, shape: tuple[int, ...], count: int) -> Iterable[tuple[La
 @pytest.mark.parametrize(
     ("mesh", "shape", "count"),
     [
-        (Mesh(x=8, y=10), (80, 80), 150),
         (Mesh(x=8, y=10), (80,), 40),
+        (Mesh(x=4, y=6, z=2), (12, 24, 8), 40),
+        pytest.param(Mesh(x=8, y=10), (80, 80), 150, marks=pytest.mark.slow),
         pytest.param(Mesh(x=8, y=10), (40, 20, 16), 100, marks=pytest.mark.slow),
-        (Mesh(x=4, y=6, z=2), (48, 48), 300),
-        (Mesh(x=4, y=6, z=2), (12, 24, 8), 200),
-        (Mesh(x=16, y=16, z=2), (512, 4), 30),
+        pytest.param(Mesh(x=4, y=6, z=2), (48, 48), 300, marks=pytest.mark.slow),
+        pytest.param(Mesh(x=4, y=6, z=2), (12, 24, 8), 200, marks=pytest.mark.slow),
+        pytest.param(Mesh(x=16, y=16, z=2), (512, 4), 30, marks=pytest.mark.slow),
         pytest.param(Mesh(x=16, y=16, z=2), (32, 32), 30, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_sampled_pairs_of_larger_meshes_meet_the_bound(mesh: Mesh, shape: tuple[int, ...], count: int):
-    for source, target in sampled(mesh, shape, count):
+    for source, target in sampled_pairs(mesh, shape, count):
         hold(source, target)
 
 
@@ -195,6 +197,7 @@ def test_a_little_padding_saves_hundreds_of_launches():
     assert plan == rs.plan(plan.source, plan.target)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("mesh", [*SMALL, Mesh(x=12, y=2)], ids=str)
 def test_slack_takes_launches_and_gives_at_most_its_bytes(mesh: Mesh):
     choose = random.Random(23)
@@ -212,6 +215,7 @@ def test_slack_on_random_digit_layouts(seed: int):
         check(relaxed(*random_pair(choose))[0])
 
 
+@pytest.mark.slow
 def test_gathers_stop_before_the_padding_is_worth_an_exchange():
     """A gather of all 144 pieces receives 12% of padding; a gather of 48 of them leaves 2 rounds for the others."""
     mesh = Mesh(x=12, y=12)

@@ -84,6 +84,7 @@ def _all_wires(step: Step) -> bool:
     return math.prod(d.radix for d in digits if d.src is not None and d.src != d.dst) == step.operand.mesh.size
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("name", TORI)
 def test_no_step_is_faster_than_its_wires(name: str):
     worst = ratios(name, pairs=2)

@@ -57,6 +57,7 @@ def check_sum(data, received):
     assert data["saved_bytes"] >= 0 and 0 <= data["wasted_bytes"] <= received
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("every", [False, True])
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
 def test_the_lists_of_recorded_programs_add_up(file, every):

@@ -57,6 +57,7 @@ def test_all_pairs(way: str) -> None:
                 check(source, target, donate=number % 2 == 0)
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize(
     "dtype", [jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn, np.complex64, np.bool_, np.float16, jnp.int4]
 )
@@ -173,6 +174,7 @@ def test_the_result_can_be_donated(way: str) -> None:
 # ---- budgets ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast(1)
 def test_budgets_are_kept_or_refused(way: str) -> None:
     source = NamedSharding(mesh(range(4), **FOUR), P("a", "b"))
     target = NamedSharding(mesh([4, 5], t=2), P(None, "t"))
@@ -231,6 +233,7 @@ def test_equal_moves_are_compiled_once(way: str) -> None:
     assert moves.program_across.cache_info().misses == 1
 
 
+@pytest.mark.slow
 def test_no_message_is_as_large_as_a_tile_of_a_large_array(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its tiles, a device has one message, an eighth of what it would be."""
     monkeypatch.setattr(plans.on_jax, "LEAST", 1 << 10)

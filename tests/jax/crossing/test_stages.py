@@ -61,6 +61,7 @@ def test_rounds_of_large_messages_run_one_after_another(monkeypatch: pytest.Monk
     check(exchange)
 
 
+@pytest.mark.slow
 def test_pieces_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     exchange = compiled(chunk=3)
     assert max(stage.elements for stage in exchange.stages) <= 3
@@ -90,6 +91,7 @@ def few_objects_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.mark.fast(1)
 @pytest.mark.usefixtures("few_objects_to_collect")
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_a_device_has_one_message_beside_its_tiles(monkeypatch: pytest.MonkeyPatch, chunk: int | None) -> None:

@@ -89,6 +89,7 @@ def test_what_a_part_does_not_fill_is_not_scaled(way: str) -> None:
     assert_exact(moved, target, wanted)
 
 
+@pytest.mark.fast(1)
 def test_a_dim_across_atoms_goes_in_strided_boxes(way: str) -> None:
     """Neither side's pieces end where the other's do: a `view_exchange` crosses."""
     values = filled((12, 5))

@@ -40,6 +40,7 @@ def elements(fetch: Fetch) -> int:
     return sum(block.elements for block in fetch.blocks)
 
 
+@pytest.mark.fast(40)
 @pytest.mark.parametrize("near", [anywhere, paired])
 @pytest.mark.parametrize("seed", range(40))
 def test_every_element_arrives_once(seed: int, near: Near):

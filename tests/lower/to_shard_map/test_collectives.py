@@ -55,6 +55,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.fast(18)
 @pytest.mark.parametrize(("kind", "source", "target"), STEPS)
 def test_steps(kind: str, source: str, target: str):
     check_on_xla(one_step(kind, source, target))
@@ -89,6 +90,7 @@ def compiled_collectives(plan: Plan) -> list[tuple[str, int]]:
     return [(c.kind, c.received_bytes) for c in hlo.collectives(hlo.parse(compiled.as_text()))]
 
 
+@pytest.mark.fast(12)
 @pytest.mark.parametrize(("kind", "source", "target"), [s for s in STEPS if s[0] not in ("slice", "split_sum")])
 def test_a_step_is_one_collective(kind: str, source: str, target: str):
     """Also over parts of axes, in any order of the axes, and of several dims.

@@ -51,6 +51,7 @@ def on_each(layout: rs.Layout, function: object, *stacks: np.ndarray) -> np.ndar
     )
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: f"{case[0]} to {case[1]} by {case[3]}")
 def test_messages_carried_by_hand(case: tuple[str, str, rs.Mesh, int | None]) -> None:
     operand, result, step = exchange(*case)

@@ -54,6 +54,7 @@ def narrow(move: rs.Move) -> rs.Move:
     return rs.Move(*layouts, move.view)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", ["llama qkv split", "fused qkv, straddling", "deepseek kv_b", "12 heads over 8"])
 def test_model_shapes(name):
     move, reference = MODELS[name]
@@ -72,6 +73,7 @@ def cases(count: int, kind: str) -> list[Case]:
     return drawn
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("kind", ["view", "take", "put", "view_exchange"])
 def test_random_views(kind):
     for case in cases(2, kind):

@@ -24,5 +24,6 @@ def test_numpys_expressions_on_ranks(topic: str, ranks: int, tmp_path: Path) -> 
     running.check(f"numpy_protocol.conformance.{topic}", ranks, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_table_in_the_docs_is_what_runs(tmp_path: Path) -> None:
     running.check("numpy_protocol.conformance.documented", 3, tmp_path)

@@ -26,7 +26,13 @@ def figures(kind: str, one: Layout, other: Layout) -> tuple[int, int, int] | Non
 
 @pytest.mark.parametrize(
     ("mesh", "shape", "partial"),
-    [(FOUR, (4, 4), False), (SIX, (6, 6), False), (SIX, (12,), False), (FOUR, (4,), True), (SIX, (6,), True)],
+    [
+        pytest.param(FOUR, (4, 4), False, marks=pytest.mark.slow),
+        pytest.param(SIX, (6, 6), False, marks=pytest.mark.slow),
+        (SIX, (12,), False),
+        (FOUR, (4,), True),
+        (SIX, (6,), True),
+    ],
     ids=str,
 )
 def test_the_conditions_are_the_typing_rules(mesh: Mesh, shape: tuple[int, ...], partial: bool):

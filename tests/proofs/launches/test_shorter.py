@@ -171,6 +171,7 @@ def test_a_time_limit_is_kept():
     assert fewest(plan, limit=0).statement == "not decided: the search was ended after 0 s"
 
 
+@pytest.mark.slow
 def test_a_search_that_is_too_large_is_not_started():
     mesh = Mesh(dcn=64, x=16, y=32, z=32)
     source, target = "bf16[{dcn}{x}{y}64, {z}128]", "bf16[{z}{y}2048, {dcn}{x}4]"

@@ -21,6 +21,7 @@ def test_steps_of_several_plans(tmp_path: Path):
     running.check("calls.plans", 4, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_failing_rank_leaves_nobody_waiting_for_a_group(tmp_path: Path):
     running.check("mistakes.groups", 4, tmp_path)
 

@@ -35,7 +35,7 @@ def watch(team: Team) -> Watch:
 @pytest.mark.parametrize(
     ("topic", "ranks"),
     [
-        ("full_sampled", 4),
+        pytest.param("full_sampled", 4, marks=pytest.mark.slow),
         pytest.param("full", 4, marks=pytest.mark.slow),
         ("many", 2),
         pytest.param("very_many", 3, marks=pytest.mark.slow),
@@ -54,6 +54,7 @@ SMALL_SHARED_MEMORY = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64m
 """Runs a command with a /dev/shm of 64 MiB, as containers have it; needs a kernel that lets users do that."""
 
 
+@pytest.mark.slow
 def test_arrays_beyond_the_size_of_shared_memory(tmp_path: Path):
     if subprocess.run([*SMALL_SHARED_MEMORY, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets nobody mount a /dev/shm of its own; refusals are tried without it, too")

@@ -19,6 +19,7 @@ from tests.layouts import random_crossing, random_layout
 TRAINER, SERVER = rs.Mesh(fsdp=16), rs.Mesh.parse("tp=8,rep=16@16")
 
 
+@pytest.mark.fast(50)
 @pytest.mark.parametrize("seed", range(120))
 def test_every_plan_moves_every_element(seed: int):
     choose = random.Random(seed)
@@ -44,6 +45,7 @@ def test_two_thousand_pairs_of_device_sets(part: int):
         assert rs.prove(plan).right.holds
 
 
+@pytest.mark.fast(25)
 @pytest.mark.parametrize("seed", range(60))
 def test_a_budget_is_met_from_the_floor_on(seed: int):
     source, target = random_crossing(random.Random(seed), partial=True)

@@ -19,6 +19,7 @@ from reshard.types.plan import StepSpec
 from reshard.types.rules.checker import RULES
 from tests.layouts import contiguous_layouts, random_pair, sample_pairs
 from tests.oracle import check
+from tests.sampling import few_or_all
 from tests.synth.routes.candidates import random_chains, runs
 
 INNER, OUTER = rs.Link(1e-6, 1e11), rs.Link(1e-5, 1e9)
@@ -75,6 +76,7 @@ def alternatives(source: Layout, target: Layout, through: list[Layout], links: c
 
 
 @pytest.mark.parametrize("network", WIRES, ids=str)
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(dcn=2, x=4), Mesh(x=2, y=3)], ids=str)
 def test_no_plan_of_two_steps_is_faster(mesh: Mesh, network: rs.Network):
     """The planner prices a few routes, not all, and may leave a twentieth of the time to others."""
@@ -89,9 +91,10 @@ def test_no_plan_of_two_steps_is_faster(mesh: Mesh, network: rs.Network):
 
 
 @pytest.mark.parametrize("network", WIRES, ids=str)
-def test_never_slower_than_the_plan_of_fewest_bytes(network: rs.Network):
+@pytest.mark.parametrize("count", few_or_all(100, 400))
+def test_never_slower_than_the_plan_of_fewest_bytes(network: rs.Network, count: int):
     choose = random.Random(2)
-    for _ in range(400):
+    for _ in range(count):
         source, target = random_pair(choose, "float64", partial=choose.random() < 0.2)
         plan = rs.plan(source, target, network=network)
         check(plan)

@@ -32,6 +32,7 @@ def test_every_device_receives_what_it_lacks_once(seed: int):
     assert relay_figures(source, target).sent == max(sent.values(), default=0)
 
 
+@pytest.mark.fast(50)
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("seed", range(60))
 def test_a_relay_moves_every_element_within_its_promise(seed: int, chunk: int | None):

@@ -14,7 +14,7 @@ from tests.layouts import pairs
 MESH = rs.Mesh(x=4, y=2)
 
 
-@given(st.lists(pairs(partial=True), min_size=2, max_size=12))
+@given(st.lists(pairs(partial=True), min_size=2, max_size=7))
 @settings(max_examples=60, deadline=None)
 def test_steps_of_one_lane_have_the_same_devices(ends: list[tuple[rs.Layout, rs.Layout]]):
     between: dict[object, object] = {}

@@ -22,11 +22,13 @@ from tests.mpi.fake_gpu import TorchLike, gpus
 from tests.mpi.moving import laid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 4))])
 def test_moves(ranks: int, tmp_path: Path):
     running.check("on_gpus.moves", ranks, tmp_path)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("topic", ["dtypes", "refused"])
 def test_calls(topic: str, tmp_path: Path):
     running.check(f"on_gpus.{topic}", 2, tmp_path)
