@@ -10,6 +10,7 @@ cost, and the doctor takes the plan's own figures. So the doctor says what the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -218,6 +219,7 @@ class Proposals:
         if fate.permutes > len(one.chain.collectives):
             raise Unfit(f"the plan would need {fate.permutes} permutes to receive {planned} B")
         self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
+        self._check_order(one)
         cost = self.measure(one)
         received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
         self._check_bytes(one, cost.received_bytes, received)
@@ -241,6 +243,15 @@ class Proposals:
         launches = sum(plan.launches for plan in one.fate.plans) + one.fate.permutes
         if received + launches * launch >= before + len(one.chain.collectives) * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
+
+    def _check_order(self, one: Proposal) -> None:
+        """Raises `Unfit` if a TPU rounds a sum otherwise: a reduce-scatter among all devices is two levels there."""
+        if self.options.platform != "tpu":
+            return
+        for source, steps in ((plan.source, plan.steps) for plan in one.fate.plans):
+            among_all = math.prod(axis.size for axis in source.partial) == source.mesh.size > 1
+            if among_all and source.dtype[0] not in "su" and any(step.kind == "reduce_scatter" for step in steps):
+                raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
 
     def _check_launches(self, one: Proposal, cost: ProposalCost) -> None:
         """Raises `Unfit` if starting more collectives takes longer than the bytes that are saved."""
@@ -270,10 +281,13 @@ class Proposals:
     def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
         most = self.options.budget if budget is None else budget
         fastest = best_plan(source, target, network=self.options.network, budget=most)
-        if self.options.network is None or self.options.prefer == "time":
+        if self.options.network is None:
+            return fastest
+        others_summands = bool(source.partial and fastest.idle_axes)  # which need not equal a device's own
+        if self.options.prefer == "time" and not others_summands:
             return fastest
         fewest = best_plan(source, target, budget=most)
-        if fastest.received_bytes <= fewest.received_bytes:
+        if fastest.received_bytes <= fewest.received_bytes and not others_summands:
             return fastest
         network = network_of(self.options.network)
         return timed(fewest, None if network is None else network.links(source.mesh))

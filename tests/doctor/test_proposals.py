@@ -36,14 +36,14 @@ SCATTERED = [
 ]
 
 
-def proposals(module_text, prefer="bytes", cost=None, platform="cpu"):
+def proposals(module_text, prefer="bytes", cost=None, platform="cpu", network=None, devices=4):
     module = hlo.parse(module_text)
-    traced = Traced(module, 4)
+    traced = Traced(module, devices)
 
     def measure(one):
         return cost or ProposalCost(one.fate.planned_bytes, 0)
 
-    options = ProposalOptions(prefer=prefer, platform=platform)
+    options = ProposalOptions(network, prefer=prefer, platform=platform)
     collectives = hlo.collectives(module, every_branch=True)
     return list(Proposals(traced.flow, traced.maps, traced.numbering, collectives, None, options, measure))
 
@@ -90,6 +90,22 @@ def test_a_gather_that_is_used_whole_stays():
 def test_a_sum_and_its_slices_are_one_proposal():
     (one,) = proposals(text(*SCATTERED, before=REDUCE))
     assert one.fate.does == "all_reduce" and (one.fate.received_bytes, one.fate.planned_bytes) == (384, 192)
+
+
+def test_a_sum_among_all_devices_of_a_tpu_stays():
+    (one,) = proposals(text(*SCATTERED, before=REDUCE), platform="tpu")
+    assert not one.replacements and one.fate.why.endswith("among all devices in two levels, in another order")
+    pairs = [line.replace("{{0,1,2,3}}", "{{0,1},{2,3}}") for line in SCATTERED]
+    assert all("two levels" not in one.fate.why for one in proposals(text(*pairs, before=REDUCE), platform="tpu"))
+
+
+def test_devices_outside_the_groups_of_a_sum_do_not_share_its_work():
+    """They need not have equal summands."""
+    lines = [line.replace("8,8", "4096,1024") for line in ("%w = f32[8,8]{1,0} parameter(1)", SUMMED)]
+    used = "ROOT %r = f32[4096,1024]{1,0} add(%s, %s)"
+    halves = text(*lines, used, before=REDUCE).replace("{{0,1,2,3}}", "{{0,1,2,3},{4,5,6,7}}")
+    (one,) = proposals(halves, platform="tpu", network="tpu-v5p", devices=8)
+    assert one.fate.why.startswith("it receives no more than is needed"), one.fate.why
 
 
 def test_an_operation_takes_the_gather_of_its_rows():
