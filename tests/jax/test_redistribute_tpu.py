@@ -262,3 +262,18 @@ def test_256_chips(sizes: dict[str, int], before: str, after: str):
     pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
     plan = on_jax.in_parts(rs.plan(*pair))
     assert executed(compiled("v5p:4x8x8", pair)) == promised(plan), plan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "before"), [({"x": 64}, "bf16[{x}64, 1024]"), ({"x": 16, "y": 4}, "bf16[64, {x}{y}128]")]
+)
+def test_a_gather_among_a_whole_slice_receives_what_the_plan_says(sizes: dict[str, int], before: str):
+    """Two gathers; libtpu makes an all-reduce of one, which receives twice as much."""
+    mesh = rs.Mesh(sizes)
+    source = Layout.parse(before, mesh)
+    pair = source, Layout.from_spec(mesh, source.shape, source.dtype, [[], []])
+    plan = rs.plan(*pair)
+    counted = executed(compiled("v5p:4x4x4", pair))
+    assert sum(times for _, times in counted.items()) == 2 and {kind for kind, _ in counted} == {"all_gather"}
+    assert sum(received * times for (_, received), times in counted.items()) == plan.received_bytes

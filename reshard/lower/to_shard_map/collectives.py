@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from reshard.lower.groups import Groups
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import blocks_of, closed, piece, resized
@@ -21,6 +22,9 @@ from reshard.types.reductions import identity
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
+
+_WHOLE_SLICE = 64
+"""From so many TPU chips on, libtpu makes an all-reduce of a gather among all of them: twice the bytes."""
 
 
 def slice_(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
@@ -56,20 +60,26 @@ def _extent(view: TileView, run: Sequence[int], after: int = -1) -> int:
 def all_gather(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The tiles of all members of the device's group, in group order."""
     dim = _gathered_dim(step.receive)
+    levels = place.levels(step.groups) if len(step.groups[0]) >= _WHOLE_SLICE else (step.groups,)
 
-    def stacked(tile: Array) -> Array:
-        return closed(step.receive, lax.all_gather(resized(tile, step.send.padded), **place.group(step.groups)))
+    def stacked(levels: Sequence[Groups], tile: Array) -> Array:
+        return closed(step.receive, _gathered(levels, place, resized(tile, step.send.padded)[np.newaxis], 0))
 
-    def tiled(tile: Array) -> Array:
-        group = place.group(step.groups)
-        return resized(lax.all_gather(resized(tile, step.send.padded), axis=dim or 0, tiled=True, **group), shape)
+    def tiled(levels: Sequence[Groups], tile: Array) -> Array:
+        return resized(_gathered(levels, place, resized(tile, step.send.padded), dim or 0), shape)
 
-    if dim is None:
-        return stacked(tile)
-    if dim == 0:
-        return tiled(tile)
     # Gathering an inner dim costs XLA:CPU and GPU two transposes, of tile and result; TPU needs none.
-    return lax.platform_dependent(tile, tpu=tiled, default=stacked)
+    default, on_tpu = tiled if dim == 0 else stacked, stacked if dim is None else tiled
+    if default is on_tpu and len(levels) == 1:
+        return default(levels, tile)
+    return lax.platform_dependent(tile, tpu=partial(on_tpu, levels), default=partial(default, (step.groups,)))
+
+
+def _gathered(levels: Sequence[Groups], place: MeshPlace, tile: Array, dim: int) -> Array:
+    """The tiles one after another along a dim, of the inner level first, while there is little."""
+    for groups in reversed(levels):
+        tile = lax.all_gather(tile, axis=dim, tiled=True, **place.group(groups))
+    return tile
 
 
 def _gathered_dim(view: TileView) -> int | None:

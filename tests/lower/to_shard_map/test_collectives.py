@@ -78,6 +78,23 @@ def test_a_reduce_scatter_as_spelled_for_a_tpu(source: str, target: str, monkeyp
     check_on_xla(one_step("reduce_scatter", source, target))
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [step[1:] for step in STEPS if step[0] == "all_gather"]
+    + [
+        ("f32[{x}{y}2, 8]", "f32[16, 8]"),
+        ("f32[16, {y}{x}1]", "f32[16, 8]"),
+        ("f32[{x}4, {y}4]", "f32[16, 8]"),
+        ("f32[{x}{y}2/15, 8]", "f32[15, 8]"),
+        ("f32[2{x}{y}, 8]", "f32[16, 8]"),
+    ],
+)
+def test_an_all_gather_as_spelled_for_a_whole_slice_of_tpus(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collectives, "_WHOLE_SLICE", 2)
+    monkeypatch.setattr(collectives.lax, "platform_dependent", lambda *tiles, tpu, default: tpu(*tiles))
+    check_on_xla(one_step("all_gather", source, target))
+
+
 def test_all_collectives_are_here():
     assert {kind for kind, _, _ in STEPS} == set(RULES) - {"exchange"}
 
