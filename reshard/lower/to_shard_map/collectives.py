@@ -122,16 +122,13 @@ def _scattered_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> 
     """The sum of the device's blocks, for a TPU, which receives twice the bytes for other spellings.
 
     libtpu makes an all-reduce of a reduce-scatter among all devices of a program, and of one that drops the dim it
-    scatters. So the dim stays, and a group of all devices is two levels: the one that most axes of a torus carry goes
-    first, when the tiles are large.
+    scatters. So the dim stays, and a group of all devices is two levels: the larger groups, along most axes of a torus,
+    go first, when the tiles are large.
     """
     dim = _gathered_dim(step.send) or 0
     tile = resized(tile, step.send.padded) if dim else blocks_of(step.send, tile)
-    levels = place.levels(step.groups)
-    sizes = [len(groups[0]) for groups in levels]
-    tile = tile.reshape(*tile.shape[:dim], *sizes[:-1], -1, *tile.shape[dim + 1 :])
-    for at in sorted(range(len(levels)), key=lambda at: -sizes[at]):
-        tile = lax.psum_scatter(tile, scatter_dimension=dim + at, tiled=True, **place.group(levels[at]))
+    for groups in place.levels(step.groups):
+        tile = lax.psum_scatter(tile, scatter_dimension=dim, tiled=True, **place.group(groups))
     return tile.reshape(step.receive.padded)
 
 

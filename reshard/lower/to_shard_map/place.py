@@ -95,7 +95,7 @@ class MeshPlace:
         return {"axis_name": self.names, "axis_index_groups": listed}
 
     def levels(self, groups: Groups) -> tuple[Groups, ...]:
-        """The groups as one level; a group of all devices as two levels of smaller ones, the outer one first.
+        """The groups as one level; a group of all devices as two levels of smaller ones, the larger first.
 
         The inner level has as many neighbours in the group as the least prime factor of its size; a prime number of
         devices stays one level.
