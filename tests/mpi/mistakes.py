@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
-from reshard.mpi import DistArray, calibrate, distarray, redistribute
+from reshard.mpi import DistArray, calibrate, creation, redistribute
 from reshard.runtime.on_mpi import prepare, run_plan, ways, window_tiles
 from reshard.runtime.on_mpi.meeting import meet
 from reshard.runtime.on_mpi.team import team_of
@@ -351,7 +351,7 @@ def _without_memory(late: bool) -> Iterator[None]:
         _wrong()
 
     allocate = window_tiles.new_tile
-    with mock.patch.object(ways, "new_tile", new_tile), mock.patch.object(distarray, "new_tile", new_tile):
+    with mock.patch.object(ways, "new_tile", new_tile), mock.patch.object(creation, "new_tile", new_tile):
         yield
 
 
