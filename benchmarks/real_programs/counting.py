@@ -96,7 +96,7 @@ def _collective(kind: str, started: bool, rest: str, at: int) -> int:
     shapes = [_nbytes(*one) for one in _SHAPE.findall(rest[:at])]
     if started and kind == "collective-permute":
         shapes = shapes[1:2]
-    elif started and kind != "all-reduce":  # what it takes, then what it yields
+    elif started and (kind != "all-reduce" or rest.startswith("((")):  # what it takes, then what it yields
         shapes = shapes[len(shapes) // 2 :]
     size = sum(shapes)
     if kind == "collective-permute":
