@@ -36,14 +36,14 @@ def new_held(
     layout: Layout,
     comm: Comm,
     limit: float,
-    what: str,
+    what: Callable[[], str],
     dtype_of: Element,
     fill: Callable[[Call, Array], None],
     *,
     clear: bool = False,
     alone: bool = False,
 ) -> WindowTile:
-    """A new tile, once all ranks agree on `what`; `fill` writes it.
+    """A new tile, once all ranks agree on `what`, which is asked for when arguments are checked; `fill` writes it.
 
     All ranks fill: where the array has no tile, one without elements. With `clear`, padding is set to zero. `alone` is
     as in `collective`.
@@ -54,7 +54,7 @@ def new_held(
         return dtype_of()
 
     def request(_: np.dtype[Any]) -> str:
-        return _request(what, layout)
+        return _request(what(), layout)
 
     with collective(comm, limit, prepare, request, alone=alone) as (team, watch, dtype):
         held = new_tile(team, watch, layout, dtype)
@@ -63,7 +63,7 @@ def new_held(
         if clear and seat is not None:
             clear_padding(layout, seat, held.tile)
         if alone:
-            keep_agreed(team, (what, layout), _request(what, layout), dtype)
+            keep_agreed(team, (what(), layout), _request(what(), layout), dtype)
     return held
 
 
@@ -73,7 +73,7 @@ def new_filled(
     """A new tile that each rank fills by itself, which cannot fail."""
 
     def general() -> WindowTile:
-        return new_held(layout, comm, limit, what, dtype_of, lambda _, tile: fill(tile), alone=True)
+        return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
 
     agreed = agreed_before(comm, (what, layout)) if type(layout) is Layout else None
     if agreed is None:

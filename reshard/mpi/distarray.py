@@ -94,7 +94,9 @@ class DistArray(NumpyMethods):
         return array
 
     @classmethod
-    def _made(cls, layout: Layout, comm: Comm, limit: float, what: str, *how: Any, clear: bool = False) -> DistArray:
+    def _made(
+        cls, layout: Layout, comm: Comm, limit: float, what: Callable[[], str], *how: Any, clear: bool = False
+    ) -> DistArray:
         """A new array with the tile of `creation.new_held`."""
         return cls._of(layout, new_held(layout, comm, limit, what, *how, clear=clear), comm)
 
@@ -164,7 +166,7 @@ class DistArray(NumpyMethods):
                 raise TileError(f"{quoted(function)} is not a function of global indices")
             return element_dtype(check_not_partial(layout), dtype)
 
-        return cls._made(layout, comm, limit, "from_function", dtype_of, fill, clear=True)
+        return cls._made(layout, comm, limit, lambda: "from_function", dtype_of, fill, clear=True)
 
     @classmethod
     def from_global(
@@ -195,7 +197,7 @@ class DistArray(NumpyMethods):
             whole = in_native_order(np.asarray(array)) if mine else np.empty((0,) * tile.ndim, tile.dtype)
             scatter(call, layout, whole, root, tile)
 
-        return cls._made(layout, comm, limit, f"from_global (root={root})", dtype_of, fill, clear=True)
+        return cls._made(layout, comm, limit, lambda: f"from_global (root={root})", dtype_of, fill, clear=True)
 
     @classmethod
     def load(cls, path: str | PathLike[str], layout: Layout, comm: Comm, *, limit: float = TIME_LIMIT) -> DistArray:
@@ -213,7 +215,7 @@ class DistArray(NumpyMethods):
         def dtype_of() -> np.dtype[Any]:
             return files.check_saved(path, layout, seat_of(layout.mesh, comm.rank, comm.size))
 
-        return cls._made(layout, comm, limit, f"load {path}", dtype_of, fill, clear=True)
+        return cls._made(layout, comm, limit, lambda: f"load {path}", dtype_of, fill, clear=True)
 
     @property
     def layout(self) -> Layout:
