@@ -57,7 +57,7 @@ class Signatures:
         self._known: dict[HloValue, bytes | None] = {}
 
     def of(self, value: HloValue) -> bytes | None:
-        """The digest of a value; None if it is made of anything else than the leaf, or by an unknown instruction."""
+        """The digest of a value; None if anything but the leaf goes into it, or an instruction is unknown."""
         value = self.maps.flow.origin(value)
         waiting: dict[HloValue, _Made | None] = {}
         stack = [value]

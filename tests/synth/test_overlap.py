@@ -1,4 +1,4 @@
-"""What overlapping a crossing with the gathers after it is said to take: never less than the wires do."""
+"""The predicted time of a crossing that overlaps with the gathers after it: never less than the wires take."""
 
 from __future__ import annotations
 
