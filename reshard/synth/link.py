@@ -73,7 +73,8 @@ def link_of(value: object, what: str) -> Link:
 
 
 def _number(value: object, what: str, want: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, SupportsFloat):
+    # A masked array of numpy would become nan, with a warning.
+    if isinstance(value, bool) or not isinstance(value, SupportsFloat) or hasattr(value, "mask"):
         raise NetworkError(f"{what} {quoted(value)} is not a number: give {want}")
     try:
         number = float(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from reshard.errors import NetworkError
@@ -20,3 +21,9 @@ def test_links_are_given_as_figures():
 def test_others_are_refused(given: object):
     with pytest.raises(NetworkError, match=r"outer: .* is not a link; give a Link or"):
         link_of(given, "outer")
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_masked_number_is_refused_without_a_warning():
+    with pytest.raises(NetworkError, match=r"latency .* is not a number: give seconds"):
+        Link(np.ma.masked, 9e10)  # pyright: ignore[reportArgumentType]
