@@ -30,7 +30,7 @@ from reshard.types.deadline import check_deadline
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.pair.device_sets import disjoint
-from reshard.types.pair.message import Message, Tile, cut, elements, requests, tile_of
+from reshard.types.pair.message import Message, Tile, cut, elements, requests, tile_of, tile_sizes, tiles
 from reshard.types.pair.overlap import shares
 from reshard.types.pair.refine import Refinement, refine
 from reshard.types.pair.shared import shared_elements
@@ -113,8 +113,9 @@ def leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int
         tile = homes.pop()
         if tile is not None and not homes:  # All devices that need this target tile hold the same source tile.
             kept[tile] += _common(source, target, tile, tile_of(target, devices[0]))
+    size_of = tile_sizes(source)
     for tile, devices in holders.items():
-        yield devices, math.prod(source.tile_shape_of(devices[0])) - kept[tile]
+        yield devices, size_of(tile) - kept[tile]
 
 
 def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
@@ -156,7 +157,7 @@ def messages(operand: Layout, result: Layout) -> Iterator[Message]:
             yield Message(holders[tile][share.holder], device, cut(runs, share.low, share.high))
 
 
-def dealt(sizes: Sequence[int], holders: int, limit: int) -> Iterator[Share]:
+def dealt(sizes: Sequence[int], holders: int, limit: int) -> Sequence[Share]:
     """Requests of these sizes, dealt evenly among the holders of a tile: whole if none then sends more than `limit`.
 
     >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=5)]
@@ -164,19 +165,42 @@ def dealt(sizes: Sequence[int], holders: int, limit: int) -> Iterator[Share]:
     >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=6)]
     [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
     """
-    whole = [Share(at * holders // len(sizes), at, 0, size) for at, size in enumerate(sizes)]
-    loads = Counter[int]()
+    whole = dealt_whole(sizes, holders)
+    loads = [0] * holders
     for share in whole:
         loads[share.holder] += share.high
-    if max(loads.values(), default=0) <= limit:
-        yield from whole
-        return
-    each = -(-sum(sizes) // holders)
-    start = 0
+    if max(loads) <= limit:
+        return whole
+    return dealt_by(sizes, [-(-sum(sizes) // holders)] * holders)
+
+
+def dealt_whole(sizes: Sequence[int], holders: int) -> list[Share]:
+    """Requests of these sizes, dealt evenly among holders by their number.
+
+    >>> [tuple(share) for share in dealt_whole([6, 5, 6], 2)]
+    [(0, 0, 0, 6), (0, 1, 0, 5), (1, 2, 0, 6)]
+    """
+    return [Share(at * holders // len(sizes), at, 0, size) for at, size in enumerate(sizes)]
+
+
+def dealt_by(sizes: Sequence[int], quotas: Sequence[int]) -> list[Share]:
+    """The queue of requests cut into one contiguous share a holder, of the elements of its quota or, in the end, fewer.
+
+    >>> [tuple(share) for share in dealt_by([6, 6], [4, 0, 8])]
+    [(0, 0, 0, 4), (2, 0, 4, 6), (2, 1, 0, 6)]
+    """
+    shares: list[Share] = []
+    holder, room = 0, quotas[0]
     for at, size in enumerate(sizes):
-        for holder in range(start // each, -(-(start + size) // each)):
-            yield Share(holder, at, max(holder * each - start, 0), min((holder + 1) * each - start, size))
-        start += size
+        low = 0
+        while low < size:
+            while not room:
+                holder += 1
+                room = quotas[holder]
+            high = min(size, low + room)
+            shares.append(Share(holder, at, low, high))
+            low, room = high, room - (high - low)
+    return shares
 
 
 # ---- figures ---------------------------------------------------------------------------------------
@@ -294,8 +318,9 @@ def pull_limit(operand: Layout, result: Layout) -> int:
     replicas = result.mesh.size // _pieces(result)
     holders = holders_of(operand)
     own = _kept(operand, result)
+    size_of = tile_sizes(operand)
     for tile, devices in holders.items():
-        demand[tile] = replicas * math.prod(operand.tile_shape_of(devices[0])) - sum(own[device] for device in devices)
+        demand[tile] = replicas * size_of(tile) - sum(own[device] for device in devices)
     sent = (-(-count // len(holders[tile])) for tile, count in demand.items())
     return max(fewest_received(operand, result), *sent)
 
@@ -304,10 +329,10 @@ def _kept(source: Layout, target: Layout) -> Counter[int]:
     """The elements of its target tile that each device holds already; only devices that hold some are listed."""
     kept: Counter[int] = Counter()
     if not disjoint(source.mesh, target.mesh):
-        mine = set(source.mesh.devices)
-        for device in target.mesh.devices:
+        mine = tiles(source)
+        for device, wanted in tiles(target).items():
             if device in mine:
-                kept[device] = _common(source, target, tile_of(source, device), tile_of(target, device))
+                kept[device] = _common(source, target, mine[device], wanted)
     return kept
 
 
@@ -320,15 +345,16 @@ def _common(source: Layout, target: Layout, held: Tile, wanted: Tile) -> int:
 @lru_cache(maxsize=64)
 def _wanted(target: Layout) -> Mapping[int, int]:
     """The elements of each device's tile, without padding."""
-    return {device: math.prod(target.tile_shape_of(device)) for device in target.mesh.devices}
+    size_of = tile_sizes(target)
+    return {device: size_of(tile) for device, tile in tiles(target).items()}
 
 
 @lru_cache(maxsize=64)
 def holders_of(layout: Layout) -> Mapping[Tile, list[int]]:
     """The devices that hold each tile."""
     holders: dict[Tile, list[int]] = {}
-    for device in layout.mesh.devices:
-        holders.setdefault(tile_of(layout, device), []).append(device)
+    for device, tile in tiles(layout).items():
+        holders.setdefault(tile, []).append(device)
     return holders
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from reshard.types.layout import Dim, Layout
-from reshard.types.pair.overlap import piece
+from reshard.types.pair.overlap import piece, piece_extents
 from reshard.types.pair.runs import Progression, Run, between
 from reshard.types.positions import numbers_along
 
@@ -129,10 +129,22 @@ def tiles(layout: Layout) -> dict[int, Tile]:
     return dict(zip(mesh.devices, rows, strict=True))
 
 
+def tile_sizes(layout: Layout) -> Callable[[Tile], int]:
+    """A function that says how many elements a tile has, without padding.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> size_of = tile_sizes(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
+    >>> size_of((0, 1)), size_of((1, 1))
+    (6, 4)
+    """
+    extents = [piece_extents(dim) for dim in layout.dims]
+    return lambda tile: math.prod([of[number] for of, number in zip(extents, tile, strict=False)])
+
+
 def requests(
     operand: Layout,
     result: Layout,
-    receivers: Iterable[int],
+    receivers: Sequence[int],
     summand: Callable[[int], Tile],
     common: Callable[[Dim, Dim], Sequence[Mapping[int, _Common]]],
 ) -> dict[Tile, list[tuple[int, tuple[_Common, ...]]]]:
@@ -142,10 +154,15 @@ def requests(
     """
     listed: dict[Tile, list[tuple[int, tuple[_Common, ...]]]] = {}
     dims = [common(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    whole = tiles(result) if len(receivers) == result.mesh.size else {d: tile_of(result, d) for d in receivers}
+    owners: dict[Tile, list[tuple[Tile, tuple[_Common, ...]]]] = {}
     for device in receivers:
-        position = result.mesh.position(device)
-        wanted = [by[piece(t, result.mesh, position)] for by, t in zip(dims, result.dims, strict=True)]
-        for owners in itertools.product(*(by.items() for by in wanted)):
-            source = (*(p for p, _ in owners), *summand(device))
-            listed.setdefault(source, []).append((device, tuple(part for _, part in owners)))
+        tile = whole[device]
+        if tile not in owners:
+            wanted = [by[number].items() for by, number in zip(dims, tile, strict=False)]
+            every = itertools.product(*wanted)
+            owners[tile] = [(tuple(p for p, _ in one), tuple(part for _, part in one)) for one in every]
+        of = summand(device)
+        for source, parts in owners[tile]:
+            listed.setdefault(source + of, []).append((device, parts))
     return listed

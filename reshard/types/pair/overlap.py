@@ -147,6 +147,31 @@ def _sizes(levels: Sequence[Level], left: int) -> Counter[int]:
     return +sizes
 
 
+@lru_cache(maxsize=256)
+def piece_extents(dim: Dim) -> Sequence[int]:
+    """How many elements each piece of a dim has, by its number.
+
+    >>> from reshard.types.layout import Layout
+    >>> piece_extents(Layout.parse("f32[2{x}3/8]", Mesh(x=2)).dims[0])
+    [5, 3]
+    """
+    return _extents(levels(dim), dim.size)
+
+
+def _extents(levels: Sequence[Level], left: int) -> list[int]:
+    """How many of its first `left` indices each piece of the numeral of these levels has; see `_sizes`."""
+    if not levels or left == 0:
+        return [min(left, 1)] * math.prod(level.radix for level in levels if level.held)
+    level, below = levels[0], levels[1:]
+    full = min(level.radix, left // level.block)
+    rest = _extents(below, left - full * level.block if full < level.radix else 0)
+    if not level.held:
+        return [full * level.share + extent for extent in rest]
+    tile = math.prod(each.radix for each in below if not each.held)
+    after = level.radix - full - 1
+    return [tile] * (full * len(rest)) + (rest + [0] * (after * len(rest)) if full < level.radix else [])
+
+
 class Level(NamedTuple):
     """A digit, or neighbouring held digits as one. A value of it covers `block` global indices.
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import random
 from math import prod
 
 import pytest
 
 from reshard.types import Layout, Mesh
-from reshard.types.pair.message import Message, Runs, cut, elements, requests, tile_of
+from reshard.types.pair.message import Message, Runs, cut, elements, requests, tile_of, tile_sizes, tiles
 from reshard.types.pair.runs import Progression, Repeat
 from reshard.types.pair.shared import shared_elements
+from tests.layouts import random_pair
 
 ROWS = (Progression(0, 7, 2), Progression(4, 9, 3, (Repeat(2, 9, 5),)))
 COLUMNS = (Progression(1, 0, 2, (Repeat(2, 10, 20), Repeat(2, 4, 4))),)
@@ -52,3 +54,12 @@ def test_requests_name_the_tiles_that_a_receiver_needs_a_part_of():
 
 def test_a_tile_has_the_summand_of_its_device():
     assert tile_of(Layout.parse("f32[{y}4] + sum{x}", Mesh(x=2, y=3)), 4) == (1, 1)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_the_size_of_a_tile_is_that_of_every_device_that_holds_it(part: int):
+    for seed in range(part * 60, part * 60 + 60):
+        for layout in random_pair(random.Random(seed), partial=seed % 2 == 0):
+            size_of = tile_sizes(layout)
+            sizes = {device: prod(layout.tile_shape_of(device)) for device in layout.mesh.devices}
+            assert {device: size_of(tile) for device, tile in tiles(layout).items()} == sizes
