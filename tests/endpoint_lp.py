@@ -36,16 +36,19 @@ def _devices(layout: Layout) -> dict[int, set[int]]:
 
 def pulled(source: Layout, target: Layout) -> float:
     """The least elements that the busiest device sends or receives if only holders send."""
-    return _least(classes(source, target), forwarding=False)
+    return least(classes(source, target), forwarding=False)
 
 
 def forwarded(source: Layout, target: Layout) -> float:
     """The same if devices may pass on what they receive: each element leaves its holders at least once."""
-    return _least(classes(source, target), forwarding=True)
+    return least(classes(source, target), forwarding=True)
 
 
-def _least(sizes: Counter[Class], forwarding: bool) -> float:
-    """min t: each class is sent once to everyone who lacks it, and nobody sends, or receives, more than t."""
+def least(sizes: Counter[Class], forwarding: bool, whole: bool = False) -> float:
+    """min t: each class is sent once to everyone who lacks it, and nobody sends, or receives, more than t.
+
+    With `whole`, each device sends a whole number of elements of each class.
+    """
     if not sizes:
         return 0.0
     received: Counter[int] = Counter()
@@ -83,5 +86,5 @@ def _least(sizes: Counter[Class], forwarding: bool) -> float:
     demand = [size * len(lacking) for (_, lacking), size in sizes.items()]
     goal = np.zeros(len(variables) + 1)
     goal[-1] = 1.0
-    solved = linprog(goal, less, bounds, equal, demand, bounds=(0, None))
+    solved = linprog(goal, less, bounds, equal, demand, bounds=(0, None), integrality=int(whole))
     return max(float(solved.fun), float(max(received.values())))

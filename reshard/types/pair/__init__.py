@@ -17,6 +17,7 @@
     device_sets.py      whether two meshes have the same devices, some in common, or none
     crossing.py         an exchange between two sets of devices: who sends, how much, how many rounds
     relay.py            such an exchange in two turns: to devices that pass elements on, then from them
+    relay_loads.py      how much each device passes on there, so that the busiest sends the least
 
 Nothing here knows what a step is; that is for the rules.
 """

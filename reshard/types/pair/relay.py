@@ -7,9 +7,9 @@
                 turn 2: each of these sends its 3 to the three others: 9
 
 Elements of one source tile that the same devices lack make up one class, and each of these devices gets a share of it
-in the first turn, which it passes on in the second, out of its own tile of the result. Shares are even at first, then
-eased for devices that would send more than the bound: a holder of much passes on little. Every device receives exactly
-what it lacks, once.
+in the first turn, which it passes on in the second, out of its own tile of the result. What is left of a class is sent
+by its holders to all. The shares are such that the busiest device sends little (`relay_loads`): a holder of much passes
+on little. Every device receives exactly what it lacks, once.
 
 An all-gather after the crossing does the same in fewer messages. But it sends to devices that hold elements already
 where the two sets overlap, and needs pieces that the target's axes divide.
@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
-from reshard.types.pair.crossing import dealt, fewest_through, holders_of
+from reshard.types.pair.crossing import Share, dealt_by, dealt_whole, fewest_through, holders_of
 from reshard.types.pair.message import Message, Runs, Tile, cut, elements, requests, tile_of
 from reshard.types.pair.overlap import shares
+from reshard.types.pair.relay_loads import Demand, levelled, passed_on, sends
 from reshard.types.pair.runs import Progression
-
-_SWEEPS = 32
-"""How often weights are eased."""
 
 
 class Relay(NamedTuple):
@@ -65,13 +62,27 @@ class _Class(NamedTuple):
     lacking: tuple[int, ...]
 
 
-class _Share(NamedTuple):
-    """What one device is sent in the first turn: elements number `low` to `high` of a class."""
+class _Given(NamedTuple):
+    """What one device is sent of a class in the first turn: elements number `low` to `high`, which it passes on, and
+    those from `direct` to the end, which all that lack them are sent."""
 
     device: int
     of: _Class
     low: int
     high: int
+    direct: int
+
+    @property
+    def elements(self) -> int:
+        """How many elements these are."""
+        return self.high - self.low + elements(self.of.runs) - self.direct
+
+    def products(self, low: int, high: int) -> tuple[Runs, ...]:
+        """The elements number `low` to `high` of these."""
+        middle = self.high - self.low
+        passed = self.low + min(low, middle), self.low + min(high, middle)
+        direct = self.direct + max(low - middle, 0), self.direct + max(high - middle, 0)
+        return cut(self.of.runs, *passed) + cut(self.of.runs, *direct)
 
 
 @lru_cache(maxsize=16)
@@ -84,9 +95,12 @@ def relay(operand: Layout, result: Layout) -> Relay:
     [[(0, 1, 3), (0, 2, 3), (0, 3, 3), (0, 4, 3)], [(1, 2, 3), (1, 3, 3), (1, 4, 3), (2, 1, 3)]]
     """
     classes, local = _classes(operand, result)
-    given = list(_shares(classes, operand, result))
-    first = (*local, *_first(given, operand, result))
-    return Relay(first, tuple(_second(given)))
+    holders, bound = holders_of(operand), fewest_through(operand, result)
+    demands = [Demand(elements(each.runs), holders[each.tile], each.lacking) for each in classes]
+    counts = passed_on(demands, bound)
+    given = list(_given(classes, counts))
+    first = _first(given, holders, sends(demands, counts), bound)
+    return Relay((*local, *first), tuple(_second(given)))
 
 
 @lru_cache(maxsize=256)
@@ -134,77 +148,54 @@ def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Messag
     return classes, local
 
 
-def _shares(classes: Sequence[_Class], operand: Layout, result: Layout) -> Iterator[_Share]:
-    """Each class divided among the devices that lack it, by their weights, in whole elements.
-
-    Who gets less than its weight of one class, in what it would then send, comes first in the next ones.
-    """
-    owed: dict[int, float] = {}
-    for each, weights in zip(classes, _weights(classes, operand, result), strict=True):
-        size, total, low = elements(each.runs), sum(weights), 0
-        ideal = [size * (weight / total) for weight in weights]
-        counts = [int(count) for count in ideal]
-        others = len(each.lacking) - 1
-        missed = [owed.get(device, 0.0) + (ideal[at] - counts[at]) * others for at, device in enumerate(each.lacking)]
-        first = sorted(range(len(counts)), key=lambda at: -missed[at])
-        for at in first[: size - sum(counts)]:
-            counts[at] += 1
-            missed[at] -= others
-        owed |= dict(zip(each.lacking, missed, strict=True))
-        for device, count in zip(each.lacking, counts, strict=True):
-            if count:
-                yield _Share(device, each, low, low + count)
-            low += count
+def _given(classes: Sequence[_Class], counts: Sequence[Sequence[int]]) -> Iterator[_Given]:
+    """Each class divided among the devices that lack it, of whom each passes on so many elements."""
+    for each, some in zip(classes, counts, strict=True):
+        ends = list(itertools.accumulate(some, initial=0))
+        for device, (low, high) in zip(each.lacking, itertools.pairwise(ends), strict=True):
+            given = _Given(device, each, low, high, ends[-1])
+            if given.elements:
+                yield given
 
 
-def _weights(classes: Sequence[_Class], operand: Layout, result: Layout) -> list[list[float]]:
-    """For each class, how much of it each device passes on: at first evenly, then less by those that send too much.
-
-    Only the four operations of floating point are used, so all processes get the same numbers.
-    """
-    holders, most = holders_of(operand), max(1, fewest_through(operand, result))
-    weights = [[1.0 / len(each.lacking)] * len(each.lacking) for each in classes]
-    passed = [elements(each.runs) * (len(each.lacking) - 1) for each in classes]
-    held: dict[int, float] = {}
-    for each in classes:
-        for holder in holders[each.tile]:
-            held[holder] = held.get(holder, 0.0) + elements(each.runs) / len(holders[each.tile])
-    for _ in range(_SWEEPS):
-        check_deadline()
-        sends = dict(held)
-        for each, some, count in zip(classes, weights, passed, strict=True):
-            for device, weight in zip(each.lacking, some, strict=True):
-                sends[device] = sends.get(device, 0.0) + weight * count
-        if max(sends.values(), default=0.0) <= most:
-            break
-        for each, some in zip(classes, weights, strict=True):
-            eased = [weight * most / (most + sends[device]) for device, weight in zip(each.lacking, some, strict=True)]
-            total = sum(eased)
-            some[:] = [weight / total for weight in eased]
-    return weights
-
-
-def _first(given: Sequence[_Share], operand: Layout, result: Layout) -> Iterator[Message]:
-    """The shares of each tile, dealt among its holders."""
-    holders, limit = holders_of(operand), fewest_through(operand, result)
-    by_tile: dict[Tile, list[_Share]] = {}
-    for share in given:
-        by_tile.setdefault(share.of.tile, []).append(share)
+def _first(
+    given: Sequence[_Given], holders: Mapping[Tile, Sequence[int]], passed: Counter[int], bound: int
+) -> Iterator[Message]:
+    """What is sent of each tile, dealt among its holders; those that pass on more send less."""
+    by_tile: dict[Tile, list[_Given]] = {}
+    for each in given:
+        by_tile.setdefault(each.of.tile, []).append(each)
+    quotas = {
+        tile: levelled([passed[device] for device in holders[tile]], sum(each.elements for each in queue))
+        for tile, queue in by_tile.items()
+    }
+    sent = passed.copy()
+    for tile, some in quotas.items():
+        sent.update(dict(zip(holders[tile], some, strict=True)))
+    limit = max([bound, *sent.values()])
     for tile, queue in by_tile.items():
-        for part in dealt([share.high - share.low for share in queue], len(holders[tile]), limit):
-            share = queue[part.request]
-            products = cut(share.of.runs, share.low + part.low, share.low + part.high)
-            yield Message(holders[tile][part.holder], share.device, products)
+        for part in _dealt([each.elements for each in queue], quotas[tile], [passed[d] for d in holders[tile]], limit):
+            each = queue[part.request]
+            yield Message(holders[tile][part.holder], each.device, each.products(part.low, part.high))
 
 
-def _second(given: Sequence[_Share]) -> Iterator[Message]:
+def _dealt(sizes: Sequence[int], quotas: Sequence[int], passed: Sequence[int], limit: int) -> Sequence[Share]:
+    """Requests dealt whole if no holder then sends more than the limit with what it passes on, else by quotas."""
+    whole = dealt_whole(sizes, len(quotas))
+    loads = list(passed)
+    for share in whole:
+        loads[share.holder] += share.high
+    return whole if max(loads) <= limit else dealt_by(sizes, quotas)
+
+
+def _second(given: Sequence[_Given]) -> Iterator[Message]:
     """Each device passes its shares on, all that another one lacks of them in one message."""
     passed: dict[tuple[int, int], list[Runs]] = {}
-    for share in given:
-        products = [_at_both_ends(runs) for runs in cut(share.of.runs, share.low, share.high)]
-        for other in share.of.lacking:
-            if other != share.device:
-                passed.setdefault((share.device, other), []).extend(products)
+    for each in given:
+        products = [_at_both_ends(runs) for runs in cut(each.of.runs, each.low, each.high)]
+        for other in each.of.lacking if products else ():
+            if other != each.device:
+                passed.setdefault((each.device, other), []).extend(products)
     for (sender, receiver), products in passed.items():
         yield Message(sender, receiver, tuple(products))
 

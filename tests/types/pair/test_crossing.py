@@ -12,7 +12,7 @@ from reshard.types import Layout, Mesh
 from reshard.types.pair import crossing as module
 from reshard.types.pair.crossing import crossing, dealt, fewest_received, fewest_through, sent_by_device
 from reshard.types.pair.messages import all_messages
-from tests.endpoint_lp import classes, forwarded, pulled
+from tests.endpoint_lp import classes, forwarded, least, pulled
 from tests.layouts import random_crossing
 
 SEEDS = range(150)
@@ -83,3 +83,11 @@ def test_large_meshes_have_their_figures_at_once():
     target = Layout.parse("f32[8192, {tp}128]", Mesh.parse("tp=8,rep=64@1024"))
     figures = crossing(source, target)
     assert (figures.rounds, figures.received, figures.sent) == (1024, 8192 * 128, 512 * 8 * 128)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_an_optimum_in_whole_elements_is_that_in_fractions_rounded_up(seed: int):
+    """Both are flows, whose capacities may as well be whole: what plans are compared with."""
+    source, target = random_crossing(random.Random(seed))
+    whole = least(classes(source, target), forwarding=True, whole=True)
+    assert whole == pytest.approx(ceil(forwarded(source, target) - 1e-6))
