@@ -5,7 +5,11 @@
 Takes seeded random pairs of layouts on two sets of 1 to DEVICES devices, 2,000 pairs and 48 by default, disjoint or
 overlapping, of arrays of rank 2. Prints, every hundred pairs, how often an exchange alone (a pull) loads its busiest
 device with more whole elements than the optimum of a linear program in which only holders send; and the largest ratios
-of the chosen plan's to the optimum of one in which devices may pass on what they receive, and to the pull's.
+of the chosen plan's to the optimum of one in which devices may pass on what they receive, to the same in whole
+elements, and to the pull's.
+
+In whole elements, an optimum is that of its linear program, rounded up: both are flows, whose capacities may as well be
+whole, and the copies of an element that devices pass on always make up a tree.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from __future__ import annotations
 import math
 import random
 import sys
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import reshard as rs
 from reshard.types.plan import StepSpec, chain
@@ -36,27 +42,73 @@ def busiest(plan: rs.Plan) -> float:
     return max(plan.sent_bytes, plan.received_bytes) / plan.source.nbytes(1)
 
 
+class Figures(NamedTuple):
+    """A pair's busiest device, in elements: of the pull and the chosen plan, and of the two linear programs."""
+
+    seed: int
+    pull: float
+    chosen: float
+    pulled: float
+    forwarded: float
+
+    @property
+    def above_pulled(self) -> bool:
+        """Whether the pull is above its optimum in whole elements."""
+        return self.pull > _rounded_up(self.pulled)
+
+    @property
+    def to_forwarded(self) -> float:
+        """The chosen plan's over the optimum where devices pass elements on."""
+        return self.chosen / max(self.forwarded, 1)
+
+    @property
+    def to_whole(self) -> float:
+        """The same over the optimum in whole elements."""
+        return self.chosen / max(_rounded_up(self.forwarded), 1)
+
+    @property
+    def to_pull(self) -> float:
+        """The chosen plan's over the pull's."""
+        return self.chosen / max(self.pull, 1)
+
+
+def figures(seed: int, devices: int) -> Figures:
+    """The figures of one pair."""
+    source, target = pair(seed, devices)
+    pull, chosen = chain(source, target, [StepSpec("exchange", target)]), rs.plan(source, target)
+    return Figures(seed, busiest(pull), busiest(chosen), pulled(source, target), forwarded(source, target))
+
+
+def _rounded_up(optimum: float) -> int:
+    return math.ceil(optimum - 1e-6)
+
+
+def summary(rows: Sequence[Figures]) -> str:
+    """How far the figures are from the optima."""
+    ratios = {
+        "the linear program that forwards": [row.to_forwarded for row in rows],
+        "it in whole elements": [row.to_whole for row in rows],
+    }
+    texts = [f"to {of} at most {max(r):.3f}, above 1.1 in {sum(x > 1.1 for x in r)}" for of, r in ratios.items()]
+    pulls = [row.to_pull for row in rows]
+    return (
+        f"{len(rows):5} pairs: pulls above their linear program {sum(row.above_pulled for row in rows)}; plans "
+        f"{', '.join(texts)}; to pulls at most {max(pulls):.3f}, above 1 in {sum(x > 1 for x in pulls)}"
+    )
+
+
 def main(pairs: int, devices: int) -> None:
     """Prints a row for every hundred pairs, and the pairs that are furthest off."""
-    above = 0
-    forwards: list[tuple[float, int]] = []
-    pulls: list[tuple[float, int]] = []
+    rows: list[Figures] = []
     for seed in range(pairs):
-        source, target = pair(seed, devices)
-        pull, chosen = chain(source, target, [StepSpec("exchange", target)]), rs.plan(source, target)
-        above += busiest(pull) > math.ceil(pulled(source, target) - 1e-6)
-        forwards.append((busiest(chosen) / max(forwarded(source, target), 1), seed))
-        pulls.append((busiest(chosen) / max(busiest(pull), 1), seed))
+        rows.append(figures(seed, devices))
         if (seed + 1) % 100 == 0 or seed + 1 == pairs:
-            further = sum(ratio > 1.1 for ratio, _ in forwards)
-            print(
-                f"{seed + 1:5} pairs: pulls above their linear program {above}; plans to the one that forwards at most "
-                f"{max(forwards)[0]:.3f}, above 1.1 in {further}; plans to pulls at most {max(pulls)[0]:.3f}, above 1 "
-                f"in {sum(ratio > 1 for ratio, _ in pulls)}",
-                flush=True,
-            )
-    print("furthest from the one that forwards:", [(round(r, 3), seed) for r, seed in sorted(forwards)[-10:]])
-    print("furthest above pulls:", [(round(r, 3), seed) for r, seed in sorted(pulls)[-5:]])
+            print(summary(rows), flush=True)
+    for what, ratios in (
+        ("the optimum in whole elements", [(row.to_whole, row.seed) for row in rows]),
+        ("pulls", [(row.to_pull, row.seed) for row in rows]),
+    ):
+        print(f"furthest above {what}:", [(round(ratio, 3), seed) for ratio, seed in sorted(ratios)[-10:]])
 
 
 if __name__ == "__main__":

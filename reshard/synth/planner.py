@@ -17,7 +17,8 @@ cheaper than the 511 messages of an exchange that leaves it out.
 
 A source and a target on different devices have routes of their own (`routes.crossing`). Bytes then mean what the
 busiest device sends or receives in all, and after that the sum over steps of what the busiest one of each does: the
-steps run one after the other. A relay is tried only where no other route comes near the bound.
+steps run one after the other. A relay is tried only where no other route comes near the bound. Without a network, no
+plan loads its busiest device more than a pull does, whatever the slack.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def plan(
     and equal arguments give equal plans in every process.
 
     The devices of source and target may differ. Then the best plan without a network is the one whose busiest device
-    sends or receives the fewest bytes in all, then the one with the least sum of that over steps.
+    sends or receives the fewest bytes in all, then the one with the least sum of that over steps. Whatever the slack,
+    these are never more than those of one exchange, in which every device asks holders for all that it lacks.
 
     Raises `PlanError` for layouts of different arrays, for a target that is a mean where the source is
     not, and for options of the wrong kind; `BudgetError`, with the smallest budget that works, if it cannot be met.
@@ -109,6 +111,7 @@ def _plan(
     if pair.crosses:
         plans = _plans_across(pair, network, donate)
         plans = plans if budget is None else within(plans, budget, None)
+        plans = _none_above_pull(plans) if network is None else plans
         return _best([cost.timed_across(plan, network) for plan in plans], slack)
     links = None if network is None else network.links(pair.source.mesh)
     routes: Sequence[Sequence[StepSpec]] = list(dict.fromkeys(_routes(pair, links)))
@@ -129,6 +132,22 @@ def _plans_across(pair: Pair, network: Network | None, donate: bool) -> list[Pla
     if not any(_near_bound(plan) for plan in plans):
         plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
     return plans
+
+
+def _none_above_pull(plans: Sequence[Plan]) -> Sequence[Plan]:
+    """The plans whose busiest device sends or receives no more than if every device of the target pulls what it lacks.
+
+    `slack` saves launches among these only.
+    """
+    most = min((_busiest(plan) for plan in plans if _pulls(plan)), default=None)
+    return plans if most is None else [plan for plan in plans if _busiest(plan) <= most]
+
+
+def _pulls(plan: Plan) -> bool:
+    """Whether devices receive from holders only: no relay, and nothing is sent after the crossing."""
+    kinds = [one_set(step.operand.mesh, step.result.mesh) for step in plan.steps]
+    crossed = kinds.index(False)
+    return not plan.steps[crossed].mode.relay and not any(step.sent_bytes for step in plan.steps[crossed + 1 :])
 
 
 def _near_bound(plan: Plan) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from math import prod
+from math import ceil, prod
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_every_plan_moves_every_element(seed: int):
     pull = chain(source, target, [StepSpec("exchange", target)]) if not source.partial and not target.partial else None
     if pull is not None:
         oracle.check(pull)
-        assert _busiest(plan) <= 1.05 * _busiest(pull)
+        assert _busiest(plan) <= _busiest(pull)
         assert plan.endpoint_bound_bytes <= max(plan.sent_bytes, plan.received_bytes)
     assert plan.lower_bound_bytes <= plan.received_bytes
 
@@ -62,16 +62,14 @@ def test_a_budget_is_met_from_the_floor_on(seed: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_the_busiest_device_is_within_a_tenth_of_a_linear_program_that_forwards(part: int):
-    """Shares are whole elements and plans within 5% count as equal, so one in a hundred may be a little further off."""
-    ratios: list[float] = []
+    """In whole elements: the program is a flow, so its optimum there is the one in fractions, rounded up."""
     for seed in range(part * 100, part * 100 + 100):
         choose = random.Random(seed)
         meshes = [layout.mesh for layout in random_crossing(choose)]
         shape = [choose.choice((24, 32, 48, 60, 64, 96)) for _ in range(2)]
         source, target = (random_layout(choose, mesh, shape) for mesh in meshes)
-        ratios.append(_busiest(rs.plan(source, target)) / 4 / max(forwarded(source, target), 1))
-    assert sorted(ratios)[-2] <= 1.1
-    assert max(ratios) <= 1.15
+        plan, optimum = rs.plan(source, target), ceil(forwarded(source, target) - 1e-6)
+        assert _busiest(plan) <= 1.1 * plan.source.nbytes(optimum), seed
 
 
 def _busiest(plan: rs.Plan) -> int:
