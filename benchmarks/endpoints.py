@@ -6,7 +6,7 @@ Takes seeded random pairs of layouts on two sets of 1 to DEVICES devices, 2,000 
 overlapping, of arrays of rank 2. Prints, every hundred pairs, how often an exchange alone (a pull) loads its busiest
 device with more whole elements than the optimum of a linear program in which only holders send; and the largest ratios
 of the chosen plan's to the optimum of one in which devices may pass on what they receive, to the same in whole
-elements, and to the pull's.
+elements, and to the pull's; and of a relay's, where the target replicates.
 
 In whole elements, an optimum is that of its linear program, rounded up: both are flows, whose capacities may as well be
 whole, and the copies of an element that devices pass on always make up a tree.
@@ -22,9 +22,11 @@ from typing import NamedTuple
 
 import reshard as rs
 from reshard.types.plan import StepSpec, chain
+from reshard.types.rules.cost import PLAIN, StepMode
 from tests.endpoint_lp import forwarded, pulled
 from tests.layouts import random_crossing, random_layout
 
+RELAY = StepMode(relay=True)
 SIZES = (24, 32, 48, 60, 64, 96)
 
 
@@ -43,10 +45,12 @@ def busiest(plan: rs.Plan) -> float:
 
 
 class Figures(NamedTuple):
-    """A pair's busiest device, in elements: of the pull and the chosen plan, and of the two linear programs."""
+    """A pair's busiest device, in elements: of the pull, of the relay if the target replicates, of the chosen plan, and
+    of the two linear programs."""
 
     seed: int
     pull: float
+    relay: float | None
     chosen: float
     pulled: float
     forwarded: float
@@ -67,6 +71,11 @@ class Figures(NamedTuple):
         return self.chosen / max(_rounded_up(self.forwarded), 1)
 
     @property
+    def relay_to_whole(self) -> float:
+        """The relay's over the optimum in whole elements."""
+        return 1.0 if self.relay is None else self.relay / max(_rounded_up(self.forwarded), 1)
+
+    @property
     def to_pull(self) -> float:
         """The chosen plan's over the pull's."""
         return self.chosen / max(self.pull, 1)
@@ -75,8 +84,11 @@ class Figures(NamedTuple):
 def figures(seed: int, devices: int) -> Figures:
     """The figures of one pair."""
     source, target = pair(seed, devices)
-    pull, chosen = chain(source, target, [StepSpec("exchange", target)]), rs.plan(source, target)
-    return Figures(seed, busiest(pull), busiest(chosen), pulled(source, target), forwarded(source, target))
+    pull, relay = (busiest(chain(source, target, [StepSpec("exchange", target, mode)])) for mode in (PLAIN, RELAY))
+    replicated = math.prod(axis.size for axis in target.held) < target.mesh.size
+    chosen = busiest(rs.plan(source, target))
+    optima = pulled(source, target), forwarded(source, target)
+    return Figures(seed, pull, relay if replicated else None, chosen, *optima)
 
 
 def _rounded_up(optimum: float) -> int:
@@ -89,10 +101,13 @@ def summary(rows: Sequence[Figures]) -> str:
         "the linear program that forwards": [row.to_forwarded for row in rows],
         "it in whole elements": [row.to_whole for row in rows],
     }
+    relays = [row.relay_to_whole for row in rows if row.relay is not None]
     texts = [f"to {of} at most {max(r):.3f}, above 1.1 in {sum(x > 1.1 for x in r)}" for of, r in ratios.items()]
     pulls = [row.to_pull for row in rows]
     return (
-        f"{len(rows):5} pairs: pulls above their linear program {sum(row.above_pulled for row in rows)}; plans "
+        f"{len(rows):5} pairs: pulls above their linear program {sum(row.above_pulled for row in rows)}; "
+        f"{len(relays)} relays to the one that forwards, in whole elements, at most {max(relays, default=1.0):.3f}; "
+        f"plans "
         f"{', '.join(texts)}; to pulls at most {max(pulls):.3f}, above 1 in {sum(x > 1 for x in pulls)}"
     )
 

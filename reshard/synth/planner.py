@@ -17,8 +17,8 @@ cheaper than the 511 messages of an exchange that leaves it out.
 
 A source and a target on different devices have routes of their own (`routes.crossing`). Bytes then mean what the
 busiest device sends or receives in all, and after that the sum over steps of what the busiest one of each does: the
-steps run one after the other. A relay is tried only where no other route comes near the bound. Without a network, no
-plan loads its busiest device more than a pull does, whatever the slack.
+steps run one after the other. A relay is tried only where no other route is within `slack` of the bound. Without a
+network, no plan loads its busiest device more than a pull does, whatever the slack.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _plan(
     pair = Pair(*_on_one_mesh(source, target))
     _check_start(pair)
     if pair.crosses:
-        plans = _plans_across(pair, network, donate)
+        plans = _plans_across(pair, network, donate, slack if network is None else SLACK)
         plans = plans if budget is None else within(plans, budget, None)
         plans = _none_above_pull(plans) if network is None else plans
         return _best([cost.timed_across(plan, network) for plan in plans], slack)
@@ -125,11 +125,11 @@ def _plan(
     return _best(made if budget is None else within(made, budget, links), slack)
 
 
-def _plans_across(pair: Pair, network: Network | None, donate: bool) -> list[Plan]:
-    """A plan for each route to other devices; relays only if no other route is near the bound."""
+def _plans_across(pair: Pair, network: Network | None, donate: bool, slack: float) -> list[Plan]:
+    """A plan for each route to other devices; relays only if no other route is within the slack of the bound."""
     routes = dict.fromkeys(crossing.routes(pair, network))
     plans = [chain(pair.source, pair.target, route, donate) for route in routes]
-    if not any(_near_bound(plan) for plan in plans):
+    if not any(_within(_busiest(plan), plan.endpoint_bound_bytes, slack) for plan in plans):
         plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
     return plans
 
@@ -148,11 +148,6 @@ def _pulls(plan: Plan) -> bool:
     kinds = [one_set(step.operand.mesh, step.result.mesh) for step in plan.steps]
     crossed = kinds.index(False)
     return not plan.steps[crossed].mode.relay and not any(step.sent_bytes for step in plan.steps[crossed + 1 :])
-
-
-def _near_bound(plan: Plan) -> bool:
-    """Whether a plan to other devices loads none of them much more than every plan loads some."""
-    return _within(max(plan.sent_bytes, plan.received_bytes), plan.endpoint_bound_bytes, SLACK)
 
 
 def _routes(pair: Pair, links: Links | None) -> Iterator[Route]:

@@ -76,6 +76,19 @@ def _busiest(plan: rs.Plan) -> int:
     return max(plan.sent_bytes, plan.received_bytes)
 
 
+def test_launches_are_saved_only_up_to_what_a_pull_loads():
+    """A gather takes one launch less and 144 B instead of 140 B, within slack but above the pull."""
+    source, target = rs.Layout.parse("f32[{x}9/35]", rs.Mesh(x=4)), rs.Layout.parse("f32[35]", rs.Mesh.parse("d=3@2"))
+    plan = rs.plan(source, target)
+    assert (_busiest(plan), plan.launches) == (140, 4)
+
+
+def test_without_slack_a_relay_is_tried_unless_another_route_is_at_the_bound():
+    source, target = rs.Layout.parse("f32[{x}10/48]", rs.Mesh(x=5)), rs.Layout.parse("f32[48]", rs.Mesh.parse("d=5@1"))
+    assert [_busiest(rs.plan(source, target, slack=slack)) for slack in (0, 0.05)] == [192, 200]
+    assert rs.plan(source, target, slack=0).endpoint_bound_bytes == 192
+
+
 def test_what_the_target_replicates_crosses_once():
     """A pull sends each tile 128 times; 16 replicas that pass it on among themselves receive it once."""
     source, target = rs.Layout.parse("f32[{fsdp}8, 128]", TRAINER), rs.Layout.parse("f32[128, {tp}16]", SERVER)
