@@ -36,22 +36,30 @@ def _devices(layout: Layout) -> dict[int, set[int]]:
 
 def pulled(source: Layout, target: Layout) -> float:
     """The least elements that the busiest device sends or receives if only holders send."""
-    return least(classes(source, target), forwarding=False)
+    sizes = classes(source, target)
+    return max(_received(sizes), sent(sizes, forwarding=False))
 
 
 def forwarded(source: Layout, target: Layout) -> float:
     """The same if devices may pass on what they receive: each element leaves its holders at least once."""
-    return least(classes(source, target), forwarding=True)
+    sizes = classes(source, target)
+    return max(_received(sizes), sent(sizes, forwarding=True))
 
 
-def least(sizes: Counter[Class], forwarding: bool, whole: bool = False) -> float:
-    """min t: each class is sent once to everyone who lacks it, and nobody sends, or receives, more than t.
+def _received(sizes: Counter[Class]) -> int:
+    received: Counter[int] = Counter()
+    for (_, lacking), size in sizes.items():
+        received.update(dict.fromkeys(lacking, size))
+    return max(received.values(), default=0)
+
+
+def sent(sizes: Counter[Class], forwarding: bool, whole: bool = False) -> float:
+    """min t: each class is sent once to everyone who lacks it, and nobody sends more than t.
 
     With `whole`, each device sends a whole number of elements of each class.
     """
     if not sizes:
         return 0.0
-    received: Counter[int] = Counter()
     variables: list[tuple[int, int]] = []  # (class, sender)
     rows: list[int] = []
     columns: list[int] = []
@@ -59,8 +67,6 @@ def least(sizes: Counter[Class], forwarding: bool, whole: bool = False) -> float
     bounds: list[float] = []
     every = list(sizes)
     for number, ((holders, lacking), size) in enumerate(sizes.items()):
-        for device in lacking:
-            received[device] += size
         for device in sorted(holders | lacking if forwarding else holders):
             if device in holders:
                 rows.append(number)
@@ -86,5 +92,4 @@ def least(sizes: Counter[Class], forwarding: bool, whole: bool = False) -> float
     demand = [size * len(lacking) for (_, lacking), size in sizes.items()]
     goal = np.zeros(len(variables) + 1)
     goal[-1] = 1.0
-    solved = linprog(goal, less, bounds, equal, demand, bounds=(0, None), integrality=int(whole))
-    return max(float(solved.fun), float(max(received.values())))
+    return float(linprog(goal, less, bounds, equal, demand, bounds=(0, None), integrality=int(whole)).fun)

@@ -12,7 +12,7 @@ from reshard.types import Layout, Mesh
 from reshard.types.pair import crossing as module
 from reshard.types.pair.crossing import crossing, dealt, fewest_received, fewest_through, sent_by_device
 from reshard.types.pair.messages import all_messages
-from tests.endpoint_lp import classes, forwarded, least, pulled
+from tests.endpoint_lp import classes, forwarded, pulled, sent
 from tests.layouts import random_crossing
 
 SEEDS = range(150)
@@ -88,6 +88,5 @@ def test_large_meshes_have_their_figures_at_once():
 @pytest.mark.parametrize("seed", range(15))
 def test_an_optimum_in_whole_elements_is_that_in_fractions_rounded_up(seed: int):
     """Both are flows, whose capacities may as well be whole: what plans are compared with."""
-    source, target = random_crossing(random.Random(seed))
-    whole = least(classes(source, target), forwarding=True, whole=True)
-    assert whole == pytest.approx(ceil(forwarded(source, target) - 1e-6))
+    sizes = classes(*random_crossing(random.Random(seed)))
+    assert sent(sizes, forwarding=True, whole=True) == pytest.approx(ceil(sent(sizes, forwarding=True) - 1e-6))

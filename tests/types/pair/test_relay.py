@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from math import ceil
 
 import pytest
 
@@ -13,7 +14,8 @@ from reshard.types.pair.relay import relay, relay_figures
 from reshard.types.plan import StepSpec, chain
 from reshard.types.rules.cost import StepMode
 from tests import oracle
-from tests.layouts import random_crossing
+from tests.endpoint_lp import forwarded
+from tests.layouts import random_crossing, random_layout
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -38,6 +40,17 @@ def test_every_device_receives_what_it_lacks_once(seed: int):
 def test_a_relay_moves_every_element_within_its_promise(seed: int, chunk: int | None):
     source, target = random_crossing(random.Random(seed))
     oracle.check(chain(source, target, [StepSpec("exchange", target, StepMode(chunk, relay=True))]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_busiest_device_is_near_the_linear_program(seed: int):
+    """In whole elements, of arrays that have many."""
+    choose = random.Random(seed)
+    meshes = [layout.mesh for layout in random_crossing(choose)]
+    shape = [choose.choice((24, 32, 60)) for _ in range(2)]
+    source, target = (random_layout(choose, mesh, shape) for mesh in meshes)
+    busiest = max(relay_figures(source, target).sent, *received_by_device(source, target).values())
+    assert busiest <= 1.01 * ceil(forwarded(source, target) - 1e-6)
 
 
 def test_a_broadcast_loads_nobody_more_than_once():

@@ -9,7 +9,7 @@ from math import ceil
 import pytest
 
 from reshard.types.pair.relay_loads import Demand, levelled, passed_on, sends
-from tests.endpoint_lp import least
+from tests.endpoint_lp import sent
 
 
 def _demands(choose: random.Random) -> list[Demand]:
@@ -32,20 +32,40 @@ def _demands(choose: random.Random) -> list[Demand]:
 @pytest.mark.parametrize("seed", range(60))
 def test_the_busiest_sender_is_near_the_linear_program(seed: int):
     demands = _demands(random.Random(seed))
-    classes = Counter[tuple[frozenset[int], frozenset[int]]]()
+    sizes = Counter[tuple[frozenset[int], frozenset[int]]]()
     for demand in demands:
-        classes[frozenset(demand.holders), frozenset(demand.lacking)] += demand.size
-    optimum = ceil(least(classes, forwarding=True) - 1e-6)
+        sizes[frozenset(demand.holders), frozenset(demand.lacking)] += demand.size
+    optimum = ceil(sent(sizes, forwarding=True) - 1e-6)
     counts = passed_on(demands, optimum)
-    sent = sends(demands, counts)
-    by_holders: dict[tuple[int, ...], int] = {}
     for demand, some in zip(demands, counts, strict=True):
         assert all(count >= 0 for count in some) and sum(some) <= demand.size
+    assert _busiest(demands, counts) <= 1.01 * optimum
+
+
+def _busiest(demands: list[Demand], counts: list[tuple[int, ...]]) -> int:
+    """What the busiest device sends if devices pass on so much, and holders send the rest as evenly as they can."""
+    loads = sends(demands, counts)
+    by_holders: Counter[tuple[int, ...]] = Counter()
+    for demand, some in zip(demands, counts, strict=True):
         rest = demand.size * len(demand.lacking) - sum(some) * demand.further
-        by_holders[tuple(demand.holders)] = by_holders.get(tuple(demand.holders), 0) + rest
+        by_holders[tuple(demand.holders)] += rest
     for holders, amount in by_holders.items():
-        sent.update(dict(zip(holders, levelled([sent[device] for device in holders], amount), strict=True)))
-    assert max(sent.values(), default=0) <= 1.05 * optimum
+        more = levelled([loads[device] for device in holders], amount)
+        loads.update(dict(zip(holders, more, strict=True)))
+    return max(loads.values(), default=0)
+
+
+def test_holders_send_what_nobody_has_room_to_pass_on():
+    """Devices 1 and 2 send 100 elements of their own each, so device 0 sends its ten to both."""
+    demands = [Demand(10, [0], [1, 2]), Demand(100, [1], [3]), Demand(100, [2], [4])]
+    assert passed_on(demands, enough=100)[0] == (0, 0)
+
+
+def test_an_early_class_leaves_room_for_a_later_one():
+    """Device 1 sends 100 elements of its own, so the two others pass on what device 0 sends."""
+    demands = [Demand(60, [0], [1, 2, 3]), Demand(100, [1], [4])]
+    counts = passed_on(demands, enough=100)
+    assert counts[0][0] == 0 and _busiest(demands, counts) == 100
 
 
 @pytest.mark.parametrize("seed", range(20))
