@@ -42,6 +42,13 @@ MESHES = ("2x4", "4x4x4", "8x8x8", "16x16x2", "512", "3x5", "8x10")
 RANKS = (1, 2, 3, 4)
 HUGE = Mesh(dcn=64, x=16, y=32, z=32)
 NETWORK = "tpu-v5p"
+DEVICE_SETS = (
+    ("even, 1,024 to 512 others", "f32[{fsdp}8, 1024]", "fsdp=1024", "f32[8192, {tp}128]", "tp=8,rep=64@1024"),
+    ("even, 1,024 to 512 of these", "f32[{x}8, 1024]", "x=1024", "f32[{d}16, 1024]", "d=512"),
+    ("uneven, 128 to 120, overlapping", "f32[{x}10/1275]", "x=128", "f32[1275]", "d=120@64"),
+    ("uneven, 64 to 128, overlapping", "f32[{x}80/1275, {y}9/33]", "x=16,y=4", "f32[{e}160/1275, 33]", "d=16,e=8@20"),
+    ("uneven, 100,000 to 50,000 others", "f32[{x}3/299990]", "x=100000", "f32[{d}6/299990]", "d=50000@100000"),
+)
 TARGETS = {"even": 1e-3, "2^20 devices, even": 20e-3, "repeated": 20e-6}
 """Seconds that the median of a row of this kind (the maximum on 2^20 devices) stays below."""
 
@@ -99,10 +106,9 @@ def clear_caches() -> int:
 
 
 def fresh(pair: Pair) -> Pair:
-    """Equal layouts that have computed nothing yet, on a mesh that has not either."""
-    mesh = pair[0].mesh
-    anew = Mesh(dict(mesh.axes), device_ids=mesh.device_ids)
-    source, target = (Layout(anew, p.dims, p.dtype, p.reduction, p.partial) for p in pair)
+    """Equal layouts that have computed nothing yet, on meshes that have not either."""
+    meshes = {mesh: Mesh(dict(mesh.axes), device_ids=mesh.device_ids) for mesh in (p.mesh for p in pair)}
+    source, target = (Layout(meshes[p.mesh], p.dims, p.dtype, p.reduction, p.partial) for p in pair)
     return source, target
 
 
@@ -218,6 +224,9 @@ def rows(count: int, seed: int, runs: int, limit: float) -> Iterator[Row]:
     yield measured("2^20 devices, even", str(HUGE), huge, None, runs, limit)
     yield measured(f"2^20 devices, even, {NETWORK}", str(HUGE), huge, network, runs, limit)
     yield measured("2^20 devices, uneven", str(HUGE), uneven(huge[::2], seed), None, 1, limit)
+    for what, source, near, target, far in DEVICE_SETS:
+        two = Layout.parse(source, Mesh.parse(near)), Layout.parse(target, Mesh.parse(far))
+        yield measured("two device sets", what, [two], None, runs, limit)
     for net in (None, network):
         yield from repeated([p for sizes in MESHES for p in sample_pairs(named(sizes), 3, few, seed)], net)
 
