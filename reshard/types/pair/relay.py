@@ -111,22 +111,33 @@ def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
     >>> relay_figures(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))).turns
     (Turn(received=3, sent=12, rounds=4), Turn(received=9, sent=9, rounds=3))
     """
-    turns = [[m for m in turn if m.sender != m.receiver] for turn in relay(operand, result)]
+    turns = [
+        [_Sent(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver]
+        for turn in relay(operand, result)
+    ]
     sent: Counter[int] = Counter()
-    for message in itertools.chain(*turns):
-        sent[message.sender] += message.elements
+    for sender, _, count in itertools.chain(*turns):
+        sent[sender] += count
     largest = max((message.elements for message in itertools.chain(*turns)), default=0)
     first, second = map(_turn, turns)
     return RelayFigures((first, second), max(sent.values(), default=0), largest)
 
 
-def _turn(messages: Sequence[Message]) -> Turn:
+class _Sent(NamedTuple):
+    """Who sends how many elements to whom."""
+
+    sender: int
+    receiver: int
+    elements: int
+
+
+def _turn(messages: Sequence[_Sent]) -> Turn:
     sent, received, sends, receives = (Counter[int]() for _ in range(4))
-    for message in messages:
-        sent[message.sender] += message.elements
-        received[message.receiver] += message.elements
-        sends[message.sender] += 1
-        receives[message.receiver] += 1
+    for sender, receiver, count in messages:
+        sent[sender] += count
+        received[receiver] += count
+        sends[sender] += 1
+        receives[receiver] += 1
     rounds = max([*sends.values(), *receives.values()], default=0)
     return Turn(max(received.values(), default=0), max(sent.values(), default=0), rounds)
 
