@@ -5,10 +5,14 @@ ranks keep what they have agreed on, so the next such array takes no more than t
 
     call 1    general: `collective`      the request is written out and hashed
     call 2    `agree_again`              the digest of call 1; general again if some rank defers
+
+A rank may lack memory for its tile. That cannot happen where the node has a place for it at hand; otherwise the ranks
+also meet at the end of the call, so that all raise in it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +27,7 @@ from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.prepare import check_seats
 from reshard.runtime.on_mpi.repeated import agree_again, agreed_before, keep_agreed
 from reshard.runtime.on_mpi.team import Comm, Team, Watch
-from reshard.runtime.on_mpi.window_tiles import WindowTile, new_tile
+from reshard.runtime.on_mpi.window_tiles import WindowTile, has_place, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types import Layout
 
@@ -45,8 +49,8 @@ def new_held(
 ) -> WindowTile:
     """A new tile, once all ranks agree on `what`, which is asked for when arguments are checked; `fill` writes it.
 
-    All ranks fill: where the array has no tile, one without elements. With `clear`, padding is set to zero. `alone` is
-    as in `collective`.
+    All ranks fill: where the array has no tile, one without elements. With `clear`, padding is set to zero. `alone`
+    says that `fill` waits for no rank and cannot fail; if there is memory for the tile, the call ends without a wait.
     """
 
     def prepare(team: Team) -> np.dtype[Any]:
@@ -56,7 +60,11 @@ def new_held(
     def request(_: np.dtype[Any]) -> str:
         return _request(what(), layout)
 
-    with collective(comm, limit, prepare, request, alone=alone) as (team, watch, dtype):
+    def has_memory(team: Team, dtype: np.dtype[Any]) -> bool:
+        return has_place(team, layout, math.prod(layout.tile_shape) * dtype.itemsize)
+
+    ends_alone = has_memory if alone else None
+    with collective(comm, limit, prepare, request, alone=ends_alone) as (team, watch, dtype):
         held = new_tile(team, watch, layout, dtype)
         fill(Call(team, watch, team.pool, Account(layout.dtype), 0), held.tile)
         seat = seat_of(layout.mesh, team.rank, team.size)
@@ -82,6 +90,8 @@ def new_filled(
     def made(team: Team, watch: Watch) -> WindowTile:
         held = new_tile(team, watch, layout, agreed.value)
         fill(held.tile)
+        if not held.place:  # In private memory, of which another rank may not have enough.
+            team.settle(watch)
         return held
 
     return agree_again(agreed, dtype_of, limit, made, general)

@@ -20,6 +20,7 @@ from reshard.errors import AgreementError, PlanError, RankError, ReshardError, T
 from reshard.mpi import DistArray, calibrate, creation, redistribute
 from reshard.runtime.on_mpi import prepare, run_plan, ways, window_tiles
 from reshard.runtime.on_mpi.meeting import meet
+from reshard.runtime.on_mpi.node import arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.runtime.on_mpi.turns import turns_of
 from reshard.types import Layout, Mesh
@@ -318,11 +319,14 @@ def no_memory(comm: MPI.Intracomm) -> Iterator[Case]:
     raises what the allocation did, the others name it, and the next call works."""
     rows, columns = _ends(comm)
 
-    def fails(nodes: int, call: Callable[[MPI.Intracomm], Any], late: bool) -> None:
+    def fails(nodes: int, call: Callable[[MPI.Intracomm], Any], late: bool, known: bool = False) -> None:
         own = comm.Dup()
-        team_of(own, nodes=nodes)
-        with _without_memory(late) if comm.rank == ODD else nullcontext():
-            caught, seconds = _caught(lambda: call(own))
+        team = team_of(own, nodes=nodes)
+        with mock.patch.object(arena, "segment", lambda *_: None) if known else nullcontext():
+            made = [makes(own) for _ in range(2 * known)]  # In private memory, but on a rank that is alone on its node.
+            assert all(bool(team.arena.place_of(each.tile)) == (len(team.members) == 1) for each in made)
+            with _without_memory(late) if comm.rank == ODD else nullcontext():
+                caught, seconds = _caught(lambda: call(own))
         raised = comm.allgather((type(caught).__name__, str(caught), seconds))
         assert isinstance(caught, MemoryError if comm.rank == ODD else RankError), raised
         assert comm.rank == ODD or (f"[{ODD}]" in str(caught) or f"rank {ODD}" in str(caught)), raised
@@ -339,6 +343,7 @@ def no_memory(comm: MPI.Intracomm) -> Iterator[Case]:
         when = "after the place is agreed" if late else "before"
         yield f"a result, {when}, {nodes} nodes", partial(fails, nodes, moves, late)
         yield f"a new array, {when}, {nodes} nodes", partial(fails, nodes, makes, late)
+        yield f"one like others, {when}, {nodes} nodes", partial(fails, nodes, makes, late, known=True)
 
 
 @contextmanager

@@ -46,20 +46,19 @@ def collective(
     request: Callable[[T], str],
     posting: Callable[[T], Posted] | None = None,
     ahead: Callable[[Team, Watch], None] | None = None,
-    alone: bool = False,
+    alone: Callable[[Team, T], bool] | None = None,
 ) -> Generator[Agreed[T]]:
     """Runs the `with` block once all ranks agree, and ends when all ranks have run theirs; else all ranks raise.
 
     `prepare` checks this rank's arguments and plans, `request` says what must be the same on all ranks, and `posting`
     what the node's other ranks need to know. `ahead` is what the ranks do together even before that; it depends on no
-    argument that may be wrong. `alone` says that no rank waits for another in the block, and that it cannot fail: the
-    ranks then need not meet at its end, if one thread of each makes all calls.
+    argument that may be wrong. `alone` says whether this rank waits for no other in the block, and cannot fail there:
+    if that is so on all of them, and one thread of each makes all calls, the ranks do not meet at its end.
     """
     start = time.monotonic()
     seconds = _seconds(limit)
     allowed = TIME_LIMIT if seconds is None else seconds
     turns = turns_of(_checked(comm))
-    here = Posted(int(alone and turns.is_here), 0, 0, ABSENT)
     turn = turns.take(start + allowed)
     try:
         team = team_of(comm, max(0.0, start + allowed - time.monotonic()))
@@ -76,11 +75,14 @@ def collective(
         def described(value: T) -> str:
             return f"{request(value)}{_thread() if turns.mixed else ''}"
 
+        def posted_alone(value: T) -> Posted:
+            return Posted(int(turns.is_here and alone is not None and alone(team, value)), 0, 0, ABSENT)
+
         if ahead is not None:
             with moving(team):
                 ahead(team, watch)
-        value = prepare_together(team, watch, checked, described, (lambda _: here) if alone else posting)
-        ended = alone and team.shared  # All ranks have posted that they need not meet again.
+        value = prepare_together(team, watch, checked, described, posting if alone is None else posted_alone)
+        ended = alone is not None and team.shared  # All ranks have posted that they need not meet again.
         with moving(team):
             yield Agreed(team, watch, value)
             ended = ended or team.sync(watch, -1 if turn.overlapped else 0)

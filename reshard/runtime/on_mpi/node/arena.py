@@ -103,6 +103,11 @@ class Arena:
             block = heap.take(nbytes)
         return 0 if block is None else _place(*block)
 
+    def has_room(self, nbytes: int, members: Members | None = None) -> bool:
+        """Whether `take` has room for a block, without another segment: the same on every rank of the node."""
+        heap = self._heaps.get(self._everyone if members is None else members)
+        return heap is not None and heap.has_room(nbytes)
+
     def _heap_of(self, number: int) -> Heap:
         return self._heaps[self._homes[number]]
 

@@ -9,6 +9,7 @@ allocate shared memory without a word about it:
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 
 SHARED = 16 << 20
@@ -22,6 +23,9 @@ _LINE, _PAGE = 64, 4096
 
 Block = tuple[int, int]
 """The number of a chunk, and the byte at which a block starts there."""
+
+_Hole = tuple[int, int, int]
+"""Bytes, chunk and start."""
 
 
 def rounded(nbytes: int) -> int:
@@ -46,7 +50,7 @@ class Heap:
     def __init__(self) -> None:
         self.capacities: dict[int, int] = {}
         self._blocks: dict[Block, int] = {}
-        self._holes: list[tuple[int, int, int]] = []  # (bytes, chunk, start), sorted
+        self._holes: list[_Hole] = []  # Sorted.
         self._starts: dict[Block, int] = {}  # The bytes of the hole that starts there.
         self._ends: dict[Block, int] = {}  # The bytes of the hole that ends there.
 
@@ -66,15 +70,28 @@ class Heap:
     def take(self, nbytes: int) -> Block | None:
         """A block of `nbytes` in the smallest hole that it may use; None if there is none."""
         size = rounded(nbytes)
+        smallest = self._hole(size)
+        if smallest is None:
+            return None
+        hole, chunk, start = smallest
+        self._close(chunk, start, hole)
+        if hole > size:
+            self._open(chunk, start + size, hole - size)
+        self._blocks[chunk, start] = size
+        return chunk, start
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `take` has a block of `nbytes`.
+
+        >>> Heap().has_room(64)
+        False
+        """
+        return self._hole(rounded(nbytes)) is not None
+
+    def _hole(self, size: int) -> _Hole | None:
         most = max(SHARED, ROOMY * size)
-        for hole, chunk, start in self._holes[bisect_left(self._holes, (size, 0, 0)) :]:
-            if self.capacities[chunk] <= most:
-                self._close(chunk, start, hole)
-                if hole > size:
-                    self._open(chunk, start + size, hole - size)
-                self._blocks[chunk, start] = size
-                return chunk, start
-        return None
+        fitting = itertools.islice(self._holes, bisect_left(self._holes, (size, 0, 0)), None)
+        return next((hole for hole in fitting if self.capacities[hole[1]] <= most), None)
 
     def free(self, block: Block) -> None:
         """Frees a block, and joins it with the holes beside it."""

@@ -42,6 +42,7 @@ def test_blocks_take_the_smallest_hole_and_do_not_overlap(seed: int):
         else:
             size = choose.choice([1, 64, 65, 500, 1000, 4000, 5000, 3 * PAGE])
             best = next((hole for hole in holes(owner) if hole[0] >= rounded(size)), None)
+            assert heap.has_room(size) == (best is not None)
             block, value = heap.take(size), turn
             assert block == (best and best[1:])
             if block is None:
