@@ -18,14 +18,33 @@ import reshard as rs
 from reshard.types import Layout, Mesh
 
 LINE, GRID, CYCLIC, SMALL = Mesh(x=4096), Mesh(x=64, y=64), Mesh(a=64, b=2, c=32), Mesh(x=1024)
-PAIRS = {
-    "slab, 1,024 ranks": (SMALL, "f32[{x}1, 1024, 64]", "f32[1024, {x}1, 64]"),
-    "slab": (LINE, "f32[{x}1, 4096, 64]", "f32[4096, {x}1, 64]"),
-    "slab, packed": (LINE, "f32[4096, {x}2, 16]", "f32[{x}1, 8192, 16]"),
-    "pencil": (GRID, "f32[{x}64, {y}64, 4096]", "f32[{x}64, 4096, {y}64]"),
-    "64 x 64 -> 4096 x 1": (GRID, "f32[{x}1024, {y}1024]", "f32[{x}{y}16, 65536]"),
-    "the same, 10007 x 4099": (GRID, "f32[{x}157/10007, {y}65/4099]", "f32[{x}{y}3/10007, 4099]"),
-    "cyclic 64 -> 96": (CYCLIC, "f32[16{a}64/65536, 16{b}{c}64/65536]", "f32[6{a}{b}96/65536, 22{c}96/65536]"),
+HALF = Mesh({"y": 64, "z": 8}, device_ids=range(1024, 1536))
+SUBSET = Mesh(y=64, z=8)
+
+
+def ends(mesh: Mesh, before: str, after: str, other: Mesh | None = None) -> tuple[Layout, Layout]:
+    return Layout.parse(before, mesh), Layout.parse(after, other or mesh)
+
+
+SLAB = ends(LINE, "f32[{x}1, 4096, 64]", "f32[4096, {x}1, 64]")
+BOXES = ends(GRID, "f32[{x}157/10007, {y}65/4099]", "f32[{x}{y}3/10007, 4099]")
+PAIRS: dict[str, tuple[tuple[Layout, Layout], int | None]] = {
+    "slab, 1,024 ranks": (ends(SMALL, "f32[{x}1, 1024, 64]", "f32[1024, {x}1, 64]"), None),
+    "slab": (SLAB, None),
+    "slab, packed": (ends(LINE, "f32[4096, {x}2, 16]", "f32[{x}1, 8192, 16]"), None),
+    "slab, cut": (SLAB, 2 * SLAB[0].tile_bytes + (256 << 10)),
+    "pencil": (ends(GRID, "f32[{x}64, {y}64, 4096]", "f32[{x}64, 4096, {y}64]"), None),
+    "64 x 64 -> 4096 x 1": (ends(GRID, "f32[{x}1024, {y}1024]", "f32[{x}{y}16, 65536]"), None),
+    "the same, 10007 x 4099": (BOXES, None),
+    "the same, cut": (BOXES, BOXES[0].tile_bytes + BOXES[1].tile_bytes + 256),
+    "cyclic 64 -> 96": (
+        ends(CYCLIC, "f32[16{a}64/65536, 16{b}{c}64/65536]", "f32[6{a}{b}96/65536, 22{c}96/65536]"),
+        None,
+    ),
+    "1,024 -> 512, rows": (ends(SMALL, "f32[{x}4, 512]", "f32[{y}64, {z}64]", HALF), None),
+    "1,024 -> 512, rows to columns": (ends(SMALL, "f32[{x}4, 4096]", "f32[4096, {y}{z}8]", HALF), None),
+    "1,024 -> 512, 8 copies": (ends(SMALL, "f32[{x}4, 4096]", "f32[{y}64, 4096]", HALF), None),
+    "1,024 -> 512 of them, 8 copies": (ends(SMALL, "f32[{x}4, 4096]", "f32[{y}64, 4096]", SUBSET), None),
 }
 
 
@@ -33,13 +52,13 @@ def large() -> None:
     from reshard.mpi import schedule_figures
 
     print("| move | plan, ms | a rank, ms | MiB | sends | receives |\n|---|---|---|---|---|---|")
-    for name, (mesh, before, after) in PAIRS.items():
-        pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
+    for name, (pair, budget) in PAIRS.items():
         start = time.process_time()
-        rs.plan(*pair)
+        rs.plan(*pair, budget)
         planned = time.process_time() - start
-        nodes = mesh.size // 64
-        runs = [schedule_figures(*pair, rank=rank, nodes=nodes) for rank in (0, 1, 321, 700, mesh.size - 1)]
+        size = 1 + max(*pair[0].mesh.devices, *pair[1].mesh.devices)
+        some = {0, 1, 321, 700, size - 1}
+        runs = [schedule_figures(*pair, rank=rank, nodes=size // 64, budget=budget) for rank in some]
         seconds, nbytes = (statistics.median(getattr(run, of) for run in runs) for of in ("seconds", "bytes"))
         print(
             f"| {name} | {planned * 1e3:.0f} | {seconds * 1e3:.0f} | {nbytes / 2**20:.1f} "

@@ -1,50 +1,127 @@
 """An exchange of boxes as one device runs it, without the messages of the others.
 
 Turn k sends to the k-th next device and receives from the k-th previous one, which both ends know without colouring the
-messages of all devices. The boxes of a message stay the product of the runs of each dim.
+messages of all devices. The boxes of a message stay the product of the runs of each dim. A message that is cut into
+chunks takes as many turns, one after another, before those of the next device:
+
+    chunks of 2 elements     turn 1           turn 1           turn 2
+    device 0                 0:2 to 1         2:3 to 1         0:2 to 2
+
+Between two sets of devices, the devices of both are counted together, by ascending id.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
 
-from reshard.lower.to_mpi.blocks import Block, of_runs
+from reshard.lower.to_mpi.blocks import Axis, Block, of_runs
+from reshard.lower.to_mpi.crossing import messages_across
+from reshard.types.layout import Layout
 from reshard.types.pair.device_sets import one_set
+from reshard.types.pair.message import Message, Runs
 from reshard.types.pair.own_messages import messages_of
+from reshard.types.pair.pieces import cut
 from reshard.types.pair.refine import refine
+from reshard.types.pair.relay import relay, relay_figures
 from reshard.types.plan import Step
 from reshard.types.rules.exchange import exchange_size
 
-Sides = tuple[list[tuple[int, tuple[Block, ...]]], list[tuple[int, tuple[Block, ...]]]]
+Blocks = tuple[Block, ...]
+
+Sides = tuple[list[tuple[int, Blocks]], list[tuple[int, Blocks]]]
 """The peers and blocks of the messages that a device sends, and of those that it receives."""
 
 
+class OwnBoxes(NamedTuple):
+    """A device's local copies, its messages in the order of the turns, and those of the second turn of a relay."""
+
+    local: Blocks
+    messages: Sides
+    passed: Sides = ([], [])
+
+
 def is_closed(step: Step, device: int) -> bool:
-    """Whether the messages of a device follow from its own tiles: boxes, not cut, among one set of devices."""
+    """Whether the messages of a device follow from its own tiles: boxes that go straight from tile to tile."""
     mode, before, after = step.mode, step.operand, step.result
-    if step.kind != "exchange" or mode.in_place or mode.relay or mode.parts > 1:
+    if step.kind != "exchange" or mode.in_place or mode.parts > 1:
         return False
-    if not one_set(before.mesh, after.mesh) or device not in before.mesh.devices:
-        return False
+    if not one_set(before.mesh, after.mesh):
+        return True
     r = refine(before, after)
-    if r is not None and r.exact:
-        return False
-    return mode.chunk is None or mode.chunk >= exchange_size(before, after).message
+    return device in before.mesh.devices and (r is None or not r.exact)
 
 
-def own_boxes(step: Step, device: int) -> tuple[tuple[Block, ...], Sides]:
-    """The local copies of a device, and its messages in the order of the turns."""
-    mesh = step.operand.mesh
-    local: list[Block] = []
-    sent: dict[int, tuple[int, tuple[Block, ...]]] = {}
-    received: dict[int, tuple[int, tuple[Block, ...]]] = {}
-    for sender, receiver, products in messages_of(step.operand, step.result, device):
-        blocks = tuple(itertools.chain.from_iterable(of_runs(runs) for runs in products))
-        turn = (mesh.position(receiver) - mesh.position(sender)) % mesh.size
-        if sender == receiver:
-            local += blocks
-        elif sender == device:
-            sent[turn] = (receiver, blocks)
-        else:
-            received[turn] = (sender, blocks)
-    return tuple(local), ([sent[at] for at in sorted(sent)], [received[at] for at in sorted(received)])
+def own_boxes(step: Step, device: int) -> OwnBoxes:
+    """What a device copies, sends and receives in an exchange of boxes."""
+    before, after, chunk = step.operand, step.result, step.mode.chunk
+    if step.mode.relay:
+        largest = relay_figures(before, after).message
+        first, second = (_named(turn, device) for turn in relay(before, after))
+    else:
+        largest = exchange_size(before, after).message
+        across = not one_set(before.mesh, after.mesh)
+        first, second = [*(messages_across if across else messages_of)(before, after, device)], []
+    cap = None if chunk is None or chunk >= largest else chunk
+    place = _places(before, after)
+    local = tuple(itertools.chain(*(_blocks(each.products) for each in first if each.sender == each.receiver)))
+    return OwnBoxes(local, _sides(first, device, place, cap), _sides(second, device, place, cap))
+
+
+def _named(turn: Iterable[Message], device: int) -> list[Message]:
+    """The messages of a relay, which the plan has listed, in which a device has a part."""
+    return [message for message in turn if device in message[:2]]
+
+
+class _Turn(NamedTuple):
+    """A message or one chunk of it; turns are taken in ascending order."""
+
+    turn: int
+    chunk: int
+    peer: int
+    blocks: Blocks
+
+
+def _sides(messages: Iterable[Message], device: int, place: Mapping[int, int], cap: int | None) -> Sides:
+    sent: list[_Turn] = []
+    received: list[_Turn] = []
+    for message in messages:
+        sender, receiver, _ = message
+        if sender != receiver:
+            into, peer = (sent, receiver) if sender == device else (received, sender)
+            turn = (place[receiver] - place[sender]) % len(place)
+            into += [_Turn(turn, at, peer, blocks) for at, blocks in enumerate(_chunks(message, cap))]
+    return _in_order(sent), _in_order(received)
+
+
+def _in_order(turns: list[_Turn]) -> list[tuple[int, Blocks]]:
+    return [(each.peer, each.blocks) for each in sorted(turns, key=lambda each: each[:2])]
+
+
+@lru_cache(maxsize=64)
+def _places(before: Layout, after: Layout) -> Mapping[int, int]:
+    """The number of each device among those of both layouts."""
+    devices = before.mesh.devices
+    if not one_set(before.mesh, after.mesh):
+        devices = tuple(sorted({*devices, *after.mesh.devices}))
+    return {device: at for at, device in enumerate(devices)}
+
+
+def _blocks(products: Iterable[Runs]) -> Blocks:
+    return tuple(itertools.chain.from_iterable(of_runs(runs) for runs in products))
+
+
+def _chunks(message: Message, cap: int | None) -> Iterator[Blocks]:
+    """The blocks of a message, or of one chunk after another."""
+    if cap is None:
+        yield _blocks(message.products)
+        return
+    for box in message.boxes:
+        extents = [run.length for run in box]
+        for piece in cut(extents, cap) if math.prod(extents) else ():
+            src = tuple(run.src + low for run, (low, _) in zip(box, piece, strict=True))
+            dst = tuple(run.dst + low for run, (low, _) in zip(box, piece, strict=True))
+            yield (Block(src, dst, tuple(Axis(dim, extent, 1, 1) for dim, (_, extent) in enumerate(piece))),)

@@ -23,8 +23,9 @@ from reshard.lower.to_mpi.blocks import Block, of_runs
 from reshard.lower.to_mpi.direct import Fetch, Near
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Layout
-from reshard.types.pair.crossing import Share, dealt, pull_limit
-from reshard.types.pair.message import Runs, Tile, cut, elements, tile_of
+from reshard.types.pair.crossing import dealt, pull_limit
+from reshard.types.pair.holders import holders
+from reshard.types.pair.message import Message, Runs, Tile, cut, elements, tile_of
 from reshard.types.pair.overlap import shares_from, shares_of
 
 Demand = list[tuple[int, Runs]]
@@ -42,14 +43,9 @@ def fetched_across(source: Layout, target: Layout, device: int, near: Near) -> l
     """
     if device not in target.mesh.devices:
         return []
-    wanted = tile_of(target, device)
-    dims = [shares_of(s, t, q) for s, t, q in zip(source.dims, target.dims, wanted, strict=True)]
     blocks: dict[int, list[Block]] = {}
-    for tile in itertools.product(*dims):
-        check_deadline()
-        for giver, taker, products in _dealt(source, target, tile, near, device, None):
-            if taker == device:
-                blocks.setdefault(giver, []).extend(_blocks(products))
+    for giver, products in _taken(source, target, device, near):
+        blocks.setdefault(giver, []).extend(_blocks(products))
     return _in_turn(blocks, device)
 
 
@@ -69,6 +65,50 @@ def served_across(source: Layout, target: Layout, device: int, near: Near) -> li
     return _in_turn(blocks, device)
 
 
+def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Message]:
+    """What a device copies, sends and receives, each element from any holder: `pair.crossing.messages` as far as they
+    name it.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[1, 2, 3])
+    >>> source, target = Layout.parse("f32[{x}3]", one), Layout.parse("f32[{d}2]", other)
+    >>> [(each.sender, each.receiver, each.elements) for each in messages_across(source, target, 1)]
+    [(0, 1, 2), (1, 2, 1), (1, 3, 2)]
+    """
+    if device in target.mesh.devices:
+        for giver, products in _taken(source, target, device, _anywhere):
+            yield Message(giver, device, products)
+    if device in source.mesh.devices:
+        for giver, taker, products in _dealt(source, target, tile_of(source, device), _anywhere, None, device):
+            if giver == device != taker:
+                yield Message(giver, taker, products)
+
+
+def _anywhere(_: int, __: int) -> bool:
+    return True
+
+
+def _taken(source: Layout, target: Layout, device: int, near: Near) -> Iterator[tuple[int, tuple[Runs, ...]]]:
+    """What a device takes from each giver. Only where a giver is one of several, the requests of others matter."""
+    dims = zip(source.dims, target.dims, tile_of(target, device), strict=True)
+    for parts in itertools.product(*(shares_of(s, t, q).items() for s, t, q in dims)):
+        check_deadline()
+        tile = tuple(p for p, _ in parts)
+        held_by = _devices(source, tile)
+        close = (device,) if device in held_by else _close(held_by, device, near)
+        if len(close) == 1:
+            yield close[0], (tuple(runs for _, runs in parts),)
+            continue
+        for giver, taker, products in _dealt(source, target, tile, near, device, None):
+            if taker == device:
+                yield giver, products
+
+
+def _close(held_by: tuple[int, ...], device: int, near: Near) -> tuple[int, ...]:
+    """The holders of a tile that share the requests of a device."""
+    return tuple(holder for holder in held_by if near(holder, device)) or held_by
+
+
 def _in_turn(blocks: dict[int, list[Block]], device: int) -> list[Fetch]:
     """Each device starts with itself and goes on with the next one, so that not all read from the same one first."""
     return [Fetch(peer, tuple(blocks[peer])) for peer in sorted(blocks, key=lambda peer: (peer < device, peer))]
@@ -85,43 +125,36 @@ def _dealt(
     """Who gives what of one source tile to whom, as (giver, taker, products): all that one taker or one giver has a
     part in.
     """
-    holders = _holders(source)[tile]
+    held_by = _devices(source, tile)
     asking: dict[tuple[int, ...], Demand] = {}
     for device, runs in _demand(source, target, tile):
-        if device in holders:
+        if device in held_by:
             if device in (taker, giver):
                 yield device, device, (runs,)
             continue
-        close = tuple(holder for holder in holders if near(holder, device)) or holders
-        asking.setdefault(close, []).append((device, runs))
+        asking.setdefault(_close(held_by, device, near), []).append((device, runs))
     for close, queue in asking.items():
-        for share in _shares(queue, len(close), pull_limit(source, target)):
+        sizes = [elements(runs) for _, runs in queue]
+        limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
+        for share in dealt(sizes, len(close), limit):
             device, runs = queue[share.request]
             if device == taker or close[share.holder] == giver:
                 yield close[share.holder], device, cut(runs, share.low, share.high)
-
-
-def _shares(queue: Demand, holders: int, limit: int) -> Iterator[Share]:
-    return dealt([elements(runs) for _, runs in queue], holders, limit)
 
 
 @lru_cache(maxsize=4096)
 def _demand(source: Layout, target: Layout, tile: Tile) -> Demand:
     """The devices that need part of a source tile, in the order of their mesh."""
     wanted = [shares_from(s, t, p) for s, t, p in zip(source.dims, target.dims, tile, strict=True)]
-    takers = _holders(target)
     demand: Demand = []
     for parts in itertools.product(*(by.items() for by in wanted)):
         runs = tuple(part for _, part in parts)
         if math.prod(len(part) for part in runs):
-            demand += [(device, runs) for device in takers.get(tuple(number for number, _ in parts), ())]
+            demand += [(device, runs) for device in _devices(target, tuple(number for number, _ in parts))]
     return sorted(demand, key=lambda each: target.mesh.position(each[0]))
 
 
-@lru_cache(maxsize=64)
-def _holders(layout: Layout) -> dict[Tile, tuple[int, ...]]:
-    """The devices that hold each tile, in the order of their mesh."""
-    holders: dict[Tile, list[int]] = {}
-    for device in layout.mesh.devices:
-        holders.setdefault(tile_of(layout, device), []).append(device)
-    return {tile: tuple(devices) for tile, devices in holders.items()}
+def _devices(layout: Layout, tile: Tile) -> tuple[int, ...]:
+    """The devices that hold a tile, in the order of their mesh."""
+    devices = layout.mesh.devices
+    return tuple([devices[at] for at in holders(layout).of(tile)])

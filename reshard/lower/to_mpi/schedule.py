@@ -39,7 +39,7 @@ from reshard.lower.program import (
     lower_steps,
 )
 from reshard.lower.to_mpi.blocks import Block, fold, from_part, of_spans, starts, whole_tile
-from reshard.lower.to_mpi.boxes import is_closed, own_boxes
+from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
 from reshard.lower.to_mpi.views import Turn, exchanged, local_blocks
 from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange
 from reshard.types.layout import Layout
@@ -174,9 +174,8 @@ def _own_step(step: Step, device: int) -> RankStep:
     """A device's part of a step, in which it may have none."""
     scratch = step.cost.scratch
     if is_closed(step, device):
-        local, (sent, received) = own_boxes(step, device)
-        turns = [_of_peers(turn) for turn in itertools.zip_longest(sent, received)]
-        return StepMessages(local, tuple(turns), scratch)
+        local, messages, passed = own_boxes(step, device)
+        return StepMessages(local, _in_turns(messages), scratch, passed=_in_turns(passed))
     (instruction,) = lower_steps(step.operand, [step], device).instructions
     if device in step.operand.mesh.devices or device in step.result.mesh.devices:
         return _step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
@@ -206,6 +205,10 @@ def _step(
             return _overwrite(instruction, device, scratch)
         case _:
             return _messages(instruction, device, shape, scratch)
+
+
+def _in_turns(sides: Sides) -> tuple[SendReceive, ...]:
+    return tuple(_of_peers(turn) for turn in itertools.zip_longest(*sides))
 
 
 def _of_peers(turn: Turn) -> SendReceive:
@@ -252,8 +255,8 @@ def _messages(step: Plain, device: int, shape: Sequence[int], scratch: int) -> S
         case Exchange():
             local = [_boxes(transfer, step) for transfer in step.local if transfer.receiver == device]
             local += [_boxes(t, step) for turn in step.rounds for t in turn if t.sender == t.receiver == device]
-            first, second = (_turns(step, device, relayed=relayed) for relayed in (False, True))
-            return StepMessages(tuple(itertools.chain(*local)), first, scratch, passed=second)
+            turns = (_turn(turn, device, step) for turn in step.rounds)
+            return StepMessages(tuple(itertools.chain(*local)), tuple(t for t in turns if t != _IDLE), scratch)
         case _:
             raise PlanError(f"{type(step).__name__} sends no messages")
 
@@ -290,12 +293,6 @@ def _paired(pairs: Sequence[tuple[int, int]], device: int, block: Block, scratch
     return StepMessages((), (SendReceive(send, receive),), scratch)
 
 
-def _turns(step: Exchange, device: int, *, relayed: bool) -> tuple[SendReceive, ...]:
-    """A device's turns of an exchange: those in which elements leave their holders, or in which they are passed on."""
-    turns = (_turn([t for t in turn if t.relayed == relayed], device, step) for turn in step.rounds)
-    return tuple(turn for turn in turns if turn != _IDLE)
-
-
 def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
     sent = next((t for t in turn if t.sender == device != t.receiver), None)
     received = next((t for t in turn if t.receiver == device != t.sender), None)
@@ -306,8 +303,7 @@ def _turn(turn: Sequence[Transfer], device: int, step: Exchange) -> SendReceive:
 
 
 def _boxes(transfer: Transfer, step: Exchange) -> tuple[Block, ...]:
-    send = step.receive if transfer.relayed else step.send
-    return tuple(fold(of_spans(send, box.src, step.receive, box.dst) for box in transfer.boxes if box.elements))
+    return tuple(fold(of_spans(step.send, box.src, step.receive, box.dst) for box in transfer.boxes if box.elements))
 
 
 def _reduce(step: ReduceScatter | AllReduce, device: int, shape: Sequence[int]) -> Reduce:
