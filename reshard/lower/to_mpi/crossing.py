@@ -20,48 +20,50 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from reshard.lower.to_mpi.blocks import Block, of_runs
-from reshard.lower.to_mpi.direct import Fetch, Near
+from reshard.lower.to_mpi.direct import Fetch
 from reshard.types.deadline import check_deadline
-from reshard.types.layout import Layout
-from reshard.types.pair.crossing import dealt, pull_limit
+from reshard.types.layout import Dim, Layout
+from reshard.types.pair.crossing import Share, dealt, pull_limit
 from reshard.types.pair.holders import holders
 from reshard.types.pair.message import Message, Runs, Tile, cut, elements, tile_of
 from reshard.types.pair.overlap import shares_from, shares_of
+
+Nodes = Sequence[int]
+"""The node of every device."""
 
 Demand = list[tuple[int, Runs]]
 """Devices that need part of a source tile, each with what it needs."""
 
 
-def fetched_across(source: Layout, target: Layout, device: int, near: Near) -> list[Fetch]:
+def fetched_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> list[Fetch]:
     """What a device copies from source tiles to fill its target tile, from itself first; `Fetch.rank` is a device.
 
     >>> from reshard.types.mesh import Mesh
     >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[2, 3, 4])
     >>> source, target = Layout.parse("f32[6]", one), Layout.parse("f32[6]", other)
-    >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in fetched_across(source, target, 3, lambda a, b: True)]
+    >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in fetched_across(source, target, 3, [0] * 5)]
     [(0, (3,)), (1, (3,))]
     """
     if device not in target.mesh.devices:
         return []
     blocks: dict[int, list[Block]] = {}
-    for giver, products in _taken(source, target, device, near):
+    for giver, products in _taken(source, target, device, nodes):
         blocks.setdefault(giver, []).extend(_blocks(products))
     return _in_turn(blocks, device)
 
 
-def served_across(source: Layout, target: Layout, device: int, near: Near) -> list[Fetch]:
+def served_across(source: Layout, target: Layout, device: int, nodes: Nodes) -> list[Fetch]:
     """What devices copy from one device's source tile, itself first: the fetches of all, as far as they name it.
 
     >>> from reshard.types.mesh import Mesh
     >>> one, other = Mesh(x=2), Mesh({"d": 3}, device_ids=[2, 3, 4])
     >>> source, target = Layout.parse("f32[6]", one), Layout.parse("f32[6]", other)
-    >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in served_across(source, target, 0, lambda a, b: True)]
+    >>> [(fetch.rank, fetch.blocks[0].extents) for fetch in served_across(source, target, 0, [0] * 5)]
     [(2, (6,)), (3, (3,))]
     """
     if device not in source.mesh.devices:
         return []
-    given = _dealt(source, target, tile_of(source, device), near, None, device)
-    blocks = {taker: list(_blocks(products)) for giver, taker, products in given if giver == device}
+    blocks = {taker: list(_blocks(products)) for taker, products in _given(source, target, device, nodes)}
     return _in_turn(blocks, device)
 
 
@@ -76,37 +78,84 @@ def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Mes
     [(0, 1, 2), (1, 2, 1), (1, 3, 2)]
     """
     if device in target.mesh.devices:
-        for giver, products in _taken(source, target, device, _anywhere):
+        for giver, products in _taken(source, target, device, None):
             yield Message(giver, device, products)
     if device in source.mesh.devices:
-        for giver, taker, products in _dealt(source, target, tile_of(source, device), _anywhere, None, device):
-            if giver == device != taker:
-                yield Message(giver, taker, products)
+        for taker, products in _given(source, target, device, None):
+            if taker != device:
+                yield Message(device, taker, products)
 
 
-def _anywhere(_: int, __: int) -> bool:
-    return True
-
-
-def _taken(source: Layout, target: Layout, device: int, near: Near) -> Iterator[tuple[int, tuple[Runs, ...]]]:
+def _taken(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> Iterator[tuple[int, tuple[Runs, ...]]]:
     """What a device takes from each giver. Only where a giver is one of several, the requests of others matter."""
     dims = zip(source.dims, target.dims, tile_of(target, device), strict=True)
     for parts in itertools.product(*(shares_of(s, t, q).items() for s, t, q in dims)):
         check_deadline()
-        tile = tuple(p for p, _ in parts)
+        tile, runs = tuple(p for p, _ in parts), tuple(each for _, each in parts)
         held_by = _devices(source, tile)
-        close = (device,) if device in held_by else _close(held_by, device, near)
+        close = (device,) if device in held_by else _close(held_by, device, nodes)
         if len(close) == 1:
-            yield close[0], (tuple(runs for _, runs in parts),)
+            yield close[0], (runs,)
             continue
-        for giver, taker, products in _dealt(source, target, tile, near, device, None):
-            if taker == device:
-                yield giver, products
+        sizes = tuple(_sizes(s, t, p) for s, t, p in zip(source.dims, target.dims, tile, strict=True))
+        asking = _asking(target, held_by, close, nodes)
+        for share in _dealt(target, sizes, *asking, len(close), pull_limit(source, target))[device]:
+            yield close[share.holder], cut(runs, share.low, share.high)
 
 
-def _close(held_by: tuple[int, ...], device: int, near: Near) -> tuple[int, ...]:
-    """The holders of a tile that share the requests of a device."""
-    return tuple(holder for holder in held_by if near(holder, device)) or held_by
+def _close(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -> tuple[int, ...]:
+    """The holders of a tile that share the requests of a device: those of its node, if there are any."""
+    if nodes is None:
+        return held_by
+    return tuple([holder for holder in held_by if nodes[holder] == nodes[device]]) or held_by
+
+
+Some = frozenset[int]
+"""Some devices."""
+
+
+def _asking(target: Layout, held_by: tuple[int, ...], close: tuple[int, ...], nodes: Nodes | None) -> tuple[Some, Some]:
+    """Who asks some holders of a tile: the devices of the first set, of all if it is empty, but those of the second."""
+    own = frozenset(held_by)
+    if nodes is None or len(of_nodes := {nodes[holder] for holder in held_by}) == 1:
+        return frozenset(), own & _members(target, None, None)
+    if close != held_by:
+        return _members(target, tuple(nodes), nodes[close[0]]) - own, frozenset()
+    return frozenset(), Some().union(*(_members(target, tuple(nodes), node) for node in of_nodes))
+
+
+@lru_cache(maxsize=1024)
+def _members(target: Layout, nodes: tuple[int, ...] | None, node: int | None) -> Some:
+    """The devices of a layout on a node, or all of them."""
+    devices = target.mesh.devices
+    return frozenset(devices if nodes is None else [device for device in devices if nodes[device] == node])
+
+
+@lru_cache(maxsize=4096)
+def _sizes(source: Dim, target: Dim, piece: int) -> tuple[tuple[int, int], ...]:
+    """The elements that a piece of a source dim shares with each piece of the target."""
+    shared = shares_from(source, target, piece).items()
+    return tuple((q, sum(run.elements for run in runs)) for q, runs in shared)
+
+
+@lru_cache(maxsize=8)
+def _dealt(
+    target: Layout, sizes: tuple[tuple[tuple[int, int], ...], ...], only: Some, without: Some, holders: int, limit: int
+) -> dict[int, list[Share]]:
+    """What each device gets of a source tile from which holder, given what target tiles need of it, dim by dim.
+
+    Tiles that are asked for alike share this, however many they are.
+    """
+    queue: list[tuple[int, int]] = []
+    for parts in itertools.product(*sizes):
+        size = math.prod(size for _, size in parts)
+        queue += [(device, size) for device in _devices(target, tuple(q for q, _ in parts)) if size]
+    queue = [each for each in queue if each[0] not in without and (not only or each[0] in only)]
+    queue.sort(key=lambda each: target.mesh.position(each[0]))
+    shares: dict[int, list[Share]] = {device: [] for device, _ in queue}
+    for share in dealt([size for _, size in queue], holders, limit):
+        shares[queue[share.request][0]].append(share)
+    return shares
 
 
 def _in_turn(blocks: dict[int, list[Block]], device: int) -> list[Fetch]:
@@ -119,30 +168,25 @@ def _blocks(products: Sequence[Runs]) -> Iterator[Block]:
         yield from of_runs(runs)
 
 
-def _dealt(
-    source: Layout, target: Layout, tile: Tile, near: Near, taker: int | None, giver: int | None
-) -> Iterator[tuple[int, int, tuple[Runs, ...]]]:
-    """Who gives what of one source tile to whom, as (giver, taker, products): all that one taker or one giver has a
-    part in.
-    """
+def _given(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> Iterator[tuple[int, tuple[Runs, ...]]]:
+    """What a device gives of its tile to each taker, itself included."""
+    tile = tile_of(source, device)
     held_by = _devices(source, tile)
     asking: dict[tuple[int, ...], Demand] = {}
-    for device, runs in _demand(source, target, tile):
-        if device in held_by:
-            if device in (taker, giver):
-                yield device, device, (runs,)
-            continue
-        asking.setdefault(_close(held_by, device, near), []).append((device, runs))
+    for taker, runs in _demand(source, target, tile):
+        if taker == device:
+            yield device, (runs,)
+        if taker not in held_by:
+            asking.setdefault(_close(held_by, taker, nodes), []).append((taker, runs))
     for close, queue in asking.items():
         sizes = [elements(runs) for _, runs in queue]
         limit = pull_limit(source, target) if len(close) > 1 else sum(sizes)
         for share in dealt(sizes, len(close), limit):
-            device, runs = queue[share.request]
-            if device == taker or close[share.holder] == giver:
-                yield close[share.holder], device, cut(runs, share.low, share.high)
+            taker, runs = queue[share.request]
+            if close[share.holder] == device:
+                yield taker, cut(runs, share.low, share.high)
 
 
-@lru_cache(maxsize=4096)
 def _demand(source: Layout, target: Layout, tile: Tile) -> Demand:
     """The devices that need part of a source tile, in the order of their mesh."""
     wanted = [shares_from(s, t, p) for s, t, p in zip(source.dims, target.dims, tile, strict=True)]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from reshard.lower.to_mpi import (
     Block,
@@ -42,8 +42,10 @@ from reshard.types.plan import Plan
 STAGING = 16 << 20
 """Bytes that messages between nodes may stage in each direction, unless a budget allows less."""
 
-Listing = Callable[[Layout, Layout, int, Near], list[Fetch]]
-"""What one rank, by seat or device, has to do with each other one."""
+_Nodes = TypeVar("_Nodes")
+
+Listing = Callable[[Layout, Layout, int, _Nodes], list[Fetch]]
+"""What one rank, by seat or device, has to do with each other one, given which are on one node."""
 
 Pairs = tuple[tuple[Region, Region], ...]
 """Regions of a source tile, each with the region of a target tile that it is copied to."""
@@ -199,13 +201,18 @@ def _as_listed(
 
 
 def _by_rank(
-    among: Listing, across: Listing, source: Layout, target: Layout, rank: int, nodes: tuple[int, ...]
+    among: Listing[Near],
+    across: Listing[Sequence[int]],
+    source: Layout,
+    target: Layout,
+    rank: int,
+    nodes: tuple[int, ...],
 ) -> dict[int, Fetch]:
     """A rank's fetches by the other rank: `among` one set of devices by seats, `across` two sets by devices, which are
     ranks.
     """
     if not one_set(source.mesh, target.mesh):
-        return {fetch.rank: fetch for fetch in across(source, target, rank, lambda a, b: nodes[a] == nodes[b])}
+        return {fetch.rank: fetch for fetch in across(source, target, rank, nodes)}
     seat, at = seat_of(source.mesh, rank, len(nodes)), seats(source.mesh, len(nodes))
     if seat is None:
         return {}
