@@ -343,7 +343,8 @@ def no_memory(comm: MPI.Intracomm) -> Iterator[Case]:
         when = "after the place is agreed" if late else "before"
         yield f"a result, {when}, {nodes} nodes", partial(fails, nodes, moves, late)
         yield f"a new array, {when}, {nodes} nodes", partial(fails, nodes, makes, late)
-        yield f"one like others, {when}, {nodes} nodes", partial(fails, nodes, makes, late, known=True)
+    for nodes in (1, 2):
+        yield f"an array like others, {nodes} nodes", partial(fails, nodes, makes, True, known=True)
 
 
 @contextmanager
