@@ -21,6 +21,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,8 @@ class Arena:
         self._refused = (0, 0)  # The bytes of the last refusal, and how many blocks of that size are yet to be refused.
         self._own: list[tuple[int, int, int]] = []  # (address, segment, bytes) of this rank's parts, sorted
         self._released: deque[int] = deque()
+        self._live: dict[int, tuple[weakref.ref[Array], int]] = {}
+        self._dies = partial(_died, self._live, self._released)
         self._logged = 0
         self._read = [0] * size
         self._counts: dict[int, int] = {}
@@ -115,11 +118,11 @@ class Arena:
         """This rank's tile in a block, which is released when the last array on it dies."""
         number, start = _block(place)
         start += self._me * self._heap_of(number).capacities[number]
-        nbytes = math.prod(shape) * dtype.itemsize
-        memory: Any = self._memory[number][start : start + rounded(nbytes)]
-        root = np.frombuffer(memoryview(memory), np.uint8)  # Views of it keep this very array alive.
-        weakref.finalize(root, self._released.append, place).atexit = False
-        return root[:nbytes].view(dtype).reshape(tuple(shape))
+        nbytes = rounded(math.prod(shape) * dtype.itemsize)
+        root = np.frombuffer(self._memory[number].data, np.uint8, nbytes, start)  # Views keep this very array alive.
+        ref = weakref.ref(root, self._dies)
+        self._live[id(ref)] = ref, place
+        return np.ndarray(shape, dtype, root)
 
     def release(self, place: int) -> None:
         """Releases a block on which this rank holds no array."""
@@ -205,6 +208,11 @@ class Arena:
         self._heap_of(number).remove(number)
         del self._memory[number], self._homes[number]
         self._own = [part for part in self._own if part[1] != number]
+
+
+def _died(live: dict[int, tuple[weakref.ref[Array], int]], released: deque[int], ref: weakref.ref[Array]) -> None:
+    """Called when the last array on a block has died. It keeps no arena alive."""
+    released.append(live.pop(id(ref))[1])
 
 
 def _place(number: int, start: int) -> int:
