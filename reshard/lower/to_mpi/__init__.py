@@ -21,9 +21,11 @@
 Nothing here imports MPI. Schedules and fetches are plain data, and the same on every rank that computes them.
 """
 
+from reshard.lower.to_mpi import crossing
 from reshard.lower.to_mpi.blocks import Axis as Axis
 from reshard.lower.to_mpi.blocks import Block as Block
 from reshard.lower.to_mpi.blocks import folded
+from reshard.lower.to_mpi.boxes import places
 from reshard.lower.to_mpi.crossing import fetched_across as fetched_across
 from reshard.lower.to_mpi.crossing import served_across as served_across
 from reshard.lower.to_mpi.direct import Fetch as Fetch
@@ -64,5 +66,5 @@ from reshard.lower.to_mpi.stripes import stripes as stripes
 from reshard.types.pair.holders import holders
 from reshard.types.pair.overlap import shares_from, shares_of
 
-CACHES = (ranks, seats, seats_by_position, folded, holders, shares_from, shares_of)
+CACHES = (ranks, seats, seats_by_position, folded, places, *crossing.CACHES, holders, shares_from, shares_of)
 """What is cached here, for those who measure without."""

@@ -66,9 +66,9 @@ def own_boxes(step: Step, device: int) -> OwnBoxes:
         across = not one_set(before.mesh, after.mesh)
         first, second = [*(messages_across if across else messages_of)(before, after, device)], []
     cap = None if chunk is None or chunk >= largest else chunk
-    place = _places(before, after)
+    numbers = places(before, after)
     local = tuple(itertools.chain(*(_blocks(each.products) for each in first if each.sender == each.receiver)))
-    return OwnBoxes(local, _sides(first, device, place, cap), _sides(second, device, place, cap))
+    return OwnBoxes(local, _sides(first, device, numbers, cap), _sides(second, device, numbers, cap))
 
 
 def _named(turn: Iterable[Message], device: int) -> list[Message]:
@@ -102,8 +102,13 @@ def _in_order(turns: list[_Turn]) -> list[tuple[int, Blocks]]:
 
 
 @lru_cache(maxsize=64)
-def _places(before: Layout, after: Layout) -> Mapping[int, int]:
-    """The number of each device among those of both layouts."""
+def places(before: Layout, after: Layout) -> Mapping[int, int]:
+    """The number of each device among those of both layouts, by which turns are counted.
+
+    >>> from reshard.types import Mesh
+    >>> dict(places(Layout.parse("f32[4]", Mesh(x=2)), Layout.parse("f32[4]", Mesh({"y": 2}, device_ids=[7, 1]))))
+    {0: 0, 1: 1, 7: 2}
+    """
     devices = before.mesh.devices
     if not one_set(before.mesh, after.mesh):
         devices = tuple(sorted({*devices, *after.mesh.devices}))

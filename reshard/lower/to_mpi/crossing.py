@@ -202,3 +202,7 @@ def _devices(layout: Layout, tile: Tile) -> tuple[int, ...]:
     """The devices that hold a tile, in the order of their mesh."""
     devices = layout.mesh.devices
     return tuple([devices[at] for at in holders(layout).of(tile)])
+
+
+CACHES = (_members, _sizes, _dealt)
+"""What is cached here."""

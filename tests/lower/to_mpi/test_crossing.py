@@ -16,7 +16,7 @@ from tests.layouts import SIZES, random_layout
 from tests.lower.to_mpi.elements import put, taken
 from tests.oracle import PADDING, tiles_of
 
-ONE_NODE, PAIRS = [0] * 8, [device // 2 for device in range(8)]
+ONE_NODE, HALVES = [0] * 8, [device // 4 for device in range(8)]
 
 
 def random_ends(choose: random.Random) -> tuple[Layout, Layout]:
@@ -35,7 +35,7 @@ def elements(fetch: Fetch) -> int:
 
 
 @pytest.mark.fast(40)
-@pytest.mark.parametrize("nodes", [ONE_NODE, PAIRS], ids=["one node", "pairs"])
+@pytest.mark.parametrize("nodes", [ONE_NODE, HALVES], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("seed", range(40))
 def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
     source, target = random_ends(random.Random(seed))
@@ -55,7 +55,7 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
         assert +sent == +Counter(sent_by_device(source, target)), "the shares are those of the plan"
 
 
-@pytest.mark.parametrize("nodes", [ONE_NODE, PAIRS], ids=["one node", "pairs"])
+@pytest.mark.parametrize("nodes", [ONE_NODE, HALVES], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("seed", range(40))
 def test_givers_and_takers_agree(seed: int, nodes: Sequence[int]):
     source, target = random_ends(random.Random(seed))
