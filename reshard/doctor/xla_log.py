@@ -125,11 +125,6 @@ def read_warnings(log: str, network: Network | str | None = None) -> tuple[Remat
     return tuple(sorted(moves, key=lambda move: -move.received_bytes))
 
 
-def has_warnings(text: str) -> bool:
-    """Whether a text has warnings of XLA's partitioner: then it is a log."""
-    return MARK in text
-
-
 def _texts(log: str) -> Iterator[WarningText]:
     """What each warning of a log says; one whose shardings or tile are cut off has empty texts."""
     for line in log.splitlines():

@@ -15,20 +15,11 @@ _KEPT = (
 )  # fmt: skip
 
 
-def remove_dead(module: ModuleProto, region: ComputationProto) -> None:
-    """Removes what nobody uses from a computation and from the fusions in it, then the computations nobody calls.
-
-    Instructions that may have an effect stay, used or not.
-    """
-    # Something may be unused in fusions that were opened; compilers leave nothing unused there.
-    remove_unused(module, region, {one.id for one in module.computations if one.is_opened})
-    remove_uncalled(module)
-
-
 def remove_unused(module: ModuleProto, computation: ComputationProto, entered: Set[int]) -> bool:
     """Removes what nobody uses from a computation and from the fusions that run an `entered` one; whether it was any.
 
-    Operands stand before their users, so one pass from the last instruction to the first removes everything.
+    Instructions that may have an effect stay, used or not. Operands stand before their users, so one pass from the last
+    instruction to the first removes everything.
     """
     users = Counter([computation.root_id])
     followed = {one for instruction in computation.instructions for one in instruction.control}

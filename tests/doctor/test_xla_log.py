@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reshard.doctor import examine
-from reshard.doctor.xla_log import MARK, has_warnings, read_warnings
+from reshard.doctor.xla_log import MARK, read_warnings
 from tests.doctor.fragments import DATA
 from tests.oracle import tiles_of
 
@@ -89,5 +89,4 @@ def test_a_warning_that_cannot_be_read_says_why(line, problem):
 
 
 def test_other_logs_have_no_warnings():
-    assert has_warnings(warning()) and not has_warnings("W1122 spmd_partitioner.cc:656] something else")
     assert read_warnings("W1122 spmd_partitioner.cc:656] something else\n") == ()

@@ -1,8 +1,14 @@
 import pytest
 
-from reshard.hlo.dead_code import remove_dead
+from reshard.hlo.dead_code import remove_uncalled, remove_unused
 from reshard.hlo.proto import ModuleProto
 from tests.hlo.splices import NAMES, recorded
+
+
+def remove_dead(proto, region):
+    """Both removals, as after a splice that opened these computations."""
+    remove_unused(proto, region, {one.id for one in proto.computations if one.is_opened})
+    remove_uncalled(proto)
 
 
 def with_copy(proto, of, opcode="copy"):

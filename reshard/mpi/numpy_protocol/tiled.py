@@ -18,7 +18,6 @@ from reshard.mpi.tiles import RAW
 from reshard.runtime.on_mpi.indices import index_ranges
 from reshard.runtime.on_mpi.team import Comm
 from reshard.types import Digit, Dim, Layout, dtypes
-from reshard.types.canonical import canonical_dim
 
 Array = NDArray[Any]
 
@@ -180,11 +179,6 @@ def unwrapped(array: TiledArray) -> Any:
 def local_dim(size: int) -> Dim:
     """A dim that every rank holds whole."""
     return Dim((Digit(size, None),), size)
-
-
-def whole_dim(size: int, layout: Layout) -> Dim:
-    """A dim that every rank holds whole, in canonical form, to compare with those of a layout."""
-    return canonical_dim(local_dim(size), layout.mesh, 0)
 
 
 def axes_of(dim: Dim) -> list[Any]:

@@ -203,15 +203,6 @@ def check_seats(source: Layout, target: Layout, size: int) -> None:
     )
 
 
-def check_mesh(layout: Layout, size: int) -> None:
-    """Raises `PlanError` unless each of `size` ranks has a tile of a layout."""
-    if layout.mesh.size != size:
-        raise PlanError(
-            f"mesh {layout.mesh} of {layout} has {layout.mesh.size} devices, the communicator {size} ranks; give a "
-            f"layout on a mesh of as many devices, one a rank"
-        )
-
-
 def _devices(mesh: Mesh) -> str:
     """The devices of a mesh in words, a few of them."""
     ids = [mesh.device_ids[at] if mesh.device_ids else at for at in range(min(mesh.size, 9))]

@@ -74,5 +74,4 @@ def test_elements_of_arrays_without_dims() -> None:
     a = array([3])
     assert tiled.unwrapped(a) is a
     assert tiled.finished(a) is a
-    assert tiled.whole_dim(1, a.layout) == tiled.SINGLE
     assert tiled.axes_of(tiled.local_dim(4)) == []
