@@ -4,7 +4,9 @@
     options           what they share: groups of arguments, each a dataclass, and how a command is added
     plan, show, simulate, prove, doctor, compiler_pass, run, calibrate, completion
                       one command each: its options, `add` for its arguments and help, and `run`
-    plan_request      the layouts and the plan that the arguments ask for
+    plan_request      the layouts and the plan that the arguments ask for; `plan_batch` those of a file
+    trial             random data for `simulate` and the check of its result; `trial_report` prints it
+    progress          a word on stderr while a command takes long
     playground        what the page in docs/playground.py asks, in a browser
     programs          compiled programs in files, and files to write
 
@@ -15,12 +17,16 @@ bug, and is shown.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
 from reshard.cli.parser import parse
 from reshard.errors import ReshardError
+
+_UNWRITTEN = frozenset(getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO"))
+"""What the system says if stdout takes no more bytes; Windows does not have all of them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,18 +40,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     0
     """
-    call = parse(argv)
+    _prepare_streams()
     try:
-        code = call()
-        sys.stdout.flush()
-        return code
+        return _answer(argv)
+    except BrokenPipeError:  # The reader (head, less) has closed the pipe.
+        _discard_output()
+        return 0
+    except OSError as error:
+        if error.errno not in _UNWRITTEN or error.filename is not None:
+            raise
+        _discard_output()
+        print(f"reshard: error: the answer cannot be written ({error.strerror}); free some space", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _answer(argv: Sequence[str] | None) -> int:
+    """Runs the command, and writes out what it printed: a full disk is an error of the call, and not of its end."""
+    try:
+        code = parse(argv)()
     except ReshardError as error:
         sys.stdout.flush()
         print(f"reshard: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        # The reader (head, less) has closed the pipe. Python flushes stdout once more at exit, so point it to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    sys.stdout.flush()
+    return code
+
+
+def _prepare_streams() -> None:
+    """Makes up for streams that a shell has closed (`>&-`), and escapes what an encoding cannot write."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Points stdout to nowhere: Python flushes it once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

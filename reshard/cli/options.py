@@ -102,7 +102,7 @@ class PairOptions(ArrayOptions):
 
 @dataclass(frozen=True)
 class MoveOptions(PairOptions):
-    """A pair of layouts whose indices a view relates, of which parts may move, and whose dtypes may differ."""
+    """A pair of layouts that a view may relate, whose dtypes may differ, or only parts of which move."""
 
     view: str | None
     size: list[str] | None

@@ -63,6 +63,9 @@ def _check_names(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
     commands = commands_of(top)
     at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
     _check_options(top, words[:at])
+    early = next((word for word in words[:at] if word not in options_of(top)), None)
+    if early is not None and at < len(words):
+        top.error(f"the option {quoted(early)} stands before the command; options follow it: {words[at]} {early} ...")
     if at == len(words):
         return
     if words[at] not in commands:

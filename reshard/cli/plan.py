@@ -76,8 +76,12 @@ def run(options: PlanOptions) -> int:
 
     if options.batch is not None:
         return _run_batch(options.batch, options)
-    if options.tree or options.source is None or options.target is None:  # pyright: ignore[reportUnnecessaryComparison]
+    if options.source is None or options.target is None:  # pyright: ignore[reportUnnecessaryComparison]
         raise ReshardError("give SOURCE and TARGET, or moves in a file: --batch FILE, with --tree as one")
+    if options.tree:
+        raise ReshardError("--tree is one plan for many moves, from a file: give --batch FILE, or leave --tree out")
+    if options.json and options.explain:
+        raise ReshardError("--explain is in words, which --json has no place for: leave one of them out")
     request = planned(options)
     if options.html is not None:
         _write_page(options.html, request.plan, options.network)

@@ -20,7 +20,7 @@ from reshard.cli.plan_request import share, two_layouts
 from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.synth import plan, plan_tree
 from reshard.synth.planner import SLACK
-from reshard.types import Layout
+from reshard.types import Layout, Mesh
 
 _KEYS = {"name", "source", "target", "mesh", "target_mesh", "shape", "dtype"}
 
@@ -31,12 +31,16 @@ class NamedPair(NamedTuple):
     name: str
     source: Layout
     target: Layout
+    line: int
 
 
 def stream(path: str, options: PairOptions) -> None:
     """Prints the plan of each line as JSON, as soon as the line is read."""
     for pair in pairs(path, options):
-        made = plan(pair.source, pair.target, **_planner(options))
+        try:
+            made = plan(pair.source, pair.target, **_planner(options))
+        except ReshardError as error:
+            raise ReshardError(f"line {pair.line}: {error}") from None
         print(json.dumps({"name": pair.name, **made.to_dict()}), flush=True)
 
 
@@ -85,9 +89,9 @@ def _pair(line: str, number: int, options: PairOptions) -> NamedPair:
             mesh=_mesh(data.get("mesh"), options.mesh),
             target_mesh=_mesh(data.get("target_mesh"), options.target_mesh),
             shape=_shape(data.get("shape"), options.shape),
-            dtype=data.get("dtype", options.dtype),
+            dtype=options.dtype if data.get("dtype") is None else data["dtype"],
         )
-        return NamedPair(str(data.get("name", number)), *two_layouts(here))
+        return NamedPair(str(data.get("name", number)), *two_layouts(here), number)
     except ReshardError as error:
         raise type(error)(f"line {number}: {error}") from None
 
@@ -99,7 +103,7 @@ def _read(line: str) -> dict[str, Any]:
         raise ReshardError(f"{quoted(line.strip())} is not JSON ({shortened(str(error))})") from None
     data = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
     texts = all(isinstance(data.get(key), str) for key in ("source", "target"))
-    if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype", ""), str):
+    if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype"), str | None):
         raise ReshardError(
             f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and "
             f"perhaps name, mesh, target_mesh, shape and dtype"
@@ -110,7 +114,7 @@ def _read(line: str) -> dict[str, Any]:
 def _mesh(given: object, otherwise: str | None) -> str | None:
     """A mesh as text such as x=4,y=2; also from an object of axes."""
     if isinstance(given, dict):
-        return ",".join(f"{axis}={size}" for axis, size in cast("dict[str, Any]", given).items())
+        return str(Mesh(cast("dict[str, Any]", given)))
     if given is None or isinstance(given, str):
         return otherwise if given is None else given
     raise ReshardError(f"the mesh {quoted(given)}: give text such as x=4,y=2, or an object of axes and sizes")
@@ -118,7 +122,7 @@ def _mesh(given: object, otherwise: str | None) -> str | None:
 
 def _shape(given: object, otherwise: str | None) -> str | None:
     if isinstance(given, list):
-        return ",".join(map(str, cast("list[object]", given))) + ","
+        return "".join(f"{size}," for size in cast("list[object]", given))
     if given is None or isinstance(given, str):
         return otherwise if given is None else given
     raise ReshardError(f"the shape {quoted(given)}: give a list of sizes, or text such as 16,16")

@@ -23,13 +23,15 @@ from reshard.types.move import Move
 from reshard.types.notation.detect import read
 from reshard.types.notation.einops import read_part
 from reshard.types.plan import Plan
-from reshard.types.units import parse_shape
+from reshard.types.units import counted, parse_shape
 from reshard.types.whole import written
 
 _log = logging.getLogger("reshard")
 
 _OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
 _GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
+_NOT_ATOMS = frozenset(("self", "source", "target", "view", "take", "into", "cast"))
+"""The arguments of `Move`, whose names no size can have."""
 _OPTIONS = {"mesh": "--mesh x=4,y=2", "shape": "--shape 16,16", "dtype": "--dtype f32"}
 
 
@@ -47,7 +49,8 @@ def planned(options: PairOptions) -> PlanRequest:
     source, target = two_layouts(options)
     request = _planned(source, target, options)
     plan = request.plan
-    _log.info("planned %s -> %s in %.3f s, %d steps", source, target, time.perf_counter() - start, len(plan.steps))
+    steps = counted(len(plan.steps), "step")
+    _log.info("planned %s -> %s in %.3f s, %s", source, target, time.perf_counter() - start, steps)
     return request
 
 
@@ -64,6 +67,8 @@ def _move(source: Layout, target: Layout, options: MoveOptions) -> Move | None:
     if options.view is None and not (options.size or options.take or options.into or options.cast):
         return None
     sizes = {name: size if (size := written(text)) is not None else -1 for name, text in _pairs("size", options.size)}
+    if taken := sorted(_NOT_ATOMS.intersection(sizes)):
+        raise NotationError(f"--size {taken[0]}: no atom can have this name; call it otherwise in --view")
     take, into = (
         {_key(name, options.view): read_part(text) for name, text in _pairs(what, given)}
         for what, given in (("take", options.take), ("into", options.into))

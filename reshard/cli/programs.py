@@ -44,7 +44,7 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise ReshardError(f"cannot read {path}: {error.strerror}; {_WANTED}") from None
+        raise ReshardError(f"cannot read {path or 'a file without a name'}: {error.strerror}; {_WANTED}") from None
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
     if protos and _is_proto(content):
@@ -55,12 +55,12 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        raise NotationError(f"{path} is binary, and no portable StableHLO artifact; {wanted}") from None
+        raise NotationError(f"{path} is binary, but not a portable StableHLO artifact; {wanted}") from None
     if _HLO.search(text):
         return ProgramText(text, True)
     if _MLIR.search(text):
         return ProgramText(text, False)
-    what = "empty" if not text.strip() else f"no program: {text.strip()[:60]!r}"
+    what = "empty" if not text.strip() else f"not a program: {text.strip()[:60]!r}"
     raise NotationError(f"{path} is {what}; {wanted}")
 
 
@@ -83,7 +83,8 @@ def write(path: str, content: str | bytes) -> None:
             Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise ReshardError(
-            f"cannot write {path}: {error.strerror}; give a file in a folder that is there and may be written"
+            f"cannot write {path or 'a file without a name'}: {error.strerror}; give a file in a folder that is there "
+            f"and may be written"
         ) from None
 
 

@@ -6,7 +6,9 @@ import argparse
 from dataclasses import dataclass
 
 from reshard.cli.options import NOTATIONS, ArrayOptions, Commands, add_command
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, quoted
+
+_MOST_ROWS = 1 << 20
 
 _EXAMPLES = """\
 examples:
@@ -49,7 +51,7 @@ def run(options: ShowOptions) -> int:
     from reshard.cli.plan_request import one_layout
     from reshard.show.layout_picture import show_layout
 
-    if options.limit < 1:
-        raise ReshardError(f"--limit {options.limit}: show at least 1 row")
+    if not 1 <= options.limit <= _MOST_ROWS:
+        raise ReshardError(f"--limit {quoted(options.limit)}: show at least 1 row, and at most {_MOST_ROWS}")
     show_layout(one_layout(options.layout, options), options.limit)
     return 0

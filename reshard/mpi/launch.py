@@ -44,7 +44,7 @@ def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, tim
     ...     launch(2, [script.name])
     0
     """
-    if not arguments:
+    if list(arguments) in ([], ["-m"]):
         raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
     line = command(ranks, arguments, mpiexec)
     if not arguments[0].startswith("-") and not Path(arguments[0]).exists():

@@ -43,7 +43,7 @@ def console() -> Console:
 
 def _width() -> int | None:
     columns = os.environ.get("COLUMNS", "")
-    if columns.isdigit() and int(columns) > 0:
+    if re.fullmatch("0*[1-9][0-9]{0,4}", columns):
         return max(40, int(columns))
     return None if sys.stdout.isatty() else PIPED
 

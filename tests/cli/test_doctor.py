@@ -82,8 +82,8 @@ def test_nothing_moves(call, tmp_path):
     ("content", "message"),
     [
         (b"", "is empty; give optimized HLO"),
-        (b"print('hello')", "is no program: \"print('hello')\""),
-        (b"\x0a\xff\x00\x80", "is binary, and no portable StableHLO artifact"),
+        (b"print('hello')", "is not a program: \"print('hello')\""),
+        (b"\x0a\xff\x00\x80", "is binary, but not a portable StableHLO artifact"),
         (b"HloModule m\nHloModule n\n", "2 HloModule headers"),
         (b"module { func.func @main( }", "the program is not StableHLO"),
         (b"ML\xefR\x00\x00", "the program is not StableHLO"),
@@ -136,7 +136,7 @@ def test_a_log_has_no_page_and_is_no_program(call, tmp_path):
     code, out, err = call("doctor", LOG, "--html", tmp_path / "page.html")
     assert (code, out) == (2, "") and "a log has no page" in err
     code, out, err = call("pass", LOG)
-    assert (code, out) == (2, "") and "is no program" in err
+    assert (code, out) == (2, "") and "is not a program" in err
     calm = tmp_path / "job.log"
     calm.write_text("step 1: loss 3.2\n")
     assert "a log with XLA's warnings" in call("doctor", calm)[2]

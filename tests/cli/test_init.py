@@ -45,6 +45,24 @@ def test_a_closed_pipe_is_not_an_error():
     assert (ran.stdout.strip(), ran.stderr) == ("0", "")
 
 
+STREAMS = {
+    f"plan --mesh x=4,y=2 '{SOURCE}' '{TARGET}' --json > /dev/full": (2, "the answer cannot be written (No space left"),
+    f"plan --mesh x=4,y=2 '{SOURCE}' '{TARGET}' >&-": (0, ""),
+    "plan --batch - <&-": (0, ""),
+}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("call", STREAMS)
+def test_a_full_disk_is_an_error_of_the_call_and_a_closed_stream_is_none(call: str):
+    code, message = STREAMS[call]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = ["bash", "-c", f"exec {sys.executable} -m reshard {call}"]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr.count("\n")) == (code, bool(message)), ran
+    assert message in ran.stderr
+
+
 def test_the_command_loads_no_jax():
     code = "import sys, reshard.cli as c; c.main(sys.argv[1:]); print([m for m in ('jax', 'z3') if m in sys.modules])"
     command = [sys.executable, "-c", code, "plan", "--mesh", "x=0", SOURCE, TARGET]
@@ -96,6 +114,11 @@ BAD = [
     (("plan", *MESH, SOURCE, "{maximal device=0}"), "maximal"),
     (("plan", *MESH, SOURCE, "[{}, {}, {}, {}]"), "global shape (16, 16, 16)"),
     (("show", *MESH, "f32[{x}4]", "--limit", "0"), "--limit 0"),
+    (("show", *MESH, "f32[{x}4]", "--limit", "9" * 30), "at most 1048576"),
+    (("plan", *MESH, *PAIR, "--tree"), "leave --tree out"),
+    (("plan", *MESH, *PAIR, "--json", "--explain"), "leave one of them out"),
+    (("plan", *MESH, *PAIR, "--size", "view=3"), "no atom can have this name"),
+    (("run", "-n", "2", "-m"), "nothing to run"),
     (("show", *MESH, "f32[{x}5/16]"), "exact cover"),
     (("simulate", *MESH, "f32[{x}65536, 65536]", "f32[262144, {x}16384]"), "times fewer elements"),
     (("simulate", "--mesh", "x=8192", "f32[{x}1]", "f32[8192]"), "at most 4096"),

@@ -65,6 +65,7 @@ def test_version(call):
         (("plan", *PAIR, "--frobnicate"), "--frobnicate"),
         (("plan", *PAIR, "--mesh"), "--mesh"),
         (("show",), "LAYOUT"),
+        (("-v", "plan", *PAIR), "plan -v ..."),
         (("simulate", *PAIR, "--seed", "x"), "--seed"),
     ],
 )

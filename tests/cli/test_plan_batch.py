@@ -61,6 +61,8 @@ def test_standard_input(call, monkeypatch):
         ('{"source": "f32[4]", "target": "f32[4]", "shape": 4}', "line 1: the shape 4"),
         ('{"source": "f32[{z}4]", "target": "f32[4]", "mesh": "x=2"}', "line 1: unknown axis 'z'"),
         ("[" * 100000, "line 1: "),
+        ('{"source": "f32[4]", "target": "f32[5]", "mesh": "x=2"}', "line 1: source f32[4] has global shape (4,)"),
+        ('{"source": "f32[4]", "target": "f32[4]", "mesh": {"x=2,y": 2}}', "line 1: bad axis name 'x=2,y'"),
     ],
 )
 def test_a_line_that_is_not_a_move_is_named(call, tmp_path, line, message):

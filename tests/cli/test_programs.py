@@ -40,7 +40,7 @@ def test_stdin_and_stdout_are_dashes(monkeypatch, capsys):
 
 
 def test_other_contents_are_refused(tmp_path):
-    for content, message in [(b" \n", "is empty"), (b"x = 1", "no program: 'x = 1'"), (b"\xff\xfe", "is binary")]:
+    for content, message in [(b" \n", "is empty"), (b"x = 1", "not a program: 'x = 1'"), (b"\xff\xfe", "is binary")]:
         (tmp_path / "other").write_bytes(content)
         with pytest.raises(NotationError, match=message):
             read(str(tmp_path / "other"))
