@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import reshard as rs
+from reshard.doctor import examine
 from reshard.errors import ReshardError
+from reshard.proofs import fewest
 from reshard.types import Digit, Dim, SubAxis
 from reshard.types.notation import detect
 from reshard.types.plan import StepSpec, chain
@@ -28,6 +30,14 @@ HERE, THERE = (rs.Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16,
 PLAN = rs.plan(HERE, THERE)
 TILES = {device: np.zeros((4, 8), np.float32) for device in MESH.devices}
 NETWORK = rs.Network.uniform(1e-6, 1e9)
+TREE = rs.plan_tree({"w": (HERE, THERE)})
+SEARCHED = rs.plan(HERE, rs.Layout.parse("f32[{y}8, {x}2]", MESH))
+
+
+class Named:
+    """As an xarray.DataArray."""
+
+    dims, shape, dtype = ("t", "s"), (16, 8), "float32"
 
 
 class NoRepr:
@@ -129,7 +139,7 @@ ENTRIES = {
     "StepSpec": Entry(lambda *spec: chain(HERE, THERE, [StepSpec(*spec)]), ("all_to_all", THERE, StepMode())),
     "from_json": Entry(rs.Plan.from_json, (PLAN.to_json(),)),
     "to_json": Entry(PLAN.to_json, (None,)),
-    "Link": Entry(rs.Link, (1e-6, 1e9)),
+    "Link": Entry(rs.Link, (1e-6, 1e9, "ring")),
     "Network": Entry(rs.Network, ("lab", (1e-6, 1e9), (1e-6, 1e9), 8, {"x": (1e-6, 1e9)}, "here")),
     "Network.of": Entry(rs.Network.of, ({"x": (1e-6, 1e9)}, "lab", "here")),
     "Network.uniform": Entry(rs.Network.uniform, (1e-6, 1e9)),
@@ -140,7 +150,19 @@ ENTRIES = {
     "with_axes": Entry(NETWORK.with_axes, ({"x": (1e-6, 1e9)},)),
     "simulate": Entry(rs.simulate, (PLAN, TILES, None)),
     "a tile of simulate": Entry(lambda tile: rs.simulate(PLAN, {**TILES, 3: tile}), (TILES[3],)),
-    "prove": Entry(rs.prove, (PLAN, None)),
+    "simulate, padded": Entry(lambda padded: rs.simulate(PLAN, TILES, padded=padded), (True,)),
+    "simulate a tree": Entry(rs.simulate, (TREE, {"w": TILES}, None)),
+    "prove": Entry(lambda plan, program, launches: rs.prove(plan, program, launches=launches), (PLAN, None, False)),
+    "fewest": Entry(fewest, (PLAN, 1.0)),
+    "a search of fewest": Entry(lambda limit: fewest(SEARCHED, limit), (0.01,)),
+    "plan_tree": Entry(rs.plan_tree, ({"w": (HERE, THERE)}, None, None, False, 0.05)),
+    "TreePlan.to_json": Entry(TREE.to_json, (None,)),
+    "TreePlan.from_json": Entry(rs.TreePlan.from_json, (TREE.to_json(),)),
+    "Manifest": Entry(rs.Manifest, (rs.Manifest.of({"w": HERE}).entries,)),
+    "Manifest.of": Entry(rs.Manifest.of, ({"w": HERE}, 1)),
+    "from_xarray": Entry(rs.from_xarray, (Named, MESH, {"t": "x"})),
+    "Mesh.from_dict": Entry(rs.Mesh.from_dict, (MESH.to_dict(),)),
+    "examine": Entry(lambda text, platform: examine(text, platform=platform), ("HloModule m\n\nENTRY %e {\n}", "cpu")),
     "parse_bytes": Entry(parse_bytes, ("64MiB",)),
     "parse_shape": Entry(parse_shape, ("16,16",)),
 }

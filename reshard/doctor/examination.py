@@ -24,7 +24,7 @@ from reshard.doctor.rebuilds import rebuilt
 from reshard.doctor.report.data import CompiledMemory
 from reshard.doctor.report.report import Report
 from reshard.doctor.scalars import Scalars
-from reshard.errors import MeshError
+from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Array, Collective, Module, Source
 from reshard.hlo.frames import metadata_fields
 from reshard.hlo.platform import platform_of
@@ -71,6 +71,8 @@ def examine(
     >>> place.kind, place.rebuilds, place.received_bytes, place.needed_bytes, place.planned_bytes
     ('reshard', 'whole', 192, 48, 48)
     """
+    if not (platform is None or isinstance(platform, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ReshardError(f"platform {quoted(platform)}: give cpu, gpu or tpu, or None to go by the text")
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
     options = ProposalOptions(network_of(network), platform=platform or platform_of(text))

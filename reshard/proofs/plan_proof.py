@@ -23,7 +23,7 @@ from reshard.proofs.refute import fits, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
 from reshard.proofs.view_proof import prove_view
 from reshard.types import dtypes
-from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
 from reshard.types.rules.checker import VIEW_RULES
 
 MANY_TRANSFERS = 1 << 14
@@ -39,6 +39,7 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
     if not (program is None or isinstance(program, Program)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
+    launches = checked_flag(launches, "launches")
     if plan.view is not None or any(step.kind in VIEW_RULES for step in plan.steps):
         if launches:
             raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")
@@ -57,7 +58,7 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
 
 
 def _check_runs(plan: Plan, program: Program | Outline) -> None:
-    """Runs the program of an empty array: it has no element that could be wrong, but it must run all the same."""
+    """Runs the program of an empty array: no element can be wrong, but the program must still run."""
     if not isinstance(program, Program) or refute(plan, program) is not None:
         raise UndecidedError("the program of an empty array does not run as the plan says")
 

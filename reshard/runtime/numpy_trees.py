@@ -6,6 +6,7 @@ account counts bytes, because arrays differ in dtype; every buffer is counted wh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -64,10 +65,12 @@ def _checked(tree: TreePlan, tiles: object) -> dict[str, Tiles]:
     if not isinstance(tiles, Mapping):
         raise TileError(f"tiles are a {type(tiles).__name__}; give a dict with the tiles of each array, by its name")
     given = cast("Mapping[str, object]", tiles)
-    wrong = [*(name for name in tree.names if name not in given), *(name for name in given if name not in tree.plans)]
+    missing = (name for name in tree.names if name not in given)
+    unknown = (name for name in given if name not in tree.plans)
+    wrong = list(itertools.islice(itertools.chain(missing, unknown), 4))
     if wrong:
         raise TileError(
-            f"tiles are given for {len(given)} arrays, the tree has {len(tree.names)}; {quoted(wrong[:4])} are missing "
+            f"tiles are given for {len(given)} arrays, the tree has {len(tree.names)}; {quoted(wrong)} are missing "
             f"or unknown; give the tiles of each array by its name"
         )
     return {name: _of_layout(name, plan.source, given[name]) for name, plan in tree.plans.items()}

@@ -170,7 +170,7 @@ def _cast(step: CastTiles, tiles: Tiles, memory: Account, more: Extras) -> Tiles
         dtype = numpy_dtype(step.dtype) if more.casts else tile.dtype
         try:
             result[device] = scaled(tile, dtype, scale, narrows)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, MemoryError) as error:
             raise TileError(
                 f"device {device}'s scale {quoted(scale)} does not fit its tile of shape {tile.shape}: {error}; give a "
                 f"number, or an array that broadcasts to the tile"

@@ -11,7 +11,7 @@ from reshard.errors import TileError
 from reshard.runtime import on_numpy
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_trees import simulate_tree
-from reshard.types.plan import Plan
+from reshard.types.plan import Plan, checked_flag
 from reshard.types.plan_tree import TreePlan
 
 Array = NDArray[Any]
@@ -60,6 +60,7 @@ def simulate(
     >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
     array([0, 1, 2, 3])
     """
+    padded = checked_flag(padded, "padded")
     if not isinstance(plan, TreePlan):
         return on_numpy.simulate(plan, tiles, memory, padded=padded, into=into, scale=scale)
     if into is not None or scale is not None:

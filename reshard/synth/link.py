@@ -36,7 +36,7 @@ class Link:
             raise NetworkError(f"latency {quoted(latency)} is negative: give seconds, at least 0")
         if bandwidth <= 0:
             raise NetworkError(f"bandwidth {quoted(bandwidth)} is not positive: give bytes/second, above 0")
-        if self.shape not in SHAPES:
+        if not isinstance(self.shape, str) or self.shape not in SHAPES:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise NetworkError(f"shape {quoted(self.shape)} of a link: give one of {', '.join(SHAPES)}")
         object.__setattr__(self, "latency", latency)
         object.__setattr__(self, "bandwidth", bandwidth)

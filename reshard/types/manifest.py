@@ -55,11 +55,16 @@ class Manifest:
 
     entries: tuple[ManifestEntry, ...]
 
+    def __post_init__(self) -> None:
+        given = cast("object", self.entries)
+        if not isinstance(given, tuple) or not all(isinstance(one, ManifestEntry) for one in self.entries):
+            raise PlanError(f"{quoted(given)} are not the entries of a manifest; make one with Manifest.of(tree)")
+
     @classmethod
     def of(cls, tree: object, version: Version | Mapping[str, Version] = None) -> Manifest:
         """The manifest of a tree of layouts, of (source, target) pairs, or of moves.
 
-        `version` is that of all arrays, or of each by its name. Raises `PlanError` for what is none of these.
+        `version` is that of all arrays, or of each by its name. Raises `PlanError` for any other tree.
         """
         flat = {"": tree} if isinstance(tree, Layout) else flattened(tree)
         return cls(tuple(_entry(name, leaf, _version(version, name)) for name, leaf in flat.items()))

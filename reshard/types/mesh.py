@@ -87,6 +87,8 @@ class Mesh:
         if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise NotationError(f"mesh {quoted(text)} is not text; write axes as name=size, e.g. x=4,y=2")
         body, at, first = text.partition("@")
+        if at and device_ids is not None:
+            raise MeshError(f"mesh {quoted(text)} numbers its devices from {first.strip()}; leave device_ids out")
         if at:
             mesh = cls.parse(body)
             return cls(mesh.axes, device_ids=numbered_from(first.strip(), mesh.size, text))
@@ -112,7 +114,9 @@ class Mesh:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Mesh:
-        """Reads the plain data of `to_dict`; raises KeyError, TypeError or `MeshError` for other data."""
+        """Reads the plain data of `to_dict`; raises `MeshError` for other data."""
+        if not isinstance(data, Mapping) or "axes" not in data:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise MeshError(f"{quoted(data)} is not a mesh as plain data; give {{'axes': {{'x': 4}}}}, as to_dict does")
         return cls(data["axes"], device_ids=data.get("device_ids"))
 
     @cached_property

@@ -77,6 +77,8 @@ def _dim(word: str, at: int, text: str, sizes: Mapping[str, int]) -> tuple[str, 
 
 
 def _spec(names: Sequence[str], axes: Axes) -> list[str | Sequence[str] | None]:
+    if not isinstance(axes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LayoutError(f"axes {quoted(axes)}: give a dict of the name of a dim to its axes, such as {{'time': 'x'}}")
     for name in axes:
         if name not in names:
             raise LayoutError(_unknown(name, names))

@@ -27,7 +27,16 @@ from reshard.types.idle import idle_axes, idle_text
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.pair.device_sets import disjoint, one_set
-from reshard.types.plan_data import FORMAT, check_format, compare, read_view, step_data, step_spec, view_data
+from reshard.types.plan_data import (
+    FORMAT,
+    check_format,
+    checked_indent,
+    compare,
+    read_view,
+    step_data,
+    step_spec,
+    view_data,
+)
 from reshard.types.rules.cost import StepMode
 from reshard.types.rules.view import aliases
 from reshard.types.rules.view_bounds import view_bound, view_endpoint_bound
@@ -38,9 +47,7 @@ from reshard.types.traffic import Traffic, traffic
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.view import View
 from reshard.types.view_map import ViewMap, after
-from reshard.types.whole import listed, whole
-
-_MOST_INDENT = 64
+from reshard.types.whole import listed
 
 
 @dataclass(frozen=True)
@@ -165,10 +172,7 @@ class Plan:
         >>> Plan.from_json(Plan(a, a, ()).to_json()) == Plan(a, a, ())
         True
         """
-        spaces = None if indent is None else whole(indent, most=_MOST_INDENT)
-        if spaces is None and indent is not None:
-            raise PlanError(f"indent {quoted(indent)}: give a whole number from 0 to {_MOST_INDENT}, or None")
-        return json.dumps(self.to_dict(), indent=spaces)
+        return json.dumps(self.to_dict(), indent=checked_indent(indent))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the plain data of `to_json`."""
@@ -278,7 +282,7 @@ def chain(
     seconds: Sequence[float | None] | None = None,
     view: View | None = None,
 ) -> Plan:
-    """Builds the plan of these steps, each of which starts from the result of the one before.
+    """Builds the plan of these steps; each starts from the result of the one before.
 
     The source is kept until the last step is done, or with `donate` until the first one is.
 

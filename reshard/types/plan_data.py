@@ -11,9 +11,24 @@ from reshard.types.mesh import Mesh
 from reshard.types.rules.cost import StepMode
 from reshard.types.step import Step
 from reshard.types.view import View
+from reshard.types.whole import whole
+
+_MOST_INDENT = 64
 
 FORMAT = 1
 """The format of plans in JSON. A reader of another one cannot tell what the fields mean, so it refuses."""
+
+
+def checked_indent(indent: object) -> int | None:
+    """The spaces by which JSON is indented, None for a single line; raises `PlanError` for anything else.
+
+    >>> checked_indent(2), checked_indent(None)
+    (2, None)
+    """
+    spaces = None if indent is None else whole(indent, most=_MOST_INDENT)
+    if spaces is None and indent is not None:
+        raise PlanError(f"indent {quoted(indent)}: give a whole number from 0 to {_MOST_INDENT}, or None")
+    return spaces
 
 
 def compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:

@@ -24,16 +24,13 @@ from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.types.batch import Batch
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
-from reshard.types.plan_data import FORMAT, check_format, compare
+from reshard.types.plan_data import FORMAT, check_format, checked_indent, compare
 from reshard.types.rules.joint_bounds import busiest, joint_endpoint_bound, joint_lower_bound
 from reshard.types.rules.loads import Loads, loads
 from reshard.types.step import Step
 from reshard.types.tree_memory import DeviceKinds, peaks
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.view import View
-from reshard.types.whole import whole
-
-_MOST_INDENT = 64
 
 
 @dataclass(frozen=True)
@@ -130,9 +127,7 @@ class TreePlan:
         >>> TreePlan.from_json(tree.to_json()) == tree
         True
         """
-        if indent is not None and whole(indent, most=_MOST_INDENT) is None:
-            raise PlanError(f"indent {quoted(indent)}: give a whole number from 0 to {_MOST_INDENT}, or None")
-        return json.dumps(self.to_dict(), indent=indent)
+        return json.dumps(self.to_dict(), indent=checked_indent(indent))
 
     def to_dict(self) -> dict[str, Any]:
         """The tree as the plain data of `to_json`."""

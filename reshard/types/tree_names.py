@@ -12,12 +12,13 @@ from reshard.errors import PlanError, quoted
 from reshard.types.layout import Layout
 
 _MOST_DEPTH = 64
+_MOST_ARRAYS = 1 << 17
 
 
 def flattened(tree: object) -> dict[str, Any]:
     """The leaves by name: pairs of layouts, and whatever is not a dict, list or tuple.
 
-    Raises `PlanError` for keys that are neither text nor ints, for two leaves of one name, and for a tree that is none.
+    Raises `PlanError` for keys that are neither text nor ints, for two leaves of one name, and for what is not a tree.
 
     >>> from reshard.types import Mesh
     >>> a = Layout.parse("f32[8]", Mesh(x=2))
@@ -31,6 +32,8 @@ def flattened(tree: object) -> dict[str, Any]:
         name = ".".join(path)
         if name in flat:
             raise PlanError(f"two arrays of the tree are called {quoted(name)}; give each a name of its own")
+        if len(flat) == _MOST_ARRAYS:
+            raise PlanError(f"the tree has more than {_MOST_ARRAYS} arrays; give a part of it at a time")
         flat[name] = leaf
     return flat
 

@@ -119,6 +119,11 @@ def test_rejects_text(text: str):
         Mesh.parse(text)
 
 
+def test_devices_are_numbered_once():
+    with pytest.raises(MeshError, match="leave device_ids out"):
+        Mesh.parse("x=2@4", [0, 1])
+
+
 def test_sub_axes_are_read_and_spelled():
     mesh = Mesh(x=8, y=3)
     assert mesh.sub_axis("x") == SubAxis("x", 1, 8)

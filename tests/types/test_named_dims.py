@@ -36,6 +36,7 @@ def test_dims_are_split_by_their_names():
     [
         (lambda: from_xarray(ARRAY, MESH, {"fature": "y"}), LayoutError, "did you mean 'feature'?"),
         (lambda: from_xarray(3.0, MESH, {}), LayoutError, "give an xarray.DataArray"),
+        (lambda: from_xarray(ARRAY, MESH, ["x"]), LayoutError, "give a dict"),
         (lambda: from_jaxtyping(int, MESH, {}), LayoutError, "not an annotation of jaxtyping"),
         (lambda: from_jaxtyping(annotated("a b"), MESH, {}, a=4), LayoutError, "dim 'b' has no size; give it: b=16"),
         (lambda: from_jaxtyping(annotated("a ..."), MESH, {}, a=4), NotationError, "dim '...' has no single size"),

@@ -12,6 +12,9 @@ from reshard.proofs.launches.encoding import RULES, Between, Price, UnknownLayou
 from reshard.proofs.launches.space import Space, State
 from reshard.proofs.symbolic.solver import z3
 
+_LONGEST = 1e6
+"""Seconds; z3 counts milliseconds in 32 bits."""
+
 
 class Goal(NamedTuple):
     """What a plan must meet: at most these elements received and live on the worst device, and these launches."""
@@ -112,7 +115,7 @@ class Search:
 
     def find(self, seconds: float) -> list[Chosen] | None:
         """Steps that meet all conditions, None if there are none; raises `TimeoutError` if z3 does not say."""
-        self.solver.set("timeout", max(1, int(seconds * 1000)))
+        self.solver.set("timeout", max(1, int(min(seconds, _LONGEST) * 1000)))
         verdict = self.solver.check()
         if verdict == z3().unsat:
             return None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from textwrap import indent
 
-from reshard.errors import ReshardError, UndecidedError
+from reshard.errors import PlanError, ReshardError, UndecidedError, quoted
 from reshard.proofs import symbolic
 from reshard.proofs.launches.encoding import kinds
 from reshard.proofs.launches.prices import cheapest
@@ -28,6 +28,10 @@ def fewest(plan: Plan, limit: float = 30.0) -> Fewest:
     >>> fewest(plan).argument
     ('some device receives 64 bytes in any plan, and nothing is received without a launch',)
     """
+    if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:  # pyright: ignore
+        raise PlanError(f"limit {quoted(limit)}: give the seconds that the search may take, a number of at least 0")
     try:
         return _without_search(plan) or _searched(plan, time.monotonic() + limit)
     except TimeoutError:
