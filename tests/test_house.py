@@ -1,13 +1,14 @@
 """The measures that keep the package readable, each with a planted fault that it reports.
 
 Sizes and complexity of functions, names that say nothing, class names that stand in several modules, functions that
-hide a package, and a test file in the mirrored place for each module with logic.
+hide a package, a test file in the mirrored place for each module with logic, and a place on the map for each module.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
@@ -68,6 +69,17 @@ def mirrored(module: Module) -> str:
     return (path.parent / f"test_{path.stem.strip('_')}.py").as_posix()
 
 
+def unmapped(root: Path, guide: str) -> list[str]:
+    """Modules that neither their package's docstring nor the guide to the code names."""
+    modules_of = [module for module in modules(root) if not module.path.stem.startswith("__")]
+    return [module.file for module in modules_of if not _is_named(module.path, guide)]
+
+
+def _is_named(path: Path, guide: str) -> bool:
+    docstring = ast.get_docstring(ast.parse(path.with_name("__init__.py").read_text(encoding="utf-8"))) or ""
+    return re.search(rf"\b{path.stem}\b", f"{docstring} {guide}") is not None
+
+
 def _sizes(module: Module) -> Iterator[tuple[int, str]]:
     lines = len(module.text.splitlines())
     if lines > MODULE_LINES:
@@ -122,6 +134,11 @@ def test_no_package_is_hidden_by_a_function_of_its_own_name():
 
 def test_every_module_with_logic_has_a_test_file_in_the_mirrored_place():
     assert untested(PACKAGE, ROOT / "tests") == []
+
+
+def test_every_module_is_on_the_map():
+    """One line in its package's docstring, or in docs/architecture.md, says what a module is for."""
+    assert unmapped(PACKAGE, (ROOT / "docs/architecture.md").read_text(encoding="utf-8")) == []
 
 
 def _plant(tmp_path: Path, files: dict[str, str]) -> Path:
@@ -188,3 +205,8 @@ def test_a_module_without_tests_is_reported(tmp_path: Path):
     }
     root = _plant(tmp_path, files)
     assert untested(root / "reshard", root / "tests") == ["a/untested.py"]
+
+
+def test_a_module_that_no_map_names_is_reported(tmp_path: Path):
+    files = {"a/__init__.py": '"""b: what b is for."""\n', "a/b.py": "", "a/guided.py": "", "a/bb.py": ""}
+    assert unmapped(_plant(tmp_path, files), "`guided` has a line here") == ["a/bb.py"]

@@ -17,7 +17,7 @@ The steps of an examination, each in a module of its own:
     flow           sees through fusions, tuples and asynchronous calls; `numbering` recognizes equal values
     scalars        evaluates the integers that depend only on the device: offsets of slices
     index_maps     knows, for each instruction that only moves data, where each element was before
-    chains         joins collectives and the local moves between them
+    chains         joins collectives and the local moves between them; `needed` sees which of them waste nothing
     trace          follows the elements of a chain's results back to its start
     infer_layouts  reads the layouts before and after off these elements
     matching       matches a move with the known ones
@@ -28,9 +28,11 @@ The steps of an examination, each in a module of its own:
 
 The pass inside XLA builds on the same flow:
 
-    proposals      what plans could take the place of, each chain with its fate; the doctor asks it too
+    proposals      the chains that plans could replace, each with its fate (`chain_fate`); the doctor asks it too
     predictions    what that costs, by the plans' own figures; `planned_memory` works out the program's peak
-    replacements   proposes chains to replace: where data enters, the values to yield, the move between
+    replacements   where data enters a chain, the values that a plan must yield, and the move between
+    batch_ops      operations on rows, such as an FFT, that each device could run on its own rows; `op_layouts` and
+                   `op_choices` say where rows may be, and `op_equivalence` checks the result
     shifts         describes a result as boxes of neighbours' tiles, where no two layouts do
     equivalence    traces the rewritten module, and compares where each user gets its elements from
     proofs         keeps what was proved of a chain, for equal ones

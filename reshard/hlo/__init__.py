@@ -16,13 +16,16 @@ Arrays
     `largest` is the largest array of a module; `large_arrays` lists the instructions that make large ones. Both
     return an `ArrayDefinition`.
 Origins
-    `Source` is the user's line for an instruction, `Frame` one line of its stack.
+    `Source` is the user's line for an instruction, `Frame` one line of its stack. `origin` finds a line near an
+    instruction that has none, and `platform` says which compiler wrote the text.
 
 Rewriting a module
-    `proto` edits a serialized module, on the codec of `wire`; `splice` puts a compiled fragment in the place of a
-    chain, `dead_code` removes what nobody uses then, and `integrity` checks the result.
+    `proto` edits a serialized module and `instruction_proto` one instruction, on the codec of `wire`; `splice` puts a
+    compiled fragment in the place of a chain, `dead_code` removes what nobody uses then, and `integrity` checks the
+    result.
 
-The grammars are in `module`, `replica_groups` and `frames`; the spellings of collectives are in `forms`.
+The grammars are in `module`, `shapes`, `replica_groups` and `frames`; the spellings of collectives are in `forms`.
+`walk` goes through what a module executes, and `loops` counts how often.
 """
 
 from reshard.hlo.arrays import ArrayDefinition as ArrayDefinition

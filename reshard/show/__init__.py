@@ -2,7 +2,8 @@
 
     headings          the mesh and the size of an array, in one line
     plan_table        a plan as a table of steps and a list of totals
-    explain           why each step of a plan is there, and how close the plan is to its bounds
+    explain           why each step of a plan is there, and how close the plan is to its bounds; `explain_views` the
+                      same of steps that change indices or dtypes
     layout_facts      a layout's mesh, sizes, padding and copies in words
     layout_picture    a layout as a strip, a grid or a table: which device holds what
     holders           the runs of indices behind that picture, and the devices that hold each

@@ -2,7 +2,7 @@
 
 plan       the best checked plan from one layout to another
 plan_tree  the plans of many arrays, in batches that share launches
-overlapped a plan to other devices in parts, each gathered while the next one crosses
+overlapped a plan to other devices in parts, each gathered while the next one crosses (`overlap`)
 Network    what bytes cost along each axis of a mesh: presets by name, JSON, or your own figures
 Link       the cost of one axis: seconds a message, bytes a second
 
@@ -10,6 +10,7 @@ planner    asks the routes, compares what they cost
 routes     candidate steps, one algorithm a file; how to add one
 cost       predicted seconds of a step
 budget     steps cut until a plan fits
+moves      plans of moves with a view, a part or a cast, around an ordinary plan
 trees      many arrays: `batches` groups and orders them, `tree_budget` makes them fit
 network    `Network`; `link` has `Link`, `presets` the figures of known machines
 wires      what rings, lines and tori carry; `torus` lays a mesh over physical axes

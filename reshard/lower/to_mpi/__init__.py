@@ -18,6 +18,9 @@
     seats(mesh, size)            the rank of every seat in a communicator; seat_of(...) the other way round
     unreplicated(layout)         whether each tile is on one rank only
 
+`boxes` lists the boxes of one device without those of others, `views` the steps that change indices; `direct` has what
+a rank fetches straight to the target, and `listed` the same in turns of a relay and through a view.
+
 Nothing here imports MPI. Schedules and fetches are plain data, and the same on every rank that computes them.
 """
 

@@ -9,6 +9,11 @@ LANES, SUBLANES        what a TPU pads the minor dim of an array to a multiple o
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
 transposes. Whatever differs from device to device (the block, the box) is looked up by the device's position in a
 small table, so that all devices run one program.
+
+`collectives` has a function for each collective, `exchange` the rounds, `boxes` and `block_writes` what a message takes
+and where it is written, `joining` exchanges joined at their end, `messages` the two halves of a crossing, `parts` the
+loop over parts, `scales` those of casts; `run_program` goes through the steps, `run_batch` through those of several
+arrays.
 """
 
 from reshard.lower.to_shard_map.block_writes import LANES as LANES

@@ -65,5 +65,6 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     indices         the global indices of a tile
     global_array    arrays that lie on one rank: scatter and gather
     measure         latency and bandwidth of a communicator
+    checksum        checksums of arrays that are the same in every layout
     gpu/            tiles on GPUs: staged through the host, or sent from GPU to GPU
 """

@@ -7,6 +7,7 @@
     hlo              HLO, XLA's compiled text  {devices=[2,1,4]<=[4,2]T(1,0)}
     dtensor          PyTorch's placements      [Shard(0), Replicate()] on a mesh of 2 x 4
     scalapack        ScaLAPACK's descriptors   [1, 0, 1000, 800, 64, 32, 0, 0, 512] on a grid of 2 x 3
+    einops           views, not shardings      l (three h d) m -> three l h d m
 
 Shared by them: `reader` takes text token by token, `sharding` has the plain data (`RawSharding`) and looks up
 its axes on a mesh (`place`), `detect.read` recognizes the notation of a text.

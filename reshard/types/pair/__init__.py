@@ -18,6 +18,15 @@
     crossing.py         an exchange between two sets of devices: who sends, how much, how many rounds
     relay.py            such an exchange in two turns: to devices that pass elements on, then from them
     relay_loads.py      how much each device passes on there, so that the busiest sends the least
+    lacking.py          what each device lacks of its target tile
+    released.py         a layout without some sub-axes: the digits that they held are local
+
+Through a view, indices of the two differ:
+
+    view_layouts.py     both layouts on the atoms of the view, where they can be written so
+    view_stages.py      a move as dims opened, an ordinary move, dims closed
+    view_boxes.py       boxes of atoms, and what two of them have in common
+    view_messages.py    who sends what to whom, where digits and atoms do not align
 
 Nothing here knows what a step is; that is for the rules.
 """

@@ -11,11 +11,21 @@ A rule takes a step's operand, result and mode. It returns the step's `Cost`, or
     all_reduce       partial sub-axes become replicated                          reduce.py
     split_sum        sub-axes in use or not become partial                       split_sum.py
 
+Steps that change the array's dims, its extent or its dtype; only `view_exchange` sends anything:
+
+    view             the same elements under other indices                       view.py
+    take, put        part of an array kept, or written into one that is there    view.py
+    cast             the same elements in another dtype                          view.py
+    view_exchange    any layout to any layout under a view, in rounds            view_exchange.py
+
     checker.py       check_step, and RULES, the table of the above
     cost.py          Cost, StepMode, and what all rules share
     tile_view.py     a tile as the blocks that a collective sends; shared with the lowering
     parts.py         a step split into smaller steps of the same kind
-    bounds.py        the least that any plan between two layouts receives
+    bounds.py        the least that any plan between two layouts receives; view_bounds.py, under a view
+    joint_bounds.py  the same of several arrays together
+    loads.py         what each device receives and sends in a step
+    lane.py          which steps can share a launch
 
 To add a collective: write its rule in a file of its own, with a table of an example's digits before and after; enter
 it in RULES; give it an instruction in `lower.program`, which every runtime then has to run; and add a row above and in

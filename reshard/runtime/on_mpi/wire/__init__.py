@@ -4,6 +4,7 @@
     datatypes    MPI datatypes for messages that MPI packs itself
     messages     all messages of a step, the same at sender and receiver
     joint        messages of several arrays as one
+    by_node      short messages between nodes, joined by node
     exchange     posts, packs, sends, receives and unpacks them, within bounded buffers
     reduction    reduce-scatter and all-reduce, by MPI's own collectives
     overwrite    an exchange inside the memory of a donated tile
