@@ -17,7 +17,7 @@ class ChainFate:
     `where` is the user's `file:line`, `does` its collectives in short. Bytes are those that a device receives in one
     run, `planned_bytes` those of the plans as compiled, None without one. `why` is the reason why it was left, empty if
     replaced.
-    `collectives` has the names of its instructions, and `permutes` counts what shifts it, for which there is no plan.
+    `collectives` has the names of its instructions, and `permutes` counts those of shifts, which have no plan.
     """
 
     where: str
@@ -62,7 +62,7 @@ class ChainFate:
 
 
 def fate_of(chain: Chain) -> ChainFate:
-    """The fate of a chain of which nothing is decided yet."""
+    """The fate of a chain before anything is decided."""
     sources = [one.source for one in chain.collectives]
     source = next((one for one in sources if one.exact and one.file), sources[0])
     where = f"{source.file}:{source.line}" if source.file else source.op_name or ""

@@ -162,7 +162,7 @@ class _Region:
         return start is not None and start.kind in REDUCTIONS
 
     def _needed(self, values: Sequence[HloValue]) -> set[HloValue]:
-        """The used values, and the values of which they are only another form."""
+        """The used values, and their earlier forms on the same device."""
         needed = set(self.used)
         for value in reversed(values):  # a value comes before the values made of it
             if value in needed and (source := self._earlier_form(value)) is not None:
@@ -170,7 +170,7 @@ class _Region:
         return needed
 
     def _earlier_form(self, value: HloValue) -> HloValue | None:
-        """The moved value of which this is only another form on the same device."""
+        """The moved value that this one is a form of: the same elements on the same device, renamed or reordered."""
         if value.opcode not in _LOCAL:
             return None
         return next((source for source in self.maps.sources(value) or () if self.is_moved(source)), None)

@@ -96,7 +96,7 @@ class Spliced(NamedTuple):
         return self.new.flow.origin(HloValue(self.new.region(self.region), self.stand_ins.get(name, name)))
 
     def key(self, pair: tuple[HloValue, HloValue], leaves: tuple[HloValue, HloValue]) -> Key | None:
-        """What a proof is known by that an old and a new value have the same elements; None if it cannot be kept."""
+        """The key of a proof that an old and a new value have the same elements; None if it cannot be kept."""
         before, after = self.old.signature(pair[0], leaves[0]), self.new.signature(pair[1], leaves[1])
         return None if before is None or after is None else (before, after, self.old.devices)
 

@@ -87,9 +87,9 @@ class Pick(NamedTuple):
 
 
 def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMove, Pick] | None:
-    """The move of gathering a part of each tile, of which all devices use one device's; None if that is not the move.
+    """The move that gathers one part of each tile, where all devices use the same sender's; None for any other move.
 
-    So a whole array that is gathered for its first element can be replaced.
+    An example is a program that gathers a whole array and uses its first element.
     """
     if result.array is None or not 0 < result.array.elements <= _CHECKED:
         return None
@@ -115,7 +115,7 @@ def infer_pick(tracer: Tracer, result: HloValue, dtype: str) -> tuple[InferredMo
 
 
 def _box(places: Numbers, tile: Array) -> tuple[tuple[int, int], ...] | None:
-    """The first and last indices of which the places are the elements, in order; None if they are not a box."""
+    """The box, by first and last indices, whose elements are these places in order; None if they are not a box."""
     indices = unravel(places, tile.dims)
     box = tuple((int(row.min()), int(row.max())) for row in indices)
     sizes = [last - first + 1 for first, last in box]
@@ -281,7 +281,7 @@ def traced_digits(tracer: Tracer, result: HloValue, summed: Sequence[tuple[int, 
 
 
 def _origins(tracer: Tracer, result: HloValue, points: Points, summed: Sequence[tuple[int, int]]) -> Origins:
-    """Where points came from; sums, of which all devices of a group have one, from the first of them."""
+    """Where points came from; a sum, which all devices of a group have, comes from the first of them."""
     origins = tracer(result, points)
     device = origins.device
     for stride, radix in summed:

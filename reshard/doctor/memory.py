@@ -1,4 +1,4 @@
-"""The memory of a whole program: which buffers a device holds when it holds most, from the order of the module's text.
+"""The peak memory of a whole program: the buffers that a device holds at the peak, by the order of the module's text.
 
     position  instruction              live
     0         %p = parameter(0)        p                     an argument is live from the start to the end
@@ -8,8 +8,7 @@
 
 An instruction that only renames data, or updates it in place, has the buffer of its operand. A loop runs inside its
 instruction: there the buffers that it carries are those of its body, and what it passes on unchanged stays outside.
-This is the program's own order, before the compiler puts buffers into one another's place, so its own account may be
-lower; it is given beside this one.
+The compiler lets buffers share memory afterwards, so its own figure, which the report shows too, may be lower.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def program_memory(
 
 
 class _Peak(NamedTuple):
-    """The most that is live in a region at once, and the position there."""
+    """The most bytes live at once in a region, and the buffers that they are."""
 
     live_bytes: int
     buffers: tuple[Buffer, ...]
@@ -150,7 +149,7 @@ class _Memory:
         return ProgramMemory(peak.live_bytes, tuple(largest_first), timeline)
 
     def peak(self, name: str) -> _Peak:
-        """The most that a computation holds: the entry, or one that a loop or a conditional starts."""
+        """The peak of a computation: the entry, or one that a loop or a conditional runs."""
         if name not in self._peaks:
             self._peaks[name] = _Peak(0, ())  # ends the recursion; the walk refuses such a computation
             region = self.regions.get(name)
@@ -183,12 +182,12 @@ class _Memory:
         return live
 
     def _inside(self, instruction: Instruction) -> _Peak:
-        """The most that a computation holds which a loop or a conditional runs."""
+        """The highest peak of the computations that a loop or a conditional runs."""
         peaks = [self.peak(name) for name in instruction.called] if instruction.opcode in _RUNS else []
         return max(peaks, key=lambda peak: peak.live_bytes, default=_Peak(0, ()))
 
     def _at(self, ranges: _Ranges, sizes: list[int]) -> _Peak:
-        """What is live while the instruction runs at which most is."""
+        """The buffers live while the instruction at the peak runs."""
         at = sizes.index(max(sizes))
         instruction = ranges.instructions[at]
         own = set(ranges.handed_over(instruction, at)) if instruction.opcode in _RUNS else set[HloValue]()
@@ -198,7 +197,7 @@ class _Memory:
 
 
 class _Ranges:
-    """The buffers of one region, from where each is made to where it is used last."""
+    """The buffers of one region, each from the instruction that makes it to its last user."""
 
     def __init__(self, memory: _Memory, region: Scope) -> None:
         self.memory, self.flow, self.region = memory, memory.flow, region
@@ -225,7 +224,7 @@ class _Ranges:
         return self._owners[value]
 
     def handed_over(self, instruction: Instruction, at: int) -> Iterator[HloValue]:
-        """The buffers that are the loop's own while it runs: those that it is given and yields."""
+        """The buffers that a loop owns while it runs: those that it takes over, and those of its results."""
         results = {value: self.owner(value) for value in self._origins(instruction.name)}
         given = set(map(self.owner, self._operands(instruction) if instruction.opcode == "while" else ()))
         yield from (value for value, owner in results.items() if owner == value and value in self.live)
@@ -271,7 +270,7 @@ class _Ranges:
         return Buffer(one.array, where, moved or made_by, computation.name, moved is not None)
 
     def _same_buffer(self, value: HloValue) -> HloValue | None:
-        """The value that this one renames, updates in place, or is after a loop that passes it on; None if none."""
+        """The value whose buffer this one reuses, by renaming, updating or passing it on; None for a new buffer."""
         operands = value.instruction.operands
         if value.opcode == "dynamic-update-slice":
             origin = self.flow.origin(HloValue(value.scope, operands[0]))
@@ -287,7 +286,7 @@ class _Ranges:
         return None
 
     def _summed_in_place(self, value: HloValue) -> HloValue | None:
-        """The operand of an all-reduce that nothing else uses: the sum takes its buffer."""
+        """The operand of an all-reduce, if nothing else uses it: the sum reuses its buffer."""
         operand = value.instruction.operands[value.path[0] if value.path else 0]
         made = self.region.computation.by_name.get(operand)
         users = self.region.computation.users.get(operand, ())

@@ -208,7 +208,7 @@ class OpFinder:
         return outputs
 
     def _in_whole(self, form: HloValue, elements: int) -> HloValue:
-        """The form of a result of which all devices together have all elements, if this one is a part of that."""
+        """This form of a result, or an earlier one if the devices together have only some elements of this one."""
         while form.array is not None and form.array.elements * self.maps.scalars.devices < elements:
             sources = self.maps.sources(form)  # ends: each step goes back to a source
             if sources is None or len(sources) != 1:
@@ -217,7 +217,7 @@ class OpFinder:
         return form
 
     def _named(self, region: Scope, value: HloValue) -> list[HloValue]:
-        """A value as instructions that yield it and nothing else; part of a tuple is taken out of it by some."""
+        """The instructions that yield a value and nothing else: those that take it out, if it is part of a tuple."""
         if not value.path:
             return [value]
         parts = [one for one in region.computation.instructions if one.opcode == "get-tuple-element"]
@@ -233,7 +233,7 @@ class OpFinder:
         return OpOutput(number, after, (), tuple(use_of(region, one) for one in values), values)
 
     def _used(self, region: Scope, result: HloValue) -> list[HloValue]:
-        """The forms of a result that an instruction takes which is not a local move, or that the region yields."""
+        """The forms of a result that the region yields, or that an instruction other than a local move takes."""
         forms = {result}
         used: dict[HloValue, None] = {}
         for site in self.flow.sites(region):

@@ -1,4 +1,4 @@
-"""The memory of a program in which plans have taken the place of chains: what they make dead is not stored any more.
+"""The memory of a program after plans have replaced chains, and instructions that became dead are gone.
 
 %g = f32[64,64] all-gather(%s)                                    %s: live until the fragment
 %f = f32[64,8] fusion(%g, %id), calls=%slice_and_add     at %f:   the fragment's result and temporary memory
@@ -19,7 +19,7 @@ _Instruction = tuple[Scope, str]
 
 
 def edits(flow: Flow, proposals: Iterable[Proposal]) -> dict[Scope, Edits]:
-    """What becomes of the regions of a module where these proposals take the place of their chains."""
+    """How the regions of a module change when these proposals replace their chains."""
     by_region: dict[Scope, list[Proposal]] = {}
     for one in proposals:
         if one.replacements:
@@ -47,7 +47,7 @@ def _edits(flow: Flow, region: Scope, proposals: list[Proposal]) -> Edits:
 
 
 def _is_last(one: Proposal, at: int, after: _NeededHere, positions: Mapping[str, int]) -> bool:
-    """Whether the plans are the last to take their source, which then makes room while they run."""
+    """Whether nothing after the plans uses their source, so that its memory is free while they run."""
     source = one.replacements[0].source
     computation = after.region.computation
     users = [positions[name] for name, taken in after.taken.items() if source in taken]
@@ -65,7 +65,7 @@ def _replaced(one: Proposal) -> Iterator[HloValue]:
 
 
 def _used_inside(one: Proposal, region: Scope, positions: Mapping[str, int]) -> Iterator[tuple[int, int, int]]:
-    """Results that fusions take where they made them themselves, as long as they are used."""
+    """The live ranges of results that fusions used to make inside, and that are stored now."""
     used = [(positions[_outermost(value, region)], value) for value in _replaced(one) if value.scope is not region]
     sizes = {value.array.nbytes for _, value in used if value.array is not None}
     if sizes:
@@ -73,7 +73,7 @@ def _used_inside(one: Proposal, region: Scope, positions: Mapping[str, int]) -> 
 
 
 def _outermost(value: HloValue, region: Scope) -> str:
-    """The instruction of the region inside of which a value is made."""
+    """The region's own instruction that contains the one that makes a value."""
     site = value.site
     while site.scope is not region and site.scope.caller is not None:  # ends: scopes are nested in their callers
         site = site.scope.caller
@@ -81,7 +81,7 @@ def _outermost(value: HloValue, region: Scope) -> str:
 
 
 class _NeededHere:
-    """The instructions of a region without which it cannot yield what it does, and the operands that each takes.
+    """The instructions that a region's result depends on, and the operands that each takes.
 
     Those that are `replaced` take their source instead.
     """

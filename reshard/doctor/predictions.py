@@ -1,7 +1,7 @@
-"""What a proposal costs by the figures of its plans alone: what the pass gets to know by compiling it.
+"""What a proposal costs, by the figures of its plans alone; the pass measures it by compiling.
 
-A compiler may spell a plan with more bytes than the plan has. One is known to: XLA:CPU has no collectives of 16-bit
-floats and sends 32 bits for each. So does a program none of whose collectives sends such floats, if it has any to send.
+A compiler may send more bytes than the plan has. XLA:CPU is known to: it has no collectives of 16-bit floats, and sends
+32 bits for each. A program is taken for one of these if none of its own collectives sends 16-bit floats.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _check_sums(one: Proposal, maps: IndexMaps) -> None:
 
 
 def _summed(instruction: Instruction) -> tuple[tuple[int, ...], ...] | None:
-    """The groups of devices of an instruction that adds up; None if it is none."""
+    """The groups of a reduction; None for any other instruction."""
     if isinstance(instruction, InParts):
         return _summed(instruction.each)
     return instruction.groups if isinstance(instruction, ReduceScatter | AllReduce) else None

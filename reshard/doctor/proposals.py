@@ -1,4 +1,4 @@
-"""What plans could take the place of: the chains of a module, each with its fate.
+"""The chains of a module that plans could replace, each with its fate.
 
     find      chains, and operations on whole rows with the chains that bring their operands
     plan      the cheapest plan for each
@@ -40,16 +40,17 @@ from reshard.types.mesh import Mesh
 from reshard.types.plan import Plan
 
 ALIGNMENT = 4096
-"""Bytes by which buffers are rounded up, and those of tables and scalars."""
-_SURELY = 0.5  # of the peak before: an estimate by the order of the text has been off by a third
+"""Bytes by which a peak may be exceeded: buffers are rounded up, and tables and scalars take some."""
+_SURELY = 0.5
+"""An estimate below this share of the old peak needs no check: estimates have been off by up to a third."""
 _GAIN = 0.01
-"""Of the peak before: what a program must need less if it receives as many bytes. Compiling it anew costs seconds."""
+"""The share of its peak that a program must save if it receives as many bytes: compiling it anew costs seconds."""
 PREFERENCES = ("bytes", "memory", "time")
-"""What plans can be asked to make better."""
+"""What the plans can be asked to reduce."""
 
 
 class ProposalOptions(NamedTuple):
-    """What plans are made for: the network and the budget of `reshard.plan`, and what they must make better.
+    """What the plans are made for: the network and budget of `reshard.plan`, and the figure to reduce.
 
     `prefer` is "bytes", "memory" or "time"; see `Proposals`. `platform` is that of the devices.
     """
@@ -61,12 +62,12 @@ class ProposalOptions(NamedTuple):
 
     @property
     def launch_cost(self) -> int:
-        """What starting a collective costs, in bytes; on CPU, devices are threads that stand for others: nothing."""
+        """What starting a collective costs, in bytes; nothing on CPU, where threads stand for real devices."""
         return 0 if self.platform == "cpu" else launch_bytes(self.network)
 
 
 def check_preference(prefer: object) -> str:
-    """The preference; raises `PlanError` for what is none.
+    """Returns the preference; raises `PlanError` for anything but those of `PREFERENCES`.
 
     >>> check_preference("memory")
     'memory'
@@ -77,7 +78,7 @@ def check_preference(prefer: object) -> str:
 
 
 class ProposalCost(NamedTuple):
-    """The bytes that a device receives in plans, in how many launches, and the most that it holds at once in any."""
+    """What plans cost a device: bytes received in all of them, the highest peak of one, and their launches."""
 
     received_bytes: int
     peak_bytes: int
@@ -86,7 +87,7 @@ class ProposalCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A chain, its fate, and what could take its place: nothing if it is to stay.
+    """A chain, its fate, and what could replace it: nothing if it is to stay.
 
     `allowed_bytes` is the memory that the chain needs. `excess_bytes` is what the plans need beyond: they fit only
     where the program's own peak is elsewhere. `moves` are the layouts of an operation on rows; then the first of the
@@ -102,7 +103,7 @@ class Proposal:
 
 
 Measure = Callable[[Proposal], ProposalCost]
-"""The cost of what is proposed; raises `Unfit` or a `ReshardError` if it cannot be made."""
+"""Measures a proposal; raises `Unfit` or a `ReshardError` for one that cannot be compiled or planned."""
 
 
 class Proposals:
@@ -164,17 +165,17 @@ class Proposals:
         return None if one.excess_bytes else one
 
     def _parts(self, chain: Chain) -> list[Chain]:
-        """The chains that a chain consists of which may begin with a sum."""
+        """The parts of a chain, each of which may begin with a sum."""
         if not chain.reduces or len(chain.collectives) < 2:
             return [chain]
         return [one for one in self.apart if one.region is chain.region and one.is_part_of(chain)]
 
     def _left(self, sum_: Chain, whole: Proposal | None) -> Proposal:
-        """A sum of which the whole chain was tried, or taken in part by operations on rows."""
+        """The proposal for a sum: left if its whole chain was tried or partly replaced, else tried alone."""
         return Proposal(sum_, replace(fate_of(sum_), why=whole.fate.why)) if whole is not None else self._tried(sum_)
 
     def _tried(self, chain: Chain) -> Proposal:
-        """What could take the place of a chain; nothing, with the reason, if nothing can."""
+        """The proposal that replaces a chain, or one that leaves it and says why."""
         try:
             return self._better(chain)
         except (Unfit, ReshardError) as error:
@@ -194,7 +195,7 @@ class Proposals:
         return smaller
 
     def _allowed(self, chain: Chain) -> int:
-        """The memory that a chain needs; XLA adds up sums where the summands are."""
+        """The memory that a chain needs; the results of sums are not counted, since XLA sums in place."""
         sums = [one for one in chain.collectives if one.kind in REDUCTIONS]
         return self.liveness.of(chain).peak_bytes - sum(array.nbytes for one in sums for array in one.results)
 
@@ -233,7 +234,7 @@ class Proposals:
         return replace(one, fate=fate, allowed_bytes=allowed, excess_bytes=excess)
 
     def _check_bytes(self, one: Proposal, received: int, why: str) -> None:
-        """Raises `Unfit` if so many bytes are no gain: only what is preferred to them may be as good with as many."""
+        """Raises `Unfit` if so many bytes are no gain; as many as before may be if memory or time is preferred."""
         before, prefer = one.fate.received_bytes, self.options.prefer
         if received > before or (received == before and prefer == "bytes"):
             raise Unfit(why)
@@ -245,7 +246,7 @@ class Proposals:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
 
     def _check_order(self, one: Proposal) -> None:
-        """Raises `Unfit` if a TPU rounds a sum otherwise: a reduce-scatter among all devices is two levels there."""
+        """Raises `Unfit` if a TPU rounds a sum differently: its reduce-scatter among all devices has two levels."""
         if self.options.platform != "tpu":
             return
         for source, steps in ((plan.source, plan.steps) for plan in one.fate.plans):
@@ -348,7 +349,7 @@ def why_unmeasured(
 
 
 class ProgramCost(NamedTuple):
-    """The most that a device holds at once in a whole program, and what it receives, in bytes, as compiled."""
+    """The peak memory of a whole compiled program and the bytes that it receives, on one device."""
 
     peak_bytes: int
     received_bytes: int

@@ -8,12 +8,12 @@ arrays that the chain makes on the way.
     %g = f32[8,8]  all-gather(%p)                  it holds  8 rows, whatever any device uses
     %d = f32[8,2]  dynamic-slice(%g, 0, 2 id)      it uses   2 columns: %g is rebuilt
 
-An array is rebuilt if each device holds whatever *any* device uses, and none uses all of that or had it before. So a
-gather that is used as a whole is not rebuilt, whether by arithmetic, by a loop or as a result; nor is one that all
-devices cut alike, as padding is cut off; nor one of which some device uses everything, as the last does in a cumsum.
+An array is rebuilt if each device holds whatever *any* device uses, and none uses all of that or had it before. So an
+array is not rebuilt if arithmetic, a loop or the program's result uses the whole of it; if all devices use the same
+part, as when padding is cut off; or if some device uses everything, as the last one does in a cumsum.
 
-Small arrays are compared element by element. Of large ones, the results of collectives are compared on a sample: they
-are rebuilt if the used places have the same element on every device, devices use different ones, and none uses as many.
+Small arrays are compared element by element, and the results of collectives, if large, on a sample: they are rebuilt if
+the used places have the same element on every device, devices use different ones, and no device uses as many elements.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WHOLE, GROUP = "whole", "group"
 _EXACT = 1 << 15  # elements, over all devices, that are compared one by one
 _BITS = 1 << 24  # devices times elements in the tables for that
 _SAMPLED = 256  # places of each array that are compared if there are more
-_LARGEST = 16  # arrays of a chain that are compared; a simulation may pass halos on for hundreds of steps
+_LARGEST = 16  # arrays of a chain that are compared: a simulation may pass on hundreds of halos
 
 
 class Rebuilt(NamedTuple):
@@ -75,7 +75,7 @@ class _Comparison(Protocol):
     def groups(self) -> Numbers: ...
 
     def leaf(self, devices: Numbers) -> int | None:
-        """The leaf of which a group of devices has rebuilt all; None if there is none."""
+        """A leaf that a group of devices has rebuilt entirely; None if there is none."""
         ...
 
 
@@ -142,7 +142,7 @@ class _Search:
         self.forms = list({numbering.of(form): form for form in reversed(forms)}.values())
 
     def rebuilt(self, stored: Iterable[HloValue]) -> Iterator[Rebuilt]:
-        """The arrays that are rebuilt, of the largest ones, the largest first. One that is used as it is cannot be."""
+        """The rebuilt ones among the largest arrays, the largest first; those used as they are cannot be."""
         used = {self.numbering.of(form) for form in self.forms}
         arrays: dict[int, HloValue] = {}
         for value in stored:

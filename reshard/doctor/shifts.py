@@ -81,10 +81,10 @@ class Shift:
 
 
 def infer_shift(tracer: Tracer, result: HloValue) -> Shift | None:
-    """The shift that a result is of the tracer's only leaf; None if it is none.
+    """The shift that makes a result from the tracer's only leaf; None if it is not a shift.
 
-    Lines along each dim show where cells meet, and the corners of each cell where it comes from. What is between them
-    is not looked at here.
+    Lines along each dim show where cells meet, and the corners of each cell where it comes from. Elements between them
+    are not checked here.
     """
     if result.array is None or not result.array.elements:
         return None

@@ -74,7 +74,7 @@ def summed_digits(maps: IndexMaps, value: HloValue) -> list[tuple[int, int]]:
 
 
 def digits_of(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """The digits, as strides and radices, of which these numbers are all combinations, in order.
+    """The digits, as strides and radices, whose combinations are exactly these numbers, in order.
 
     Raises `Untraceable` if there are none.
 

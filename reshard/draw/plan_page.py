@@ -97,7 +97,7 @@ def _row(step: Step, timed: bool) -> list[str]:
 
 
 def tiles_of(plan: Plan) -> str:
-    """The tiles for a wide and for a narrow screen, of which the page shows one, or why there is no picture."""
+    """The tiles, drawn for a wide and for a narrow screen (the page shows one of them), or why there is no picture."""
     try:
         wide, narrow, notes = tiles_svg(plan), tiles_svg(plan, columns=1), tiles_notes(plan)
     except ReshardError as error:

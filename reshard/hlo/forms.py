@@ -119,7 +119,7 @@ def _users_through_views(computation: Computation, instruction: Instruction) -> 
 
 
 def _recv_form(instruction: Instruction) -> CollectiveForm | None:
-    """The collective of which a recv is the receiving half; None if it receives from the host."""
+    """The collective that a recv is the receiving half of; None if it receives from the host."""
     results = instruction.results
     if transfer := _MEGASCALE.search(instruction.rest):
         if transfer[1] not in _BETWEEN_SLICES:

@@ -109,7 +109,7 @@ class Message:
 
 
 def decode(data: bytes) -> Message:
-    """Decodes the fields of one message; those inside stay bytes. Raises `NotationError` for bytes that are no message.
+    """Decodes the fields of one message; those inside stay bytes. Raises `NotationError` for other bytes.
 
     >>> decode(b"\\x08\\x01").fields
     [Field(number=1, wire_type=0, value=1)]

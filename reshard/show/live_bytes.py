@@ -35,8 +35,8 @@ class Timeline(NamedTuple):
 def live_parts(step: Step) -> tuple[tuple[str, int], ...]:
     """The bytes live on a device while a step runs, by what they are; they add up to `step.live_bytes`.
 
-    The source is a part of its own where it is neither donated nor the operand. On the way to other devices, none of
-    which has the operand too, they are those of a device that sends or of one that receives, whichever has more.
+    The source is a part of its own where it is neither donated nor the operand. Between disjoint sets of devices they
+    are those of a sender or of a receiver, whichever has more.
 
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=4)

@@ -97,7 +97,7 @@ def totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:
 
 
 def _sent(plan: Plan) -> list[tuple[str, str]]:
-    """What the busiest sender sends, on the way to other devices: among the same ones, it is what devices receive."""
+    """What the busiest sender sends, for a plan to other devices; among the same ones it is what devices receive."""
     if not plan.crosses:
         return []
     bound = f"no plan's busiest device sends or receives less than {bytes_text(plan.endpoint_bound_bytes)}"

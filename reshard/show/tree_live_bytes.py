@@ -22,7 +22,7 @@ _MOST = 10  # Bars of batches that a picture has room for.
 
 
 def tree_timeline(tree: TreePlan) -> Timeline:
-    """The moments of a tree; of many batches, neighbours share one: that of them with the most bytes live.
+    """The moments of a tree. Neighbours among many batches share the moment with the most bytes live.
 
     >>> import reshard as rs
     >>> mesh = rs.Mesh(x=4)

@@ -232,7 +232,7 @@ class Network:
 
 
 def _start(path: str | Path) -> bytes:
-    """The bytes of a network's file, of which no more are read than one may have: `/dev/zero` has no end."""
+    """The bytes of a network's file; reading stops at the most that one may have, since `/dev/zero` has no end."""
     if not isinstance(path, str | Path):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError("a path is text")
     with Path(path).open("rb") as file:

@@ -230,7 +230,7 @@ def _message(step: Step) -> int:
 
 
 def _ends(source: object, target: object) -> tuple[Layout, Layout]:
-    """The source and the target of a request; refuses what is none, and arrays that differ in more than layouts."""
+    """The source and the target of a request; refuses other objects, and layouts of different arrays."""
     if isinstance(source, Move):
         if target is not None:
             raise PlanError(f"a move has its target; give {source} alone, or two layouts")

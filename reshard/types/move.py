@@ -180,7 +180,7 @@ def _resolved(
 def _of_dims(
     source: Layout, target: Layout, take: Mapping[Any, Any], into: Mapping[Any, Any], sizes: Mapping[str, object]
 ) -> View:
-    """The view of arrays with the same dims, of which parts may be taken or filled, named by their numbers."""
+    """The view of arrays with the same dims; parts to take or fill are named by the numbers of the dims."""
     if sizes:
         raise PlanError(
             f"unknown argument {quoted(min(sizes))}; sizes of atoms need a view, such as view='(a b) -> b a'"

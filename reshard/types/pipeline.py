@@ -29,7 +29,7 @@ IN_FLIGHT = 2
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A plan of which the first step crosses to other devices, in `parts` parts that overlap.
+    """A plan whose first step crosses to other devices, in `parts` parts that overlap.
 
     The other steps are on the target's devices. `seconds` is what the schedule takes on the network that it is for.
     Raises `PlanError` for a plan that does not split so.
@@ -113,7 +113,7 @@ def part_of(plan: Plan, parts: int) -> Plan:
 
 
 def _overlaps(plan: Plan) -> bool:
-    """Whether a plan crosses in its first step to devices of which the source has none, and has further steps there."""
+    """Whether the first step of a plan crosses to a disjoint set of devices, and more steps follow there."""
     simple = plan.view is None and all(step.mode == PLAIN for step in plan.steps) and not plan.source.partial
     if len(plan.steps) < 2 or not simple or not disjoint(plan.source.mesh, plan.target.mesh):
         return False

@@ -74,7 +74,7 @@ def _divisor(size: int) -> int:
 
 
 def _met(size: int, step: int) -> int:
-    """A common divisor of the number and the distance of two walkers, of which one is twice as fast (Floyd)."""
+    """A common divisor of the number and the distance of two walkers, one twice as fast as the other (Floyd)."""
     slow = fast = 2
     while True:
         slow = (slow * slow + step) % size

@@ -98,7 +98,7 @@ class Step:
     def live_bytes(self) -> int:
         """Bytes on one device while the step runs: source if kept, operand, result and scratch.
 
-        On the way to other devices, none of which has the operand too, no device has both.
+        Between disjoint sets of devices, no device has both operand and result.
         """
         before, after = self.operand.tile_bytes, self.result.tile_bytes
         if self.mode.in_place or aliases(self.kind, self.operand, self.result, self.mode):

@@ -120,7 +120,7 @@ def check_relay(step: Exchange, passed: Sequence[Transfer], contract: StepContra
 
 
 def boxes_of(step: Exchange, *, relayed: bool = True) -> Boxes:
-    """All boxes of an exchange, the local ones first; without those that are `relayed` if so wished."""
+    """All boxes of an exchange, the local ones first; `relayed` says whether those of the second turn are included."""
     every = [*step.local, *itertools.chain.from_iterable(step.rounds)]
     transfers = [t for t in every if relayed or not t.relayed]
     ends = array([(t.sender, t.receiver) for t in transfers for _ in t.boxes], 2, "transfers")

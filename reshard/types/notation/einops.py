@@ -101,7 +101,7 @@ def _side(text: str, side: str) -> Side:
 
 
 def _atom(token: str) -> tuple[str, ...]:
-    """The atom of a token; a 1 is none."""
+    """The atoms of a token: one for a name, none for a 1."""
     return () if token == "1" else (token,)
 
 

@@ -39,7 +39,7 @@ def remesh(layout: Layout, mesh: Mesh) -> Layout | None:
 
 
 def common_mesh(a: Mesh, b: Mesh) -> Mesh | None:
-    """A mesh of which every axis of both meshes is a product of axes, or None if the two do not nest.
+    """A mesh whose axes multiply to every axis of both meshes, or None if the two do not nest.
 
     >>> print(common_mesh(Mesh(x=4, y=2), Mesh(x=2, y=4)))
     <d0=2, d1=2, d2=2>

@@ -86,7 +86,7 @@ def append(runs: list[Progression], more: Progression) -> None:
 
 
 def repeated(runs: list[Progression], repeat: Repeat) -> list[Progression]:
-    """A period's progressions, of which the first has the first run and the last one the last, over many periods.
+    """The progressions of one period, repeated over many; the first run comes first in them, and the last run last.
 
     Where the last run of a period continues in the next, the two are merged:
 

@@ -53,7 +53,7 @@ def split_dim(dim: Dim, sizes: Sequence[int]) -> list[Dim] | None:
 
 
 def _minor(rest: list[Digit], size: int) -> list[Digit] | None:
-    """Takes the minor digits of which `size` is the product off a numeral, one of them cut if need be."""
+    """Takes the minor digits whose product is `size` off a numeral; cuts one of them if need be."""
     digits: list[Digit] = []
     while size > 1:
         if not rest:

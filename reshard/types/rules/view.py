@@ -94,7 +94,7 @@ def _layout(like: Layout, atoms: Mapping[int, Dim]) -> Layout:
 
 
 def check_take(operand: Layout, result: Layout, mode: StepMode) -> Cost:
-    """The dims of which part is taken are local; all others stay."""
+    """The dims that `take` cuts are local; all others stay as they are."""
     view = view_of("take", operand, result, mode)
     if view.into or not _part_of(operand, result, view):
         raise refusal("take", operand, result, f"{view}: part of a dim is taken where each tile has all of it")
@@ -102,7 +102,7 @@ def check_take(operand: Layout, result: Layout, mode: StepMode) -> Cost:
 
 
 def check_put(operand: Layout, result: Layout, mode: StepMode) -> Cost:
-    """The dims of which part is filled are local; all others stay."""
+    """The dims that `put` fills in part are local; all others stay as they are."""
     view = view_of("put", operand, result, mode)
     if view.taken or not _part_of(result, operand, view):
         raise refusal("put", operand, result, f"{view}: part of a dim is filled where each tile has all of it")
