@@ -258,7 +258,9 @@ def network_of(given: object) -> Network | None:
         return None
     network = Network.load(given) if isinstance(given, str) else given
     if not isinstance(network, Network):
-        raise PlanError(f"network {quoted(network)} is not a Network; give one, the name of a preset, or None")
+        raise PlanError(
+            f"network {quoted(network)} is not a Network; give one, a preset or a file by its name, or None"
+        )
     return network
 
 

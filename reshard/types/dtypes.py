@@ -6,7 +6,7 @@ The canonical name is numpy's or ml_dtypes' (`float32`, `bfloat16`, `float8_e4m3
 
 from __future__ import annotations
 
-from reshard.errors import LayoutError, quoted
+from reshard.errors import LayoutError, did_you_mean, quoted
 
 _TABLE: tuple[tuple[str, str, int], ...] = (
     ("bool", "pred", 8),
@@ -45,6 +45,9 @@ _ALIASES = {
     **{short: name for name, short, _ in _TABLE},
     **{f"i{short[1:]}": name for name, short, _ in _TABLE if name.startswith("int")},
     "f8e4m3": "float8_e4m3",
+    "half": "float16",
+    "single": "float32",
+    "double": "float64",
     "float": "float64",
     "int": "int64",
     "complex": "complex128",
@@ -62,7 +65,7 @@ _NUMPY = {
 
 
 def canonical(dtype: object) -> str:
-    """The canonical name of a dtype given as a name, a numpy dtype or a scalar class.
+    """The canonical name of a dtype given as a name, a numpy dtype, a scalar class or a dtype of torch.
 
     Names are numpy's and HLO's, whose numbers are bits. numpy's codes, whose numbers are bytes, are read after a byte
     order, which says that they are codes; the order itself does not matter, since a layout has none.
@@ -74,15 +77,25 @@ def canonical(dtype: object) -> str:
         name = dtype
     else:
         given = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
-        name = given if isinstance(given, str) else quoted(dtype)
+        name = given if isinstance(given, str) else quoted(dtype).removeprefix("torch.")
     code = _NUMPY.get(name[1:]) if name[:1] in ("<", ">", "=") else None
     try:
         return _ALIASES[name if code is None else code]
     except KeyError:
         raise LayoutError(
             f"unknown dtype {quoted(name)}: {_candidates(name)}use a numpy name (float32), an HLO name (f32) or an "
-            f"ml_dtypes name (bfloat16, float8_e4m3fn, int4)"
+            f"ml_dtypes name (bfloat16, float8_e4m3fn, int4){_likely(name)}"
         ) from None
+
+
+def _likely(name: str) -> str:
+    """The end of a message about an unknown name: the known one that is most like it, or nothing.
+
+    >>> _likely("BF16"), _likely("flaot32"), _likely("zz")
+    ("; did you mean 'bf16'?", "; did you mean 'float32'?", '')
+    """
+    same = name.strip().lower()
+    return did_you_mean(same, [same] if same in _ALIASES else _SHORT)
 
 
 def _candidates(name: str) -> str:

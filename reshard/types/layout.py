@@ -149,7 +149,14 @@ class Layout:
         """
         checked_mesh(mesh)
         sizes = checked_shape(shape)
-        names = [(s,) if isinstance(s, str) else () if s is None else _listed(s, "spec") for s in _listed(spec, "spec")]
+        names = [
+            (s,)
+            if isinstance(s, str)
+            else ()
+            if s is None
+            else _listed(s, "spec of a dim", "an axis, several, or None")
+            for s in _listed(spec, "spec", f"a list such as ['x', None], of at most {MOST_LISTED} items")
+        ]
         if len(names) > len(sizes):
             raise LayoutError(
                 f"spec {quoted(list(spec))} has {len(names)} entries for global shape {quoted(sizes)} of rank "
@@ -374,11 +381,11 @@ def checked_mesh(mesh: object) -> Mesh:
     return mesh
 
 
-def _listed(given: Any, what: str) -> tuple[Any, ...]:
+def _listed(given: Any, what: str, wanted: str = f"a list of at most {MOST_LISTED} items") -> tuple[Any, ...]:
     """What a list holds; raises `LayoutError` for what is not one."""
     items = listed(given)
     if items is None:
-        raise LayoutError(f"{what} {quoted(given)}: give a list of at most {MOST_LISTED} items")
+        raise LayoutError(f"{what} {quoted(given)}: give {wanted}")
     return items
 
 

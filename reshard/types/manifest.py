@@ -56,9 +56,9 @@ class Manifest:
     entries: tuple[ManifestEntry, ...]
 
     def __post_init__(self) -> None:
-        given = cast("object", self.entries)
-        if not isinstance(given, tuple) or not all(isinstance(one, ManifestEntry) for one in self.entries):
-            raise PlanError(f"{quoted(given)} are not the entries of a manifest; make one with Manifest.of(tree)")
+        given = cast("Any", self.entries)
+        if not isinstance(given, tuple) or not all(isinstance(one, ManifestEntry) for one in cast("Any", given)):
+            raise PlanError(f"{quoted(self.entries)} are not entries of a manifest; make one with Manifest.of(tree)")
 
     @classmethod
     def of(cls, tree: object, version: Version | Mapping[str, Version] = None) -> Manifest:

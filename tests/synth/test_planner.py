@@ -296,7 +296,12 @@ def test_presets_by_name_and_unknown_ones():
         ("f32[{x}4]", "f32[8]", {}, r"source f32\[\{x\}4\] has global shape \(16,\), target f32\[8\] has \(8,\)"),
         ("f32[{x}4]", "f64[16]", {}, "is float32, target .* is float64; .* cast before or after it"),
         ("f32[{x}4]", None, {}, "the target None is a NoneType, not a Layout; read it with Layout.parse"),
-        ("f32[{x}4]", "f32[16]", {"network": 3}, "network 3 is not a Network; give one, the name of a preset, or None"),
+        (
+            "f32[{x}4]",
+            "f32[16]",
+            {"network": 3},
+            "network 3 is not a Network; give one, a preset or a file by its name",
+        ),
     ],
 )
 def test_refused_requests(source: str, target: str | None, options: dict[str, object], message: str):

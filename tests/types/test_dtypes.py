@@ -111,3 +111,20 @@ def test_python_s_own_types(given: type, name: str):
 def test_unknown_names(given: object):
     with pytest.raises(LayoutError, match=r"unknown dtype.*use a numpy name"):
         dtypes.canonical(given)
+
+
+class TorchDtype:
+    """As torch.float32, which has no name but its repr."""
+
+    def __repr__(self) -> str:
+        return "torch.float32"
+
+
+def test_a_dtype_of_torch_is_read_by_its_repr():
+    assert dtypes.canonical(TorchDtype()) == "float32"
+
+
+@pytest.mark.parametrize(("given", "meant"), [("F32", "f32"), (" bf16", "bf16"), ("flaot32", "float32")])
+def test_a_misspelt_name_gets_the_likely_one(given: str, meant: str):
+    with pytest.raises(LayoutError, match=f"did you mean '{meant}'"):
+        dtypes.canonical(given)
