@@ -29,11 +29,11 @@ class Drawing(Protocol):
         ...
 
 
-def draw(plan: Plan | TreePlan, what: str | None = None, ink: Any = None) -> Any:
+def draw(plan: Plan | TreePlan, what: str | None = None) -> Any:
     """One picture of a plan as a matplotlib `Figure`, or all of them; see `Plan.draw`.
 
-    `ink` replaces the colours of lines and text. Among all pictures, one that cannot be drawn becomes a notice that
-    says why. Memory is that of all arrays of a tree; tiles and traffic are those of its largest array.
+    Among all pictures, one that cannot be drawn becomes a notice that says why. Memory is that of all arrays of a tree;
+    tiles and traffic are those of its largest array.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
@@ -47,7 +47,7 @@ def draw(plan: Plan | TreePlan, what: str | None = None, ink: Any = None) -> Any
     canvas = load_canvas()
     pictures = [_picture(what, plan)] if what else [_picture_or_notice(name, plan) for name in NAMES]
     places, width, height = _placed(pictures)
-    area = canvas.blank(canvas.Size(width, height), ink)
+    area = canvas.blank(canvas.Size(width, height))
     for picture, left, top in places:
         picture.put(area.inside(left, top, *picture.size))
     return area.figure
