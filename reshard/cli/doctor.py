@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reshard.cli.options import Commands, Options, add_command, add_network
-from reshard.errors import ReshardError
+from reshard.errors import ReshardError, quoted
 
 if TYPE_CHECKING:
     from reshard.cli.programs import ProgramText
     from reshard.doctor import Report
+
+_PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
 
 _EXAMPLES = """\
 examples:
@@ -112,6 +114,8 @@ def _report(program: ProgramText, options: DoctorOptions) -> Report:
 
     if program.is_hlo:
         platform = options.platform or (None if options.topology is None else "tpu")
+        if platform not in (None, *_PLATFORMS):
+            raise ReshardError(f"--platform {quoted(platform)}: give one of {', '.join(_PLATFORMS)} for HLO")
         return examine(program.text, network=options.network, platform=platform)
     quiet_jax()
     try:

@@ -44,7 +44,8 @@ def parse(argv: Sequence[str] | None) -> CommandCall:
     _check_names(top, words)
     parsed, rest = top.parse_known_args(words)
     if rest:
-        top.error(f"too many arguments: {' '.join(rest)}; in a shell, put quotes around a layout: 'f32[{{y}}8, 16]'")
+        quotes = "; in a shell, put quotes around a layout: 'f32[{y}8, 16]'" if "[" in " ".join(words) else ""
+        top.error(f"too many arguments: {' '.join(rest)}{quotes}")
     if parsed.verbose:
         level = logging.DEBUG if parsed.verbose > 1 else logging.INFO
         logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s")

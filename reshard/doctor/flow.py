@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from reshard.errors import NotationError
 from reshard.hlo import Array, Computation, Instruction, Module
 from reshard.hlo.shapes import Shape
 
@@ -131,6 +132,8 @@ class Flow:
         key = scope, instruction.name
         if key not in self._inner:
             computation = self.module.computation(instruction.called[0])
+            if any(computation is outer.computation for outer in _enclosing(scope)):
+                raise NotationError(f"HLO module {self.module.name}: computation {computation.name} calls itself")
             self._inner[key] = Scope(computation, Site(scope, instruction), True)
         return self._inner[key]
 
@@ -225,6 +228,14 @@ class Flow:
             for site in self._starting(region):
                 started = (self.module.computation(name) for name in site.instruction.called)
                 queue += [Scope(computation, site, False) for computation in started]
+
+
+def _enclosing(scope: Scope) -> Iterator[Scope]:
+    """A scope, and those that its callers are in, outwards."""
+    yield scope
+    while scope.caller is not None:  # ends: scopes are nested in their callers
+        scope = scope.caller.scope
+        yield scope
 
 
 def parameter_number(instruction: Instruction) -> int:

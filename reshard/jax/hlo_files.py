@@ -14,13 +14,14 @@ from typing import Any
 
 from reshard import hlo
 from reshard.doctor.chain_fate import ChainFate
-from reshard.errors import NotationError, ProgramError
+from reshard.errors import NotationError, ProgramError, quoted
 from reshard.hlo.proto import ModuleProto
 from reshard.jax import xla_hook
 from reshard.jax.doctor import devices_for
 from reshard.jax.hlo_pass import improve
 from reshard.jax.xla_hook import JaxlibReader
 from reshard.synth import Network
+from reshard.types.whole import whole
 
 _ELIDED = "({...})"
 
@@ -72,9 +73,7 @@ def improve_hlo(
     if not xla_hook.hook_exists():
         raise ProgramError("the pass on HLO needs jax 0.11 or later (Python 3.12), whose compiler hands modules out")
     module = _parsed(program) if isinstance(program, str) else program
-    partitions = devices or _partitions(program if isinstance(program, str) else JaxlibReader().text(module))
-    if partitions is None:
-        raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
+    partitions = _partitions(program if isinstance(program, str) else JaxlibReader().text(module), devices)
     chosen = devices_for(partitions, platform, topology)
     options = xla_hook.on_platform(xla_hook.prepared(network, budget, prefer).options, chosen)
     scheduled = ModuleProto.decode(module).schedule is not None
@@ -98,9 +97,17 @@ def _parsed(text: str) -> bytes:
         raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
 
 
-def _partitions(text: str) -> int | None:
-    """The number of partitions that a module was compiled for; None if it does not say."""
-    return hlo.parse(text).num_partitions
+def _partitions(text: str, devices: object) -> int:
+    """The number of partitions that a module was compiled for: what it says, else what the caller does."""
+    written, given = hlo.parse(text).num_partitions, whole(devices, 1)
+    if devices is not None and given is None:
+        raise ProgramError(f"devices {quoted(devices)}: give the number of the module's partitions, 1 or more")
+    if None not in (written, given) and written != given:
+        raise ProgramError(f"devices {given}: the module itself says that it has {written} partitions; leave it out")
+    partitions = written or given
+    if partitions is None:
+        raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
+    return partitions
 
 
 def _without_schedule(module: bytes) -> bytes:

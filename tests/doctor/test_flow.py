@@ -2,6 +2,8 @@
 
 import pytest
 
+from reshard.doctor import examine
+from reshard.errors import NotationError
 from reshard.hlo import Array
 from tests.doctor.fragments import HLO_DATA, RECORDED, Analysis, text
 
@@ -51,6 +53,12 @@ def origin(analysis, name, path=()):
 def test_the_origin_of_a_value(lines, expected):
     analysis = Analysis(text("%q = f32[2,8]{1,0} parameter(1)", *lines, before=FUSED))
     assert origin(analysis, "r") == expected
+
+
+def test_a_computation_that_calls_itself_is_refused():
+    called = "%a {\n  %p = f32[2] parameter(0)\n  ROOT %c = f32[2] call(%p), to_apply=%a\n}\n\n"
+    with pytest.raises(NotationError, match="computation a calls itself"):
+        examine(f"HloModule m\n\n{called}{called.replace('%a {', 'ENTRY %e {')}")
 
 
 def test_an_offloaded_call_gets_its_operands_from_its_update():

@@ -36,6 +36,9 @@ def test_text_and_proto_become_the_same_better_module() -> None:
         assert improve_hlo(one.text).proto  # what comes out can be read again, and has nothing to gain
         assert not any(fate.replaced for fate in improve_hlo(one.text).fates)
     assert ours[0].to_dict()["chains"] == ours[1].to_dict()["chains"]
+    for devices, message in [(-1, "1 or more"), (3, "has 8 partitions")]:
+        with pytest.raises(ProgramError, match=message):
+            improve_hlo(text, devices=devices)
 
 
 def test_without_the_hook_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
