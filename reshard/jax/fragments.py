@@ -169,6 +169,11 @@ class Fragments:
         return peak_bytes(compiled.memory_analysis()), traffic.received_bytes, traffic.launches
 
 
+def is_capturing() -> bool:
+    """Whether this thread is compiling a fragment."""
+    return _capturing.mark is not None
+
+
 def capture(module: bytes) -> bool:
     """Whether this thread is compiling a fragment; keeps the module if so."""
     into = _capturing.mark

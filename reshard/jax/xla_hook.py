@@ -27,7 +27,7 @@ import jax
 from reshard.doctor.chain_fate import ChainFate
 from reshard.doctor.proposals import ProposalOptions, check_preference
 from reshard.errors import ProgramError
-from reshard.jax import fragments, program_peaks
+from reshard.jax import fragments, persistent_cache, program_peaks
 from reshard.jax.fragments import Fragments
 from reshard.jax.hlo_pass import has_collectives, improve
 from reshard.jax.platform_network import checked, network_on
@@ -219,7 +219,7 @@ def _prepare() -> None:
     with _state.lock:
         if _state.context is None:
             _state.context = _jax.make_user_context(None)
-            _separate_caches()
+            persistent_cache.adapt(_cache_key, fragments.is_capturing)
             _jax.monitoring.register_event_duration_secs_listener(_on_event)
     _register()
 
@@ -251,20 +251,10 @@ def _jaxlib(module: str) -> Any:
     return importlib.import_module(f"jaxlib.{module}")
 
 
-def _separate_caches() -> None:
-    """Makes the pass part of the key of jax's persistent cache, which would hand out modules compiled without it."""
-    try:
-        from jax._src import cache_key  # pyright: ignore[reportPrivateImportUsage]
-    except ImportError:
-        return
-    module: Any = cache_key
-    before = getattr(module, "custom_hook", lambda: "")
-
-    def hook() -> str:
-        switched = _state.context.value
-        return before() if switched is None else f"{before()} reshard {_version()} {switched.options}"
-
-    module.custom_hook = hook
+def _cache_key() -> str:
+    """What the pass adds to the keys of jax's persistent cache."""
+    switched = _state.context.value
+    return "" if switched is None else f" reshard {_version()} {switched.options}"
 
 
 def _version() -> str:

@@ -1,7 +1,5 @@
 """The pass inside XLA: programs are better with it, right, and never worse; without the hook it says so."""
 
-import subprocess
-import sys
 import threading
 
 import jax
@@ -219,37 +217,6 @@ def test_the_report_is_plain_data():
     data = log.reports[0].to_dict()
     assert data["changed"] and data["chains"][0]["replaced"] and data["saved_bytes"] > 0
     assert "all_to_all" in str(log) and "test_xla_hook.py" in str(log)
-
-
-PERSISTENT = """
-import sys, jax, numpy as np, jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-import reshard.jax
-jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-if sys.argv[2] == "on":
-    reshard.jax.enable()
-mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("y", "x"))
-before, after = NamedSharding(mesh, P("y", None, "x")), NamedSharding(mesh, P(None, ("x", "y"), None))
-def step(a):
-    return jnp.tanh(jax.lax.with_sharding_constraint(a + a, after))
-compiled = jax.jit(step).lower(jax.ShapeDtypeStruct((64,) * 3, "float32", sharding=before)).compile()
-print(compiled.as_text().count("all-gather("))
-"""
-
-
-@needs_hook
-@pytest.mark.slow
-def test_the_persistent_cache_does_not_mix_programs(tmp_path):
-    def gathers(switch):
-        command = [sys.executable, "-c", PERSISTENT, str(tmp_path), switch]
-        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
-
-    assert gathers("off") > 0
-    assert gathers("on") == 0
-    assert gathers("off") > 0
-    assert gathers("on") == 0
 
 
 def product(axes, target):

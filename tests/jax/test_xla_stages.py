@@ -92,25 +92,3 @@ def test_options_of_the_compiler_pass_through() -> None:
     compiled = jit(program).lower(numbered()).compile({"xla_embed_ir_in_executable": True})
     assert compiled.output_shardings.is_equivalent_to(AFTER, 3)
     assert compiled.decision.chosen == "reshard"
-
-
-def test_a_program_from_the_persistent_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the pass did to it is not known any more, and the decision says so."""
-    from jax._src import compilation_cache
-
-    settings = {
-        "jax_compilation_cache_dir": str(tmp_path),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    try:
-        for name, value in settings.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-        whys = [jit(lambda v: program(v)).lower(numbered()).compile().decision.why for _ in range(2)]
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-    assert whys[0].startswith("1792 B received instead of") and whys[1].startswith("jax's persistent cache had it")
