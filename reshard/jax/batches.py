@@ -41,7 +41,9 @@ STACK = 5
 """As many arrays of each of many kinds move in one program if they may: a start has the collectives of all its kinds,
 and costs them."""
 ALIKE = 16
-"""Kinds share programs if their counts differ by at most one in so many."""
+"""Kinds share programs if at most one array in so many moves twice by that."""
+_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
+"""Options by platform that make a program in two thirds of the time, which moves small arrays as fast."""
 
 
 class Bucket(NamedTuple):
@@ -96,16 +98,29 @@ def buckets(
 def _of_like_counts(
     places: Mapping[EagerProgram, Sequence[int]], lane_of: Callable[[EagerProgram], object]
 ) -> Iterator[tuple[EagerProgram, ...]]:
-    """The kinds whose counts differ by at most a sixteenth, those of one lane side by side."""
+    """The kinds of which, if all had as many arrays, few would move twice; those of one lane side by side."""
     rest = sorted(places, key=lambda kind: -len(places[kind]))
     while rest:
-        most = len(places[rest[0]])
-        alike = [kind for kind in rest if len(places[kind]) * ALIKE >= most * (ALIKE - 1)]
-        rest = rest[len(alike) :]
+        number = _alike_counts([len(places[kind]) for kind in rest])
+        alike, rest = rest[:number], rest[number:]
         by_lane: dict[object, list[EagerProgram]] = {}
         for kind in alike:
             by_lane.setdefault(lane_of(kind), []).append(kind)
         yield tuple(kind for lane in by_lane.values() for kind in lane)
+
+
+def _alike_counts(counts: Sequence[int]) -> int:
+    """How many of some counts, the largest first, may be filled up to that one, so that few arrays move twice.
+
+    >>> _alike_counts([9, 9, 9, 9, 8, 8, 1]), _alike_counts([9, 1])
+    (6, 1)
+    """
+    arrays = 0
+    for number, count in enumerate(counts):
+        arrays += count
+        if ALIKE * (counts[0] * (number + 1) - arrays) > arrays:
+            return number
+    return len(counts)
 
 
 def _starts(kinds: tuple[EagerProgram, ...], places: Mapping[EagerProgram, Sequence[int]]) -> Iterator[Bucket]:
@@ -132,15 +147,19 @@ def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:
     eager = [move for move in moves if isinstance(move, EagerMove)]
     if len(eager) == 1:
         return [run(eager[0])]
-    moved = started(_bucket_program(bucket.kinds, bucket.stack), *(move.x for move in eager))
+    program = _bucket_program(bucket.kinds, bucket.stack, alone=not placement.is_tracing())
+    moved = started(program, *(move.x for move in eager))
     return [x if move.wrapped is None else move.wrapped(x) for move, x in zip(eager, moved, strict=True)]
 
 
 @lru_cache(maxsize=1024)
-def _bucket_program(kinds: tuple[EagerProgram, ...], stack: int) -> Callable[..., tuple[jax.Array, ...]]:
+def _bucket_program(kinds: tuple[EagerProgram, ...], stack: int, alone: bool) -> Callable[..., tuple[jax.Array, ...]]:
+    """The program of a bucket; one that is a part of another program, which is being traced, has no options."""
+    options = _OPTIONS.get(placement.platform_of(kinds[0].source.mesh) or "") if alone else None
     sources = tuple(kind.source for kind in kinds for _ in range(stack))
     targets = tuple(kind.request.target for kind in kinds for _ in range(stack))
-    return jax.jit(partial(_moved, kinds, stack), in_shardings=sources, out_shardings=targets)
+    moved = partial(_moved, kinds, stack)
+    return jax.jit(moved, in_shardings=sources, out_shardings=targets, compiler_options=options)
 
 
 def _moved(kinds: Sequence[EagerProgram], stack: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:

@@ -36,7 +36,7 @@ def values_of(number: int, shape: tuple[int, ...] = (8, 8), dtype: Any = np.floa
 
 
 @pytest.mark.parametrize(
-    "counts", [[500], [9] * 56, [1] * 70, [2, 2, 17, 40, 16, 15, 1], [3], [167, 167, 166]], ids=str
+    "counts", [[500], [9] * 56, [1] * 70, [2, 2, 17, 40, 16, 15, 1], [3], [167, 167, 166], [8, 9, 9] * 18], ids=str
 )
 def test_buckets_cover_every_place(counts: list[int]) -> None:
     kinds: list[Any] = [f"kind {number}" for number in range(len(counts))]
@@ -96,7 +96,7 @@ def test_kinds_whose_steps_agree_share_a_collective() -> None:
     for n, (y, shape) in enumerate(zip(ys, shapes, strict=True)):
         assert_exact(y, on(P(None, "x")), values_of(n, shape))
     kinds = tuple(eager.program_of(ReshardRequest(on(P(None, "x")), on(P("x"))), x.shape, x.dtype, False) for x in xs)
-    text = batches._bucket_program(kinds, 1).lower(*xs).compile().as_text()
+    text = batches._bucket_program(kinds, 1, alone=True).lower(*xs).compile().as_text()
     assert text.count(" all-to-all(") == 1
 
 
@@ -196,6 +196,14 @@ def test_a_budget_is_for_all_leaves() -> None:
     for n, y in enumerate(redistribute(xs, on(AFTER), budget=raised.value.smallest + 64, donate=True)):
         assert_exact(y, on(AFTER), values_of(n))
         assert xs[n].is_deleted()
+
+
+def test_concrete_arrays_inside_jit() -> None:
+    """They become a part of the program that is traced, whose options are its own."""
+    xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(3)]
+    ys = jax.jit(lambda two: [two * y for y in redistribute(xs, on(AFTER))], out_shardings=on(AFTER))(2)
+    for n, y in enumerate(ys):
+        assert_exact(y, on(AFTER), 2 * values_of(n))
 
 
 def test_nothing_moves_if_one_leaf_is_refused() -> None:
