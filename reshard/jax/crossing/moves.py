@@ -1,6 +1,7 @@
 """A move to other devices, compiled once: by one copy on the host, by whole tiles, or by messages.
 
-    CPU devices of one process       `host`: the tiles are copied once, from memory to memory
+    CPU devices of one process       `host`: the tiles are copied once, from memory to memory; by `jax.device_put` if
+                                     they stay as they are and are small
     tiles that stay as they are      `jax.device_put` of each, one call
     everything else                  `stages`, with the transport that the processes need
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding
 
 from reshard.errors import LayoutError
-from reshard.jax.crossing.host import HostExchange, exchanged, host_exchange, shards_of
+from reshard.jax.crossing.host import THREADED, HostExchange, exchanged, host_exchange, shards_of
 from reshard.jax.crossing.pipeline import pipeline_across, run_pipeline
 from reshard.jax.crossing.plans import Leg, Legs, devices_of, in_messages, legs, numbered, plan_across, pulled
 from reshard.jax.crossing.stages import flat, run_stages, stack_shape, stacked, staged
@@ -185,6 +186,8 @@ def _by_host(parts: Legs, ends: Ends, donate: bool) -> Moving:
     (step,) = parts.across.steps
     view = step.mode.view
     exchange = host_exchange(step.operand, step.result, view)
+    if _copies_tiles(exchange, parts, ends):
+        return partial(_copied, ends.target, donate)
     before, finish = _before(parts.before, ends.source, donate), _finish(parts.after, ends.target)
     target, shape = ends.target, parts.after.target.shape
     indices = {} if parts.after.steps else target.devices_indices_map(shape)
@@ -200,6 +203,41 @@ def _by_host(parts: Legs, ends: Ends, donate: bool) -> Moving:
             return jax.make_array_from_callback(shape, target, lambda at: tiles[tile_of_index[_key(at)]])
         return finish(jax.device_put([tiles[number] for number in exchange.tile_at], ends.far), into, scale)
 
+    return moved
+
+
+def _copies_tiles(exchange: HostExchange, parts: Legs, ends: Ends) -> bool:
+    """Whether a move copies each device's tile, as it is, to another device at the same position, and no other device.
+
+    `jax.device_put` does this at once, in threads that it has, and takes less time than numpy. Large tiles stay with
+    numpy, which has huge pages for them.
+    """
+    across = parts.across
+    steps = (*parts.before.steps, *parts.after.steps)
+    if (
+        steps
+        or across.view is not None
+        or across.source.partial
+        or across.target.tile_bytes * exchange.tiles >= THREADED
+    ):
+        return False
+    if across.source.tile_shape != exchange.tile_shape or not exchange.tiles == len(ends.near) == len(ends.far):
+        return False
+    each = [(at, at) for at in range(exchange.tiles)]
+    others = all(near != far for near, far in zip(ends.near, ends.far, strict=True))
+    return others and [(copy.sender, copy.receiver) for copy in exchange.copies] == each
+
+
+def _copied(
+    target: NamedSharding,
+    donate: bool,
+    x: jax.Array,
+    into: jax.Array | None = None,
+    scale: jax.Array | None = None,
+) -> jax.Array:
+    moved = jax.device_put(x, target)
+    if donate:
+        x.delete()
     return moved
 
 
