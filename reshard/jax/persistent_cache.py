@@ -22,12 +22,14 @@ def adapt(key: Callable[[], str], bypassed: Callable[[], bool]) -> None:
         from jax._src import cache_key, compilation_cache  # pyright: ignore[reportPrivateImportUsage]
     except ImportError:
         return
-    _replace(cache_key, "custom_hook", lambda before: before() + key())
-    _replace(compilation_cache, "is_cache_used", lambda before, *backend: not bypassed() and before(*backend))
+    keys: Any = cache_key
+    cache: Any = compilation_cache
+    own_key, own_use = getattr(keys, "custom_hook", str), getattr(cache, "is_cache_used", None)
 
+    def custom_hook() -> str:
+        return own_key() + key()
 
-def _replace(module: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Replaces a function of a module by another one, which is given the first one before its arguments."""
-    before = getattr(module, name, None)
-    if before is not None:
-        setattr(module, name, lambda *args: instead(before, *args))
+    def is_cache_used(*backend: Any) -> bool:
+        return not bypassed() and own_use is not None and own_use(*backend)
+
+    keys.custom_hook, cache.is_cache_used = custom_hook, is_cache_used
