@@ -34,9 +34,9 @@ def best_times(calls: Sequence[Callable[[], Any]], repetitions: int) -> list[flo
     for _ in range(ROUNDS):
         for at, call in enumerate(calls):
             start = time.perf_counter()
-            for _ in range(repetitions):
-                call()
+            results = [call() for _ in range(repetitions)]
             best[at] = min(best[at], (time.perf_counter() - start) / repetitions * 1e6)
+            jax.block_until_ready(results)  # The next call would be late where these still run.
     return best
 
 
