@@ -43,7 +43,7 @@ and costs them."""
 ALIKE = 16
 """Kinds share programs if at most one array in so many moves twice by that."""
 _OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
-"""Options by platform that make a program in two thirds of the time, which moves small arrays as fast."""
+"""Options by platform that make a program in three quarters of the time, which moves small arrays as fast."""
 
 
 class Bucket(NamedTuple):
