@@ -5,10 +5,11 @@
     python benchmarks/xla.py --network shm-mpi        # and the plans for a network
     python benchmarks/xla.py --json
 
-Every pair is a float32 array of rank 2 or 3 whose tiles have 4 to 16 MiB on both sides. All ways to move it are
-compiled, warmed up, and then run in turns, all pairs equally often; a ratio is XLA's median over ours, above 1 where
-ours is faster. XLA "rebuilds" where it gathers a larger array than either tile (after "Involuntary full
-rematerialization" it does).
+Every pair is a float32 array of rank 2 or 3 whose tiles have 4 to 16 MiB on both sides. All ways to move all pairs are
+compiled first. Then come sweeps: in each, all pairs in a random order, the ways of a pair in turns. So no pair is timed
+more often than another, or in a busier moment only. A ratio is XLA's least time over ours, above 1 where ours is
+faster. XLA "rebuilds" where it gathers a larger array than either tile (after "Involuntary full rematerialization" it
+does).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import geometric_mean
 from typing import Any
 
 if __package__ in (None, ""):  # run as a file: the folder above is the project
@@ -58,7 +59,7 @@ Pair = tuple[Layout, Layout]
 
 @dataclass(frozen=True)
 class Row:
-    """One pair: seconds of each way (medians), what the plan is, and XLA's collectives."""
+    """One pair: seconds of each way (minima), what the plan is, and XLA's collectives."""
 
     mesh: str
     source: str
@@ -122,29 +123,43 @@ def _shape(choose: random.Random, rank: int, exponent: int) -> tuple[int, ...]:
 Run = Callable[[jax.Array], Any]
 
 
-def measured(pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None, repeat: int = 7) -> Row:
-    """All ways to move a pair, run in turns on one array."""
-    source, target = pair
-    before, after = source.to_jax(jax_mesh), target.to_jax(jax_mesh)
-    whole = np.arange(math.prod(source.shape), dtype=source.dtype).reshape(source.shape)
-    array = jax.device_put(whole, before)
-    ways = {name: jax.jit(f).lower(array).compile() for name, f in _ways(before, after, network)}
-    if hasattr(rj, "jit"):
-        ways["pass"] = rj.jit(lambda v: v, out_shardings=after)
-    ways["xla"] = xla = jax.jit(lambda v: v, out_shardings=after).lower(array).compile()
-    times = in_turns(ways, array, repeat)
-    plan = plan_of(ReshardRequest(after, before, network=network), source.shape, source.dtype)
-    done = hlo.collectives(hlo.parse(xla.as_text()))
-    return Row(
-        str(source.mesh),
-        str(source),
-        str(target),
-        {way: median(times[way]) for way in ways},
-        tuple(step.kind for step in plan.steps),
-        plan.launches,
-        tuple(one.kind for one in done),
-        rebuilds(done, pair),
-    )
+class Timing:
+    """All ways to move a pair, compiled, and how long they took so far."""
+
+    def __init__(self, pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None) -> None:
+        self.pair = pair
+        source, target = pair
+        self.before, after = source.to_jax(jax_mesh), target.to_jax(jax_mesh)
+        argument = jax.ShapeDtypeStruct(source.shape, source.dtype, sharding=self.before)
+        self.ways = {name: jax.jit(f).lower(argument).compile() for name, f in _ways(self.before, after, network)}
+        if hasattr(rj, "jit"):
+            self.ways["pass"] = rj.jit(lambda v: v, out_shardings=after).lower(argument).compile()
+        self.ways["xla"] = jax.jit(lambda v: v, out_shardings=after).lower(argument).compile()
+        self.plan = plan_of(ReshardRequest(after, self.before, network=network), source.shape, source.dtype)
+        self.least = dict.fromkeys(self.ways, math.inf)
+
+    def sweep(self, repeat: int) -> None:
+        """Runs each way so often more, in turns on one array."""
+        source, _ = self.pair
+        whole = np.arange(math.prod(source.shape), dtype=source.dtype).reshape(source.shape)
+        times = in_turns(self.ways, jax.device_put(whole, self.before), repeat)
+        self.least = {way: min(least, *times[way]) for way, least in self.least.items()}
+
+    @property
+    def row(self) -> Row:
+        """What was measured."""
+        source, target = self.pair
+        done = hlo.collectives(hlo.parse(self.ways["xla"].as_text()))
+        return Row(
+            str(source.mesh),
+            str(source),
+            str(target),
+            self.least,
+            tuple(step.kind for step in self.plan.steps),
+            self.plan.launches,
+            tuple(one.kind for one in done),
+            rebuilds(done, self.pair),
+        )
 
 
 def _ways(before: NamedSharding, after: NamedSharding, network: str | None) -> Iterator[tuple[str, Run]]:
@@ -153,7 +168,7 @@ def _ways(before: NamedSharding, after: NamedSharding, network: str | None) -> I
         yield "network", lambda v: rj.redistribute(v, after, source=before, network=network)
 
 
-def in_turns(ways: dict[str, Run], array: jax.Array, repeat: int) -> dict[str, list[float]]:
+def in_turns(ways: Mapping[str, Run], array: jax.Array, repeat: int) -> dict[str, list[float]]:
     """Seconds of so many runs of each way, after one that is not counted; who is first changes in every round."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     order = list(ways)
@@ -221,15 +236,24 @@ def summary_table(by_way: dict[str, dict[str, float]]) -> Table:
     return shown
 
 
-def run(meshes: Sequence[str], count: int, seed: int, network: str | None, repeat: int) -> Iterator[Row]:
-    """The rows of all meshes, one by one."""
+def timings(meshes: Sequence[str], count: int, seed: int, network: str | None) -> Iterator[Timing]:
+    """The pairs of all meshes, compiled one by one."""
     for name in meshes:
         mesh = named(name)
         jax_mesh = jax.sharding.Mesh(
             np.array(jax.devices()[: mesh.size]).reshape(tuple(mesh.axes.values())), tuple(mesh.axes)
         )
         for pair in pairs(mesh, count, seed):
-            yield measured(pair, jax_mesh, network, repeat)
+            yield Timing(pair, jax_mesh, network)
+
+
+def run(every: Sequence[Timing], sweeps: int, repeat: int, seed: int) -> list[Row]:
+    """The rows of all pairs after so many sweeps, each in another order."""
+    order = random.Random(seed)
+    for _ in range(sweeps):
+        for timing in order.sample(every, len(every)):
+            timing.sweep(repeat)
+    return [timing.row for timing in every]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -238,17 +262,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mesh", action="append", help="axis sizes, 8 devices in all, e.g. 2x2x2; repeatable")
     parser.add_argument("--pairs", type=int, default=100, help="random pairs on each mesh")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeat", type=int, default=15, help="runs of each way, after the first")
+    parser.add_argument("--sweeps", type=int, default=5, help="times that every pair's turn comes, in a random order")
+    parser.add_argument("--repeat", type=int, default=5, help="runs of each way in a turn, after the first")
     parser.add_argument("--network", help="also measure the plans for this network: a preset, or a JSON file")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
     if options.network:
         Network.load(options.network)
-    rows: list[Row] = []
-    error = Console(stderr=True, highlight=False)
-    for row in run(options.mesh or ["4x2"], options.pairs, options.seed, options.network, options.repeat):
-        rows.append(row)
-        error.print(f"{len(rows)}: {row.ratio('default'):.2f}", end=" ")
+    every = list(timings(options.mesh or ["4x2"], options.pairs, options.seed, options.network))
+    rows = run(every, options.sweeps, options.repeat, options.seed)
     by_way = summary(rows)
     if options.json:
         print(json.dumps({"jax": jax.__version__, "summary": by_way, "rows": [asdict(row) for row in rows]}, indent=2))

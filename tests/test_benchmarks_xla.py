@@ -40,11 +40,12 @@ def test_pairs_to_time_have_tiles_of_the_size_asked_for(mesh: str):
 @pytest.mark.slow
 def test_a_timed_pair_says_what_ran_and_whether_xla_rebuilt_the_array():
     source, target = parsed("4x2", "f32[{y}32, 64, {x}16]", "f32[64, {x}{y}8, 64]")
-    row = xla.measured((source, target), mesh_of("4x2"), network="shm-mpi", repeat=1)
+    (row,) = xla.run([xla.Timing((source, target), mesh_of("4x2"), network="shm-mpi")], sweeps=2, repeat=1, seed=0)
     assert row.rebuilt and "all_gather" in row.xla
     assert row.steps == ("all_to_all",) and row.launches == 1
     assert {"default", "network"} <= set(row.ways) and all(seconds > 0 for seconds in row.seconds.values())
-    kept = xla.measured(tuple(parsed("8", "f32[{x}8, 64]", "f32[64, {x}8]")), mesh_of("8"), repeat=1)
+    pair = tuple(parsed("8", "f32[{x}8, 64]", "f32[64, {x}8]"))
+    (kept,) = xla.run([xla.Timing(pair, mesh_of("8"))], sweeps=1, repeat=1, seed=0)
     assert not kept.rebuilt and kept.xla == ("all_to_all",)
 
 
