@@ -102,14 +102,16 @@ class BoxMessages(_Messages[Transfer]):
         # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
         return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
 
-    def put(self, filled: Array, message: Array) -> Array:
-        """`filled` with the message's boxes written at their places, on the devices that receive one."""
+    def put(self, filled: Array, message: Array, order: Sequence[int] | None = None) -> Array:
+        """`filled`, its axes in this order, with the boxes written at their places, on the devices that receive one."""
         gets = self._gets()
         at = 0
         for number, box in enumerate(self.first.boxes):
             part = message if len(self.first.boxes) == 1 else message[at : at + box.elements]
-            content = part.reshape(box.form[1])
-            filled = written(filled, content, self._columns(number, "receiver"), gets)
+            content, starts = part.reshape(box.form[1]), self._columns(number, "receiver")
+            if order is not None:
+                content, starts = content.transpose(order), [starts[axis] for axis in order]
+            filled = written(filled, content, starts, gets)
             at += box.elements
         return filled
 

@@ -1,4 +1,8 @@
-"""An exchange on a device's tile: one `ppermute` a round, between slices and in-place updates."""
+"""An exchange on a device's tile: one `ppermute` a round, between slices and in-place updates.
+
+Many rounds alike are a loop, whose body packs a message and writes one. A `ppermute` names its pairs in the program, so
+the body has a branch for each list of pairs. Unrolled, every round would be packed and written by code of its own.
+"""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -9,21 +13,25 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from reshard.lower.batch import JointExchange
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
+from reshard.lower.to_shard_map.block_writes import lanes_last
 from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import resized, unfilled
+from reshard.lower.to_shard_map.rounds import LOOPED
+from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
 
 Array = jax.Array
-LOOPED = 4
+PIECES = 4
 """The fewest rounds between the same devices that become a loop: a tight budget cuts messages into thousands of pieces.
 """
 
@@ -122,34 +130,59 @@ def _start(step: Exchange, tile: Array) -> Array:
 
 
 def _alike(rounds: Sequence[Turn]) -> list[list[Turn]]:
-    """The rounds, grouped where one loop can run them: boxes of one shape between the same devices."""
+    """The rounds, grouped where one loop runs them: each device's message, if it has one, is of one form.
+
+    Loops over the pieces of messages between the same devices need no branches; many such loops are one with branches.
+    """
     groups: list[list[Turn]] = []
-    for _, same in itertools.groupby(rounds, _form):
+    for form, same in itertools.groupby(rounds, _form):
         turns = list(same)
-        groups += [turns] if len(turns) >= LOOPED and len(kinds_of(turns[0])) == 1 else [[turn] for turn in turns]
+        between = _between_the_same(turns, form is not None)
+        groups += [turns] if form is not None and len(between) >= LOOPED else between
     return groups
 
 
-def _form(turn: Turn) -> tuple[Any, ...]:
-    return tuple((t.sender, t.receiver, t.form) for t in turn)
+def _between_the_same(turns: Sequence[Turn], of_one_form: bool) -> list[list[Turn]]:
+    groups: list[list[Turn]] = []
+    for _, same in itertools.groupby(turns, _pairs):
+        pieces = list(same)
+        groups += [pieces] if of_one_form and len(pieces) >= PIECES else [[turn] for turn in pieces]
+    return groups
+
+
+def _form(turn: Turn) -> tuple[Any, ...] | None:
+    """The form of all messages of a round; None if they differ."""
+    return turn[0].form if len(kinds_of(turn)) == 1 else None
 
 
 def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array) -> Array:
     if len(turns) == 1:
         return _turn(turns[0], place, opened, filled)
+    as_it_is = partial(_loop, turns, place, opened, order=range(filled.ndim))
+    order = lanes_last(filled.shape)
+    if order == tuple(range(filled.ndim)):
+        return as_it_is(filled)
+    return lax.platform_dependent(filled, tpu=partial(_loop, turns, place, opened, order=order), default=as_it_is)
+
+
+def _loop(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array, order: Sequence[int]) -> Array:
+    """The result after these turns, its axes kept in this order while the loop runs."""
 
     def one(number: Array, filled: Array) -> Array:
         here = place.anew()
-        return _sent(BoxMessages(turns, here, number), here, opened, filled)
+        boxes = BoxMessages(turns, here, number)
+        message = here.permute_in_turn(boxes.take(opened), [_pairs(turn) for turn in turns], number)
+        return laid_out(boxes.put(filled, message, order))
 
-    return lax.fori_loop(0, len(turns), one, filled)
+    filled = lax.fori_loop(0, len(turns), one, filled.transpose(order))
+    return filled.transpose(np.argsort(order))
 
 
 def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
     """One round: each device packs the boxes that it sends, if any, and writes those that it receives."""
     kinds = [BoxMessages([kind], place) for kind in kinds_of(turn)]
     if len(kinds) == 1:
-        return _sent(kinds[0], place, opened, filled)
+        return kinds[0].put(filled, place.permute(kinds[0].take(opened), _pairs(turn)))
     size = (max(kind.elements for kind in kinds),)
     message = jnp.zeros(size, opened.dtype)
     for kind in kinds:
@@ -159,10 +192,6 @@ def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
     for kind in kinds:
         filled = kind.put(filled, message[: kind.elements])
     return filled
-
-
-def _sent(boxes: BoxMessages, place: MeshPlace, opened: Array, filled: Array) -> Array:
-    return boxes.put(filled, place.permute(boxes.take(opened), _pairs(boxes.transfers)))
 
 
 def _pairs(turn: Turn) -> list[tuple[int, int]]:

@@ -8,18 +8,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer
 from reshard.lower.program import Program
 from reshard.lower.to_shard_map.place import MeshPlace
+from reshard.lower.to_shard_map.rounds import repeated
 from reshard.lower.to_shard_map.tiles import written
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
+Turn = Sequence[SlotTransfer]
 
 
 def shares_lie_in_order(program: Program) -> bool:
@@ -37,55 +41,75 @@ def shares_lie_in_order(program: Program) -> bool:
 def exchange_in_place(step: ExchangeInPlace, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """Packs the tile into slots, sends slots round by round, and unpacks the result."""
     buffer = _packed(step, place, tile)
-    for turn in step.rounds:
-        first = turn[0]
-        src = {t.sender: t.src_slot for t in turn}
-        dst = {t.receiver: t.dst_slot for t in turn}
-        start = jnp.asarray(first.start, jnp.int32)
-        at = place.look_up([src.get(d, 0) for d in place.devices])
-        message = lax.dynamic_slice(buffer, (at, start), (1, first.length))
-        message = place.permute(message, [(t.sender, t.receiver) for t in turn])
-        to = place.look_up([dst.get(d, 0) for d in place.devices])
-        gets = None if len(dst) == len(place.devices) else place.flag(dst)
-        buffer = written(buffer, message, [to, start], gets)
+    for length, same in itertools.groupby(step.rounds, lambda turn: turn[0].length):
+        turns = list(same)
+        buffer = repeated(len(turns), place, partial(_sent, turns, length), buffer)
     return _unpacked(step, place, buffer, shape)
+
+
+def _sent(turns: Sequence[Turn], length: int, place: MeshPlace, number: Array | int, buffer: Array) -> Array:
+    """The buffer after turn `number`, in which messages of this length go from slot to slot."""
+    src, dst, gets, start = np.zeros((4, len(turns), len(place.devices)), np.int32)
+    for at, turn in enumerate(turns):
+        start[at] = turn[0].start
+        for t in turn:
+            src[at, place.positions[t.sender]] = t.src_slot
+            dst[at, place.positions[t.receiver]] = t.dst_slot
+            gets[at, place.positions[t.receiver]] = 1
+    first = place.look_up(start, number)
+    message = lax.dynamic_slice(buffer, (place.look_up(src, number), first), (1, length))
+    message = place.permute_in_turn(message, [[(t.sender, t.receiver) for t in turn] for turn in turns], number)
+    receives = None if gets.all() else place.look_up(gets, number) != 0
+    return written(buffer, message, [place.look_up(dst, number), first], receives)
 
 
 def _packed(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
     opened = tile.reshape(step.send.digits)
     if step.slots * step.slot == tile.size and in_order(step.pack, step.send):
         return opened.reshape(step.slots, step.slot)
-    buffer = jnp.zeros((step.slots, step.slot), tile.dtype)
-    for number in range(max(len(places) for places in step.pack.values())):
-        slots, starts, extents = _table(step.pack, step.send, number, place)
-        share = lax.dynamic_slice(opened, starts, extents).reshape(1, step.slot)
-        buffer = lax.dynamic_update_slice(buffer, share, (slots, jnp.zeros((), jnp.int32)))
-    return buffer
+    shares = _Shares(step.pack, step.send, place.devices)
+
+    def one(place: MeshPlace, number: Array | int, buffer: Array) -> Array:
+        slot, starts = shares.look_up(place, number)
+        share = lax.dynamic_slice(opened, starts, shares.extents).reshape(1, step.slot)
+        return lax.dynamic_update_slice(buffer, share, (slot, jnp.zeros((), jnp.int32)))
+
+    return repeated(shares.count, place, one, jnp.zeros((step.slots, step.slot), tile.dtype))
 
 
 def _unpacked(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Sequence[int]) -> Array:
     if step.slots * step.slot == math.prod(shape) and in_order(step.unpack, step.receive):
         return buffer.reshape(tuple(shape))
-    filled = jnp.zeros(step.receive.digits, buffer.dtype)
-    for number in range(max(len(places) for places in step.unpack.values())):
-        slots, starts, extents = _table(step.unpack, step.receive, number, place)
-        share = lax.dynamic_slice(buffer, (slots, jnp.zeros((), jnp.int32)), (1, step.slot))
-        filled = lax.dynamic_update_slice(filled, share.reshape(extents), starts)
-    return filled.reshape(tuple(shape))
+    shares = _Shares(step.unpack, step.receive, place.devices)
+
+    def one(place: MeshPlace, number: Array | int, filled: Array) -> Array:
+        slot, starts = shares.look_up(place, number)
+        share = lax.dynamic_slice(buffer, (slot, jnp.zeros((), jnp.int32)), (1, step.slot))
+        return lax.dynamic_update_slice(filled, share.reshape(shares.extents), starts)
+
+    return repeated(shares.count, place, one, jnp.zeros(step.receive.digits, buffer.dtype)).reshape(tuple(shape))
 
 
 _Places = Mapping[int, tuple[tuple[int, tuple[int | None, ...]], ...]]
 """By device id, (slot, place in a view) of each share."""
 
 
-def _table(
-    places: _Places, view: TileView, number: int, place: MeshPlace
-) -> tuple[Array, list[Array], tuple[int, ...]]:
-    """This device's share number `number`: its slot, its starts in the view, and its extents."""
-    rows = [places[device][number] for device in place.devices]
-    extents = tuple(radix if index is None else 1 for radix, index in zip(view.digits, rows[0][1], strict=True))
-    columns = zip(*(tuple(index or 0 for index in where) for _, where in rows), strict=True)
-    return place.look_up([slot for slot, _ in rows]), [place.look_up(column) for column in columns], extents
+class _Shares:
+    """Every device's shares, by number: their slots, and where they lie in a view."""
+
+    def __init__(self, places: _Places, view: TileView, devices: Sequence[int]) -> None:
+        """Every device has equally many."""
+        rows = [[(slot, *(at or 0 for at in where)) for slot, where in places[device]] for device in devices]
+        self.count = len(rows[0])
+        table = np.asarray(rows, np.int32).reshape(len(devices), self.count, len(view.digits) + 1)
+        self.columns = table.transpose(2, 1, 0)  # each by number and device
+        first = places[devices[0]][0][1] if self.count else (None,) * len(view.digits)
+        self.extents = tuple(radix if at is None else 1 for radix, at in zip(view.digits, first, strict=True))
+
+    def look_up(self, place: MeshPlace, number: Array | int) -> tuple[Array, list[Array]]:
+        """The slot of this device's share of that number, and its starts in the view."""
+        slot, *starts = (place.look_up(column, number) for column in self.columns)
+        return slot, starts
 
 
 def in_order(places: _Places, view: TileView) -> bool:

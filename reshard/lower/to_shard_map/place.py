@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, TypeVar
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,16 @@ from reshard.types.primes import primes
 
 Array = jax.Array
 Done = TypeVar("Done", Array, list[Array])
+Pairs = Sequence[tuple[int, int]]
+LARGE = 256
+"""From more entries on, a table is cut to what it depends on."""
+
+
+class PositionDigit(NamedTuple):
+    """A digit of a position: `position // stride % radix`."""
+
+    stride: int
+    radix: int
 
 
 class MeshPlace:
@@ -52,14 +62,17 @@ class MeshPlace:
         done, self._here = lax.optimization_barrier((done, self.here))
         return done
 
-    def look_up(self, values: Sequence[int] | np.ndarray[Any, Any], turn: Array | None = None) -> Array:
+    def look_up(self, values: Sequence[int] | np.ndarray[Any, Any], turn: Array | int | None = None) -> Array:
         """This device's entry of a table by position, or by turn and position; a constant if all entries are equal."""
         table = np.asarray(values, np.int32)
+        if isinstance(turn, int):
+            return self.look_up(table[turn])
         if (table == table.flat[0]).all():
             return jnp.asarray(table.flat[0])
         if turn is None:
             return self._entry(table)
-        return _element(jnp.asarray(table), (turn.astype(np.int32), self.here))
+        narrow, digits = self._narrowed(table)
+        return _element(jnp.asarray(narrow), (turn.astype(np.int32), self._along(digits)))
 
     def _entry(self, table: np.ndarray[Any, Any]) -> Array:
         """This device's entry; one read before is ordered after what `after` was given since, and not read again.
@@ -68,11 +81,29 @@ class MeshPlace:
         """
         entry, since = self._entries.get(table.tobytes(), (None, None))
         if entry is None:
-            entry = _element(jnp.asarray(table), (self.here,))
+            narrow, digits = self._narrowed(table[np.newaxis])
+            entry = _element(jnp.asarray(narrow[0]), (self._along(digits),))
         elif since is not self.here:
             entry, _ = lax.optimization_barrier((entry, self.here))
         self._entries[table.tobytes()] = entry, self.here
         return entry
+
+    def _narrowed(self, table: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], tuple[PositionDigit, ...]]:
+        """A large table by turn and position as one by turn and the digits of the position that it depends on.
+
+        On 4,096 devices, the coordinate along an axis of 16 is a table of 16 entries.
+        """
+        every = (PositionDigit(1, len(self.devices)),)
+        return narrowed(table, tuple(self.axes.values())) if table.size > LARGE else (table, every)
+
+    def _along(self, digits: Sequence[PositionDigit]) -> Array:
+        """The number that some digits of this device's position make up."""
+        number: Array | None = None
+        for stride, radix in digits:
+            value = self.here if stride == 1 else lax.div(self.here, np.int32(stride))
+            value = value if stride * radix == len(self.devices) else lax.rem(value, np.int32(radix))
+            number = value if number is None else number * np.int32(radix) + value
+        return jnp.zeros((), np.int32) if number is None else number
 
     def by_device(self, values: Mapping[int, int]) -> Array:
         """This device's entry of a table by device id."""
@@ -110,14 +141,49 @@ class MeshPlace:
         rows = tuple(members[at : at + inner] for at in range(0, len(members), inner))
         return tuple(zip(*rows, strict=True)), rows
 
-    def permute(self, tile: Array, pairs: Sequence[tuple[int, int]]) -> Array:
+    def permute(self, tile: Array, pairs: Pairs) -> Array:
         """Sends the whole array of each sender to its receiver; every other device gets zeros."""
         return lax.ppermute(tile, self.names, [(self.positions[a], self.positions[b]) for a, b in pairs])
+
+    def permute_in_turn(self, tile: Array, pairs: Sequence[Pairs], turn: Array | int) -> Array:
+        """`permute` by the pairs of a turn, which is the same on all devices: a branch for each list of pairs."""
+        if isinstance(turn, int):
+            return self.permute(tile, pairs[turn])
+        listed = [tuple(each) for each in pairs]
+        numbers = {each: number for number, each in enumerate(dict.fromkeys(listed))}
+        branches = [partial(self.permute, pairs=each) for each in numbers]
+        table = jnp.asarray(np.asarray([numbers[each] for each in listed], np.int32))
+        return lax.switch(_element(table, (turn.astype(np.int32),)), branches, tile)
 
 
 def _element(table: Array, at: Sequence[Array]) -> Array:
     """One element of a table; the indices are not negative, of which plain indexing would make sure."""
     return lax.dynamic_slice(table, at, (1,) * len(at), allow_negative_indices=False).reshape(())
+
+
+def narrowed(
+    table: np.ndarray[Any, Any], sizes: Sequence[int]
+) -> tuple[np.ndarray[Any, Any], tuple[PositionDigit, ...]]:
+    """A table by turn and position on axes of these sizes as one by turn and those digits of the position that it
+    depends on, major first.
+
+    >>> table, digits = narrowed(np.array([[0, 0, 1, 1, 0, 0, 1, 1]]), (2, 4))
+    >>> table.tolist(), digits
+    ([[0, 1]], (PositionDigit(stride=2, radix=2),))
+    """
+    factors = [prime for size in sizes for prime in primes(size)]
+    grid = table.reshape(len(table), *factors)
+    digits: list[PositionDigit] = []
+    stride = 1
+    for axis, radix in zip(range(grid.ndim - 1, 0, -1), reversed(factors), strict=True):
+        if (grid == grid.take([0], axis)).all():
+            grid = grid.take(0, axis)
+        elif digits and digits[0].stride * digits[0].radix == stride:
+            digits[0] = PositionDigit(digits[0].stride, digits[0].radix * radix)
+        else:
+            digits.insert(0, PositionDigit(stride, radix))
+        stride *= radix
+    return grid.reshape(len(table), -1), tuple(digits)
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,7 @@ import pytest
 
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import boxes, exchange, joining
+from reshard.lower.to_shard_map import boxes, exchange, joining, place
 from reshard.types.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 from tests.sampling import sampled
@@ -16,6 +16,15 @@ STEPS = [
     ("f32[{x}4, 8]", "f32[16, {x}2]"),
     ("f32[{x}3/10, 8]", "f32[{y}5, 8]"),
     ("f32[{x}{y}2, 8]", "f32[16, 8]"),
+]
+LOOPS = [
+    ("f32[{x}{y}2, 8]", "f32[{y}8, {x}2]", None),
+    ("f32[{x}4, 16]", "f32[16, {x}{y}2]", None),
+    ("f32[{x}{y}2, 8]", "f32[16, {y}{x}1]", None),
+    ("f32[{x}4, 8]", "f32[16, {x}2]", 3),  # in pieces, the last of which is shorter
+    ("f32[{x}{y}2]", "f32[{y}{x}2]", 1),
+    ("f32[{x}{y}2, 8]", "f32[16, {x:(1)2}4]", None),  # a part of an axis
+    ("f32[{x}3/10, 8]", "f32[{y}5, 8]", 4),  # uneven
 ]
 
 
@@ -53,6 +62,26 @@ def test_only_pieces_between_the_same_devices_share_a_loop():
     assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]", 2) == [4, 4, 4]
     assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]", 1) == [8, 8, 8]
     assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]", 4) == [1] * 6  # two pieces are too few
+
+
+def test_many_rounds_alike_are_one_loop(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(exchange, "LOOPED", 3)
+    assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]") == [3]
+    assert rounds_of("f32[{x}4, 8]", "f32[16, {x}2]", 2) == [12]  # three loops otherwise
+    assert rounds_of("f32[{x}2, 8]", "f32[{y}4, 8]") == [1, 1]
+    assert rounds_of("f32[{x}3/10, 8]", "f32[{y}5, 8]") == [1] * 3  # boxes of several shapes
+
+
+@pytest.mark.fast(3)
+@pytest.mark.parametrize(("source", "target", "chunk"), LOOPS)
+def test_loops_over_rounds_between_any_devices(
+    source: str, target: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """One loop, with a branch for each list of pairs; tables are cut to what they depend on."""
+    monkeypatch.setattr(joining, "orders", lambda step: None)
+    monkeypatch.setattr(exchange, "LOOPED", 2)
+    monkeypatch.setattr(place, "LARGE", 1)
+    check_on_xla(one_step("exchange", source, target, StepMode(chunk)))
 
 
 def test_transfers_of_a_kind_have_one_shape_and_each_device_once():

@@ -6,7 +6,7 @@ import pytest
 
 from reshard.lower import lower_plan
 from reshard.lower.program import ExchangeInPlace
-from reshard.lower.to_shard_map import shares_lie_in_order
+from reshard.lower.to_shard_map import rounds, shares_lie_in_order
 from reshard.lower.to_shard_map.exchange_in_place import in_order
 from reshard.types.rules.cost import StepMode
 from reshard.types.rules.tile_view import TileView
@@ -27,6 +27,21 @@ from tests.sampling import sampled
     ],
 )
 def test_exchanges_in_place(source: str, target: str, chunk: int | None):
+    check_on_xla(one_step("exchange", source, target, StepMode(chunk, in_place=True), donate=True))
+
+
+@pytest.mark.fast(3)
+@pytest.mark.parametrize(
+    ("source", "target", "chunk"),
+    [
+        ("f32[{x}4, {y}4]", "f32[{y}8, {x}2]", None),
+        ("f32[{x}4, 16]", "f32[16, {x}4]", 5),  # the last piece is shorter
+        ("f32[{x}4]", "f32[16]", None),
+        ("f32[2{x}{y}2, 8]", "f32[2{y}{x}2, 8]", 2),
+    ],
+)
+def test_loops_over_rounds_and_shares(source: str, target: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rounds, "LOOPED", 2)
     check_on_xla(one_step("exchange", source, target, StepMode(chunk, in_place=True), donate=True))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from reshard.lower.to_shard_map import place
 from reshard.lower.to_shard_map.place import MeshPlace
 
 
@@ -58,6 +61,51 @@ def test_tables_are_looked_up_by_position():
     assert on_each_device(lambda place: place.by_device({d: 7 - d for d in range(8)})) == list(range(7, -1, -1))
     assert on_each_device(lambda place: place.flag([2, 5]).astype(int)) == [0, 0, 1, 0, 0, 1, 0, 0]
     assert on_each_device(lambda place: place.anew().here) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("entry", "digits"),
+    [
+        (lambda p: p, ((1, 24),)),
+        (lambda p: p // 4, ((4, 6),)),
+        (lambda p: p % 4, ((1, 4),)),
+        (lambda p: p // 4 % 3 * 10, ((4, 3),)),
+        (lambda p: p // 12 * 7 + p % 2, ((12, 2), (1, 2))),  # part of an axis
+        (lambda p: p // 2 % 6, ((2, 6),)),  # across an axis's end
+        (lambda p: 5, ()),
+    ],
+)
+@pytest.mark.parametrize("turns", [1, 3])
+def test_tables_are_cut_to_the_digits_that_they_depend_on(entry, digits: tuple, turns: int):
+    """On axes of 2, 3 and 4."""
+    table = np.array([[(turn + 1) * entry(p) for p in range(24)] for turn in range(turns)])
+    small, kept = place.narrowed(table, (2, 3, 4))
+    assert kept == digits and small.shape == (turns, math.prod(radix for _, radix in digits))
+    for position in range(24):
+        at = 0
+        for stride, radix in kept:
+            at = at * radix + position // stride % radix
+        assert small[:, at].tolist() == table[:, position].tolist()
+
+
+def test_large_tables_are_looked_up_by_digits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(place, "LARGE", 1)
+    for entry in (lambda p: p, lambda p: p % 2, lambda p: p // 2 % 2, lambda p: p // 4 * 9 + p % 2):
+        table = np.array([[entry(p) for p in range(8)], [3] * 8])
+        assert on_each_device(lambda here, table=table: here.look_up(table[0])) == table[0].tolist()
+        for turn in (0, 1):
+            turned = on_each_device(lambda here, table=table, turn=turn: here.look_up(table, jnp.asarray(turn)))
+            assert turned == on_each_device(lambda here, table=table, turn=turn: here.look_up(table, turn))
+            assert turned == table[turn].tolist()
+
+
+def test_a_permute_takes_the_pairs_of_its_turn():
+    """Two lists of pairs for three turns."""
+    pairs = [[(0, 1), (1, 0)], [(2, 3)], [(0, 1), (1, 0)]]
+    for turn, expected in enumerate([[11, 10, 0, 0], [0, 0, 0, 12], [11, 10, 0, 0]]):
+        for given in (turn, jnp.asarray(turn)):
+            moved = on_each_device(lambda here, at=given: here.permute_in_turn(here.here + 10, pairs, at))
+            assert moved == [*expected, 0, 0, 0, 0]
 
 
 def test_a_table_of_equal_entries_is_a_constant():
