@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import BudgetError
 from reshard.jax import placement
 from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
-from reshard.synth import Link, Network, cost, plan
+from reshard.synth import Network, cost, plan
 from reshard.synth.network import PRESETS
 from reshard.synth.planner import network_of
+from reshard.synth.short import message_count, short_plans
 from reshard.types.move import Move
 from reshard.types.plan import Plan
 
 NONE = "none"
 """What names no network at all, so that plans have the fewest bytes."""
 
-LONG = 16_384
-"""The most messages that exchanges may list, about 540 kB of text: on 256 devices an exchange of 64 rounds takes half
-the time of the few all-to-alls in its place, in less memory."""
-SLOWER = 1.5
-"""What a plan of a few collectives may take of the time of a long exchange."""
+LONG = 8192
+"""The most messages that permutes and exchanges may list, 270 kB of text: two permutes on 4,096 devices, or 32 rounds
+of an exchange on 256, which take longer to compile than two all-to-alls, but need less memory and fewer bytes."""
+SLOWER = 1.6
+"""What a plan of few messages may take of the time of one of many: 1.5 for an all-to-all and a permute in place of an
+exchange that does both."""
 
 _KINDS = (
     (r"TPU v4\b", "tpu-v4"),
@@ -101,39 +101,20 @@ def best_plan_on(
     used = network_on(devices, network)
     if network is not None or used is None or message_count(best) <= LONG:
         return best
-    return short_plan(best, move, used, budget, donate)
+    return _short_plan(best, used, budget, donate, padded=placement.platform_of(mesh) == "tpu")
 
 
-def message_count(plan: Plan) -> int:
-    """How many messages the exchanges of a plan list, all devices together: the size of its program's text."""
-    rounds = sum(step.launches for step in plan.steps if step.kind == "exchange")
-    return rounds * plan.source.mesh.size
+def _short_plan(fast: Plan, network: Network, budget: int | None, donate: bool, padded: bool) -> Plan:
+    """The plan of few messages that needs the least memory of those that take at most `SLOWER` times the seconds of a
+    fast plan; that one, if there is none."""
+    timed = cost.timed(fast, network.links(fast.source.mesh))
+    plans = short_plans(fast.source, fast.target, LONG, network, budget, donate)
+    quick = [plan for plan in plans if (plan.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)]
 
+    def needs(plan: Plan) -> tuple[int, float]:
+        return on_jax.peak_bytes(on_jax.in_parts(plan), padded), plan.seconds or 0.0
 
-def short_plan(best: Plan, move: Move, network: Network, budget: int | None, donate: bool = False) -> Plan:
-    """A plan of fewer launches than `best`, if one of at most `SLOWER` times its seconds keeps the budget; else `best`.
-
-    A round of an exchange lists a message for every device: 256 rounds among 4,096 are megabytes of text, compiled for
-    minutes, where three all-to-alls take a third more time on the wires.
-    """
-    try:
-        short = plan(move, None, budget, _with_dear_launches(network), donate)
-    except BudgetError:
-        return best
-    links = network.links(best.source.mesh)
-    short, timed = (cost.timed(each, links) for each in (short, best))
-    quick = (short.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)
-    return short if quick and message_count(short) <= LONG else best
-
-
-def _with_dear_launches(network: Network) -> Network:
-    """The network with four times the latency of each link."""
-
-    def dear(link: Link | None) -> Link | None:
-        return None if link is None else Link(4 * link.latency, link.bandwidth)
-
-    axes = tuple((name, Link(4 * link.latency, link.bandwidth)) for name, link in network.axes)
-    return replace(network, inner=dear(network.inner), outer=dear(network.outer), axes=axes)
+    return min(quick, key=needs, default=fast)
 
 
 def checked(given: Network | str | None) -> Network | str | None:

@@ -24,7 +24,7 @@ network, no plan loads its busiest device more than a pull does, whatever the sl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from numbers import Real
 from typing import cast
@@ -114,7 +114,7 @@ def _plan(
         plans = _none_above_pull(plans) if network is None else plans
         return _best([cost.timed_across(plan, network) for plan in plans], slack)
     links = None if network is None else network.links(pair.source.mesh)
-    routes: Sequence[Sequence[StepSpec]] = list(dict.fromkeys(_routes(pair, links)))
+    routes: Sequence[Sequence[StepSpec]] = routes_of(pair, links)
     routes = _slim(pair, routes) if links is None else _timed_routes(pair, routes, links, pruned=budget is None)
     made: list[Plan] = []
     for route in routes:
@@ -150,11 +150,14 @@ def _pulls(plan: Plan) -> bool:
     return not plan.steps[crossed].mode.relay and not any(step.sent_bytes for step in plan.steps[crossed + 1 :])
 
 
-def _routes(pair: Pair, links: Links | None) -> Iterator[Route]:
+def routes_of(pair: Pair, links: Links | None) -> list[Route]:
+    """All routes between layouts on one set of devices, each once."""
+    every: dict[Route, None] = {}
     for routes in ROUTES:
         for route in routes(pair, links):
             check_deadline()
-            yield route
+            every[route] = None
+    return list(every)
 
 
 def _timed_routes(

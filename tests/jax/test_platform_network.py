@@ -10,22 +10,15 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import NetworkError, PlanError
-from reshard.jax.platform_network import (
-    LONG,
-    checked,
-    message_count,
-    network_of_mesh,
-    network_on,
-    platform_network,
-    short_plan,
-)
+from reshard.jax import platform_network
+from reshard.jax.platform_network import checked, network_of_mesh, network_on
 from reshard.jax.request import ReshardRequest, plan_of
 from reshard.runtime.platform_network import named
 from reshard.synth import plan
 from reshard.synth.network import PRESETS, Network
+from reshard.synth.short import message_count
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.move import Move
 
 
 @pytest.mark.parametrize(
@@ -49,7 +42,7 @@ from reshard.types.move import Move
 )
 def test_kinds_of_devices_have_presets(kind: str, preset: str | None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RESHARD_NETWORK", raising=False)
-    assert platform_network(kind) is (None if preset is None else PRESETS[preset])
+    assert platform_network.platform_network(kind) is (None if preset is None else PRESETS[preset])
 
 
 def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -57,10 +50,12 @@ def test_the_environment_names_another(tmp_path: Path, monkeypatch: pytest.Monke
     file.write_text(Network.uniform(1e-6, 1e9).to_json())
     for name, network in (("none", None), ("h100", PRESETS["h100"]), (str(file), Network.uniform(1e-6, 1e9))):
         monkeypatch.setenv("RESHARD_NETWORK", name)
-        assert platform_network("TPU v4") == network and named(None) == name and named("b200") == "b200"
+        assert (
+            platform_network.platform_network("TPU v4") == network and named(None) == name and named("b200") == "b200"
+        )
     monkeypatch.setenv("RESHARD_NETWORK", "h1000")
     with pytest.raises(NetworkError, match="'h1000' is not a preset"):
-        platform_network("cpu")
+        platform_network.platform_network("cpu")
 
 
 def test_what_a_caller_names_comes_first(monkeypatch: pytest.MonkeyPatch):
@@ -82,20 +77,18 @@ def test_moves_on_cpus_have_the_fewest_bytes_unless_told(monkeypatch: pytest.Mon
     assert plan_of(ReshardRequest(target, source, network="h100"), (8, 8), "float32").seconds is not None
 
 
+SWAP = ("bf16[{c}256, {b}{a}16, 4096]", "bf16[4096, {c}256, {a}{b}16]")
+
+
 def test_long_exchanges_give_way_to_a_few_collectives(monkeypatch: pytest.MonkeyPatch):
-    """256 rounds among 4,096 devices are a megabyte of text and more; they stay with a budget that is tight, and where
-    the collectives take much longer."""
+    """256 rounds among 4,096 devices are megabytes of text; they stay with a budget that is tight, and where the
+    collectives take much longer."""
     mesh, network = Mesh(a=16, b=16, c=16), PRESETS["tpu-v5p"]
-    source = Layout.parse("bf16[{c}256, {b}{a}16, 4096]", mesh)
-    move = Move(source, Layout.parse("bf16[4096, {c}256, {a}{b}16]", mesh))
-    best = plan(move, network=network)
-    assert message_count(best) == 256 * 4096 and best.seconds is not None
-    short = short_plan(best, move, network, None)
-    assert short.launches <= 3 and message_count(short) == 0 and short.seconds is not None
-    assert best.seconds <= short.seconds <= 1.5 * best.seconds
-    assert short_plan(best, move, network, best.peak_bytes) is best
-    monkeypatch.setattr("reshard.jax.platform_network.SLOWER", 1.0)
-    assert short_plan(best, move, network, None) is best
-    few = Mesh(x=2, y=2)
-    near = Move(*(Layout.parse(text, few) for text in ("bf16[{x}4, {y}4]", "bf16[{y}{x}2, 8]")))
-    assert message_count(plan(near, network=network)) <= LONG
+    fast = plan(*(Layout.parse(text, mesh) for text in SWAP), network=network)
+    assert message_count(fast) == 256 * 4096 and fast.seconds is not None
+    short = platform_network._short_plan(fast, network, None, False, True)
+    assert short.launches <= 3 and message_count(short) <= 4096 and short.seconds is not None
+    assert fast.seconds <= short.seconds <= 1.6 * fast.seconds
+    assert platform_network._short_plan(fast, network, fast.peak_bytes, False, True) is fast
+    monkeypatch.setattr(platform_network, "SLOWER", 1.0)
+    assert platform_network._short_plan(fast, network, None, False, True) is fast

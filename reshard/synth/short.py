@@ -1,0 +1,47 @@
+"""Plans of few messages, whose programs are short.
+
+A compiler is given the two devices of every message of a permute, and of every round of an exchange: 32 kB of text a
+round on 1,024 devices, and a tenth of a second and more to compile. The groups of an all-to-all are a line.
+"""
+
+from __future__ import annotations
+
+from reshard.synth import cost
+from reshard.synth.network import Network
+from reshard.synth.planner import routes_of
+from reshard.synth.routes import Pair
+from reshard.types.layout import Layout
+from reshard.types.plan import Plan, chain
+
+
+def message_count(plan: Plan) -> int:
+    """How many messages the permutes and exchanges of a plan list, all devices together.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=2, y=2)
+    >>> message_count(plan(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh)))
+    4
+    """
+    rounds = sum(step.launches for step in plan.steps if step.kind in ("exchange", "permute"))
+    return rounds * plan.source.mesh.size
+
+
+def short_plans(
+    source: Layout, target: Layout, messages: int, network: Network, budget: int | None = None, donate: bool = False
+) -> list[Plan]:
+    """The plans on one set of devices that list at most so many messages, within a budget in bytes a device.
+
+    Steps are not cut to fit the budget, which would make more messages, and no tile on the way is larger than those at
+    the ends. There may be no such plan.
+    """
+    pair, links = Pair(source, target), network.links(source.mesh)
+    most = max(source.tile_bytes, target.tile_bytes)
+    plans = (cost.timed(chain(source, target, route, donate), links) for route in routes_of(pair, links))
+    return [
+        plan
+        for plan in plans
+        if message_count(plan) <= messages
+        and (budget is None or plan.peak_bytes <= budget)
+        and all(step.result.tile_bytes <= most for step in plan.steps)
+    ]
