@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
+from reshard import hlo
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import boxes, exchange, joining, place
 from reshard.types.rules.cost import StepMode
-from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
+from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step, stacked
 from tests.sampling import sampled
 
 STEPS = [
@@ -82,6 +84,18 @@ def test_loops_over_rounds_between_any_devices(
     monkeypatch.setattr(exchange, "LOOPED", 2)
     monkeypatch.setattr(place, "LARGE", 1)
     check_on_xla(one_step("exchange", source, target, StepMode(chunk)))
+
+
+def test_a_loop_sends_what_is_promised(monkeypatch: pytest.MonkeyPatch):
+    """Each iteration runs one of the branches."""
+    monkeypatch.setattr(joining, "orders", lambda step: None)
+    monkeypatch.setattr(exchange, "LOOPED", 2)
+    plan = one_step("exchange", "f32[{x}4, 8]", "f32[16, {x}2]")
+    f, _ = stacked(lower_plan(plan), MESH.axes)
+    text = f.lower(jax.ShapeDtypeStruct((8, 4, 8), "float32")).compile().as_text()
+    assert " while(" in text and " conditional(" in text
+    permutes = hlo.traffic(hlo.parse(text)).by_kind["permute"]
+    assert (permutes.launches, permutes.received_bytes) == (plan.launches, plan.received_bytes)
 
 
 def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
