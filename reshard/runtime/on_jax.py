@@ -25,25 +25,19 @@ from reshard.errors import MeshError
 from reshard.lower import lower_plan
 from reshard.lower.batch import lower_batch
 from reshard.lower.program import Program, lower_steps
-from reshard.lower.to_shard_map import LANES, Beside, batch_function, scales, shares_lie_in_order, tile_function
-from reshard.runtime import tpu_memory
+from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_lie_in_order, tile_function
+from reshard.runtime.xla_parts import LEAST as LEAST
+from reshard.runtime.xla_parts import PARTS as PARTS
+from reshard.runtime.xla_parts import in_parts as in_parts
+from reshard.runtime.xla_parts import peak_bytes as peak_bytes
 from reshard.types import dtypes
 from reshard.types.batch import Batch
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
 from reshard.types.notation import jax_sharding
-from reshard.types.pair.device_sets import one_set
-from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.checker import VIEW_RULES
-from reshard.types.rules.cost import PLAIN, StepMode
-from reshard.types.rules.exchange import exchange_size
-from reshard.types.rules.parts import Part, counts, split_step
+from reshard.types.plan import Plan, Step
 
 AnyMesh = JaxMesh | AbstractMesh
-LEAST = 16 << 20
-"""A step is done in parts from this many bytes of operand and result on a device."""
-PARTS = 8
-"""The number of parts aimed at."""
 
 
 def apply(
@@ -221,72 +215,6 @@ def spec(layout: Layout, axes: Mesh) -> PartitionSpec:
     """The layout's `PartitionSpec` on axes with the same devices by position."""
     held = [[d.axis for d in dim.digits if d.axis is not None] for dim in layout.dims]
     return jax_sharding.partition_spec(layout.mesh, held, layout.partial, layout.reduction, axes)
-
-
-def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS) -> Plan:
-    """The plan with its large collectives in parts, so that their buffers are a fraction of the tiles.
-
-    XLA stages a collective's operand and result beside the tiles themselves: on TPU an all-to-all peaks at twice
-    source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part.
-    """
-    moves = [_parted(step, least, count) for step in plan.steps]
-    return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps], plan.view)
-
-
-def _parted(step: Step, least: int, count: int) -> StepSpec:
-    """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
-    as_it_is = StepSpec(step.kind, step.result, step.mode)
-    if not one_set(step.operand.mesh, step.result.mesh):
-        return as_it_is  # Messages to other devices are cut where they are carried.
-    if step.kind in VIEW_RULES or step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
-        return as_it_is
-    if step.kind == "slice" and _contiguous(step):
-        return as_it_is  # TPU reads no more than the slice, and copies the whole operand only for every n-th element.
-    if step.kind == "exchange" and step.launches >= count:
-        return as_it_is  # Its rounds are parts already.
-    possible = counts(step.operand, step.result)
-    parts = _in_parts(step, possible, count)
-    if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
-        rounds = exchange_size(step.operand, step.result).rounds
-        if parts < rounds <= 4 * count:
-            return StepSpec("exchange", step.result)
-    return as_it_is._replace(mode=StepMode(parts=parts))
-
-
-def _contiguous(step: Step) -> bool:
-    """Whether a slice takes one range of indices of the minor dim."""
-    held = [[digit.axis is not None for digit in end.dims[-1].digits] for end in (step.operand, step.result)]
-    return all(flags == sorted(flags, reverse=True) for flags in held)
-
-
-def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
-    """The number of parts, of those possible: from `count` to four times as many, and aligned parts, if there are such.
-
-    An all-to-all whose blocks would lose their full lanes by that has fewer parts, from half of `count` up.
-    """
-    enough = [number for number in possible if count <= number <= 4 * count]
-    preferred = [*enough, *reversed([number for number in possible if number < count])]
-    parts = {number: split_step(step.operand, step.result, number) for number in preferred}
-    suited = {number: part for number, part in parts.items() if part is not None and part.aligned}
-    if step.kind == "all_to_all":
-        wide = {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)}
-        suited = wide or suited
-    return next(iter(suited), next(iter(preferred), 1))
-
-
-def _fills_lanes(part: Part) -> bool:
-    """Whether the blocks of a part have full lanes in some dim."""
-    return any(extent % LANES == 0 for extent in part.block)
-
-
-def peak_bytes(plan: Plan, padded: bool = False) -> int:
-    """The plan's peak bytes on XLA, which allocates the result, the target's tile, before it runs anything.
-
-    On a TPU tiles are `padded`, see `tpu_memory`.
-    """
-    later = (step.live_bytes + plan.target.tile_bytes for step in plan.steps[:-1])
-    live = max(plan.peak_bytes, *later) if len(plan.steps) > 1 else plan.peak_bytes
-    return live + tpu_memory.padding_bytes(plan) if padded else live
 
 
 def narrows(steps: Sequence[Step]) -> bool:

@@ -10,7 +10,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from reshard.lower.to_shard_map import LANES, SUBLANES
+from reshard.lower.part_loops import loops
+from reshard.lower.to_shard_map import LANES, SUBLANES, lanes_last
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan, Step
@@ -38,18 +39,18 @@ def _up(size: int, unit: int) -> int:
 
 
 def padding_bytes(plan: Plan) -> int:
-    """What padding adds to the plan's peak: that of all tiles and buffers that live at once, in the worst step."""
-    return max((_padding(plan, number) for number in range(len(plan.steps))), default=_of_tile(plan.source))
+    """What padding adds to the plan's peak: that of all tiles and buffers that live at once, in the worst loop."""
+    return max((_padding(plan, loop) for loop in loops(plan.steps)), default=_of_tile(plan.source))
 
 
-def _padding(plan: Plan, number: int) -> int:
-    step = plan.steps[number]
-    tiles = [step.operand, step.result]
-    if number and step.retained_bytes:
+def _padding(plan: Plan, loop: Sequence[Step]) -> int:
+    first, last = loop[0], loop[-1]
+    tiles = [first.operand, last.result]
+    if first is not plan.steps[0] and first.retained_bytes:
         tiles.append(plan.source)
-    if number < len(plan.steps) - 1:
+    if last is not plan.steps[-1]:
         tiles.append(plan.target)  # XLA has its memory from the start.
-    return sum(map(_of_tile, tiles)) + _of_scratch(step)
+    return sum(map(_of_tile, tiles)) + max(map(_of_scratch, loop))
 
 
 def _of_tile(layout: Layout) -> int:
@@ -57,7 +58,25 @@ def _of_tile(layout: Layout) -> int:
 
 
 def _of_scratch(step: Step) -> int:
-    """Buffers are padded as the tile is that is padded more."""
+    """Buffers are padded as the tile is that is padded more; a slice at once has one if another dim becomes minor."""
+    if step.kind == "slice" and step.mode.parts == 1:
+        return relaid_bytes(step)
     ends = [end for end in (step.operand, step.result) if end.tile_bytes]
     times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
     return int((times - 1) * step.cost.scratch)
+
+
+def relaid_bytes(step: Step) -> int:
+    """The bytes of a slice in the operand's order of dims, of which a TPU makes a copy in its own; 0 if they agree.
+
+    >>> from reshard.types import Mesh
+    >>> ends = [Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, 512]", "bf16[512, 512, {x}64]")]
+    >>> relaid_bytes(Step("slice", *ends)) // ends[1].tile_bytes
+    2
+    """
+    order, shape = lanes_last(step.operand.tile_shape), step.result.tile_shape
+    if len(shape) < 2 or order == lanes_last(shape):
+        return 0
+    *major, second, minor = (shape[dim] for dim in order)
+    elements = math.prod(major) * _up(second, SUBLANES) * _up(minor, LANES)
+    return -(-elements * dtypes.bits(step.result.dtype) // 8)

@@ -22,20 +22,23 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.program import AllToAll, InParts
+from reshard.lower.exchange_order import box_extents
+from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Slice
+from reshard.lower.to_shard_map.collectives import gathered, gathered_dim
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import laid_out, merged, opened, resized, unfilled
+from reshard.lower.to_shard_map.tiles import laid_out, merged, opened, piece, resized, unfilled
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
+Number = TypeVar("Number", int, jax.Array)
 LANES = 128
 """A TPU pads the minor dim of an array in memory to a multiple of this many elements."""
 SUBLANES = 8
@@ -60,6 +63,15 @@ def _last(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
     """The dims in this order, except that the last one whose extent is full lanes comes last, if there is one."""
     minor = next((dim for dim in reversed(order) if extents[dim] % LANES == 0), order[-1])
     return (*(dim for dim in order if dim != minor), minor)
+
+
+def message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...] | None:
+    """The order of dims in which the messages of an exchange have full lanes on a TPU, near that of its result; None
+    if it is their own, or if no order gives them."""
+    extents = box_extents(step) if isinstance(step, Exchange) else None
+    message = _last(carried, extents) if extents else tuple(range(len(carried)))
+    full = extents is not None and extents[message[-1]] % LANES == 0
+    return message if full and message != tuple(range(len(carried))) else None
 
 
 @dataclass(frozen=True)
@@ -105,12 +117,12 @@ class Writes:
             return False
         return len(runs) < 2 or len(runs[-2]) == 1 or self.shape[-2] % SUBLANES == 0
 
-    def values(self, number: int, later: int = 0) -> list[int]:
+    def values(self, number: Number, later: int = 0) -> list[Number]:
         """The values of the digits that number a block, of all but the last `later` of these."""
-        values: list[int] = []
+        values: list[Number] = []
         for axis in reversed(self.view.blocks[: len(self.view.blocks) - later]):
             values.insert(0, number % self.view.digits[axis])
-            number //= self.view.digits[axis]
+            number = number // self.view.digits[axis]
         return values
 
     def starts(self, values: Sequence[Any]) -> list[Any]:
@@ -150,17 +162,20 @@ class Blockwise:
     """How the parts of an all-to-all travel and are written.
 
     `message` is the order of dims of a block, and `carried` that of the result. Blocks are written `into` the whole
-    result, or else into a part of it in the message's order, `staged`, or else transposed to one.
+    result, or else into a part of it in the message's order, `staged`, or else transposed to one. Tiles that are
+    gathered `along` one dim lie in a part as they arrive.
     """
 
+    step: AllToAll | AllGather
     message: tuple[int, ...]
     carried: tuple[int, ...]
     into: Writes | None
     staged: Writes | None
+    along: int | None = None
 
 
 def blockwise(step: InParts, shape: Sequence[int]) -> Blockwise | None:
-    """The spelling of an all-to-all in parts on a TPU; None where nothing is gained by one.
+    """The spelling of an all-to-all or a gather in parts on a TPU; None where nothing is gained by one.
 
     >>> from reshard.lower import lower_plan
     >>> from reshard.synth import plan
@@ -171,16 +186,17 @@ def blockwise(step: InParts, shape: Sequence[int]) -> Blockwise | None:
     >>> blockwise(program.instructions[0], program.tile_shapes[0]).message
     (1, 2, 0)
     """
-    if not isinstance(step.each, AllToAll):
+    if not isinstance(step.each, AllToAll | AllGather):
         return None
     receive, carried = step.each.receive, lanes_last(shape)
     message = _last(carried, block_extents(receive))
     into = staged = None
-    if receive.count <= UNROLLED:
+    along = gathered_dim(receive) if isinstance(step.each, AllGather) else None
+    if along is None and receive.count <= UNROLLED:
         whole = with_part_digit(receive, step.put, shape) if message == carried else None
         into = None if whole is None else _free(whole, carried)
         staged = None if message == carried else _free(receive, message)
-    return None if message == carried and into is None else Blockwise(message, carried, into, staged)
+    return None if message == carried and into is None else Blockwise(step.each, message, carried, into, staged, along)
 
 
 def _free(view: TileView, order: Sequence[int]) -> Writes | None:
@@ -197,13 +213,23 @@ def block_extents(view: TileView) -> list[int]:
     return [math.prod(r for of, r in rest if of == dim) for dim in range(len(view.tile))]
 
 
-def exchanged(step: AllToAll, spelling: Blockwise, place: MeshPlace, part: Array) -> Array:
-    """The blocks that arrive for a part, along a new first axis, the dims of each in the message's order."""
+def arrived(spelling: Blockwise, place: MeshPlace, part: Array) -> Array:
+    """The blocks that arrive for a part, along a new first axis or `along` their dim, dims in the message's order."""
+    step, along = spelling.step, spelling.along
+    if isinstance(step, AllToAll):
+        return _exchanged(step, spelling.message, place, part)
+    tile = resized(part, step.send.padded).transpose(spelling.message)
+    if along is not None:
+        return gathered(step.groups, place, tile, spelling.message.index(along))
+    return gathered(step.groups, place, tile[np.newaxis], 0)
+
+
+def _exchanged(step: AllToAll, message: Sequence[int], place: MeshPlace, part: Array) -> Array:
     view, extents = merged(step.send), block_extents(step.send)
     rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
-    rest = sorted(rest, key=lambda axis: spelling.message.index(view.dims[axis]))
+    rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
     blocks = opened(view, part).transpose(*view.blocks, *rest)
-    blocks = blocks.reshape(view.count, *(extents[dim] for dim in spelling.message))
+    blocks = blocks.reshape(view.count, *(extents[dim] for dim in message))
     return lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
 
 
@@ -216,19 +242,37 @@ def written_into(writes: Writes, filled: Array, blocks: Array, part: Sequence[Ar
     return filled
 
 
+def sliced(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Array) -> Array | None:
+    """What a device keeps of a part of its tile, read at once; None if the part is not between two digits."""
+    whole = with_part_digit(step.send, take, tile.shape)
+    if whole is None:
+        return None
+    runs = Writes.of(whole, range(tile.ndim))
+    starts = runs.starts([*runs.values(place.by_device(step.block), 1), number])
+    return piece(tile.reshape(runs.shape), list(map(_index, starts)), runs.block).reshape(step.receive.padded)
+
+
 def _index(start: Array | int) -> Array:
     return jnp.asarray(start, jnp.int32)
 
 
-def put_together(step: AllToAll, spelling: Blockwise, blocks: Array) -> Array:
+def put_together(spelling: Blockwise, blocks: Array) -> Array:
     """A part of the result, its dims in the order in which the result is carried, of the blocks that arrived."""
-    if spelling.staged is None:
-        view = merged(step.receive)
-        rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
-        axes = [*view.blocks, *sorted(rest, key=lambda axis: spelling.message.index(view.dims[axis]))]
-        spread = blocks.reshape([view.digits[axis] for axis in axes]).transpose(np.argsort(axes))
-        return resized(spread.reshape(view.padded), view.tile).transpose(spelling.carried)
-    filled = unfilled(spelling.staged.shape, blocks.dtype)
-    filled = laid_out(written_into(spelling.staged, filled, laid_out(blocks)))
-    there = filled.reshape([step.receive.tile[dim] for dim in spelling.message])
-    return there.transpose([spelling.message.index(dim) for dim in spelling.carried])
+    view, message = spelling.step.receive, spelling.message
+    if spelling.along is not None:
+        there = resized(blocks, [view.tile[dim] for dim in message])
+    elif spelling.staged is not None:
+        filled = unfilled(spelling.staged.shape, blocks.dtype)
+        filled = laid_out(written_into(spelling.staged, filled, laid_out(blocks)))
+        there = filled.reshape([view.tile[dim] for dim in message])
+    else:
+        return _transposed(merged(view), message, blocks).transpose(spelling.carried)
+    return there.transpose([message.index(dim) for dim in spelling.carried])
+
+
+def _transposed(view: TileView, message: Sequence[int], blocks: Array) -> Array:
+    """The part that blocks make up, its dims in their own order."""
+    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+    axes = [*view.blocks, *sorted(rest, key=lambda axis: message.index(view.dims[axis]))]
+    spread = blocks.reshape([view.digits[axis] for axis in axes]).transpose(np.argsort(axes))
+    return resized(spread.reshape(view.padded), view.tile)

@@ -59,8 +59,8 @@ def _extent(view: TileView, run: Sequence[int], after: int = -1) -> int:
 
 def all_gather(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The tiles of all members of the device's group, in group order."""
-    dim = _gathered_dim(step.receive)
-    levels = place.levels(step.groups) if len(step.groups[0]) >= _WHOLE_SLICE else (step.groups,)
+    dim = gathered_dim(step.receive)
+    levels = _levels(step.groups, place)
 
     def stacked(levels: Sequence[Groups], tile: Array) -> Array:
         return closed(step.receive, _gathered(levels, place, resized(tile, step.send.padded)[np.newaxis], 0))
@@ -75,6 +75,15 @@ def all_gather(step: AllGather, place: MeshPlace, tile: Array, shape: Sequence[i
     return lax.platform_dependent(tile, tpu=partial(on_tpu, levels), default=partial(default, (step.groups,)))
 
 
+def gathered(groups: Groups, place: MeshPlace, tile: Array, dim: int) -> Array:
+    """The tiles of all members one after another along a dim, on a TPU."""
+    return _gathered(_levels(groups, place), place, tile, dim)
+
+
+def _levels(groups: Groups, place: MeshPlace) -> Sequence[Groups]:
+    return place.levels(groups) if len(groups[0]) >= _WHOLE_SLICE else (groups,)
+
+
 def _gathered(levels: Sequence[Groups], place: MeshPlace, tile: Array, dim: int) -> Array:
     """The tiles one after another along a dim, of the inner level first, while there is little."""
     for groups in reversed(levels):
@@ -82,7 +91,7 @@ def _gathered(levels: Sequence[Groups], place: MeshPlace, tile: Array, dim: int)
     return tile
 
 
-def _gathered_dim(view: TileView) -> int | None:
+def gathered_dim(view: TileView) -> int | None:
     """The dim along which the tiles lie one after another in the result, if they do."""
     dims = {view.dims[axis] for axis in view.blocks}
     if len(dims) != 1 or list(view.blocks) != sorted(view.blocks):
@@ -125,7 +134,7 @@ def _scattered_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> 
     scatters. So the dim stays, and a group of all devices is two levels: the larger groups, along most axes of a torus,
     go first, when the tiles are large.
     """
-    dim = _gathered_dim(step.send) or 0
+    dim = gathered_dim(step.send) or 0
     tile = resized(tile, step.send.padded) if dim else blocks_of(step.send, tile)
     for groups in place.levels(step.groups):
         tile = lax.psum_scatter(tile, scatter_dimension=dim, tiled=True, **place.group(groups))

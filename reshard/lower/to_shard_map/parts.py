@@ -1,4 +1,4 @@
-"""A step run on one part of the tile after another, in a loop."""
+"""Steps run on one part of the tile after another, in a loop; several share one where `lower.part_loops` says so."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -6,72 +6,115 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import numpy as np
 from jax import lax
 
-from reshard.lower.program import AllToAll, InParts, Slice
+from reshard.lower.exchange_order import in_order
+from reshard.lower.program import Exchange, InParts, Plain, Slice
 from reshard.lower.to_shard_map.block_writes import (
     Blockwise,
+    arrived,
     blockwise,
-    exchanged,
     lanes_last,
+    message_order,
     put_together,
+    sliced,
     written_into,
 )
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import laid_out, unfilled
+from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
 from reshard.types.rules.parts import Cut
 
 Array = jax.Array
-Run = Callable[[Array, Sequence[int]], Array]
+Shape = Sequence[int]
+Run = Callable[[Plain, MeshPlace, Array, Shape], Array]
+"""Runs an instruction on a part; the shape is that of the part after it."""
 
 
-def run_in_parts(step: InParts, place: MeshPlace, run: Run, tile: Array, shape: Sequence[int]) -> Array:
-    """Runs the step part by part. A loop keeps one part in memory at a time; unrolled, XLA moves several at once."""
-    order = lanes_last(shape)
-    spelling = blockwise(step, shape)
-    as_it_is = partial(_loop, step, run, shape=shape)
-    if spelling is not None and isinstance(step.each, AllToAll):
-        on_tpu = partial(_block_loop, step, step.each, spelling, place, shape=shape)
-        return lax.platform_dependent(tile, tpu=on_tpu, default=as_it_is)
-    if isinstance(step.each, Slice) or order == tuple(range(len(shape))):
-        return as_it_is(tile)
-    return lax.platform_dependent(tile, tpu=partial(as_it_is, order=order), default=as_it_is)
+@dataclass(frozen=True)
+class PartLoop:
+    """Steps that share a loop, each with the shape of the tile after it.
+
+    A loop keeps one part in memory at a time; unrolled, XLA moves several at once.
+    """
+
+    steps: Sequence[InParts]
+    shapes: Sequence[Shape]
+    place: MeshPlace
+    run: Run
+
+    def on(self, tile: Array) -> Array:
+        """The tile after all steps."""
+        shape = self.shapes[-1]
+        order, spelling = lanes_last(shape), blockwise(self.steps[-1], shape)
+        if spelling is not None:
+            return lax.platform_dependent(tile, tpu=partial(self.by_blocks, spelling), default=self.by_parts)
+        message = message_order(self.steps[-1].each, order)
+        if message is not None:
+            on_tpu = partial(self.by_parts, order=order, message=message)
+            return lax.platform_dependent(tile, tpu=on_tpu, default=self.by_parts)
+        if order == tuple(range(len(shape))):
+            return self.by_parts(tile)
+        return lax.platform_dependent(tile, tpu=partial(self.by_parts, order=order), default=self.by_parts)
+
+    def by_parts(self, tile: Array, order: Sequence[int] | None = None, message: Sequence[int] | None = None) -> Array:
+        """The result of all parts, its dims kept in this order while the loop runs, and in that of `message` where an
+        exchange moves them in the last step."""
+        shape, put = self.shapes[-1], self.steps[-1].put
+        order = order or range(len(shape))
+        place_of = put._replace(axis=list(order).index(put.axis))
+
+        def one(number: Array, filled: Array) -> Array:
+            part = self._last(self._after(len(self.steps) - 1, tile, number), message)
+            return laid_out(_with_part(place_of, filled, part.transpose(order), number))
+
+        filled = lax.fori_loop(0, put.parts, one, unfilled([shape[dim] for dim in order], tile.dtype))
+        return filled.transpose(np.argsort(order))
+
+    def by_blocks(self, spelling: Blockwise, tile: Array) -> Array:
+        """The result of all parts; each block that arrives in the last step is written by itself."""
+        last, into = self.steps[-1], spelling.into
+        carried = [self.shapes[-1][dim] for dim in spelling.carried]
+        put = last.put._replace(axis=spelling.carried.index(last.put.axis))
+
+        def one(number: Array, filled: Array) -> Array:
+            part = self._after(len(self.steps) - 1, tile, number)
+            blocks = arrived(spelling, self.place.anew(), part)
+            if into is not None:
+                return laid_out(written_into(into, filled, blocks, [number]))
+            return laid_out(_with_part(put, filled, put_together(spelling, blocks), number))
+
+        start = unfilled(carried if into is None else into.shape, tile.dtype)
+        filled = lax.fori_loop(0, put.parts, one, start)
+        return filled.reshape(carried).transpose(np.argsort(spelling.carried))
+
+    def _after(self, count: int, tile: Array, number: Array) -> Array:
+        """A part of the tile after so many steps."""
+        first, shape = self.steps[0], _part_shape(self.steps[0].put, self.shapes[0])
+        part = None
+        if isinstance(first.each, Slice) and len(self.steps) > 1:
+            part = sliced(first.each, first.take, self.place.anew(), tile, number)
+        done = part is not None
+        part = lax.optimization_barrier(resized(part, shape)) if part is not None else _own_part(first, tile, number)
+        for step, after in list(zip(self.steps[:count], self.shapes, strict=False))[done:]:
+            part = self.run(step.each, self.place.anew(), part, _part_shape(step.put, after))
+        return part
+
+    def _last(self, part: Array, message: Sequence[int] | None) -> Array:
+        """A part of the tile after the last step."""
+        step, place, shape = self.steps[-1].each, self.place.anew(), _part_shape(self.steps[-1].put, self.shapes[-1])
+        if message is None or not isinstance(step, Exchange):
+            return self.run(step, place, part, shape)
+        moved = self.run(in_order(step, message), place, part.transpose(message), [shape[dim] for dim in message])
+        return moved.transpose(np.argsort(message))
 
 
-def _loop(step: InParts, run: Run, tile: Array, shape: Sequence[int], order: Sequence[int] | None = None) -> Array:
-    """The result of all parts, its dims kept in this order while the loop runs."""
-    order = order or range(len(shape))
-    part_shape = [*shape[: step.put.axis], step.put.outer * step.put.inner, *shape[step.put.axis + 1 :]]
-    put = step.put._replace(axis=list(order).index(step.put.axis))
-
-    def one(number: Array, filled: Array) -> Array:
-        part = run(_own_part(step, tile, number), part_shape)
-        return laid_out(_with_part(put, filled, part.transpose(order), number))
-
-    filled = lax.fori_loop(0, step.take.parts, one, unfilled([shape[dim] for dim in order], tile.dtype))
-    return filled.transpose(np.argsort(order))
-
-
-def _block_loop(
-    step: InParts, each: AllToAll, spelling: Blockwise, place: MeshPlace, tile: Array, shape: Sequence[int]
-) -> Array:
-    """The result of all parts of an all-to-all, block by block."""
-    carried, into = [shape[dim] for dim in spelling.carried], spelling.into
-    put = step.put._replace(axis=spelling.carried.index(step.put.axis))
-
-    def one(number: Array, filled: Array) -> Array:
-        blocks = exchanged(each, spelling, place.anew(), _own_part(step, tile, number))
-        if into is not None:
-            return laid_out(written_into(into, filled, blocks, [number]))
-        return laid_out(_with_part(put, filled, put_together(each, spelling, blocks), number))
-
-    start = unfilled(carried if into is None else into.shape, tile.dtype)
-    filled = lax.fori_loop(0, step.take.parts, one, start)
-    return filled.reshape(carried).transpose(np.argsort(spelling.carried))
+def _part_shape(put: Cut, shape: Shape) -> list[int]:
+    return [*shape[: put.axis], put.outer * put.inner, *shape[put.axis + 1 :]]
 
 
 def _own_part(step: InParts, tile: Array, number: Array) -> Array:

@@ -13,12 +13,14 @@ import jax
 
 from reshard.errors import PlanError
 from reshard.lower.exchange_in_place import ExchangeInPlace
+from reshard.lower.part_loops import joined
 from reshard.lower.program import (
     AllGather,
     AllReduce,
     AllToAll,
     Exchange,
     InParts,
+    Instruction,
     Permute,
     Plain,
     Program,
@@ -29,7 +31,7 @@ from reshard.lower.program import (
 from reshard.lower.to_shard_map import collectives
 from reshard.lower.to_shard_map.exchange import exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
-from reshard.lower.to_shard_map.parts import run_in_parts
+from reshard.lower.to_shard_map.parts import PartLoop
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.views import ALONE, Beside, run_view
 from reshard.lower.views import VIEW_INSTRUCTIONS
@@ -61,26 +63,33 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
 
     def run(tile: Array, beside: Beside = ALONE) -> Array:
         place = MeshPlace(program.devices, axes)
-        for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
-            if isinstance(instruction, VIEW_INSTRUCTIONS):
-                tile = run_view(instruction, place, tile, shape, beside)
-            else:
-                tile = run_instruction(instruction, place, tile, shape)
+        for numbers in joined(program.instructions):
+            steps = [program.instructions[at] for at in numbers]
+            tile = _run(steps, place, tile, [program.tile_shapes[at] for at in numbers], beside)
         return tile
 
     return run
 
 
+def _run(
+    steps: Sequence[Instruction], place: MeshPlace, tile: Array, shapes: Sequence[Sequence[int]], beside: Beside
+) -> Array:
+    """One instruction, or several in parts that share a loop."""
+    step = steps[0]
+    if isinstance(step, VIEW_INSTRUCTIONS):
+        return run_view(step, place, tile, shapes[0], beside)
+    if isinstance(step, InParts):
+        return PartLoop([step for step in steps if isinstance(step, InParts)], shapes, place, _plain).on(tile)
+    return _plain(step, place, tile, shapes[0])
+
+
 def run_instruction(instruction: Plain | InParts, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """One instruction on a device's tile, in parts if it says so; the tile after it has this shape."""
-    if not isinstance(instruction, InParts):
-        return _RUN[type(instruction)](instruction, place, tile, shape)
-    each = instruction.each
+    return _run([instruction], place, tile, [shape], ALONE)
 
-    def one(part: Array, part_shape: Sequence[int]) -> Array:
-        return _RUN[type(each)](each, place.anew(), part, part_shape)
 
-    return run_in_parts(instruction, place, one, tile, shape)
+def _plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    return _RUN[type(step)](step, place, tile, shape)
 
 
 _RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]] = {

@@ -148,10 +148,19 @@ def _places(dim: Dim) -> list[tuple[int, int, SubAxis | None]]:
     return placed
 
 
-def _disturbance(part: Part) -> tuple[bool, bool, bool]:
-    """Sorts first the parts that are aligned, not along the two minor dims, and contiguous in both tiles."""
+def _disturbance(part: Part) -> tuple[bool, bool, bool, bool]:
+    """Sorts first the parts that are aligned, keep full lanes, are not along the two minor dims, and are contiguous in
+    both tiles."""
     minor = max(part.take.axis, part.put.axis) >= len(part.operand.shape) - len(_ALIGNED)
-    return not part.aligned, minor, part.take.outer * part.put.outer > 1
+    narrow = _narrows(part.operand, part.take) or _narrows(part.result, part.put)
+    return not part.aligned, narrow, minor, part.take.outer * part.put.outer > 1
+
+
+def _narrows(part: Layout, cut: Cut) -> bool:
+    """Whether parts of a tile lose its full lanes: a TPU has the last dim that is a multiple of 128 minor in memory."""
+    tile = [size * (cut.parts if dim == cut.axis else 1) for dim, size in enumerate(part.tile_shape)]
+    minor = next((dim for dim in reversed(range(len(tile))) if tile[dim] % _ALIGNED[-1] == 0), None)
+    return cut.axis == minor and cut.inner % _ALIGNED[-1] != 0
 
 
 def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -> Part:

@@ -1,17 +1,19 @@
-"""Blocks of parts of an all-to-all, each written where it belongs, as on a TPU: on CPU devices, by the oracle.
+"""Blocks of parts of an all-to-all or a gather, each written where it belongs, as on a TPU: by the oracle.
 
 Lanes are few here, so that small tiles have full ones.
 """
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
 from reshard.lower import lower_plan
-from reshard.lower.program import AllToAll, InParts
-from reshard.lower.to_shard_map import block_writes, parts, run_program
-from reshard.lower.to_shard_map.block_writes import Writes, blockwise, lanes_last, with_part_digit
+from reshard.lower.program import InParts
+from reshard.lower.to_shard_map import block_writes
+from reshard.lower.to_shard_map.block_writes import Writes, blockwise, lanes_last, message_order, with_part_digit
+from reshard.lower.to_shard_map.parts import PartLoop
 from reshard.types.rules.cost import StepMode
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
@@ -32,25 +34,61 @@ WAYS = [
 ]
 
 
-def looped_by_blocks(step, place, run, tile, shape):
-    spelling = blockwise(step, shape)
-    assert isinstance(step.each, AllToAll) and spelling is not None
-    return parts._block_loop(step, step.each, spelling, place, tile, shape)
+GATHERS = [
+    # Of two dims: each tile is written into the result.
+    ("into", "f32[16, {x}4, {y}8]", "f32[16, 16, 16]"),
+    # Along the minor dim, narrow in a message.
+    ("along", "f32[16, 16, {x}3]", "f32[16, 16, 12]"),
+    # Of two dims, one of which is narrow in a message.
+    ("staged", "f32[16, {y}8, 4, {x}3]", "f32[16, 16, 4, 12]"),
+    ("transposed", "f32[16, {y}8, 4, {x}3]", "f32[16, 16, 4, 12]"),
+]
 
 
-@pytest.mark.parametrize(("way", "source", "target"), WAYS)
-def test_every_element_arrives(way: str, source: str, target: str, monkeypatch: pytest.MonkeyPatch):
+def by_blocks(loop: PartLoop, tile: jax.Array) -> jax.Array:
+    spelling = blockwise(loop.steps[-1], loop.shapes[-1])
+    assert spelling is not None
+    return loop.by_blocks(spelling, tile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "way", "source", "target"),
+    [*(("all_to_all", *each) for each in WAYS), *(("all_gather", *each) for each in GATHERS)],
+)
+def test_every_element_arrives(kind: str, way: str, source: str, target: str, monkeypatch: pytest.MonkeyPatch):
     for name, value in (("LANES", 4), ("SUBLANES", 2), ("UNROLLED", 4 if way == "transposed" else 8)):
         monkeypatch.setattr(block_writes, name, value)
-    monkeypatch.setattr(run_program, "run_in_parts", looped_by_blocks)
-    plan = one_step("all_to_all", source, target, StepMode(parts=2))
+    monkeypatch.setattr(PartLoop, "on", by_blocks)
+    plan = one_step(kind, source, target, StepMode(parts=2))
     program = lower_plan(plan)
     (step,) = program.instructions
     assert isinstance(step, InParts)
     spelling = blockwise(step, program.tile_shapes[0])
     assert spelling is not None
-    assert (spelling.into is not None, spelling.staged is not None) == (way == "into", way == "staged"), spelling
+    ways = {"into": spelling.into, "staged": spelling.staged, "along": spelling.along}
+    assert [name for name, how in ways.items() if how is not None] == [way] * (way != "transposed"), spelling
     check_on_xla(plan, program)
+
+
+def in_message_order(loop: PartLoop, tile: jax.Array) -> jax.Array:
+    order = lanes_last(loop.shapes[-1])
+    message = message_order(loop.steps[-1].each, order)
+    assert message is not None
+    return loop.by_parts(tile, order, message)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("f32[16, 16, {x}{y}2]", "f32[16, {x}4, 16]"),  # the minor dim has two elements in a message, and dim 1 four
+        ("f32[{x}4, 16, {y}4]", "f32[16, {y}8, {x}2]"),
+        ("f32[16, 8, {x}{y}3]", "f32[16, {y}4, 24]"),
+    ],
+)
+def test_an_exchange_in_the_order_of_full_lanes(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(block_writes, "LANES", 4)
+    monkeypatch.setattr(PartLoop, "on", in_message_order)
+    check_on_xla(one_step("exchange", source, target, StepMode(parts=2)))
 
 
 def test_a_block_of_narrow_lanes_is_left_to_xla():

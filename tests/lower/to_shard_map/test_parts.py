@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reshard.lower.program import AllGather, InParts, Plain, Slice
+from reshard.lower.program import InParts, Permute, Plain
 from reshard.lower.to_shard_map import parts
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.types.rules.parts import Cut
-from reshard.types.rules.tile_view import TileView
 
+PLACE = MeshPlace((0,), {})
 CUTS = [
     ((6, 5), Cut(0, 1, 3, 2)),  # rows in one run
     ((6, 5), Cut(0, 3, 2, 1)),  # every second row
@@ -47,31 +50,33 @@ def test_parts_fill_the_tile_again(shape: tuple[int, ...], cut: Cut):
     assert np.array_equal(filled, tile)
 
 
-def in_parts(take: Cut, put: Cut, each: type[Plain] = AllGather) -> InParts:
-    view = TileView((), (), (), (), ())
-    one = Slice(view, view, {}) if each is Slice else AllGather((), view, view)
-    return InParts(one, take, put)
+def in_parts(take: Cut, put: Cut) -> InParts:
+    return InParts(Permute(()), take, put)
 
 
 @pytest.mark.parametrize("order", [None, (0, 2, 1), (2, 0, 1)])
 def test_each_part_goes_where_it_belongs(order: tuple[int, ...] | None):
     """The step doubles rows: part c of the operand, of 4 rows, becomes part c of a result with 8."""
     tile, take, put = numbered((12, 2, 3)), Cut(0, 2, 3, 2), Cut(0, 4, 3, 2)
-    looped = parts._loop(
-        in_parts(take, put), lambda part, _: jnp.concatenate([part, -part]), jnp.asarray(tile), (24, 2, 3), order
-    )
+
+    def run(step: Plain, place: MeshPlace, part: jax.Array, shape: Sequence[int]) -> jax.Array:
+        return jnp.concatenate([part, -part])
+
+    loop = parts.PartLoop([in_parts(take, put)], [(24, 2, 3)], PLACE, run)
+    looped = loop.by_parts(jnp.asarray(tile), order)
     for number in range(3):
         part = part_of(tile, take, number)
         assert np.array_equal(part_of(np.asarray(looped), put, number), np.concatenate([part, -part]))
 
 
-def test_the_shape_of_a_part_of_the_result():
-    shapes = []
+def test_each_step_of_a_loop_gets_the_shape_of_its_part():
+    shapes: list[tuple[int, ...]] = []
 
-    def run(part, shape):
+    def run(step: Plain, place: MeshPlace, part: jax.Array, shape: Sequence[int]) -> jax.Array:
         shapes.append(tuple(shape))
-        return part
+        return jnp.zeros(shape)
 
-    place = MeshPlace((0,), {})
-    parts.run_in_parts(in_parts(Cut(1, 1, 2, 3), Cut(1, 1, 2, 3)), place, run, jnp.zeros((2, 6)), (2, 6))
-    assert set(shapes) == {(2, 3)}
+    steps = [in_parts(Cut(1, 1, 2, 3), Cut(1, 1, 2, 6)), in_parts(Cut(1, 1, 2, 6), Cut(1, 2, 2, 2))]
+    loop = parts.PartLoop(steps, [(2, 12), (2, 8)], PLACE, run)
+    assert loop.on(jnp.zeros((2, 6))).shape == (2, 8)
+    assert shapes == [(2, 6), (2, 4)]

@@ -1,0 +1,114 @@
+"""Plans in parts for XLA, which stages whole tiles of a collective, and what they need of memory there.
+
+bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512]     at once: twice source and target; in 8 parts: 1.06 times
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reshard.lower.part_loops import loops, share_loop
+from reshard.lower.to_shard_map import LANES
+from reshard.runtime import tpu_memory
+from reshard.types.pair.device_sets import one_set
+from reshard.types.plan import Plan, Step, StepSpec, chain
+from reshard.types.rules.checker import VIEW_RULES
+from reshard.types.rules.cost import PLAIN, StepMode
+from reshard.types.rules.exchange import exchange_size
+from reshard.types.rules.parts import Part, counts, split_step
+
+LEAST = 16 << 20
+"""A step is done in parts from this many bytes of operand and result on a device."""
+PARTS = 8
+"""The number of parts aimed at."""
+
+
+def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS) -> Plan:
+    """The plan with its large collectives in parts, so that their buffers are a fraction of the tiles.
+
+    XLA stages a collective's operand and result beside the tiles themselves: on TPU an all-to-all peaks at twice
+    source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part. A slice before a step
+    in parts is in as many if it can share the loop.
+    """
+    moves = [_parted(step, least, count) for step in plan.steps]
+    for at in reversed(range(len(moves) - 1)):
+        moves[at] = _joining(plan.steps[at], moves[at], plan.steps[at + 1], moves[at + 1].mode.parts)
+    return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps], plan.view)
+
+
+def _parted(step: Step, least: int, count: int) -> StepSpec:
+    """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
+    as_it_is = StepSpec(step.kind, step.result, step.mode)
+    if not one_set(step.operand.mesh, step.result.mesh):
+        return as_it_is  # Messages to other devices are cut where they are carried.
+    if step.kind in VIEW_RULES or step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
+        return as_it_is
+    if step.kind == "slice" and _read_alone(step):
+        return as_it_is  # TPU copies the whole operand only for every n-th element, or for another minor dim.
+    if step.kind == "exchange" and step.launches >= count:
+        return as_it_is  # Its rounds are parts already.
+    possible = counts(step.operand, step.result)
+    parts = _in_parts(step, possible, count)
+    if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
+        rounds = exchange_size(step.operand, step.result).rounds
+        if parts < rounds <= 4 * count:
+            return StepSpec("exchange", step.result)
+    return as_it_is._replace(mode=StepMode(parts=parts))
+
+
+def _joining(step: Step, move: StepSpec, following: Step, parts: int) -> StepSpec:
+    """A slice in the parts of the step that follows, if these are its own."""
+    if step.kind != "slice" or parts == 1:
+        return move
+    splits = (split_step(each.operand, each.result, parts) for each in (step, following))
+    return move._replace(mode=StepMode(parts=parts)) if share_loop(*splits) else move
+
+
+def _read_alone(step: Step) -> bool:
+    """Whether a TPU reads little more than a slice: it is one range of indices of the minor dim, which stays minor or
+    is not much wider than the slice in memory."""
+    return _contiguous(step) and 2 * tpu_memory.relaid_bytes(step) <= step.operand.tile_bytes
+
+
+def _contiguous(step: Step) -> bool:
+    """Whether a slice takes one range of indices of the minor dim."""
+    held = [[digit.axis is not None for digit in end.dims[-1].digits] for end in (step.operand, step.result)]
+    return all(flags == sorted(flags, reverse=True) for flags in held)
+
+
+def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
+    """The number of parts, of those possible: from `count` to four times as many, and aligned parts, if there are such.
+
+    An all-to-all whose blocks would lose their full lanes by that has fewer parts, from half of `count` up.
+    """
+    enough = [number for number in possible if count <= number <= 4 * count]
+    preferred = [*enough, *reversed([number for number in possible if number < count])]
+    parts = {number: split_step(step.operand, step.result, number) for number in preferred}
+    suited = {number: part for number, part in parts.items() if part is not None and part.aligned}
+    if step.kind == "all_to_all":
+        wide = {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)}
+        suited = wide or suited
+    return next(iter(suited), next(iter(preferred), 1))
+
+
+def _fills_lanes(part: Part) -> bool:
+    """Whether the blocks of a part have full lanes in some dim."""
+    return any(extent % LANES == 0 for extent in part.block)
+
+
+def peak_bytes(plan: Plan, padded: bool = False) -> int:
+    """The plan's peak bytes on XLA, which allocates the result, the target's tile, before it runs anything.
+
+    Between steps that share a loop there are parts only. On a TPU tiles are `padded`, see `tpu_memory`.
+    """
+    live = max((_live(plan, loop) for loop in loops(plan.steps)), default=plan.peak_bytes)
+    return live + tpu_memory.padding_bytes(plan) if padded else live
+
+
+def _live(plan: Plan, loop: Sequence[Step]) -> int:
+    first, last = loop[0], loop[-1]
+    target = 0 if last is plan.steps[-1] else plan.target.tile_bytes
+    if len(loop) == 1:
+        return first.live_bytes + target
+    ends = first.retained_bytes + first.operand.tile_bytes + last.result.tile_bytes
+    return ends + target + max(step.cost.scratch for step in loop)
