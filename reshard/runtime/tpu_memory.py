@@ -15,6 +15,7 @@ from reshard.lower.to_shard_map import LANES, SUBLANES, lanes_last
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan, Step
+from reshard.types.rules.parts import Part, split_step
 
 
 def padded_bytes(shape: Sequence[int], dtype: str) -> int:
@@ -61,9 +62,24 @@ def _of_scratch(step: Step) -> int:
     """Buffers are padded as the tile is that is padded more; a slice at once has one if another dim becomes minor."""
     if step.kind == "slice" and step.mode.parts == 1:
         return relaid_bytes(step)
+    part = _part(step)
+    if part is not None:
+        times = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(math.prod(part.block))
+        rounds = 2 if step.kind == "exchange" else 1
+        return _of_tile(part.operand) + _of_tile(part.result) + int((times - 1) * rounds * message_bytes(step))
     ends = [end for end in (step.operand, step.result) if end.tile_bytes]
     times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
     return int((times - 1) * step.cost.scratch)
+
+
+def message_bytes(step: Step) -> int:
+    """The bytes of the messages that a part of a step packs and receives; 0 for a step at once."""
+    part = _part(step)
+    return 0 if part is None else step.cost.scratch - part.operand.tile_bytes - part.result.tile_bytes
+
+
+def _part(step: Step) -> Part | None:
+    return split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None
 
 
 def relaid_bytes(step: Step) -> int:

@@ -109,6 +109,11 @@ def _live(plan: Plan, loop: Sequence[Step]) -> int:
     first, last = loop[0], loop[-1]
     target = 0 if last is plan.steps[-1] else plan.target.tile_bytes
     if len(loop) == 1:
-        return first.live_bytes + target
+        return first.live_bytes + target + _scratch(first) - first.cost.scratch
     ends = first.retained_bytes + first.operand.tile_bytes + last.result.tile_bytes
-    return ends + target + max(step.cost.scratch for step in loop)
+    return ends + target + max(map(_scratch, loop))
+
+
+def _scratch(step: Step) -> int:
+    """Buffers; XLA packs the messages of a part's next round while those of one are on their way."""
+    return step.cost.scratch + (tpu_memory.message_bytes(step) if step.kind == "exchange" else 0)

@@ -203,6 +203,11 @@ def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, aft
         # No dim of the result's tile, or none of any tile, has 128 elements: a TPU pads them to twice their bytes.
         ({"x": 4, "y": 2}, "bf16[64, {x}{y}16, 128, 64]", "bf16[64, {y}64, {x}32, 64]"),
         ({"x": 4, "y": 2}, "bf16[64, {x}32, {y}64, 64]", "bf16[64, 128, {x}32, 64]"),
+        # A slice that leaves another dim minor, at once and in parts.
+        ({"x": 8}, "bf16[512, 512, 512]", "bf16[512, 512, {x}64]"),
+        ({"x": 8}, "bf16[64, 128, 128, 64]", "bf16[64, 128, {x}16, 64]"),
+        # Steps that share a loop: no tile between them is whole.
+        ({"x": 2, "y": 2, "z": 2}, "bf16[{x}{y}{z}64, 512, 512]", "bf16[{x}{z}128, 512, 512]"),
         # Lanes are full in a part of 128 rows of the dim that stays where it is.
         ({"x": 8}, "bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]"),
     ],

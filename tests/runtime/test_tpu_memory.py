@@ -48,3 +48,13 @@ def test_all_that_lives_at_once_is_padded():
     more = on_jax.peak_bytes(plan, padded=True) - on_jax.peak_bytes(plan)
     assert narrow <= more <= narrow + scratch
     assert tpu_memory.padding_bytes(rs.plan(plan.source, plan.source)) == plan.source.tile_bytes
+
+
+def test_a_slice_with_another_minor_dim_is_copied():
+    """Of 512 lanes it takes 64, and dim 1 becomes minor: the copy in the operand's order has 128 lanes."""
+    mesh = Mesh(x=8)
+    whole = Layout.parse("bf16[512, 512, 512]", mesh)
+    plan = rs.plan(whole, Layout.parse("bf16[512, 512, {x}64]", mesh))
+    assert on_jax.peak_bytes(plan, padded=True) - on_jax.peak_bytes(plan) == 2 * plan.target.tile_bytes
+    rows = rs.plan(whole, Layout.parse("bf16[512, {x}64, 512]", mesh))
+    assert on_jax.peak_bytes(rows, padded=True) == on_jax.peak_bytes(rows)

@@ -1,0 +1,120 @@
+"""Plans in parts: how many each step has, which steps share them, and what they need of memory."""
+
+from __future__ import annotations
+
+import pytest
+
+import reshard as rs
+from reshard.lower.part_loops import loops
+from reshard.runtime import xla_parts
+from reshard.types import Layout, Mesh
+from reshard.types.plan import Plan
+from tests.oracle import check
+
+M42 = Mesh(x=4, y=2)
+
+
+def modes(plan: Plan) -> list[tuple[str, int]]:
+    return [(step.kind, step.mode.parts) for step in plan.steps]
+
+
+def planned(source: str, target: str, mesh: Mesh = M42) -> Plan:
+    return rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh))
+
+
+def test_small_steps_stay_whole():
+    plan = planned("f32[{x}64, 64]", "f32[256, {x}16]")
+    assert xla_parts.in_parts(plan) == plan
+    limit = plan.source.tile_bytes + plan.target.tile_bytes
+    assert modes(xla_parts.in_parts(plan, limit)) == [("all_to_all", 8)]
+    assert modes(xla_parts.in_parts(plan, limit + 1)) == [("all_to_all", 1)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mode"),
+    [
+        ("f32[{x}64, 8]", "f32[256, {x}2]", ("all_to_all", 8)),
+        ("f32[{x}11, 8]", "f32[44, {x}2]", ("all_to_all", 11)),  # from 8 to 32
+        ("f32[{x}6, 8]", "f32[24, {x}2]", ("all_to_all", 6)),  # the most there are
+        ("f32[{x}1, 1280]", "f32[4, 1280]", ("all_gather", 10)),  # ten of 128 lanes, rather than eight of 160
+        ("f32[{x}1, 8]", "f32[4, {x}2]", ("exchange", 1)),  # two parts at most, but three rounds
+    ],
+)
+def test_the_number_of_parts(source: str, target: str, mode: tuple[str, int]):
+    plan = planned(source, target)
+    in_parts = xla_parts.in_parts(plan, least=0)
+    assert modes(in_parts) == [mode]
+    check(in_parts)
+
+
+def test_only_a_slice_that_takes_every_n_th_element_of_the_minor_dim_is_in_parts():
+    for target, parts in (("f32[{x}16, 64]", 1), ("f32[64, {x}16]", 1), ("f32[16{x}, 64]", 1), ("f32[64, 16{x}]", 8)):
+        assert modes(xla_parts.in_parts(planned("f32[64, 64]", target), least=0)) == [("slice", parts)]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "parts"),
+    [
+        ("bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]", 4),  # 128 rows a part: eight would leave 64
+        ("bf16[256, 512, {x}64]", "bf16[256, {x}64, 512]", 8),  # two parts would, but are too large
+        ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]", 8),  # the minor dim has full lanes in any case
+        ("bf16[64, 64, {x}64]", "bf16[64, {x}8, 512]", 8),  # nothing has
+    ],
+)
+def test_an_all_to_all_keeps_full_lanes(source: str, target: str, parts: int):
+    plan = planned(source, target, Mesh(x=8))
+    assert modes(xla_parts.in_parts(plan, least=0)) == [("all_to_all", parts)]
+
+
+def test_a_gather_with_too_few_parts_is_an_exchange_of_smaller_messages():
+    """Three parts receive more at once than each of an exchange's 15 rounds; 63 rounds are too many."""
+    for size, kind in ((16, "exchange"), (64, "all_gather")):
+        in_parts = xla_parts.in_parts(planned("f32[{x}1, 3]", f"f32[{size}, 3]", Mesh(x=size)), least=0)
+        assert [step.kind for step in in_parts.steps] == [kind]
+        check(in_parts)
+
+
+def test_peaks_count_the_target_from_the_start():
+    mesh = Mesh(x=2, y=2, z=2)
+    plan = planned("f32[{x}4, {z}4, 8, 8]", "f32[8, 8, {z}4, {y}4]", mesh)
+    assert len(plan.steps) == 3
+    later = [step.live_bytes + plan.target.tile_bytes for step in plan.steps[:-1]]
+    assert xla_parts.peak_bytes(plan) == max(plan.peak_bytes, *later) > plan.peak_bytes
+    # A permute, then a gather: source, operand and target. The target is live from the start, but only once.
+    two = planned("f32[{x}{y}2]", "f32[{y}8]")
+    assert [step.kind for step in two.steps] == ["permute", "all_gather"]
+    assert xla_parts.peak_bytes(two) == two.peak_bytes == 8 + 8 + 32
+    single = planned("f32[{x}4, 8]", "f32[16, 8]")
+    assert xla_parts.peak_bytes(single) == single.peak_bytes
+
+
+def test_a_slice_is_in_the_parts_of_the_step_that_it_shares_a_loop_with():
+    plan = planned("f32[{x}64, 3, 5]", "f32[{y}{x}32, 3, 5]")
+    in_parts = xla_parts.in_parts(plan, least=0)
+    assert modes(in_parts) == [("slice", 8), ("permute", 8)]
+    assert [len(loop) for loop in loops(in_parts.steps)] == [2]
+    check(in_parts)
+    # An all-to-all cannot have its parts: each has a row of every member.
+    other = xla_parts.in_parts(planned("f32[{x}2, 64]", "f32[8, {y}{x}8]"), least=0)
+    assert [len(loop) for loop in loops(other.steps)] == [1] * len(other.steps)
+
+
+def test_no_tile_is_whole_between_steps_that_share_a_loop():
+    """Source, target, and parts: the tile between is one that `peak_bytes` of the plan at once counts."""
+    plan = planned("f32[{x}{y}32, 3, 5]", "f32[{y}128, 3, 5]")
+    assert [step.kind for step in plan.steps] == ["permute", "all_gather"]
+    shared = xla_parts.in_parts(plan, least=0)
+    ends, between = plan.source.tile_bytes + plan.target.tile_bytes, plan.steps[0].result.tile_bytes
+    assert xla_parts.peak_bytes(shared) < ends + between <= xla_parts.peak_bytes(plan)
+    assert xla_parts.peak_bytes(shared) == ends + max(step.cost.scratch for step in shared.steps)
+
+
+def test_a_slice_is_in_parts_where_a_tpu_would_copy_more_than_it_keeps():
+    """Of 128 lanes it takes 16, and another dim becomes minor: at once, the slice has 128 lanes for a while."""
+    mesh = Mesh(x=8)
+    for source, target, parts in (
+        ("bf16[64, 128, 128, 64]", "bf16[64, 128, {x}16, 64]", 8),
+        ("bf16[512, 512, 512]", "bf16[512, 512, {x}64]", 1),  # 64 of 512: less than what parts would read
+        ("bf16[64, 128, 128, 64]", "bf16[{x}8, 128, 128, 64]", 1),  # nothing else becomes minor
+    ):
+        assert modes(xla_parts.in_parts(planned(source, target, mesh), least=0)) == [("slice", parts)]
