@@ -225,12 +225,25 @@ def arrived(spelling: Blockwise, place: MeshPlace, part: Array) -> Array:
 
 
 def _exchanged(step: AllToAll, message: Sequence[int], place: MeshPlace, part: Array) -> Array:
-    view, extents = merged(step.send), block_extents(step.send)
-    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
-    rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
-    blocks = opened(view, part).transpose(*view.blocks, *rest)
-    blocks = blocks.reshape(view.count, *(extents[dim] for dim in message))
+    blocks = _packed(step.send, message, part)
     return lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
+
+
+def _packed(view: TileView, message: Sequence[int], part: Array) -> Array:
+    """The blocks of a part, one after another: copied one by one on the chip, where that needs no transpose."""
+    extents = [block_extents(view)[dim] for dim in message]
+    runs = _free(view, message) if tuple(message) == lanes_last(view.tile) and view.count <= UNROLLED else None
+    if runs is None or runs.view.in_place:
+        view = merged(view)
+        rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+        rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
+        return opened(view, part).transpose(*view.blocks, *rest).reshape(view.count, *extents)
+    tile = laid_out(part.transpose(message)).reshape(runs.shape)
+    filled = unfilled((view.count, *extents), part.dtype)
+    for number in range(view.count):
+        block = piece(tile, list(map(_index, runs.starts(runs.values(number)))), runs.block)
+        filled = lax.dynamic_update_slice_in_dim(filled, block.reshape(1, *extents), number, 0)
+    return laid_out(filled)
 
 
 def written_into(writes: Writes, filled: Array, blocks: Array, part: Sequence[Array] = ()) -> Array:
