@@ -66,10 +66,18 @@ def _of_scratch(step: Step) -> int:
     if part is not None:
         times = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(math.prod(part.block))
         rounds = 2 if step.kind == "exchange" else 1
-        return _of_tile(part.operand) + _of_tile(part.result) + int((times - 1) * rounds * message_bytes(step))
+        relaid = sum(map(_in_order, (part.operand, part.result))) if rounds == 2 and times > 1 else 0
+        padding = _of_tile(part.operand) + _of_tile(part.result)
+        return padding + relaid + int((times - 1) * rounds * message_bytes(step))
     ends = [end for end in (step.operand, step.result) if end.tile_bytes]
     times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
     return int((times - 1) * step.cost.scratch)
+
+
+def _in_order(layout: Layout) -> int:
+    """The bytes of a tile with its last dim minor, as an exchange of narrow boxes leaves it."""
+    *major, second, minor = (1, 1, *layout.tile_shape)
+    return layout.nbytes(math.prod(major) * _up(second, SUBLANES) * _up(minor, LANES))
 
 
 def message_bytes(step: Step) -> int:

@@ -230,10 +230,11 @@ def _exchanged(step: AllToAll, message: Sequence[int], place: MeshPlace, part: A
 
 
 def _packed(view: TileView, message: Sequence[int], part: Array) -> Array:
-    """The blocks of a part, one after another: copied one by one on the chip, where that needs no transpose."""
+    """The blocks of a part, one after another: copied one by one on the chip, if they are ranges of the minor dim."""
     extents = [block_extents(view)[dim] for dim in message]
-    runs = _free(view, message) if tuple(message) == lanes_last(view.tile) and view.count <= UNROLLED else None
-    if runs is None or runs.view.in_place:
+    ranges = tuple(message) == lanes_last(view.tile) and message[-1] in {view.dims[axis] for axis in view.blocks}
+    runs = _free(view, message) if ranges and view.count <= UNROLLED else None
+    if runs is None:
         view = merged(view)
         rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
         rest = sorted(rest, key=lambda axis: message.index(view.dims[axis]))
