@@ -66,7 +66,7 @@ def _of_scratch(step: Step) -> int:
     if part is not None:
         times = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(math.prod(part.block))
         rounds = 2 if step.kind == "exchange" else 1
-        relaid = sum(map(_in_order, (part.operand, part.result))) if rounds == 2 and times > 1 else 0
+        relaid = 2 * sum(map(_relaid, (part.operand, part.result))) if rounds == 2 and times > 1 else 0
         padding = _of_tile(part.operand) + _of_tile(part.result)
         return padding + relaid + int((times - 1) * rounds * message_bytes(step))
     ends = [end for end in (step.operand, step.result) if end.tile_bytes]
@@ -74,10 +74,11 @@ def _of_scratch(step: Step) -> int:
     return int((times - 1) * step.cost.scratch)
 
 
-def _in_order(layout: Layout) -> int:
-    """The bytes of a tile with its last dim minor, as an exchange of narrow boxes leaves it."""
+def _relaid(layout: Layout) -> int:
+    """What a tile needs more with its last dim minor, as an exchange of narrow boxes leaves it."""
     *major, second, minor = (1, 1, *layout.tile_shape)
-    return layout.nbytes(math.prod(major) * _up(second, SUBLANES) * _up(minor, LANES))
+    in_order = layout.nbytes(math.prod(major) * _up(second, SUBLANES) * _up(minor, LANES))
+    return in_order - padded_bytes(layout.tile_shape, layout.dtype)
 
 
 def message_bytes(step: Step) -> int:

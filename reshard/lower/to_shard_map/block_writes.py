@@ -257,9 +257,13 @@ def written_into(writes: Writes, filled: Array, blocks: Array, part: Sequence[Ar
 
 
 def sliced(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Array) -> Array | None:
-    """What a device keeps of a part of its tile, read at once; None if the part is not between two digits."""
-    whole = with_part_digit(step.send, take, tile.shape)
-    if whole is None:
+    """What a device keeps of a part of its tile, read at once.
+
+    None if the part is not between two digits, or if several ranges of a TPU's minor dim are kept: it would copy all of
+    the tile to have them in one.
+    """
+    whole, minor = with_part_digit(step.send, take, tile.shape), lanes_last(tile.shape)[-1]
+    if whole is None or sum(whole.dims[run[0]] == minor for run in whole.runs) > 1:
         return None
     runs = Writes.of(whole, range(tile.ndim))
     starts = runs.starts([*runs.values(place.by_device(step.block), 1), number])
