@@ -1,6 +1,6 @@
 """Which steps in parts share a loop: those that follow each other, the parts of each being those of the next.
 
-    mesh <x=4, y=2>, f32[{x}{y}8, 64] -> f32[{y}{x}8, 64] -> f32[{y}32, 64]     a permute and a gather, in 2 parts
+    mesh <x=4, y=2>, f32[{x}{y}8, 3, 5] -> f32[{y}{x}8, 3, 5] -> f32[{y}32, 3, 5]     a permute and a gather, in 2 parts
 
     part 0   rows 0-3 of the tile   permuted, gathered, and written to rows 0-3, 8-11, ... of the result
     part 1   rows 4-7               rows 4-7, 12-15, ...
@@ -32,7 +32,7 @@ def loops(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
 
     >>> from reshard.types import Layout, Mesh
     >>> from reshard.types.rules.cost import StepMode
-    >>> texts = ("f32[{x}{y}8, 64]", "f32[{y}{x}8, 64]", "f32[{y}32, 64]")
+    >>> texts = ("f32[{x}{y}8, 3, 5]", "f32[{y}{x}8, 3, 5]", "f32[{y}32, 3, 5]")
     >>> ends = [Layout.parse(text, Mesh(x=4, y=2)) for text in texts]
     >>> two = [Step("permute", *ends[:2], StepMode(parts=2)), Step("all_gather", *ends[1:], StepMode(parts=2))]
     >>> [len(loop) for loop in loops(two)]
