@@ -70,7 +70,7 @@ help:
 	@echo "make docs         build the site in site/, from docs and the notebooks"
 	@echo "make playground   add to the site in site/ the page that plans in a browser; needs npm"
 	@echo "make dist         the wheel and the source archive in dist/"
-	@echo "make bench        how long planning takes"
+	@echo "make bench        how long planning takes; AGAINST=main~5 compares with that commit"
 	@echo "make clean        remove the virtual environments and caches"
 
 .venv/.stamp: pyproject.toml
@@ -132,7 +132,7 @@ dist: .venv/.stamp
 	@.venv/bin/python -m build --outdir dist
 
 bench: .venv/.stamp
-	@.venv/bin/python benchmarks/planner.py
+	@.venv/bin/python benchmarks/planner.py $(if $(AGAINST),--against $(AGAINST))
 
 clean:
 	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis dist site

@@ -3,6 +3,7 @@
     python benchmarks/planner.py              # the tables (make bench)
     python benchmarks/planner.py --profile    # and where the time goes
     python benchmarks/planner.py --json
+    python benchmarks/planner.py --against main~5   # ratios to another commit (make bench AGAINST=main~5)
 
 Cold means that nothing is remembered: before every plan all caches of `reshard` are emptied, and the
 layouts are made anew. A pair's time is the median of a few runs; a row's columns are over its pairs.
@@ -31,6 +32,7 @@ from rich.table import Table
 if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import planner_against
 from reshard.errors import ReshardError
 from reshard.synth.network import Network
 from reshard.synth.planner import plan
@@ -278,6 +280,13 @@ def profile(pairs: Sequence[Pair], network: Network | None, lines: int) -> str:
     return "\n".join(line for line in out.getvalue().splitlines() if line.strip())
 
 
+def _against(given: argparse.Namespace) -> Table:
+    options = ("pairs", "runs", "seed", "limit")
+    arguments = [f"--{name}={getattr(given, name)}" for name in options]
+    ratios = planner_against.measure_against(given.against, given.rounds, arguments)
+    return planner_against.table(given.against, ratios)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=40, help="pairs per mesh and rank")
@@ -286,8 +295,13 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=10.0, help="seconds after which a plan counts as late")
     parser.add_argument("--json", action="store_true", help="one JSON array of rows, times in seconds")
     parser.add_argument("--profile", action="store_true", help="the hottest functions as well")
+    parser.add_argument("--against", metavar="COMMIT", help="run this tree and that commit in turns, and show ratios")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each of the two, with --against")
     given = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 130)
+    if given.against is not None:
+        console.print(_against(given))
+        return
     measurements = list(rows(given.pairs, given.seed, given.runs, given.limit))
     if given.json:
         print(json.dumps([asdict(row) for row in measurements], indent=2))
