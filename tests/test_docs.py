@@ -20,6 +20,7 @@ LONG = {
     "python": ["jax.md", "proofs.md", "xla-pass.md"],
     "console": ["command.md", "doctor.md", "mpi.md", "pictures.md", "proofs.md"],
 }  # slow
+PASTED = ["quickstart-jax.md", "quickstart-plans.md", "quickstart-weights.md"]  # executed by tests/test_quickstarts.py
 without_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 WITH_README = [ROOT / "README.md", *PAGES]
 INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]
@@ -53,7 +54,8 @@ def pages(language: str) -> list[Any]:
     """The pages as parameters, marked with what those with long examples of the language need."""
     marks = {page.name: [pytest.mark.slow] * (page.name in LONG[language]) for page in PAGES}
     marks |= {name: [*marks[name], without_hook] for name in NEEDS_HOOK if language == "python"}
-    return [pytest.param(page, id=page.name, marks=marks[page.name]) for page in PAGES]
+    executed = [page for page in PAGES if language == "console" or page.name not in PASTED]
+    return [pytest.param(page, id=page.name, marks=marks[page.name]) for page in executed]
 
 
 @pytest.mark.parametrize("page", pages("python"))
