@@ -61,6 +61,7 @@ def test_the_plan_is_at_the_bound_and_keeps_its_promises(figures: dict[str, Any]
     assert done["peak"] <= figures["cases"][0]["plan"]["peak_bytes"]
 
 
+@pytest.mark.slow
 @needs_jax
 def test_xla_needs_more(figures: dict[str, Any]):
     assert figures["missing"] is None
@@ -137,6 +138,7 @@ def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytes
     assert demo.main([]) == 1
 
 
+@pytest.mark.slow
 @needs_jax
 def test_the_pass_is_shown_where_jax_has_the_hook(figures: dict[str, Any]):
     from reshard.jax.xla_hook import hook_exists
@@ -168,6 +170,7 @@ def test_a_pass_that_makes_a_program_worse_fails_the_command(
     assert "DISAGREES: the results before and after enable() differ" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @needs_jax
 def test_weights_arrive_at_the_bound_on_other_devices(figures: dict[str, Any]):
     served = figures["served"]

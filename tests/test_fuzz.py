@@ -110,7 +110,7 @@ def _read(text: str, mesh: Any) -> Layout:
 _run, _plan, _meaning, _parse = fuzz.run, rs.plan, fuzz.meaning, Layout.parse
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("place", "broken", "message"),
     [

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from radon.complexity import cc_visit
+from radon.complexity import cc_visit_ast
 
 from tests.imports import Module, modules
 
@@ -88,7 +88,7 @@ def _sizes(module: Module) -> Iterator[tuple[int, str]]:
         lines = _header_lines(node) + _code_lines(node)
         if lines > FUNCTION_LINES:
             yield node.lineno, f"{node.name} has {lines} lines, more than {FUNCTION_LINES}"
-    for block in cc_visit(module.text):
+    for block in cc_visit_ast(module.tree):
         for function in [block, *getattr(block, "methods", []), *getattr(block, "closures", [])]:
             if not hasattr(function, "methods") and function.complexity > COMPLEXITY:
                 yield function.lineno, f"{function.name} has complexity {function.complexity}, more than {COMPLEXITY}"

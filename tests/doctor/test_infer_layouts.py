@@ -89,6 +89,7 @@ def digits(source, target):
     return sorted((digit.radix, digit.src or 0, digit.dst or 0) for digit in prime_digits(refine(source, target)))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("sizes", SHAPES, ids=lambda sizes: f"{sizes[0]}x{sizes[1]}")
 def test_every_pair_of_layouts(sizes):
     """Gathers and slices between all placements of two axes; some pairs have no common digits."""

@@ -12,7 +12,7 @@ from tests.draw.reading import labelled, words
 from tests.sampling import sampled
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", sampled(list(CASES), *list(CASES)[::3]))
 def test_bars_are_the_live_bytes(name):
     plan = planned(name)

@@ -19,7 +19,7 @@ from tests.draw.cases import CASES, picture, planned
 from tests.draw.reading import Seen, labelled, words
 
 
-@pytest.mark.fast(6)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", list(CASES))
 def test_words_are_inside_the_figure_and_do_not_overlap(name):
     figure = picture(name)

@@ -24,7 +24,7 @@ PARTS = [*((0.5, step) for step in STEPS), *((step, 0.5) for step in STEPS)]
 """The points of an element whose colours are looked up."""
 
 
-@pytest.mark.fast(8)
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("name", FULL)
 def test_every_element_has_the_colours_of_its_devices(name):
     plan = planned(name)
@@ -45,6 +45,7 @@ def test_every_element_has_the_colours_of_its_devices(name):
             assert shown == ({canvas.PALE} if pale else {colour[d] for d in devices}), f"{devices}: {layout}"
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("name", FULL)
 def test_labels_name_the_devices_of_their_elements(name):
     plan = planned(name)
@@ -101,6 +102,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("source", "note"), LARGE)
 def test_large_arrays_are_cropped_with_a_note(source, note):
     mesh = Mesh(x=4, y=4) if "(" in source else Mesh(x=2, y=2)

@@ -83,6 +83,7 @@ def compiled():
     return json.loads(run.stdout)
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("program", record.PROGRAMS)
 def test_freshly_compiled_modules(compiled, program):
     assert measured(compiled[program]) == counted(program, "cpu", 4)

@@ -100,7 +100,7 @@ def test_kinds_whose_steps_agree_share_a_collective() -> None:
     assert text.count(" all-to-all(") == 1
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "before, after", [(P("x"), P("y")), (P(("x", "y")), P(("y", "x"))), (P("x", "y"), P("y", "x"))]
 )
@@ -141,6 +141,7 @@ def test_a_tree_of_many_kinds(kind: Any) -> None:
         assert_exact(tree[number], tree[number].sharding, v)
 
 
+@pytest.mark.slow
 def test_weak_types_stay() -> None:
     weak = [jax.device_put(jax.lax.broadcast(jax.numpy.asarray(float(n)), (8, 8)), on(BEFORE)) for n in range(20)]
     strong = [jax.device_put(np.full((8, 8), n, np.float32), on(BEFORE)) for n in range(20)]

@@ -49,6 +49,7 @@ def test_the_oldest_is_waited_for() -> None:
     assert waited == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_what_is_gone_is_covered_by_a_later_one() -> None:
     waited: list[int] = []
     results = started(in_flight.MOST + 1, waited)

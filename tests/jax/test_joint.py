@@ -48,6 +48,7 @@ def floor_of(source: NamedSharding, target: NamedSharding, donate: bool = False)
     return raised.value.smallest
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("move", [redistribute, reshard_pytree])
 def test_a_budget_is_for_all_leaves_together(move: Callable[..., Any]) -> None:
     """Sources and targets of all of them, though each alone needs less."""

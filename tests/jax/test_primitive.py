@@ -278,7 +278,7 @@ SECOND: dict[str, Callable[[Made], Made]] = {
 }
 
 
-@pytest.mark.fast(6)
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("target", [P("x"), P(), P(None, "y")], ids=str)
 @pytest.mark.parametrize("name", SECOND)
 def test_derivatives_of_an_unreduced_source(name: str, target: P):
@@ -298,7 +298,7 @@ def test_batches_of_an_unreduced_source(derive: Callable[[Made], Made]):
     same(result, jax.vmap(derive(plain_product), in_axes=(0, None))(jnp.asarray(batch), jnp.asarray(RIGHT)))
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("eager", [True, False], ids=["eager", "jit"])
 @pytest.mark.parametrize("target", [P("x"), P(None, "x"), P(None, "y")], ids=str)
 def test_the_gradient_of_a_reduced_source_is_unreduced(target: P, eager: bool):
@@ -336,7 +336,7 @@ def with_dim(spec: P, at: int, held: str | None = None) -> P:
     return P(*entries)
 
 
-@pytest.mark.fast(5)
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("given", ["source=", "unknown"])
 @pytest.mark.parametrize(("takes", "gives"), [(0, 0), (1, 2), (2, 1), (-1, 0), (0, -1)])
 def test_vmap(takes: int, gives: int, given: str):

@@ -65,6 +65,7 @@ def test_there_are_110_pairs():
     assert len(list(pairs(shardings()))) == 110
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=str)
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_eagerly(spec: P, kind: AxisType):
@@ -77,7 +78,7 @@ def test_every_pair_eagerly(spec: P, kind: AxisType):
     assert_exact(x, source, VALUES)
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("given", ["source=", "explicit", "unknown"])
 @pytest.mark.parametrize("spec", sampled(SPECS, BACK), ids=str)
 def test_every_pair_under_jit(spec: P, given: str):
@@ -204,6 +205,7 @@ def uneven(shape: tuple[int, ...], source: NamedSharding, target: NamedSharding,
     assert_exact(f(filled(shape)), everywhere, filled(shape))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize("size", sampled([0, 1, 2, 3, 7, 13], 2))
 def test_uneven_sizes(size: int, known: bool):
@@ -432,7 +434,7 @@ def test_a_spec_is_on_the_mesh_that_is_set(kind: AxisType):
         assert_exact(jax.jit(lambda x: redistribute(x, THERE, source=BACK))(x), target, VALUES)
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("how", ["eager", "source=", "unknown"])
 @pytest.mark.parametrize("is_set", [{"x": 4, "y": 2}, {"k": 8}], ids=str)
 def test_a_sharding_need_not_be_on_the_mesh_that_is_set(is_set: dict[str, int], how: str):
@@ -566,7 +568,7 @@ def test_budgets(budget: int, how: str):
     assert_exact((f if how == "eager" else jax.jit(f))(put(source, WIDE)), target, WIDE)
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("known", [True, False], ids=["source=", "unknown"])
 @pytest.mark.parametrize(
     ("budget", "rounds"),

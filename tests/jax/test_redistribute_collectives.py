@@ -65,7 +65,7 @@ def moved(pair: Pair, **options: Any) -> Any:
     return f.lower(jax.ShapeDtypeStruct(pair[0].shape, jnp.float32)).compile()
 
 
-@pytest.mark.fast(5)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("number", sampled(range(60), *range(0, 60, 7)))
 def test_the_compiled_program_is_the_plan(number: int):
     pair = sample()[number]
@@ -88,6 +88,7 @@ def test_it_receives_the_lower_bound():
 # ---- parts -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("number", sampled(range(0, 60, 4), 8, 20, 52))
 def test_in_parts_every_collective_runs_once_a_part(number: int):
     pair = sample()[number]
@@ -246,7 +247,7 @@ FAULTS: dict[str, tuple[Callable[[Program], tuple[int, Any]], str, str, int]] = 
 }
 
 
-@pytest.mark.fast(6)
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(name: str, planted: bool, monkeypatch: pytest.MonkeyPatch):

@@ -126,6 +126,7 @@ def test_an_unreduced_source_is_reduced_by_a_reduce_scatter():
     assert executed(f.lower(before).compile()) == {("reduce_scatter", 3 * 256 * 512 * 4): 1}
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("source", "target", "network"),
     [

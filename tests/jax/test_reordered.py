@@ -30,6 +30,7 @@ def far(order: tuple[int, ...], *spec: object, kind: AxisType = AxisType.Auto) -
     return NamedSharding(mesh_of({"u": 4, "v": 2}, kind, order), P(*spec))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("spec", "order"), list(zip([P("a", "b"), P(None, "a"), P("b")], ORDERS, strict=True)))
 def test_views_and_parts(spec: P, order: tuple[int, ...]):
     x, out = put(X, spec), put(np.full((24, 24), 0.5, "float32"), P("a"))
@@ -98,6 +99,7 @@ def test_trees_within_a_budget():
         assert_exact(moved[name], target.sharding if isinstance(target, Target) else target, wanted)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_any_order_and_any_specs(seed: int):
     choose = random.Random(seed)

@@ -94,6 +94,7 @@ print(compiled.decision.chosen, len(compiled.report.taken), "all-to-all" in comp
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_program_is_read_back(tmp_path: Path) -> None:
     data = jit(program).lower(numbered()).compile().serialize()
     np.testing.assert_array_equal(deserialize(data)(numbered()), np.asarray(numbered()) * 2 + 1)

@@ -178,7 +178,7 @@ def test_the_text_of_a_module_is_enough() -> None:
     check(text, lowered.report.given_up("it was not"), Limits(rebuild=True))
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", INNOCENT)
 def test_gathers_that_are_used_as_a_whole_are_not_blamed(name: str) -> None:
     f, specs = INNOCENT[name]
@@ -189,6 +189,7 @@ def test_gathers_that_are_used_as_a_whole_are_not_blamed(name: str) -> None:
     check(text, lowered.report.given_up("nothing is taken"), Limits(rebuild=False))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("shape", "before", "after"), PLANTED)
 def test_planted_rebuilds_are_refused(shape: tuple[int, ...], before: P, after: P) -> None:
     """The line is the constraint's own, between others that move data, and gather as well."""

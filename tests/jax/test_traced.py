@@ -84,7 +84,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("is_set", sampled([True, False], True), ids=["set", "not set"])
 @pytest.mark.parametrize(("here", "there", "sizes", "spec"), OTHERS, ids=str)
 def test_other_axes_and_types(here: AxisType, there: AxisType, sizes: dict[str, int], spec: P, is_set: bool) -> None:

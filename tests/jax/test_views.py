@@ -32,7 +32,7 @@ def check(moved: jax.Array, wanted: np.ndarray, sharding: NamedSharding) -> None
     assert np.array_equal(np.asarray(moved), wanted)
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("spec", "options", "wanted"),
     [
@@ -123,6 +123,7 @@ def test_messages(call, error, message):
         call()
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("run", [lambda move: move, jax.jit], ids=["eager", "traced"])
 def test_scales_bit_for_bit(run):
     """A scale a channel where the dtype narrows, one a block where it widens."""

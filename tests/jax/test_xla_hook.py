@@ -75,7 +75,7 @@ def test_a_rebuilt_array():
     assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @needs_hook
 @pytest.mark.parametrize("dtype", ["int8", "int32", "bfloat16", "float64", "complex64"])
 def test_dtypes(dtype):
@@ -211,6 +211,7 @@ def test_gradients_too():
     assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
 
 
+@pytest.mark.slow
 @needs_hook
 def test_the_report_is_plain_data():
     *_, log = both(step, argument())
@@ -240,7 +241,7 @@ def test_a_sum_that_would_have_to_be_packed_stays():
     assert "reduce-scatter" not in ours.as_text()
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @needs_hook
 @pytest.mark.parametrize(
     ("axes", "target", "dtype"),

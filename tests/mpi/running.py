@@ -54,8 +54,13 @@ def output(started: subprocess.Popen[str], seconds: float = SECONDS) -> str:
 
 def check(topic: str, ranks: int, folder: Path, inside: Sequence[str] = ()) -> None:
     """Runs a topic, and asserts that each of its cases passes on every rank."""
+    check_all([topic], ranks, folder, inside)
+
+
+def check_all(topics: Sequence[str], ranks: int, folder: Path, inside: Sequence[str] = ()) -> None:
+    """Runs topics one after another in one job, and asserts that each of their cases passes on every rank."""
     report = folder / "report.jsonl"
-    started = start(["-m", "tests.mpi.worker", topic, str(report)], ranks, inside=inside)
+    started = start(["-m", "tests.mpi.worker", str(report), *topics], ranks, inside=inside)
     text = output(started)
     done = read(report)
     last = list(done)[-1] if done else "none"

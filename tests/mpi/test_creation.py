@@ -11,5 +11,6 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from tests.mpi import running
 
 
+@pytest.mark.slow
 def test_arrays_are_made_again(tmp_path: Path):
     running.check("again.creations", 3, tmp_path)

@@ -33,6 +33,7 @@ def test_a_rank_among_thousands_needs_little_memory() -> None:
     assert schedule_figures(*pencils, rank=1234, nodes=64).bytes < 1 << 20
 
 
+@pytest.mark.slow
 def test_a_slab_on_thousand_ranks_takes_one_message_a_node_in_place_of_one_a_rank() -> None:
     mesh = Mesh(x=1024)
     slabs = Layout.parse("f32[{x}1, 1024, 16]", mesh), Layout.parse("f32[1024, {x}1, 16]", mesh)

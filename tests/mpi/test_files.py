@@ -200,6 +200,7 @@ DistArray.full(layout, int(value), comm).save(path)
 KILLED = [(1, 6, 1), (1, 7, 2), (2, 1, 1), *((1, point, 1) for point in range(1, 6)), (2, 2, 1), (2, 3, 1)]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("ranks", "point", "survivor"),
     [pytest.param(*each, marks=() if number < 3 else pytest.mark.slow) for number, each in enumerate(KILLED)],

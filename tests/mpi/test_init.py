@@ -64,6 +64,7 @@ assert np.array_equal(tile, whole[:, 32 * rank : 32 * rank + 32])
 """
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("platform", "early", "late"), [("darwin", MACOS, ""), ("win32", "", WINDOWS)])
 def test_what_only_linux_has_is_not_needed(tmp_path: Path, platform: str, early: str, late: str) -> None:
     """The functions and files of Linux are taken away; the ranks move their tiles all the same."""

@@ -50,6 +50,7 @@ def test_trees_on_other_ranks(topic: str, ranks: int, nodes: int, tmp_path: Path
     running.check(f"trees.{topic}", ranks, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_tree_on_other_ranks(tmp_path: Path) -> None:
     running.check("trees.across_sampled", 3, tmp_path)
 

@@ -24,6 +24,7 @@ def test_random_moves(ranks: int, tmp_path: Path):
     running.check("views.moves", ranks, tmp_path)
 
 
+@pytest.mark.slow
 def test_casts_and_mistakes(tmp_path: Path):
     running.check("views.casts", 2, tmp_path)
 

@@ -1,6 +1,6 @@
-"""One rank of a test: runs the cases of a topic; rank 0 writes the outcome of each.
+"""One rank of a test: runs the cases of some topics; rank 0 writes the outcome of each.
 
-mpiexec -n 4 python -m mpi4py -m tests.mpi.worker <module>.<topic> <report>
+mpiexec -n 4 python -m mpi4py -m tests.mpi.worker <report> <module>.<topic> ...
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from mpi4py import MPI
 Case = tuple[str, Callable[[], None]]
 
 
-def main(topic: str, report: str) -> None:
+def main(report: str, *topics: str) -> None:
     comm = MPI.COMM_WORLD
     with open(report if comm.rank == 0 else "/dev/null", "w", encoding="utf-8") as file:
-        module, _, name = topic.rpartition(".")
-        run(comm, getattr(import_module(f"tests.mpi.{module}"), name)(comm), file)
+        for topic in topics:
+            module, _, name = topic.rpartition(".")
+            own = comm if topic == topics[0] else comm.Dup()  # on which no topic before has pretended nodes
+            cases: Iterable[Case] = getattr(import_module(f"tests.mpi.{module}"), name)(own)
+            run(comm, ((f"{topic}: {case}", call) for case, call in cases), file)
 
 
 def run(comm: MPI.Intracomm, cases: Iterable[Case], file: TextIO) -> None:

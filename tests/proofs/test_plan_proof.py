@@ -213,6 +213,7 @@ def test_bytes_are_those_of_the_plan():
         prove(plan, wasteful)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mutated_program_that_is_proved_does_run_right(seed: int):
     """Random plans, whose faults often change nothing: what is proved must pass the oracle.

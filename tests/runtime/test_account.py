@@ -115,8 +115,9 @@ def test_the_numpy_runtime_allocates_what_it_counts():
     assert counted - SLACK <= grown <= counted + SLACK
 
 
-@pytest.mark.parametrize("topic", ["together", pytest.param("allocated", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", ["together", "allocated"])
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_on_ranks(topic: str, ranks: int, tmp_path: Path):
     pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
     running.check(f"measuring.{topic}", ranks, tmp_path)

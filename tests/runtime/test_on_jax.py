@@ -45,6 +45,7 @@ def check_shards(layout: Layout, array: jax.Array, mesh: jax.sharding.Mesh) -> N
 # ---- applying plans --------------------------------------------------------------------------------
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("source", "target"),
     [

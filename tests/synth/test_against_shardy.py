@@ -48,6 +48,7 @@ def worse(measure: str, *data: Data) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in MESHES])
 class TestAgainstShardy:
+    @pytest.mark.fast(1)
     def test_our_rules_derive_all_its_steps(self, sizes: str, kind: str) -> None:
         assert all(d.pairs and d.presets for d in data(sizes, kind))
         assert not worse("refused", *data(sizes, kind))

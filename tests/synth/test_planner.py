@@ -47,6 +47,7 @@ def contiguous_pairs(mesh: Mesh) -> list[tuple[Layout, Layout]]:
     return sample
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("part", [pytest.param(n, marks=pytest.mark.slow) if n else n for n in range(PARTS)])
 @pytest.mark.parametrize("mesh", SMALL, ids=str)
 def test_contiguous_pairs_meet_the_bound(mesh: Mesh, part: int):
@@ -87,6 +88,7 @@ def test_a_layout_is_moved_to_itself_by_nothing(mesh: Mesh):
         assert (plan.steps, plan.received_bytes, plan.peak_bytes) == ((), 0, layout.tile_bytes)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("mesh", sampled(SMALL, *SMALL[:3]), ids=str)
 @pytest.mark.parametrize("count", few_or_all(100, 400))
 def test_uneven_contiguous_pairs_meet_the_bound(mesh: Mesh, count: int):
@@ -103,6 +105,7 @@ def sampled_pairs(mesh: Mesh, shape: tuple[int, ...], count: int) -> Iterable[tu
     return [(choose.choice(every), choose.choice(every)) for _ in range(count)]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("mesh", "shape", "count"),
     [
@@ -197,7 +200,7 @@ def test_a_little_padding_saves_hundreds_of_launches():
     assert plan == rs.plan(plan.source, plan.target)
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("mesh", [*SMALL, Mesh(x=12, y=2)], ids=str)
 def test_slack_takes_launches_and_gives_at_most_its_bytes(mesh: Mesh):
     choose = random.Random(23)

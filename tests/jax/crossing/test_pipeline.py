@@ -35,6 +35,7 @@ def values() -> np.ndarray:
     return np.arange(24 * 32, dtype="float32").reshape(SHAPE)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", PAIRS)
 def test_every_element_and_what_is_promised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle's tiles; what devices send, receive and hold, and the launches, are the pipeline's."""

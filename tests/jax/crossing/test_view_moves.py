@@ -67,6 +67,7 @@ def test_views_and_parts_by_messages(spec: P, target: NamedSharding, monkeypatch
         check_views(spec, target)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_casts_and_scales(way: str, target: NamedSharding) -> None:
     """Narrowed by one scale a row, widened by one a block, bit for bit as numpy has it."""

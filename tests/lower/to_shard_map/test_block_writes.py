@@ -51,6 +51,7 @@ def by_blocks(loop: PartLoop, tile: jax.Array) -> jax.Array:
     return loop.by_blocks(spelling, tile)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("kind", "way", "source", "target"),
     [*(("all_to_all", *each) for each in WAYS), *(("all_gather", *each) for each in GATHERS)],

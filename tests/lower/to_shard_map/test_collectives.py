@@ -55,7 +55,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.fast(18)
+@pytest.mark.fast(8)
 @pytest.mark.parametrize(("kind", "source", "target"), STEPS)
 def test_steps(kind: str, source: str, target: str):
     check_on_xla(one_step(kind, source, target))
@@ -78,6 +78,7 @@ def test_a_reduce_scatter_as_spelled_for_a_tpu(source: str, target: str, monkeyp
     check_on_xla(one_step("reduce_scatter", source, target))
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize(
     ("source", "target"),
     [step[1:] for step in STEPS if step[0] == "all_gather"]
@@ -107,7 +108,7 @@ def compiled_collectives(plan: Plan) -> list[tuple[str, int]]:
     return [(c.kind, c.received_bytes) for c in hlo.collectives(hlo.parse(compiled.as_text()))]
 
 
-@pytest.mark.fast(12)
+@pytest.mark.fast(5)
 @pytest.mark.parametrize(("kind", "source", "target"), [s for s in STEPS if s[0] not in ("slice", "split_sum")])
 def test_a_step_is_one_collective(kind: str, source: str, target: str):
     """Also over parts of axes, in any order of the axes, and of several dims.

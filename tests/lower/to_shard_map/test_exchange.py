@@ -30,12 +30,13 @@ LOOPS = [
 ]
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(("source", "target"), STEPS)
 def test_exchanges(source: str, target: str):
     check_on_xla(one_step("exchange", source, target))
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("chunk", sampled([1, 3, 8, 100], 3, 100))
 @pytest.mark.parametrize(
     ("source", "target"),
@@ -109,7 +110,7 @@ def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
             assert len({t.receiver for t in kind}) == len(kind)
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("source", "target"), STEPS)
 def test_exchanges_round_by_round(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
     """CPUs join messages at the end where they can; other platforms never do."""

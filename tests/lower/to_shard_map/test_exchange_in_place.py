@@ -14,7 +14,7 @@ from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 from tests.sampling import sampled
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("chunk", sampled([1, 2, 5, None], 2, None))
 @pytest.mark.parametrize(
     ("source", "target"),

@@ -51,7 +51,7 @@ def on_each(layout: rs.Layout, function: object, *stacks: np.ndarray) -> np.ndar
     )
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: f"{case[0]} to {case[1]} by {case[3]}")
 def test_messages_carried_by_hand(case: tuple[str, str, rs.Mesh, int | None]) -> None:
     operand, result, step = exchange(*case)
@@ -100,6 +100,7 @@ NEAR = rs.Mesh(x=4)
 FAR = {"others": rs.Mesh({"t": 2}, [6, 7]), "one in both": rs.Mesh({"t": 3}, [5, 1, 7])}
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("far", FAR.values(), ids=FAR)
 @pytest.mark.parametrize("chunk", [None, pytest.param(12, marks=pytest.mark.slow)])
 def test_strided_messages_carried_by_hand(far: rs.Mesh, chunk: int | None) -> None:

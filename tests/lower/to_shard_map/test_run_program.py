@@ -26,13 +26,13 @@ from tests.sampling import sampled
 NUMBERS = range(len(CORPUS))
 
 
-@pytest.mark.fast(12)
+@pytest.mark.fast(5)
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_corpus(number: int):
     check_on_xla(plans()[number])
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("number", sampled(NUMBERS, *NUMBERS[::4]))
 def test_the_corpus_in_parts(number: int):
     """Every step that can be split runs in as many parts as possible, and in as few."""
@@ -47,7 +47,7 @@ def test_the_corpus_in_parts(number: int):
         check_on_xla(in_part)
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("number", sampled(NUMBERS, *NUMBERS[1::3]))
 def test_faults_of_the_corpus_are_seen(number: int):
     """Two faults of each plan that change values; tests/lower/test_faults plants all of them.

@@ -14,7 +14,7 @@ from reshard.lower.to_shard_map import scales
 MESH = rs.Mesh(x=4, y=2)
 
 
-@pytest.mark.fast(6)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("shape", [(), (1, 1), (24, 1), (1, 16), (8, 4), (4, 2), (2, 1), (12, 16), (3, 1), (6, 8)])
 @pytest.mark.parametrize(("text", "spec"), [("f32[{x}6, {y}8]", P("x", "y")), ("f32[{y}{x}3, 16]", P(("y", "x")))])
 def test_each_tile_has_its_own(shape: tuple[int, ...], text: str, spec: P) -> None:

@@ -24,6 +24,7 @@ def figures(kind: str, one: Layout, other: Layout) -> tuple[int, int, int] | Non
         return None
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("mesh", "shape", "partial"),
     [

@@ -66,6 +66,7 @@ def test_the_classes_have_all_pairs():
     assert [sum(map(len, classes(mesh).values())) for mesh in SMALL] == [11 * 10, 11 * 10, 49 * 48]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("mesh", "count"),
     [
@@ -228,6 +229,7 @@ def shortest(plan: Plan) -> int:
     return min(received.get((plan.target, False), {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "shape", "donate"),
     [

@@ -17,6 +17,7 @@ MESH = Mesh(x=2, y=2)
 LAYOUT = Layout.parse("f32[{x}4, 6]", MESH)
 
 
+@pytest.mark.slow
 def test_there_and_back(tmp_path: Path):
     running.check("calls.global_arrays", 3, tmp_path)
 

@@ -17,7 +17,8 @@ from reshard.types import Layout, Mesh
 SWEEP = (pytest.param(ranks, marks=pytest.mark.sweep) for ranks in (2, 6, 8))
 
 
-@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.slow), *SWEEP])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [3, 4, *SWEEP])
 def test_groups(ranks: int, tmp_path: Path) -> None:
     running.check("crossing.groups", ranks, tmp_path)
 

@@ -23,7 +23,8 @@ def test_ranks_that_come_late_leave_and_come_again(tmp_path: Path):
     running.check("mistakes.meetings", 3, tmp_path)
 
 
-@pytest.mark.parametrize("topic", ["skipped_sampled", pytest.param("skipped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", ["skipped_sampled", "skipped"])
 def test_skipped_calls(topic: str, tmp_path: Path):
     running.check(f"mistakes.{topic}", 3, tmp_path)
 

@@ -11,7 +11,7 @@ from tests.mpi import running
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_results(ranks: int, tmp_path: Path):
     running.check("calls.moves", ranks, tmp_path)

@@ -17,6 +17,7 @@ from reshard.runtime.on_mpi.wire.messages import Messages
 from reshard.types import Layout, Mesh
 
 
+@pytest.mark.slow
 def test_steps_of_several_plans(tmp_path: Path):
     running.check("calls.plans", 4, tmp_path)
 

@@ -11,5 +11,6 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from tests.mpi import running
 
 
+@pytest.mark.slow
 def test_results_are_taken_out_of_shared_copies(tmp_path: Path):
     running.check("trees.shared", 3, tmp_path)

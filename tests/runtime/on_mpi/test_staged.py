@@ -11,9 +11,10 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from tests.mpi import running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "ranks"),
-    [pytest.param("moves", 2, marks=pytest.mark.slow), ("moves", 4), ("mistakes", 3), ("endings", 3)],
+    [("moves", 2), ("moves", 4), ("mistakes", 3), ("endings", 3)],
 )
 def test_moves_that_are_made_again(topic: str, ranks: int, tmp_path: Path):
     running.check(f"again.{topic}", ranks, tmp_path)

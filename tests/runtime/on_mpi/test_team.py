@@ -55,6 +55,7 @@ def test_calls_that_go_wrong(topic: str, tmp_path: Path):
     running.check(f"failing.{topic}", 4, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nodes", "cleanup"),
     [
@@ -68,7 +69,7 @@ def test_a_rank_that_dies_ends_the_call_on_all(
     """`mpiexec` ends all ranks, unless it is told not to; then those that are left raise an error in time."""
     monkeypatch.setenv("NODES_OF_THE_KILLED", str(nodes))
     monkeypatch.setenv("REPORT_OF_THE_KILLED", str(tmp_path / "report"))
-    worker = ["-m", "tests.mpi.worker", "failing.killed", str(tmp_path / "cases")]
+    worker = ["-m", "tests.mpi.worker", str(tmp_path / "cases"), "failing.killed"]
     started = running.start(worker, 4, cleanup)
     printed = running.output(started, 60)
     assert started.returncode != 0 or not cleanup, printed

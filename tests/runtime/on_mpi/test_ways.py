@@ -29,9 +29,10 @@ def test_dtypes(tmp_path: Path):
     running.check("cases.dtypes", 8, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "ranks"),
-    [pytest.param("moves_sampled", 2, marks=pytest.mark.slow), ("moves_sampled", 4), ("dtypes_sampled", 8)],
+    [("moves_sampled", 2), ("moves_sampled", 4), ("dtypes_sampled", 8)],
 )
 def test_some_moves(topic: str, ranks: int, tmp_path: Path):
     running.check(f"cases.{topic}", ranks, tmp_path)

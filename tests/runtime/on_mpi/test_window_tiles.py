@@ -32,14 +32,10 @@ def watch(team: Team) -> Watch:
     return Watch(team, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "ranks"),
-    [
-        pytest.param("full_sampled", 4, marks=pytest.mark.slow),
-        pytest.param("full", 4, marks=pytest.mark.slow),
-        ("many", 2),
-        pytest.param("very_many", 3, marks=pytest.mark.slow),
-    ],
+    [("full_sampled", 4), ("full", 4), ("many", 2), ("very_many", 3)],
 )
 def test_ranks(topic: str, ranks: int, tmp_path: Path):
     running.check(f"sharing.{topic}", ranks, tmp_path)

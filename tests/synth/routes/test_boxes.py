@@ -29,6 +29,7 @@ def random_pairs(seed: int, count: int) -> Iterator[Pair]:
             yield pair
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_route_runs_and_the_exchange_alone_meets_the_bound(seed: int):
     for pair in random_pairs(seed, 120):

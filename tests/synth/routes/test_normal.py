@@ -25,6 +25,7 @@ def test_the_table_in_the_docstring_is_the_plan():
     assert len(rows) == 3
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_route_of_uneven_layouts_runs(seed: int):
     mixed = 0

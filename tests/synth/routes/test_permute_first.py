@@ -28,6 +28,7 @@ def random_pairs(seed: int, count: int) -> Iterator[Pair]:
         yield Pair(choose.choice(every), choose.choice(every))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_every_route_runs(seed: int):
     seen = 0

@@ -103,6 +103,7 @@ def test_a_reduction_to_more_holders_than_summands():
     assert plan.received_bytes == plan.lower_bound_bytes == 512 * 3 // 2 + 512 == 384 + 7 * 128
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("op", ALL)
 @pytest.mark.parametrize(("seed", "most"), [(0, 50), *(pytest.param(n, 150, marks=pytest.mark.slow) for n in (0, 1))])
 def test_random_reductions(op: str, seed: int, most: int):

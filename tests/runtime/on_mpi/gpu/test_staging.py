@@ -28,7 +28,7 @@ def test_moves(ranks: int, tmp_path: Path):
     running.check("on_gpus.moves", ranks, tmp_path)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("topic", ["dtypes", "refused"])
 def test_calls(topic: str, tmp_path: Path):
     running.check(f"on_gpus.{topic}", 2, tmp_path)

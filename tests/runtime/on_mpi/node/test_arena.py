@@ -22,6 +22,7 @@ LARGE = 32 << 20
 U1 = np.dtype("u1")
 
 
+@pytest.mark.slow
 def test_three_ranks(tmp_path: Path):
     running.check("sharing.arenas", 3, tmp_path)
 

@@ -19,6 +19,7 @@ from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.node.cma import RemoteMemory, _short
 
 
+@pytest.mark.slow
 def test_three_ranks(tmp_path: Path):
     running.check("modules.cma", 3, tmp_path)
 

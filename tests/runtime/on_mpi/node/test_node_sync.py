@@ -14,6 +14,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.runtime.on_mpi.node.node_sync import WORDS, NodeSync, sync_bytes
 
 
+@pytest.mark.slow
 def test_three_ranks(tmp_path: Path):
     running.check("modules.node_sync", 3, tmp_path)
 

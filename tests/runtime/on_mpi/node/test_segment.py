@@ -24,6 +24,7 @@ from reshard.runtime.on_mpi.node.segment import KINDS, PAGE, segment
 linux = pytest.mark.skipif(sys.platform != "linux", reason="files of a process's own are Linux's")
 
 
+@pytest.mark.slow
 def test_three_ranks(tmp_path: Path):
     running.check("sharing.segments", 3, tmp_path)
 

@@ -13,7 +13,8 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
 
 
-@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [4, 8])
 def test_joined_messages(ranks: int, tmp_path: Path):
     running.check("by_node.joined", ranks, tmp_path)
 

@@ -18,6 +18,7 @@ from reshard.lower.to_mpi import Axis, Block
 from reshard.runtime.on_mpi.wire.overwrite import _rearrange, _RunPermutation, _sources
 
 
+@pytest.mark.slow
 def test_three_ranks(tmp_path: Path):
     running.check("modules.in_place", 3, tmp_path)
 

@@ -18,6 +18,7 @@ from reshard.lower.to_mpi.blocks import whole_tile
 from reshard.runtime.on_mpi.wire.reduction import _is_straight, _operation
 
 
+@pytest.mark.slow
 def test_operations_and_dtypes(tmp_path: Path):
     running.check("modules.reduction", 3, tmp_path)
 
