@@ -23,7 +23,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     >>> numpy_dtype("float32")
     dtype('float32')
     """
-    if hasattr(np, name) or name == "bool":
+    if name == "bool" or hasattr(np, name):
         return np.dtype(name)
     try:
         return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))

@@ -92,8 +92,9 @@ def test_out() -> None:
 
 def test_refused() -> None:
     a = array(A)
-    with pytest.raises(TypeError, match=r"vecdot of DistArrays is not implemented.*to_global"):
-        np.vecdot(a, a)
+    if hasattr(np, "vecdot"):  # from numpy 2 on
+        with pytest.raises(TypeError, match=r"vecdot of DistArrays is not implemented.*to_global"):
+            np.vecdot(a, a)
     with pytest.raises(LayoutError, match=r"an array of shape \(2, 3\); give a number"):
         a + A
     with pytest.raises(LayoutError, match="give a number"):

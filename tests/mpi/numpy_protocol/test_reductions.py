@@ -37,7 +37,7 @@ def test_dtypes(name: str, dtype: str) -> None:
 def test_no_elements() -> None:
     nothing = array(np.zeros((0, 2)))
     assert nothing.sum() == 0 and nothing.all() and not nothing.any()
-    assert np.linalg.norm(nothing, np.inf) == np.linalg.norm(np.zeros((0, 2)), np.inf)
+    assert np.linalg.norm(nothing, np.inf) == 0  # as newer versions of numpy have it; 1.26 raises
     with pytest.raises(TileError, match="no elements have no min"):
         nothing.min()
     assert whole(nothing.max(axis=1)).shape == (0,)
