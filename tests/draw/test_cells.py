@@ -59,6 +59,7 @@ def test_cells_follow_the_meaning(mesh, text):
     assert by_cells(whole(layout)) == by_meaning(layout)
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_cells_of_random_layouts(seed):
     choose = random.Random(seed)
@@ -67,6 +68,7 @@ def test_cells_of_random_layouts(seed):
             assert by_cells(whole(layout)) == by_meaning(layout), str(layout)
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_part_of_the_runs_is_the_same_part_of_the_layout(seed):
     choose = random.Random(seed)

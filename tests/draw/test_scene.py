@@ -24,6 +24,7 @@ def test_names_and_layouts_are_those_of_the_plan(name):
     assert ends == (("source", "target") if plan.steps else ("source and target",) * 2)
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_dims_that_are_not_drawn_are_never_split(seed):
     source, target = random_pair(random.Random(seed), most_rank=5)
@@ -41,6 +42,7 @@ def test_dims_that_are_not_drawn_are_never_split(seed):
     assert all(f"dim {dim} ({source.shape[dim]})" in note[0] for dim in rest) and bool(note) == bool(rest)
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(30))
 def test_slices_and_cells_are_bounded(seed):
     choose = random.Random(seed)

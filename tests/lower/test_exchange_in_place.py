@@ -93,6 +93,7 @@ def test_the_table_of_the_docstring_is_what_happens():
 # ---- any pair ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("chunk", [None, 1, 2, 3, 100])
 @pytest.mark.parametrize(
     ("mesh", "source", "target"),

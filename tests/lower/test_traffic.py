@@ -101,7 +101,7 @@ def test_senders_are_those_whose_elements_arrive(mesh, source, target, options):
         assert set(elements) == set(true) and all(count <= elements[pair] for pair, count in true.items())
 
 
-@pytest.mark.fast(40)
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(80))
 def test_random_plans(seed):
     choose = random.Random(seed)

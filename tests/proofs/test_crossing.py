@@ -21,6 +21,7 @@ from tests.layouts import random_crossing
 Rounds = tuple[tuple[Transfer, ...], ...]
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_crossing_is_proved_and_a_wrong_one_refused(seed: int):
     plan = rs.plan(*random_crossing(random.Random(seed), partial=True))

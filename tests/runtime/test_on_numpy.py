@@ -134,6 +134,7 @@ MOVES = [
 ]
 
 
+@pytest.mark.fast(28)
 @pytest.mark.parametrize("name", DTYPES + SMALL)
 @pytest.mark.parametrize(("source", "target"), MOVES)
 def test_dtypes(name: str, source: str, target: str):

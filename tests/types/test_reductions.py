@@ -20,6 +20,7 @@ def test_the_named_ufunc_combines_the_summands(reduction: str):
     assert getattr(np, UFUNCS[reduction]).reduce(values) == BY_HAND[reduction](values)
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("dtype", NUMPY)
 def test_a_supported_reduction_keeps_the_dtype_and_an_order_needs_one(dtype: str, reduction: str):

@@ -14,6 +14,7 @@ from reshard.types.traffic import traffic
 from tests.layouts import random_crossing
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(60))
 def test_no_device_sends_or_receives_more_than_the_plan_says(seed: int):
     plan = rs.plan(*random_crossing(random.Random(seed)))

@@ -34,7 +34,7 @@ def elements(fetch: Fetch) -> int:
     return sum(block.elements for block in fetch.blocks)
 
 
-@pytest.mark.fast(40)
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("nodes", [ONE_NODE, HALVES], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("seed", range(40))
 def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
@@ -55,6 +55,7 @@ def test_every_element_arrives_once(seed: int, nodes: Sequence[int]):
         assert +sent == +Counter(sent_by_device(source, target)), "the shares are those of the plan"
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("nodes", [ONE_NODE, HALVES], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("seed", range(40))
 def test_givers_and_takers_agree(seed: int, nodes: Sequence[int]):

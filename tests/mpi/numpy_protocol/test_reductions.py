@@ -24,6 +24,7 @@ def test_reductions_on_ranks(topic: str, ranks: int, tmp_path: Path) -> None:
     running.check(f"numpy_protocol.special.{topic}", ranks, tmp_path)
 
 
+@pytest.mark.fast(12)
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "complex64"])
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "min", "max", "any", "all"])
 def test_dtypes(name: str, dtype: str) -> None:

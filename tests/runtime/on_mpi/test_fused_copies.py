@@ -22,6 +22,7 @@ def listed(copies: list[ByteCopy]) -> list[tuple[int, int]]:
     )
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_the_same_elements_are_copied(seed: int):
     choose = random.Random(seed)

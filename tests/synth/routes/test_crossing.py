@@ -19,7 +19,7 @@ from tests.layouts import random_crossing, random_layout
 TRAINER, SERVER = rs.Mesh(fsdp=16), rs.Mesh.parse("tp=8,rep=16@16")
 
 
-@pytest.mark.fast(50)
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(120))
 def test_every_plan_moves_every_element(seed: int):
     choose = random.Random(seed)

@@ -18,7 +18,7 @@ from tests.layouts import random_crossing
 SEEDS = range(150)
 
 
-@pytest.mark.fast(60)
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_figures_are_those_of_the_messages_and_the_best_there_are(seed: int):
     source, target = random_crossing(random.Random(seed))
@@ -39,7 +39,7 @@ def test_figures_are_those_of_the_messages_and_the_best_there_are(seed: int):
     assert max(figures.sent, figures.received) == ceil(pulled(source, target) - 1e-6)
 
 
-@pytest.mark.fast(60)
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_bound_of_the_busiest_device_is_below_every_plan(seed: int):
     """It counts, element by element, what must leave the holders of a tile, and holds for plans that forward too."""

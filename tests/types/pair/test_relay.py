@@ -18,6 +18,7 @@ from tests.endpoint_lp import forwarded
 from tests.layouts import random_crossing, random_layout
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(80))
 def test_every_device_receives_what_it_lacks_once(seed: int):
     source, target = random_crossing(random.Random(seed))
@@ -34,7 +35,7 @@ def test_every_device_receives_what_it_lacks_once(seed: int):
     assert relay_figures(source, target).sent == max(sent.values(), default=0)
 
 
-@pytest.mark.fast(50)
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("seed", range(60))
 def test_a_relay_moves_every_element_within_its_promise(seed: int, chunk: int | None):

@@ -15,6 +15,7 @@ from tests.layouts import random_pair
 from tests.types.rules.steps import cost
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("kind", list(RULES))
 @pytest.mark.parametrize(
     ("operand", "result"),

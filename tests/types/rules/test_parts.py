@@ -310,6 +310,7 @@ def test_planted_faults_are_found():
     assert len(seen) == 5 and min(seen.values()) >= 3, seen
 
 
+@pytest.mark.fast(20)
 @pytest.mark.parametrize("seed", range(40))
 def test_layouts_on_any_devices_are_cut_alike(seed: int):
     """Element by element: a part has the same elements in each layout, the parts are disjoint, and all there is."""
