@@ -18,7 +18,7 @@ from reshard.types.whole import counted
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """numpy's dtype of this name, or that of ml_dtypes (bfloat16, float8 and the like).
 
-    Raises `ReshardError` for a dtype that numpy lacks if ml_dtypes is not installed.
+    Raises `ReshardError` for a dtype that numpy lacks if ml_dtypes is not installed, or too old to have it.
 
     >>> numpy_dtype("float32")
     dtype('float32')
@@ -29,6 +29,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     except ImportError:
         raise ReshardError(f"numpy alone has no {name}; install ml_dtypes, or take another dtype") from None
+    except AttributeError:
+        raise ReshardError(f"this ml_dtypes has no {name}; install a newer one, or take another dtype") from None
 
 
 def as_array(device: int, tile: Any, *shapes: tuple[int, ...]) -> NDArray[Any]:

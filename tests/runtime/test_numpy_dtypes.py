@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -33,6 +34,12 @@ def test_advice_where_ml_dtypes_is_missing(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ReshardError, match="numpy alone has no bfloat16; install ml_dtypes"):
         numpy_dtype("bfloat16")
     assert numpy_dtype("float32") == np.float32
+
+
+def test_advice_where_ml_dtypes_is_too_old(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", ModuleType("ml_dtypes"))
+    with pytest.raises(ReshardError, match="this ml_dtypes has no int2; install a newer one"):
+        numpy_dtype("int2")
 
 
 def test_a_ufunc_for_each_reduction():
