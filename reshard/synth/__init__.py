@@ -9,6 +9,7 @@ Link       the cost of one axis: seconds a message, bytes a second
 planner    asks the routes, compares what they cost
 routes     candidate steps, one algorithm a file; how to add one
 cost       predicted seconds of a step
+short      plans of few messages, whose programs are short
 budget     steps cut until a plan fits
 moves      plans of moves with a view, a part or a cast, around an ordinary plan
 trees      many arrays: `batches` groups and orders them, `tree_budget` makes them fit
