@@ -62,8 +62,12 @@ Pending = EagerMove | Callable[[], jax.Array]
 
 def move_now(x: jax.Array, request: ReshardRequest) -> jax.Array:
     """Moves a concrete array: its actual sharding is the source, and a `source=` that contradicts it is an error."""
-    pending = prepared(x, request)
-    return run(pending) if isinstance(pending, EagerMove) else pending()
+    return run_now(prepared(x, request))
+
+
+def run_now(move: Pending) -> jax.Array:
+    """Starts one move, whoever makes it."""
+    return run(move) if isinstance(move, EagerMove) else move()
 
 
 def prepared(x: jax.Array, request: ReshardRequest) -> Pending:
@@ -75,29 +79,60 @@ def prepared(x: jax.Array, request: ReshardRequest) -> Pending:
         check_source(x, request.source, known)
     if not request.donate and _is_there(known, request.target, x.ndim):
         return partial(put, x, request.target, donate=False)
-    target = on_devices(request.target, known)
+    return _mover(replace(request, source=None), known, x.shape, x.dtype, x.weak_type)(x)
+
+
+@lru_cache(maxsize=4096)
+def mover_of(
+    aval: Any, known: NamedSharding, target: NamedSharding, budget: int | None, network: Any, donate: bool
+) -> Callable[[jax.Array], Pending] | None:
+    """How concrete arrays of this type and sharding move, checked and planned once; None if `prepared` has to look."""
+    if placement.leaves_open(target) or placement.is_key_dtype(aval.dtype):
+        return None
+    target = placement.resolve(target, aval, "target")
+    if not donate and _is_there(known, target, aval.ndim):
+        return None
+    request = ReshardRequest(target, None, budget, network, donate)
+    return _mover(request, known, aval.shape, aval.dtype, aval.weak_type)
+
+
+def _mover(
+    request: ReshardRequest, known: NamedSharding, shape: tuple[int, ...], dtype: Any, weak: bool
+) -> Callable[[jax.Array], Pending]:
+    """How arrays of this type and sharding move."""
     near = _device_memory(known)
     if near != known.memory_kind:  # Collectives work in the devices' own memory.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
-        return lambda: move_now(put(x, there, donate=request.donate), replace(request, source=None))
+        return lambda x: lambda: move_now(put(x, there, donate=request.donate), request)
+    target = on_devices(request.target, known)
     if crossing.crosses(known, target):
-        return partial(_moved_across, x, replace(request, source=None), known)
-    return EagerMove(x, program_of(replace(request, source=known, target=target), x.shape, x.dtype, x.weak_type))
+        across = _mover_across(replace(request, target=target), known, shape, dtype, weak)
+        return lambda x: partial(across, x)
+    program = program_of(replace(request, source=known, target=target), shape, dtype, weak)
+    return lambda x: EagerMove(x, program)
 
 
-def _moved_across(x: jax.Array, request: ReshardRequest, known: NamedSharding) -> jax.Array:
-    """A move to other devices, in their own memory; a memory of another kind is filled from there."""
+def _mover_across(
+    request: ReshardRequest, known: NamedSharding, shape: tuple[int, ...], dtype: Any, weak: bool
+) -> Callable[[jax.Array], jax.Array]:
+    """How arrays move to other devices, in their own memory; a memory of another kind is filled from there."""
     target = request.target
     far = _device_memory(target)
     if far != target.memory_kind:
         there = replace(request, target=NamedSharding(target.mesh, target.spec, memory_kind=far))
-        return put(_moved_across(x, there, known), target, donate=False)
-    if not x.size:
-        return put(x, target, donate=request.donate)
-    weak = x.weak_type
+        across = _mover_across(there, known, shape, dtype, weak)
+        return lambda x: put(across(x), target, donate=False)
+    if 0 in shape:
+        return partial(put, target=target, donate=request.donate)
     with placement.without_mesh(), placement.unguarded():
-        moved = crossing.program_across(request, known, x.shape, x.dtype)(x)
-        return crossing.weakened_on(target)(moved) if weak else moved
+        program = crossing.program_across(request, known, shape, dtype)
+
+    def moved(x: jax.Array) -> jax.Array:
+        with placement.without_mesh(), placement.unguarded():
+            there = program(x)
+            return crossing.weakened_on(target)(there) if weak else there
+
+    return moved
 
 
 def prepared_on_device(x: jax.Array, device: Any, **options: Any) -> Pending:

@@ -11,7 +11,7 @@ partitioner_hook    ... whose source tracing does not know (auto axes under jit)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,14 @@ from reshard.jax import placement, traced, views
 from reshard.jax.batches import run_all
 from reshard.jax.eager import (
     EagerMove,
-    EagerProgram,
     Pending,
     check_source,
     discard,
+    mover_of,
     prepared,
     prepared_on_device,
     put,
+    run_now,
 )
 from reshard.jax.joint import is_joint, joint_moves
 from reshard.jax.platform_network import checked
@@ -105,6 +106,8 @@ def redistribute(
         return views.moved(x, sharding, source, given, options)
     if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
         return put(x, sharding, donate=False)
+    if source is None and isinstance(x, jax.Array) and placement.is_target(sharding):
+        return run_now(_prepared(x, sharding, None, options))
     leaves, tree = jax.tree.flatten(x)
     targets = _broadcast(sharding, x, len(leaves), "target")
     sources = [None] * len(leaves) if source is None else _broadcast(source, x, len(leaves), "source")
@@ -118,21 +121,9 @@ def redistribute(
 def _all_prepared(
     leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
 ) -> list[Pending]:
-    """The moves of all leaves; concrete arrays of one type and sharding with the same target are checked once."""
-    known: dict[object, EagerProgram] = {}
-    moves: list[Pending] = []
-    for leaf, target, source in zip(leaves, targets, sources, strict=True):
-        concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)
-        plain = concrete and source is None and isinstance(target, NamedSharding)
-        kind = (leaf.aval, leaf.sharding, target) if plain else None
-        program = known.get(kind)
-        if program is not None:
-            moves.append(EagerMove(leaf, program))
-            continue
-        moves.append(_prepared(leaf, target, source, options))
-        if kind is not None and isinstance(moves[-1], EagerMove) and moves[-1].wrapped is None:
-            known[kind] = moves[-1].program
-    return moves
+    """The moves of all leaves."""
+    leaves_ends = zip(leaves, targets, sources, strict=True)
+    return [_prepared(leaf, target, source, options) for leaf, target, source in leaves_ends]
 
 
 def _jointly(
@@ -197,11 +188,22 @@ def _broadcast(given: Any, x: Any, leaves: int, what: str) -> list[Any]:
 
 def _prepared(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pending:
     """The move of one leaf, checked; a concrete array does not move yet."""
+    mover = None if source is not None else _known_mover(x, sharding, options)
+    if mover is not None:
+        return mover(x)
     if not isinstance(sharding, Target):
         return _prepared_plain(x, sharding, source, options)
     if sharding.options.plain:
         return _prepared_plain(x, sharding.sharding, source, options)
     return views.prepared(x, sharding.sharding, source, sharding.options, options)
+
+
+def _known_mover(x: Any, sharding: Any, options: dict[str, Any]) -> Callable[[jax.Array], Pending] | None:
+    """How a concrete array moves of which type and shardings say it all: a lookup, since small moves are short."""
+    if not isinstance(sharding, NamedSharding) or not isinstance(x, jax.Array) or isinstance(x, Tracer):
+        return None
+    known = x.sharding
+    return mover_of(x.aval, known, sharding, **options) if isinstance(known, NamedSharding) else None
 
 
 def _prepared_plain(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pending:

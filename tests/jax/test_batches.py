@@ -179,6 +179,7 @@ def test_leaves_of_all_sorts_in_one_tree() -> None:
 def test_large_arrays_have_programs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "SMALL", 63)
     eager.program_of.cache_clear()
+    eager.mover_of.cache_clear()
     batches._bucket_program.cache_clear()
     xs = [jax.device_put(values_of(n), on(BEFORE)) for n in range(20)]
     for n, y in enumerate(redistribute(xs, on(AFTER))):
@@ -186,6 +187,7 @@ def test_large_arrays_have_programs_of_their_own(monkeypatch: pytest.MonkeyPatch
     assert batches._bucket_program.cache_info().misses == 0
     assert eager.program_of.cache_info().misses == 1
     eager.program_of.cache_clear()
+    eager.mover_of.cache_clear()
 
 
 def test_a_budget_is_for_all_leaves() -> None:

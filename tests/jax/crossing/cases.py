@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 
-from reshard.jax import redistribute
+from reshard.jax import eager, redistribute
 from reshard.jax.crossing import moves
 from tests.jax.oracle import assert_exact, filled, mesh_of, specs
 
@@ -61,11 +61,13 @@ def by_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Moves as between devices that have memory of their own."""
     moves.moving.cache_clear()
     moves.program_across.cache_clear()
+    eager.mover_of.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(moves, "on_host", lambda source, target: False)
         yield
     moves.moving.cache_clear()
     moves.program_across.cache_clear()
+    eager.mover_of.cache_clear()
 
 
 def check(source: NamedSharding, target: NamedSharding, *, values: Any = None, **options: Any) -> jax.Array:

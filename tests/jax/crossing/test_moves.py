@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
-from reshard.jax import redistribute
+from reshard.jax import eager, redistribute
 from reshard.jax.crossing import host, moves, plans
 from tests.jax.crossing.cases import MESHES, SHAPE, by_messages, check, divides, mesh, sampled, shardings, some
 from tests.jax.oracle import assert_exact, filled, mesh_of
@@ -229,6 +229,7 @@ def test_traced_moves_are_refused() -> None:
 def test_equal_moves_are_compiled_once(way: str) -> None:
     source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P("t"))
     moves.program_across.cache_clear()
+    eager.mover_of.cache_clear()
     for _ in range(3):
         check(source, target)
     assert moves.program_across.cache_info().misses == 1
@@ -268,6 +269,7 @@ def test_tiles_that_stay_as_they_are(
     monkeypatch.setattr(moves, "_copies_tiles", lambda *given: made.append(decide(*given)) or made[-1])
     moves.moving.cache_clear()
     moves.program_across.cache_clear()
+    eager.mover_of.cache_clear()
     source, target = NamedSharding(mesh(near, a=4), before), NamedSharding(mesh(far, t=4), after)
     for _ in range(3):
         moved = check(source, target, donate=donate)
