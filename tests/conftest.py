@@ -35,6 +35,7 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(50_000, 20, 20)  # Plans are many small objects without cycles: a tenth of the tests' time.
 
 
 @pytest.hookimpl(wrapper=True)

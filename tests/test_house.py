@@ -119,6 +119,7 @@ def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return sum((node.end_lineno or node.lineno) - node.lineno + 1 for node in body)
 
 
+@pytest.mark.slow
 def test_the_package_keeps_the_measures():
     assert violations(PACKAGE) == []
 

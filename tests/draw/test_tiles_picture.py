@@ -64,6 +64,7 @@ def test_summands_are_joined_by_a_plus_and_replicas_by_a_comma():
     assert [label for label, _ in seen.labels] == ["0,2 + 4,6", "1,3 + 5,7"]
 
 
+@pytest.mark.slow
 def test_padding_is_hatched_and_nothing_else():
     for name in FULL:
         plan = planned(name)

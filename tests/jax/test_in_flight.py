@@ -72,6 +72,7 @@ def test_if_all_others_are_gone_the_last_is_waited_for() -> None:
     assert waited == [in_flight.MOST] and len(in_flight._results) <= in_flight.MOST
 
 
+@pytest.mark.slow
 def test_no_array_is_kept_alive() -> None:
     x = jnp.zeros(3)
     in_flight.add(x)

@@ -132,6 +132,7 @@ def test_what_it_does_not_have_is_that_of_jax_jit() -> None:
         _ = f.nothing
 
 
+@pytest.mark.slow
 def test_under_other_transformations_it_is_jax_jit() -> None:
     f, x = jit(program), numbered()
     np.testing.assert_array_equal(jax.jit(f)(x), np.asarray(x) * 2 + 1)

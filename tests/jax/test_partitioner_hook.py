@@ -22,6 +22,7 @@ BEFORE, AFTER = P("x", "y"), P(None, ("y", "x"))
 VALUES = filled((8, 8))
 
 
+@pytest.mark.slow
 def test_a_source_known_at_compile_time_gives_the_same_collectives():
     """The collectives are those of a move whose source is known when it is traced."""
     pairs = [*sample_pairs(rs.Mesh(SIZES), 2, 5, seed=1), *sample_pairs(rs.Mesh(x=2, y=3), 2, 5, seed=2)]

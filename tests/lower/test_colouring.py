@@ -21,6 +21,7 @@ def assert_coloured(edges: list[Edge]) -> None:
     assert len(turns) == max((n for degree in degrees for n in degree.values()), default=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60))
 def test_as_many_rounds_as_the_largest_degree(edges: list[Edge]):

@@ -109,6 +109,7 @@ def test_a_budget_of_plenty_changes_nothing():
     assert rs.plan(source, target, budget=1 << 40) == rs.plan(source, target)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(pairs(), st.integers(0, 200))
 def test_budgets_hold_with_a_network_too(pair: tuple[Layout, Layout], extra: int):

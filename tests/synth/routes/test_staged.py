@@ -108,6 +108,7 @@ def test_never_slower_than_the_plan_of_fewest_bytes(network: rs.Network, count: 
 # ---- what a network changes ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_slow_outer_axis_gets_fewer_bytes():
     """Gathering over both axes at once sends every other pod's tile over the slow axis; staged, a tile
     crosses it once, and is passed on inside. The plan of fewest bytes does not tell the axes apart."""

@@ -181,6 +181,7 @@ def test_every_kind_that_can_be_in_parts_is_here():
     assert {kind for kind, _, _ in STEPS} == set(RULES)
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(pairs("float32"), st.randoms(), st.booleans())
 def test_random_plans_in_random_parts(pair: tuple[Layout, Layout], choose: random.Random, donate: bool):
