@@ -66,7 +66,7 @@ def move_now(x: jax.Array, request: ReshardRequest) -> jax.Array:
 
 
 def run_now(move: Pending) -> jax.Array:
-    """Starts one move, whoever makes it."""
+    """Starts one move, planned or left to JAX."""
     return run(move) if isinstance(move, EagerMove) else move()
 
 

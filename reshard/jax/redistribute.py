@@ -122,8 +122,8 @@ def _all_prepared(
     leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
 ) -> list[Pending]:
     """The moves of all leaves."""
-    leaves_ends = zip(leaves, targets, sources, strict=True)
-    return [_prepared(leaf, target, source, options) for leaf, target, source in leaves_ends]
+    each = zip(leaves, targets, sources, strict=True)
+    return [_prepared(leaf, target, source, options) for leaf, target, source in each]
 
 
 def _jointly(
@@ -199,7 +199,7 @@ def _prepared(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pe
 
 
 def _known_mover(x: Any, sharding: Any, options: dict[str, Any]) -> Callable[[jax.Array], Pending] | None:
-    """How a concrete array moves of which type and shardings say it all: a lookup, since small moves are short."""
+    """Looks up how a concrete array moves, if its type and shardings decide that: checks would outlast a small move."""
     if not isinstance(sharding, NamedSharding) or not isinstance(x, jax.Array) or isinstance(x, Tracer):
         return None
     known = x.sharding
