@@ -28,7 +28,7 @@ NONE = "none"
 
 LONG = 8192
 """The most messages that permutes and exchanges may list, 270 kB of text: two permutes on 4,096 devices, or 32 rounds
-of an exchange on 256, which take longer to compile than two all-to-alls, but need less memory and fewer bytes."""
+of an exchange on 256, which need less memory and fewer bytes than two all-to-alls."""
 SLOWER = 1.6
 """What a plan of few messages may take of the time of one of many: 1.5 for an all-to-all and a permute in place of an
 exchange that does both."""

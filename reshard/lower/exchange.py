@@ -151,7 +151,7 @@ def _even(
     operand: Layout, r: Refinement, chunk: int | None, send: _MergedAxes, receive: _MergedAxes, device: int | None
 ) -> list[list[Transfer]]:
     """One round a turn and piece of a share; all devices take part."""
-    even = EvenRounds(r)
+    even = EvenRounds.of_exchange(r, operand.mesh.size)
     ids = operand.mesh.devices
     if device is not None and device not in ids:
         return []

@@ -1,7 +1,7 @@
 """Plans of few messages, whose programs are short.
 
 A compiler is given the two devices of every message of a permute, and of every round of an exchange: 32 kB of text a
-round on 1,024 devices, and a tenth of a second and more to compile. The groups of an all-to-all are a line.
+round on 1,024 devices. The groups of an all-to-all are a line.
 """
 
 from __future__ import annotations

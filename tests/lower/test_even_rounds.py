@@ -35,7 +35,11 @@ def held(layout: Layout, position: int) -> list[set[int]]:
 def sound(source: Layout, target: Layout) -> None:
     r = refine(source, target)
     assert r is not None
-    rounds = EvenRounds(r)
+    for spread in (False, True):
+        sound_rounds(source, target, r, EvenRounds(r, spread=spread))
+
+
+def sound_rounds(source: Layout, target: Layout, r: Refinement, rounds: EvenRounds) -> None:
     size = source.mesh.size
     for turn in turns(r, rounds):
         assert sorted(rounds.sender(at, turn) for at in range(size)) == list(range(size))
@@ -75,3 +79,25 @@ def test_a_device_sends_to_itself_first():
     assert r is not None
     rounds = EvenRounds(r)
     assert [[rounds.sender(at, (turn,)) for at in range(3)] for turn in range(3)] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "source", "target", "quiet"),
+    [
+        (Mesh(x=3, y=3), "f32[{x}{y}2, 6]", "f32[{y}6, {x}2]", 3),  # all rounds
+        (Mesh(x=4, y=8, z=8), "f32[{z}1, {y}{x}1, 32]", "f32[8, {z}4, {y}{x}1]", 32),
+        (Mesh(x=2, y=6, z=6), "f32[{z}1, {y}{x}1, 12]", "f32[6, {z}2, {y}{x}1]", 12),
+        (Mesh(x=8, y=4, z=4), "f32[{z}1, {y}{x}1, 32]", "f32[4, {z}8, {y}{x}1]", 16),  # of 32
+        (Mesh(x=4, y=8, z=8), "f32[{x}{y}1, {z}1, 32]", "f32[{y}4, 8, {z}{x}1]", 16),
+    ],
+)
+def test_devices_keep_shares_in_rounds_of_their_own(mesh: Mesh, source: str, target: str, quiet: int):
+    """So that in as many rounds as can be some device does not send; else all that keep a share do so in round 0."""
+    r = refine(Layout.parse(source, mesh), Layout.parse(target, mesh))
+    assert r is not None
+    rounds, first = EvenRounds.of_exchange(r, mesh.size), EvenRounds.of_exchange(r, 257)
+    assert [sum(keeps(each, turn, mesh.size) for turn in turns(r, each)) for each in (rounds, first)] == [quiet, 1]
+
+
+def keeps(rounds: EvenRounds, turn: tuple[int, ...], size: int) -> bool:
+    return any(rounds.sender(at, turn) == at for at in range(size))

@@ -37,11 +37,12 @@ def test_messages_are_no_larger_than_the_chunk():
 
 
 def test_kept_shares_cross_no_wire():
-    """Turns in which nobody sends are local copies; one in which some send has transfers to oneself too."""
+    """Turns in which nobody sends are local copies; those in which some send have transfers to oneself too."""
     mesh = Mesh(x=2, y=2)
     _, _, local, turns = rounds(Layout.parse("f32[{x}1, {y}2]", mesh), Layout.parse("f32[2, {x}2]", mesh), None)
     assert local == ()
-    assert [(t.sender, t.receiver) for t in turns[0]] == [(0, 0), (2, 1), (1, 2), (3, 3)]
+    assert [(t.sender, t.receiver) for t in turns[0]] == [(0, 0), (2, 1), (3, 2), (1, 3)]
+    assert [(t.sender, t.receiver) for t in turns[1]] == [(2, 0), (0, 1), (1, 2), (3, 3)]
 
 
 def test_a_tile_is_reshaped_to_the_axes_that_boxes_need():

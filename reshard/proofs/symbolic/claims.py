@@ -8,6 +8,7 @@ compares indices of dims whose sizes are numbers, which is linear.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from reshard.proofs.symbolic.laws import Law
 
@@ -53,19 +54,37 @@ class Fewer:
         return f"{self.about}: {self.least} N <= {self.most} N for all N >= 1"
 
 
+class ShiftAlong(NamedTuple):
+    """So many times `coordinate // place % size`, of the coordinate along a stride."""
+
+    times: int
+    stride: int
+    place: int
+    size: int
+
+
+class ShareTurn(NamedTuple):
+    """A digit j of a round's number, which brings share (c + j + shifts) mod radix to coordinate c along a stride."""
+
+    name: str
+    stride: int
+    radix: int
+    shifts: tuple[ShiftAlong, ...] = ()
+
+
 @dataclass(frozen=True)
 class Rounds:
     """The rounds of an even exchange: in each, no device sends twice, and over all of them every share arrives.
 
     In round j, the receiver c hears from the device whose coordinate along each stride of `coordinates` is given by
-    `senders`: the receiver's coordinate along some stride, turned by a digit of j or not. Each of the `turns` is
-    (digit of j, stride, radix); it brings share (c + j) mod radix.
+    `senders`: the receiver's coordinate along some stride, or the share that it gets there by the digit of j that is
+    named.
     """
 
     about: str
     coordinates: tuple[tuple[int, int], ...]
     senders: tuple[tuple[int, str | None], ...]
-    turns: tuple[tuple[str, int, int], ...]
+    turns: tuple[ShareTurn, ...]
 
     def __str__(self) -> str:
         return f"{self.about}: in each round no device sends twice, and over all rounds every share arrives"

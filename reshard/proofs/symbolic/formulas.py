@@ -9,6 +9,8 @@ coordinates and the spans of the box, as variables, so that one claim covers all
     share received      (c + j) mod 4            sender's coordinate along x := (c + j) mod 4
     box at the sender   dim 1: value c           box at the receiver   dim 0: value (c + j) mod 4
 
+Where the formulas shift a share by other coordinates of the receiver, the claim about rounds has these variables too.
+
 **What is shared with the lowering, and why.** The formulas themselves (`EvenRounds`, `sent_spans`,
 `received_spans`) are what is proved, so they must be the lowering's own. They take a refinement as input, and get the
 lowering's. Nothing else is taken from it: its digits must be those that `form` reads off the layouts, and the message,
@@ -22,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from reshard.lower.even_rounds import EvenRounds
+from reshard.lower.even_rounds import EvenRounds, RoundShift
 from reshard.lower.exchange import received_spans, sent_spans
-from reshard.proofs.symbolic.claims import Claim, Query, Rounds
+from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong
 from reshard.proofs.symbolic.contract import StepContract, size_of
 from reshard.proofs.symbolic.form import FormDigit
 from reshard.proofs.symbolic.lists import require
@@ -49,15 +51,20 @@ class RoundDigit(NamedTuple):
 
 
 class SymbolicCoordinate(NamedTuple):
-    """The receiver's coordinate along a stride, turned by a digit of the round or not."""
+    """The receiver's coordinate along a stride, turned by a digit of the round and by shifts, or not."""
 
     stride: int
     radix: int
     turned: str | None = None
+    shifts: tuple[RoundShift, ...] = ()
 
     def __add__(self, turn: object) -> _Turning:  # pyright: ignore[reportIncompatibleMethodOverride]
         require(isinstance(turn, RoundDigit) and self.turned is None, "a share that no round numbers")
         return _Turning(self, cast(RoundDigit, turn))
+
+    def __mul__(self, times: object) -> RoundShift:  # pyright: ignore[reportIncompatibleMethodOverride]
+        require(isinstance(times, int) and self.turned is None, "a shift by something else than coordinates")
+        return RoundShift(cast(int, times), self.stride, self.radix)
 
     def __sub__(self, own: SymbolicCoordinate) -> _CoordinateChange:
         require(own.turned is None, "a coordinate that is not the receiver's")
@@ -67,10 +74,15 @@ class SymbolicCoordinate(NamedTuple):
 class _Turning(NamedTuple):
     value: SymbolicCoordinate
     turn: RoundDigit
+    shifts: tuple[RoundShift, ...] = ()
+
+    def __add__(self, shift: object) -> _Turning:  # pyright: ignore[reportIncompatibleMethodOverride]
+        require(isinstance(shift, RoundShift), "a share shifted by something else than coordinates")
+        return _Turning(self.value, self.turn, (*self.shifts, cast(RoundShift, shift)))
 
     def __mod__(self, radix: int) -> SymbolicCoordinate:
         require(radix == self.value.radix, "a share counted by another radix")
-        return SymbolicCoordinate(self.value.stride, radix, self.turn.name)
+        return SymbolicCoordinate(self.value.stride, radix, self.turn.name, self.shifts)
 
 
 class _CoordinateChange(NamedTuple):
@@ -138,7 +150,7 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     require(r is not None and contract.operand.partial_as(contract.result), f"{about}: not an even exchange")
     if r is None:
         return []
-    run = _run_formulas(r)
+    run = _run_formulas(r, step.operand.mesh.size)
     require(_agree(r.digits, contract.nested), f"{about}: other digits than the layouts have")
     for stride, size in contract.partial(contract.operand):
         kept = all(not stride <= s < stride * size for s in run.sender.replaced)
@@ -147,9 +159,9 @@ def formula_claims(step: Step, contract: StepContract, instruction: ByFormula) -
     return [_same_elements(about, r.digits, run), _rounds(about, r.digits, run)]
 
 
-def _run_formulas(r: Refinement) -> _Run:
+def _run_formulas(r: Refinement, devices: int) -> _Run:
     """Runs the lowering's formulas on symbols."""
-    even, here = EvenRounds(r), cast(Any, SymbolicPosition())
+    even, here = EvenRounds.of_exchange(r, devices), cast(Any, SymbolicPosition())
     turn = cast(Any, [RoundDigit(f"j{at}") for at in range(len(even.shares))])
     sender = cast(SymbolicPosition, even.sender(here, turn))
     share = cast("list[SymbolicCoordinate]", even.share(here, turn))
@@ -228,5 +240,18 @@ def _rounds(about: str, refined: Sequence[RefinedDigit], run: _Run) -> Rounds:
     coordinates = tuple(sorted(radices.items()))
     values = [_coordinate(run.sender, stride, radix) for stride, radix in coordinates]
     senders = tuple((value.stride, value.turned) for value in values)
-    turns = tuple((value.turned or "", value.stride, value.radix) for value in run.share)
+    turns = tuple(
+        ShareTurn(
+            value.turned or "", value.stride, value.radix, tuple(_along(shift, radices) for shift in value.shifts)
+        )
+        for value in run.share
+    )
     return Rounds(about, coordinates, senders, turns)
+
+
+def _along(shift: RoundShift, radices: Mapping[int, int]) -> ShiftAlong:
+    """A shift by a part of the coordinate along one of the strides."""
+    stride = max((stride for stride in radices if stride <= shift.stride), default=0)
+    place, rest = divmod(shift.stride, stride) if stride else (0, 1)
+    require(not rest and radices[stride] % (place * shift.size) == 0, "a shift along no stride of the layouts")
+    return ShiftAlong(shift.times, stride, place, shift.size)

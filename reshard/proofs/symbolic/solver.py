@@ -5,13 +5,13 @@ A claim is refuted by values for which it fails. z3 gets that negation, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from reshard.errors import UndecidedError
-from reshard.proofs.symbolic.claims import Absent, Claim, Fewer, Query, Rounds, Sum
+from reshard.proofs.symbolic.claims import Absent, Claim, Fewer, Query, Rounds, ShareTurn, Sum
 from reshard.proofs.symbolic.laws import Law, Term
 
 
@@ -79,23 +79,31 @@ def _rounds_fail(claim: Rounds) -> Iterator[Any]:
     """Two different receivers c and d of one sender, or a share that its round does not bring."""
     radices = dict(claim.coordinates)
     c, d = ({stride: z3().Int(f"{side}:{stride}") for stride in radices} for side in "cd")
-    turns = {name: (z3().Int(name), radix) for name, _, radix in claim.turns}
+    turns = {turn.name: turn for turn in claim.turns}
     for receiver in (c, d):
         yield from (_within(receiver[stride], radix) for stride, radix in claim.coordinates)
-    yield from (_within(turn, radix) for turn, radix in turns.values())
+    yield from (_within(z3().Int(turn.name), turn.radix) for turn in claim.turns)
 
     def sender(receiver: dict[int, Any], stride: int, turn: str | None) -> Any:
-        return receiver[stride] if turn is None else (receiver[stride] + turns[turn][0]) % turns[turn][1]
+        if turn is None:
+            return receiver[stride]
+        return (_first(receiver, turns[turn]) + z3().Int(turn)) % turns[turn].radix
 
     same_sender = [sender(c, *coordinate) == sender(d, *coordinate) for coordinate in claim.senders]
     different = z3().Or(*(c[stride] != d[stride] for stride in radices))
-    lost = [_lost(z3().Int(f"share:{name}"), c[stride], radix) for name, stride, radix in claim.turns]
+    lost = [_lost(z3().Int(f"share:{turn.name}"), _first(c, turn), turn.radix) for turn in claim.turns]
     yield z3().Or(z3().And(*same_sender, different), *lost)
 
 
-def _lost(share: Any, head: Any, radix: int) -> Any:
-    """A share that round (share - head) mod radix does not bring."""
-    return z3().And(_within(share, radix), (head + (share - head) % radix) % radix != share)
+def _first(receiver: Mapping[int, Any], turn: ShareTurn) -> Any:
+    """The share of round 0, before it is counted modulo the radix."""
+    shifts = (times * (receiver[stride] / place % size) for times, stride, place, size in turn.shifts)
+    return sum(shifts, start=receiver[turn.stride])
+
+
+def _lost(share: Any, first: Any, radix: int) -> Any:
+    """A share that round (share - first) mod radix does not bring."""
+    return z3().And(_within(share, radix), (first + (share - first) % radix) % radix != share)
 
 
 def _law_fails(law: Law) -> Iterator[Any]:

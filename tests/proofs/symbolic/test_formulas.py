@@ -9,7 +9,7 @@ import pytest
 import reshard as rs
 from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
-from reshard.lower.even_rounds import EvenRounds
+from reshard.lower.even_rounds import EvenRounds, RoundShift
 from reshard.lower.program import Exchange, Permute
 from reshard.proofs import plan_proof, prove
 from reshard.proofs.symbolic import ByFormula, by_formula, decide, formulas
@@ -117,15 +117,25 @@ def test_chunks_have_no_formula():
     assert by_formula(step) is None
 
 
-def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch):
+class Astray(EvenRounds):
     """A sender that is off along one digit, and shares counted from another coordinate."""
 
-    class Astray(EvenRounds):
-        def __init__(self, r: Refinement) -> None:
-            super().__init__(r)
-            self._sources = self._sources[1:]
-            self.shares = [(digit, digit.src) for digit, _ in self.shares]
+    def __init__(self, r: Refinement, *, spread: bool = False) -> None:
+        super().__init__(r, spread=spread)
+        self._sources = self._sources[1:]
+        self.shares = [(digit, digit.src) for digit, _ in self.shares]
 
+
+class Uneven(EvenRounds):
+    """Shares shifted by the coordinate from which they are counted, so that some are sent twice in a round."""
+
+    def __init__(self, r: Refinement, *, spread: bool = False) -> None:
+        super().__init__(r, spread=spread)
+        chained = [(digit, head) for digit, head in self.shares if head != digit.src]
+        self._shifts = {digit.src: [RoundShift(digit.radix - 1, head, digit.radix)] for digit, head in chained}
+
+
+def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch):
     choose, plans = random.Random(3), list[rs.Plan]()
     while len(plans) < 40:
         plan = rs.plan(*random_pair(choose, "float32"))
@@ -144,6 +154,24 @@ def test_formulas_that_are_wrong_are_not_proved(monkeypatch: pytest.MonkeyPatch)
     assert refused > 3
 
 
+@pytest.mark.parametrize(
+    ("mesh", "source", "target"),
+    [
+        (Mesh(x=3, y=3), "f32[{x}{y}2, 6]", "f32[{y}6, {x}2]"),
+        (Mesh(x=2, y=4, z=4), "f32[{z}4, {y}{x}2, 16]", "f32[16, {z}4, {y}{x}2]"),
+    ],
+)
+def test_shifted_rounds_are_proved_unless_some_device_sends_twice(
+    mesh: Mesh, source: str, target: str, monkeypatch: pytest.MonkeyPatch
+):
+    step = exchange(source, target, mesh)
+    contract, formula = contract_of(step.operand, step.result), by_formula(step)
+    decide(formula_claims(step, contract, formula))
+    monkeypatch.setattr(formulas, "EvenRounds", Uneven)
+    with pytest.raises(UndecidedError, match="fails where"):
+        decide(formula_claims(step, contract, formula))
+
+
 def test_a_refinement_of_other_digits_is_refused():
     """The contract of one pair and the step of another one with the same radices."""
     mesh = Mesh(x=3, y=3)
@@ -159,6 +187,8 @@ def test_symbols_follow_the_arithmetic_of_positions():
     turned = (here // 4 % 2 + RoundDigit("j0")) % 2
     assert turned == SymbolicCoordinate(4, 2, "j0")
     assert (here + (turned - here // 1 % 2) * 1).replaced == {1: turned}
+    shifted = (here // 4 % 2 + RoundDigit("j0") + (here // 2 % 2) * 3) % 2
+    assert shifted == SymbolicCoordinate(4, 2, "j0", (RoundShift(3, 2, 2),))
 
 
 @pytest.mark.parametrize(
@@ -166,6 +196,7 @@ def test_symbols_follow_the_arithmetic_of_positions():
     [
         lambda p: (p // 4 % 2 + 1) % 2,  # a number in place of the round's digit
         lambda p: (p // 4 % 2 + RoundDigit("j0")) % 3,  # another modulus
+        lambda p: (p // 4 % 2 + RoundDigit("j0") + 1) % 2,  # a shift that is no coordinate
         lambda p: p + (p // 4 % 2 - p // 1 % 2) * 4,  # written to another place
         lambda p: p + (p // 4 % 2 - p // 1 % 3) * 1,  # of another radix
         lambda p: (p + (p // 4 % 2 - p // 1 % 2) * 1) // 4,  # read from the sender

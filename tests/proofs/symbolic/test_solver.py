@@ -10,12 +10,15 @@ import reshard as rs
 from reshard.errors import UndecidedError
 from reshard.proofs import prove
 from reshard.proofs.symbolic import Absent, Claim, Fewer, Law, Lemma, Query, Rounds, Term, decide, solver, to_smt2
+from reshard.proofs.symbolic.claims import ShareTurn, ShiftAlong
 from reshard.types import Layout, Mesh
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")
 
 A, B, C, D, R = (Term(name) for name in "abcdr")
 ONE_NUMERAL = Law("numerals", (R,), ((A, None), (B, R), (C, None), (D, R)), ((A * R + B, C * R + D),), ((B, D),))
+SHIFTED = ShareTurn("j", 4, 4, (ShiftAlong(3, 1, 2, 2),))
+SHIFTED_BY_HEAD = ShareTurn("j", 3, 3, (ShiftAlong(2, 3, 1, 3),))
 LEMMA = Lemma(A, C, B, D, R)
 
 FALSE = [
@@ -24,7 +27,13 @@ FALSE = [
     Claim("padding", (("a", 4), ("b", 3)), (), ((((3, "a"), (1, "b")), 11),), ((((1, "a"),), 3),)),
     Fewer("more bytes", 3, 2),
     Rounds("two receivers of one sender", ((1, 2), (2, 2)), ((1, None), (1, None)), ()),
-    Rounds("a share that is counted wrongly", ((1, 3),), ((1, "j"),), (("j", 1, 2),)),
+    Rounds("a share that is counted wrongly", ((1, 3),), ((1, "j"),), (ShareTurn("j", 1, 2),)),
+    Rounds(
+        "a shift by the head",
+        ((1, 3), (3, 3)),
+        ((3, "j"), (1, None)),
+        (SHIFTED_BY_HEAD,),
+    ),
     Law("a digit without a bound", (R,), ((A, None), (B, None), (C, None), (D, R)), ONE_NUMERAL.given, ((B, D),)),
     Law("not below", (R,), ((A, R),), below=((A + 1, R),)),
     Law("another value of a function", (), ((A, None), (B, None)), equal=((Term("f")(A), Term("f")(B)),)),
@@ -42,7 +51,8 @@ TRUE = [
     Claim("padding", (("a", 4), ("b", 3)), (), ((((3, "a"), (1, "b")), 9),), ((((1, "a"),), 3),)),
     Claim("digits", (("a", "n"),), (("a", "a"),)),
     Fewer("as many bytes", 3, 3),
-    Rounds("a turned bijection", ((1, 3), (3, 3)), ((3, "j"), (1, None)), (("j", 3, 3),)),
+    Rounds("a turned bijection", ((1, 3), (3, 3)), ((3, "j"), (1, None)), (ShareTurn("j", 3, 3),)),
+    Rounds("a shifted one", ((1, 4), (4, 4)), ((4, "j"), (1, None)), (SHIFTED,)),
     Law("numerals", ONE_NUMERAL.sizes, ONE_NUMERAL.digits, ONE_NUMERAL.given, ((A, C), (B, D)), lemmas=(LEMMA,)),
     Law("below", (R,), ((A, R),), below=((A, R),)),
     Law("equal values of a function", (), (), ((A, B),), ((Term("f")(A), Term("f")(B)),)),
@@ -68,7 +78,9 @@ def test_the_text_says_the_same_to_any_solver(claim: Query):
 def test_rounds_by_trying_all(radix: int):
     """Receiver (c, d) hears from (d + j, c) in round j: a bijection if the round counts modulo the same radix."""
     for radix_of_turn in (2, 3, 5):
-        claim = Rounds("some", ((1, radix), (radix, radix)), ((radix, "j"), (1, None)), (("j", radix, radix_of_turn),))
+        claim = Rounds(
+            "some", ((1, radix), (radix, radix)), ((radix, "j"), (1, None)), (ShareTurn("j", radix, radix_of_turn),)
+        )
         receivers = list(itertools.product(range(radix), repeat=2))
         turns = range(radix_of_turn)
         once = all(len({((d + j) % radix_of_turn, c) for c, d in receivers}) == len(receivers) for j in turns)
