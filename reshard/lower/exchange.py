@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 from reshard.lower.colouring import colouring
@@ -151,21 +152,30 @@ def _even(
     operand: Layout, r: Refinement, chunk: int | None, send: _MergedAxes, receive: _MergedAxes, device: int | None
 ) -> list[list[Transfer]]:
     """One round a turn and piece of a share; all devices take part."""
-    even = EvenRounds.of_exchange(r, operand.mesh.size)
     ids = operand.mesh.devices
+    even = EvenRounds.of_exchange(r, len(ids))
     if device is not None and device not in ids:
         return []
     me = None if device is None else operand.mesh.position(device)
     pieces = _share_pieces(r, chunk)
+
+    @cache
+    def sent(receiver: int) -> list[tuple[Span, ...]]:
+        return [send.spans(sent_spans(r, receiver, piece)) for piece in pieces]
+
+    @cache
+    def received(numbers: tuple[int, ...]) -> list[tuple[Span, ...]]:
+        share = {digit.src: n for (digit, _), n in zip(even.shares, numbers, strict=True)}
+        return [receive.spans(received_spans(r, share, piece)) for piece in pieces]
+
     turns: list[list[Transfer]] = []
     for turn in itertools.product(*(range(digit.radix) for digit, _ in even.shares)):
         receivers = range(len(ids)) if me is None else sorted({me, even.receiver(me, turn)})
-        for piece in pieces:
-            turns.append([])
-            for at in receivers:
-                share = {digit.src: n for (digit, _), n in zip(even.shares, even.share(at, turn), strict=True)}
-                box = Box(send.spans(sent_spans(r, at, piece)), receive.spans(received_spans(r, share, piece)))
-                turns[-1].append(Transfer(ids[even.sender(at, turn)], ids[at], (box,)))
+        ends = [(ids[even.sender(at, turn)], at, received(tuple(even.share(at, turn)))) for at in receivers]
+        turns += (
+            [Transfer(sender, ids[at], (Box(sent(at)[number], places[number]),)) for sender, at, places in ends]
+            for number in range(len(pieces))
+        )
     return turns
 
 

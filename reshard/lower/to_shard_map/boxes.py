@@ -37,8 +37,9 @@ def kinds_of(transfers: Sequence[T]) -> list[list[T]]:
     kinds: dict[tuple[Any, ...], list[T]] = {}
     seen: Counter[tuple[int, Any]] = Counter()
     for t in transfers:
-        kinds.setdefault((t.form, seen[t.receiver, t.form]), []).append(t)
-        seen[t.receiver, t.form] += 1
+        form = t.form
+        kinds.setdefault((form, seen[t.receiver, form]), []).append(t)
+        seen[t.receiver, form] += 1
     return list(kinds.values())
 
 
