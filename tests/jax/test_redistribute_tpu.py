@@ -54,11 +54,15 @@ def mesh_of(topology: str, sizes: dict[str, int], kind: AxisType = AxisType.Auto
 
 def compiled(topology: str, pair: Pair, network: str | None = "none", **options: Any) -> Any:
     """The program of a move, by default of the plan with the fewest bytes."""
+    return lowered(topology, pair, network, **options).compile()
+
+
+def lowered(topology: str, pair: Pair, network: str | None, **options: Any) -> Any:
     options = {"network": network, **options}
     mesh = mesh_of(topology, dict(pair[0].mesh.axes))
     source, target = on(mesh, pair[0]), on(mesh, pair[1])
     f = jax.jit(lambda x: redistribute(x, target, source=source, **options), in_shardings=source, out_shardings=target)
-    return f.lower(jax.ShapeDtypeStruct(pair[0].shape, pair[0].dtype)).compile()
+    return f.lower(jax.ShapeDtypeStruct(pair[0].shape, pair[0].dtype))
 
 
 def random_pairs(
@@ -250,7 +254,7 @@ def test_parts_are_the_reason(monkeypatch: pytest.MonkeyPatch):
     assert peaks[0] * 1.3 < peaks[1], peaks
 
 
-# ---- 256 chips -------------------------------------------------------------------------------------
+# ---- many chips -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -268,6 +272,19 @@ def test_256_chips(sizes: dict[str, int], before: str, after: str):
     pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
     plan = on_jax.in_parts(rs.plan(*pair))
     assert executed(compiled("v5p:4x8x8", pair)) == promised(plan), plan
+
+
+@pytest.mark.slow
+def test_addresses_are_no_trees_of_selects():
+    """Where all devices send in a round, libtpu spells them so unless it is told not to: many times the code."""
+    mesh = rs.Mesh(x=8, y=8)
+    program = lowered(
+        "v5p:4x4x4", (Layout.parse("f32[64, {y}{x}1, 64]", mesh), Layout.parse("f32[64, {x}8, {y}8]", mesh)), None
+    )
+    tables = program.compile(compiler_options={"xla_tpu_max_collective_permute_tree_core_location_devices": 0})
+    as_it_is = program.compile()
+    sizes = [each.memory_analysis().generated_code_size_in_bytes for each in (as_it_is, tables)]
+    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.slow
