@@ -138,7 +138,7 @@ def node_packing(source: Layout, target: Layout, rank: int, nodes: tuple[int, ..
             regions = [region for region, _ in given.get(to, ())]
             at += sum(math.prod(region.extents) for region in regions)
             packed += regions
-    return NodePacking(tuple(packed), starts, copy_order(packed, source.tile_shape, itemsize))
+    return NodePacking(tuple(packed), starts, copy_order(packed, source.tile_shape, itemsize, True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ def pushes(
     given = _given(source, target, rank, nodes, form)
     pairs = tuple((to, given.get(to, ())) for to in _near(rank, nodes))
     regions = [region for _, each in pairs for region, _ in each]
-    return Pushes(pairs, copy_order(regions, tile_shapes(source, target, form)[0], itemsize))
+    return Pushes(pairs, copy_order(regions, tile_shapes(source, target, form)[0], itemsize, True))
 
 
 def _near(rank: int, nodes: tuple[int, ...]) -> list[int]:
@@ -284,7 +284,7 @@ def passes_on(plan: Plan) -> bool:
     return plan.crosses and (len(plan.steps) > 1 or any(step.mode.relay for step in plan.steps))
 
 
-Copies = Callable[[], None]
+Copies = Callable[[], object]
 Fill = Callable[[Call, Direct, Array, Array], list[Copies]]
 """Given a call, a rank's part of it, its tile and the target, returns the copies inside the node, in order.
 
@@ -331,7 +331,7 @@ def pushing(mine: Pushes, targets: Mapping[int, Array]) -> Fill:
         for rank, pairs in mine.pairs:
             result = raw(targets[rank]) if rank in targets else target
             views += [(into.of(result), source.of(tile)) for source, into in pairs]
-        return copy_steps(views, mine.order)
+        return copy_steps(views, mine.order, tile)
 
     return fill
 
@@ -353,7 +353,7 @@ def pack(packing: NodePacking, tile: Array, packed: Array) -> None:
     """Copies the regions of a raw tile that the others of the node need, one after another."""
     into = _consecutive(packing.regions, packed)
     views = zip(into, [region.of(tile) for region in packing.regions], strict=True)
-    for step in copy_steps(list(views), packing.order):
+    for step in copy_steps(list(views), packing.order, tile):
         step()
 
 

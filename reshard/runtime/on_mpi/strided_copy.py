@@ -55,7 +55,9 @@ def view(array: Array, start: Sequence[int], steps: Sequence[tuple[int, int]], e
 
 
 _SMALL = 16 << 10  # Bytes below which looking for a faster way takes longer than the copy itself.
-_LINE = 64  # Bytes of a cache line: elements of this size or more waste none of it, in any order.
+LINE = 64
+"""Bytes of a cache line: elements of this size or more waste none of it, in any order."""
+
 _LONG = 512  # Bytes from which a run does not gain from being one element: at 512 it loses a sixth.
 _LARGE = 256 << 10  # Bytes that fit into a core's cache, where the order of a copy makes no difference.
 _TRIED = 1 << 20  # Elements copied to measure one blocking.
@@ -100,7 +102,7 @@ def copy(target: Array, source: Array) -> None:
 
 def blocked(target: Array, source: Array) -> bool:
     """Whether a copy must go block by block, because the memory orders of the views differ."""
-    if target.nbytes <= _LARGE or target.itemsize >= _LINE:
+    if target.nbytes <= _LARGE or target.itemsize >= LINE:
         return False
     return _fastest(target) != _fastest(source)
 

@@ -133,7 +133,7 @@ class MessageExchange:
         self._requests: list[MPI.Request] = []
         self._flights: list[tuple[_Lane, _PostedMessage]] = []
 
-    def run(self, ready: Callable[[], None] | None = None) -> None:
+    def run(self, ready: Callable[[], object] | None = None) -> None:
         """Sends and receives everything; `ready` is as in `ahead`."""
         if ready is not None:
             self.ahead(ready)
@@ -143,7 +143,7 @@ class MessageExchange:
             self.progress()
         self.finish()
 
-    def ahead(self, ready: Callable[[], None]) -> None:
+    def ahead(self, ready: Callable[[], object]) -> None:
         """Does as much as there is room for without writing to the target, then calls `ready()`.
 
         If all that arrives fits into buffers (`Messages.held`, the same on all ranks), only copies are left afterwards.
