@@ -76,6 +76,31 @@ def wide(copy: ByteCopy, itemsize: int) -> tuple[ByteCopy, int]:
     return ByteCopy(start, into, extents, before, after), itemsize
 
 
+def strides_like(copy: ByteCopy, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
+    """The byte strides at which what a copy reads lies like a C-ordered result of this shape, which it fills; None if
+    no strides say that.
+
+    >>> strides_like(ByteCopy(0, 0, (2, 3), (96, 8), (8, 16)), (3, 2), 8)
+    (8, 96)
+    >>> strides_like(ByteCopy(0, 0, (2, 3), (8, 16), (24, 8)), (6,), 8) is None
+    True
+    """
+    axes = sorted(zip(copy.target_strides, copy.extents, copy.source_strides, strict=True))
+    axes = [axis for axis in axes if axis[1] != 1]
+    strides: list[int] = []
+    for extent, step in reversed(list(zip(shape, _strides(shape, itemsize), strict=True))):
+        length = 1
+        stride = axes[0][2] if axes else itemsize
+        while length < extent:
+            if not axes or axes[0][0] != step * length or axes[0][2] != stride * length:
+                return None
+            length *= axes.pop(0)[1]
+        if length != extent:
+            return None
+        strides.append(stride)
+    return None if axes else tuple(reversed(strides))
+
+
 def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """The byte strides of a C-ordered tile."""
     strides: list[int] = []

@@ -14,8 +14,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 from reshard.runtime.on_mpi.agreement import digest_of, disagree
+from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
-from reshard.runtime.on_mpi.staged import DEFERRED, StagedMove, is_small, stage_of
+from reshard.runtime.on_mpi.staged import DEFERRED, UNUSUAL, StagedMove, is_small, stage_of
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, moving, team_at_hand
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class KeptRequest(NamedTuple):
 def keep_agreed(team: Team, key: Hashable, text: str, value: object) -> None:
     """Keeps a request that all ranks have agreed on, and that they may agree on again by `agree_again`."""
     if team.one_node:
-        team.repeated[key] = KeptRequest(team, key, text, digest_of(f"again {text}"), value)
+        team.repeated[key] = KeptRequest(team, key, text, STATES * (digest_of(f"again {text}") // STATES), value)
         _forget_oldest(team)
 
 
@@ -121,9 +122,9 @@ def _joined(agreed: KeptRequest, watch: Watch, plain: bool) -> int | None:
     """Whether some rank defers; None if some make another request. One synchronization."""
     team, sync = agreed.team, agreed.team.node_sync
     team.calls = calls = team.calls + 1
-    number = agreed.digest + calls
+    number = agreed.digest + STATES * calls
     try:
-        sync.post_head(number, 0 if plain else 1, team.arena.log())
+        sync.post_head(number if plain else number + 1, team.arena.log())
         if not sync.complete():
             watch.until(sync.complete)
         state = sync.common(number)
@@ -156,8 +157,10 @@ def call_again(move: StagedMove, tile: Any, out: Any, limit: float, memory: Any,
     try:
         if team.started is not None:
             team.finish_started()
-        move.start(tile, out, usual)
-        result = move.finish(out, limit, memory)
+        result = move.at_once(tile, out, limit) if memory is None and usual else UNUSUAL
+        if result is UNUSUAL:
+            move.start(tile, out, usual)
+            result = move.finish(out, limit, memory)
         if result is not DEFERRED:
             return result
         _defer(move)

@@ -14,7 +14,9 @@ one move at a time is between its two parts, `start` and `finish`: other calls o
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -26,8 +28,9 @@ from reshard.runtime.account import Account, begin_account, measures
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.agreement import digest_of, disagree
 from reshard.runtime.on_mpi.direct import Direct
-from reshard.runtime.on_mpi.fused_copies import ByteCopy, tile_copies, wide
+from reshard.runtime.on_mpi.fused_copies import ByteCopy, strides_like, tile_copies, wide
 from reshard.runtime.on_mpi.meeting import pause
+from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
 from reshard.runtime.on_mpi.strided_copy import Array, raw, words
 from reshard.runtime.on_mpi.team import CORES, SPINS, Team, Watch, moving
@@ -37,18 +40,20 @@ STAGED = 256 << 10
 
 _LARGEST = 4 * STAGED  # Bytes of a result: larger ones are copied in the order of their memory.
 _NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # States, whose bits are joined: with and without `out` are two calls.
+_SMALL = 2 << 10  # Bytes of a result below which the number of numpy's calls is all that counts.
 _LOOKS = 64  # Pauses before a wait looks at the clock.
 
 _ndarray, _may_share_memory = np.ndarray, np.may_share_memory  # Looked up once: a call is made of such things.
 
 
 class Outcome(Enum):
-    """What `finish` gives in place of a tile."""
+    """What `finish` and `at_once` give in place of a tile."""
 
     DEFERRED = "all ranks make the call again in the general way"
+    UNUSUAL = "this rank has done nothing yet: `start` does"
 
 
-DEFERRED = Outcome.DEFERRED
+DEFERRED, UNUSUAL = Outcome.DEFERRED, Outcome.UNUSUAL
 
 
 def is_small(team: Team, request: MoveRequest, ready: Prepared) -> bool:
@@ -88,7 +93,7 @@ class StagedMove:
         self.team, self._sync, self._log = team, team.node_sync, team.arena
         self._looks = 4 * SPINS if team.size <= CORES else 1  # Each takes a quarter of one of `Watch`.
         self._text = str(request)
-        self._digest = digest_of(f"staged {self._text}")
+        self._digest = STATES * (digest_of(f"staged {self._text}") // STATES)
         self._number = 0
         self._device, self._direct = ready.device, cast(Direct, ready.direct)
         self._dtype = numpy_dtype(source.dtype)
@@ -102,7 +107,9 @@ class StagedMove:
         mine = starts[team.node_sync.me]
         self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
         ends = source, target, team.rank, team.nodes, self._dtype.itemsize
-        self._copies = tuple(self._viewed(each, memory) for each in tile_copies(*ends, starts))
+        copies = tile_copies(*ends, starts)
+        self._copies = tuple(self._viewed(each, memory) for each in copies)
+        self._like_result = self._of_result(copies, memory)
 
     def _viewed(self, copy: ByteCopy, memory: Array) -> _Copy:
         """A copy with its views of the shared memory."""
@@ -111,19 +118,58 @@ class StagedMove:
         halves = (np.ndarray(extents, dtype, memory, start + half * STAGED, before) for half in (0, 1))
         return _Copy((next(halves), next(halves)), extents, dtype, into, after)
 
+    def _of_result(self, copies: Sequence[ByteCopy], memory: Array) -> tuple[Array, Array] | None:
+        """In either half, an array of the result's shape that holds it, if a small result is a single copy."""
+        if len(copies) != 1 or not self._taken or math.prod(self._shapes[1]) * self._dtype.itemsize > _SMALL:
+            return None
+        strides = strides_like(copies[0], self._shapes[1], self._dtype.itemsize)
+        if strides is None:
+            return None
+        starts = (copies[0].source + half * STAGED for half in (0, 1))
+        halves = (np.ndarray(self._shapes[1], self._dtype, memory, start, strides) for start in starts)
+        return next(halves), next(halves)
+
     def fits(self, tile: Any, out: Any) -> bool:
         """Whether a rank's arguments are plain ones that are right."""
         dtype = self._dtype
         if self._given:
-            if type(tile) is not _ndarray or tile.shape != self._shapes[0] or tile.dtype != dtype:
+            if type(tile) is not _ndarray or tile.shape != self._shapes[0]:
+                return False
+            if tile.dtype is not dtype and tile.dtype != dtype:
                 return False
         elif tile is not None:
             return False
         if out is None:
             return True
-        if type(out) is not _ndarray or not self._taken or out.shape != self._shapes[1] or out.dtype != dtype:
+        if type(out) is not _ndarray or not self._taken or out.shape != self._shapes[1]:
             return False
-        return out.flags.carray and (tile is None or not _may_share_memory(tile, out))
+        if (out.dtype is not dtype and out.dtype != dtype) or not out.flags.carray or out is tile:
+            return False
+        if tile is None or (tile.base is None and out.base is None):  # Each has its own memory.
+            return True
+        return not _may_share_memory(tile, out)
+
+    def at_once(self, tile: Any, out: Any, limit: float) -> Any:
+        """Both parts of a call in less time, if this rank's arguments are plain ones; else `UNUSUAL`.
+
+        If all ranks have posted by now, and do the same, as they mostly do, one look at each of them is enough.
+        """
+        if not self._given or not self._taken or not self.fits(tile, out) or measures():
+            return UNUSUAL
+        sync, team = self._sync, self.team
+        half = sync.half
+        try:
+            self._stages[half][...] = tile
+            team.calls = calls = team.calls + 1
+            self._number = number = self._digest + STATES * calls
+            number += _NEW if out is None else _OUT
+            sync.post_head(number, self._log.logged)
+            if sync.alike(number):
+                return self._filled(half, out)
+        except BaseException:
+            with moving(team):
+                raise
+        return self.finish(out, limit)
 
     def start(self, tile: Any, out: Any, plain: bool = True) -> None:
         """Begins a call: stages the tile and posts it. The tile may change afterwards.
@@ -143,8 +189,8 @@ class StagedMove:
                     with moving(team):  # Tells the others.
                         raise
         team.calls = calls = team.calls + 1
-        self._number = number = self._digest + calls
-        sync.post_head(number, state, self._log.logged)
+        self._number = number = self._digest + STATES * calls
+        sync.post_head(number + state, self._log.logged)
 
     def finish(self, out: Any, limit: float, memory: Account | None = None) -> Any:
         """Ends a call: the result, which is `out` if it is given; None outside the target's mesh, or `DEFERRED`."""
@@ -168,6 +214,9 @@ class StagedMove:
 
     def _filled(self, half: int, out: Array | None) -> Array:
         result = np.empty(self._shapes[1], self._dtype) if out is None else out
+        if self._like_result is not None:
+            result[...] = self._like_result[half]
+            return result
         into = result if self._buffers else raw(result)
         for sources, extents, dtype, start, strides in self._copies:
             _ndarray(extents, dtype, into, start, strides)[...] = sources[half]

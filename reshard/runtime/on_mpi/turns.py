@@ -37,6 +37,8 @@ class Turns:
     def __init__(self, lock: threading.RLock | None = None) -> None:
         self.mixed = False
         self._lock = lock or threading.RLock()
+        self.free = self._lock.release
+        """Gives back a turn of `take_again`."""
         self._counting = threading.Lock()
         self._owner = 0
         self._last = 0
@@ -55,10 +57,6 @@ class Turns:
     def is_here(self) -> bool:
         """Whether this thread had the last turn, and no threads have overlapped so far."""
         return self._last == get_ident() and not self.mixed
-
-    def free(self) -> None:
-        """Gives back a turn of `take_again`."""
-        self._lock.release()
 
     def take(self, deadline: float) -> Turn:
         """Waits for this thread's turn, which it gives back by `release`; `RankError` if the deadline comes first."""

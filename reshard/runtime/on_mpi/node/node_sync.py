@@ -14,6 +14,7 @@ MPICH's own barrier spins, which takes time from ranks that are still copying.
 
 from __future__ import annotations
 
+import platform
 import threading
 from array import array
 from collections.abc import Sequence
@@ -24,11 +25,14 @@ from reshard.runtime.on_mpi.strided_copy import Array
 WORDS = 72
 """The number of 64-bit words that a member can post in one sync."""
 
-STATE, LOGGED = 2, 6
-"""Which words of a sync's head say what a rank does in a small move, and how long its log is."""
+STATES = 8
+"""What a rank does in a small move is a number below this; the number of a head is a multiple of it plus that."""
+
+_LOGGED = 6  # The word of a sync's head that says how long the rank's log is.
 
 _TEXT = 2048
 _WORD = 8
+_ORDERED = platform.machine().lower() in ("x86_64", "amd64")  # These show stores to others in their order.
 _LINE = 2 + 2 * WORDS  # Not a multiple of a cache line, but no two members' counters share one.
 
 
@@ -49,6 +53,7 @@ class NodeSync:
         self._text = view[split:].cast("B")
         self._some_failed = size * _LINE
         self._heads = [[member * _LINE + 2 + half * WORDS for member in range(size)] for half in (0, 1)]
+        self._other_heads = [[head for member, head in enumerate(heads) if member != me] for heads in self._heads]
         self._arrived = me * _LINE
         self._others = [member * _LINE for member in range(size) if member != me]
         self._synced = 0
@@ -64,14 +69,26 @@ class NodeSync:
         self._fence()
         self._words[self._arrived] = self._synced
 
-    def post_head(self, number: int, state: int, log: int) -> None:
+    def post_head(self, number: int, log: int) -> None:
         """Posts what a small move has to say (see `Team.sync`), in less time: the words that nobody reads stay."""
         self._synced = synced = self._synced + 1
         words, at = self._words, self._heads[synced & 1][self.me]
-        words[at], words[at + 1], words[at + STATE], words[at + LOGGED] = number, -number, state, log
-        self._release()
-        self._acquire()
+        words[at], words[at + 1], words[at + _LOGGED] = number, -number, log
+        if not _ORDERED:
+            self._fence()
         words[self._arrived] = synced
+
+    def alike(self, number: int) -> bool:
+        """Whether all members have posted the head that this one has; what each wrote before is then visible here."""
+        if not _ORDERED and not self.complete():
+            return False
+        words = self._words
+        for head in self._other_heads[self._synced & 1]:  # A generator takes half a microsecond more.
+            if words[head] != number:
+                break
+        else:
+            return True
+        return False
 
     @property
     def half(self) -> int:
@@ -79,18 +96,19 @@ class NodeSync:
         return (self._synced + 1) % 2
 
     def common(self, number: int) -> int | None:
-        """Of the last complete sync: the bits of all members' states, if the first word of all is `number`."""
+        """Of the last complete sync: the bits of all members' states, if the number of all is `number` but for them."""
         words, bits = self._words, 0
         for head in self._heads[self._synced & 1]:
-            if words[head] != number:
+            state = words[head] - number
+            if not 0 <= state < STATES:
                 return None
-            bits |= words[head + STATE]
+            bits |= state
         return bits
 
     def logs(self) -> list[int]:
         """How long the log of each member was at the last complete sync."""
         words = self._words
-        return [words[head + LOGGED] for head in self._heads[self._synced & 1]]
+        return [words[head + _LOGGED] for head in self._heads[self._synced & 1]]
 
     @property
     def reported(self) -> bool:
