@@ -94,6 +94,7 @@ class StagedMove:
         self._looks = 4 * SPINS if team.size <= CORES else 1  # Each takes a quarter of one of `Watch`.
         self._text = str(request)
         self._digest = STATES * (digest_of(f"staged {self._text}") // STATES)
+        self._digest_new, self._digest_out = self._digest + _NEW, self._digest + _OUT
         self._number = 0
         self._device, self._direct = ready.device, cast(Direct, ready.direct)
         self._dtype = numpy_dtype(source.dtype)
@@ -161,11 +162,11 @@ class StagedMove:
         try:
             self._stages[half][...] = tile
             team.calls = calls = team.calls + 1
-            self._number = number = self._digest + STATES * calls
-            number += _NEW if out is None else _OUT
+            number = (self._digest_new if out is None else self._digest_out) + STATES * calls
             sync.post_head(number, self._log.logged)
             if sync.alike(number):
                 return self._filled(half, out)
+            self._number = self._digest + STATES * calls
         except BaseException:
             with moving(team):
                 raise
