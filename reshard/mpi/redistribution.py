@@ -235,7 +235,7 @@ class TileMove:
 
     def between_groups(self, comm: MPI.Intercomm, limit: float) -> Any:
         """Moves a tile between the groups of an inter-communicator; returns the result, None in the giving group."""
-        groups, giving = groups_of(comm), list[int]()
+        groups, giving = groups_of(comm, seconds(limit)), list[int]()
 
         def ahead(team: Team, watch: Watch) -> None:
             giving.extend(groups.giving(team, watch, self.tile is not None))

@@ -36,6 +36,7 @@ from reshard.runtime.on_mpi.checksum import checksum, total
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.intercomm import MergedGroups, groups_of
 from reshard.runtime.on_mpi.prepare import check_seats
+from reshard.runtime.on_mpi.repeated import seconds
 from reshard.runtime.on_mpi.run_view import ViewPlan
 from reshard.runtime.on_mpi.strided_copy import copy, raw
 from reshard.runtime.on_mpi.team import Comm, Facts, Team, Watch
@@ -79,7 +80,7 @@ class TreeMove:
         """Moves all tiles; returns those of the targets, None where this rank has none, in the tree's structure."""
         if not isinstance(comm, MPI.Intercomm):
             return self._run(comm, limit, self._prepare)
-        groups, giving = groups_of(comm), list[int]()
+        groups, giving = groups_of(comm, seconds(limit)), list[int]()
 
         def ahead(team: Team, watch: Watch) -> None:
             giving.extend(groups.giving(team, watch, self._gives))

@@ -20,7 +20,7 @@ import numpy as np
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, ReshardError, TileError
+from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.team import Team, team_of
@@ -343,6 +343,7 @@ def groups(comm: MPI.Intracomm) -> Iterator[Case]:
         half = comm.Split(comm.rank < split, comm.rank)
         inter = half.Create_intercomm(0, comm, split if comm.rank < split else 0)
         sizes = (split, comm.size - split)
+        yield f"a rank is late, {sizes}", partial(_group_late, comm, inter)
         for at in range(8):
             side = at % 2
             counts = [choose.randint(1, sizes[side]), choose.randint(1, sizes[1 - side])]
@@ -368,6 +369,19 @@ def _between(
         assert result is None
     else:
         check_result(target, half.rank, result)
+
+
+def _group_late(comm: MPI.Intracomm, inter: MPI.Intercomm) -> None:
+    """The others give up the first call, and make it again with the late one in the next case."""
+    one = Layout.parse("s32[4]", Mesh(x=1))
+    if comm.rank < comm.size - 1:
+        try:
+            redistribute(None, one, one, inter, limit=0.1)
+        except RankError as error:
+            assert "did not make their first call within 0.1 s" in str(error), error
+        else:
+            raise AssertionError("a rank did not come, and nothing was raised")
+    comm.Barrier()
 
 
 def _group_mistakes(comm: MPI.Intracomm, half: MPI.Intracomm, inter: MPI.Intercomm, sizes: tuple[int, int]) -> None:

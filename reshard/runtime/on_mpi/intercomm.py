@@ -5,11 +5,13 @@
 
     a layout on <x=2> of group B               is on ranks 3 and 4
 
-MPI merges once, for all later calls, and may put either group first. All ranks of both groups must make the first call.
+MPI merges once, for all later calls, and may put either group first. That blocks inside MPI, so the ranks meet before:
+they ask for a duplicate, which MPI makes, without blocking, when all ranks of both groups have asked for it.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple, cast
@@ -17,6 +19,7 @@ from typing import NamedTuple, cast
 from mpi4py import MPI
 
 from reshard.errors import PlanError, RankError, TileError
+from reshard.runtime.on_mpi.meeting import until
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Layout, Mesh
 
@@ -60,23 +63,45 @@ def _shifted(layout: Layout, first: int) -> Layout:
     return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids))
 
 
-def groups_of(comm: MPI.Intercomm) -> MergedGroups:
-    """The groups of an inter-communicator, merged in the first call, which all ranks of both make together."""
+def groups_of(comm: MPI.Intercomm, limit: float) -> MergedGroups:
+    """The groups of an inter-communicator, merged in the first call, which all ranks of both make together.
+
+    Raises `RankError` if some rank does not make that call within `limit` seconds; a later call may still merge them.
+    """
     if comm == MPI.COMM_NULL:
         raise RankError("the inter-communicator is MPI.COMM_NULL, or has been freed; give one that is alive")
     groups = cast("MergedGroups | None", comm.Get_attr(_KEY))
     if groups is None:
-        groups = _merged(comm)
+        groups = _merged(comm, limit)
         comm.Set_attr(_KEY, groups)
     return groups
 
 
-def _merged(comm: MPI.Intercomm) -> MergedGroups:
-    merged = comm.Merge()
+def _merged(comm: MPI.Intercomm, limit: float) -> MergedGroups:
+    duplicate = _met(comm, limit)
+    merged = duplicate.Merge()
+    duplicate.Free()
     first = merged.rank == comm.rank
     here, there = comm.size, comm.remote_size
     ranks = (range(here), range(here, here + there)) if first else (range(there), range(there, here + there))
     return MergedGroups(merged, ranks, 0 if first else 1)
+
+
+def _met(comm: MPI.Intercomm, limit: float) -> MPI.Intercomm:
+    """A duplicate, once all ranks have asked for it. MPI cannot cancel a request for one: a later call waits for it."""
+    asked = cast("tuple[MPI.Intercomm, MPI.Request] | None", comm.Get_attr(_ASKED))
+    if asked is None:
+        asked = comm.Idup()
+        comm.Set_attr(_ASKED, asked)
+    duplicate, request = asked
+    if not until(request.Test, time.monotonic() + limit):
+        raise RankError(
+            f"rank {comm.rank} of its group: the other ranks of both groups of the inter-communicator did not make "
+            f"their first call within {limit:g} s; if they are only slow, give a higher limit, else look for a rank "
+            f"that died or did not make the call"
+        )
+    comm.Delete_attr(_ASKED)
+    return duplicate
 
 
 def _forget(_: MPI.Comm, __: int, groups: MergedGroups) -> None:
@@ -84,3 +109,4 @@ def _forget(_: MPI.Comm, __: int, groups: MergedGroups) -> None:
 
 
 _KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
+_ASKED = MPI.Comm.Create_keyval()

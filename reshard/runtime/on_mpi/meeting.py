@@ -55,17 +55,17 @@ class Meeting:
     def held(self, deadline: float, grace: float) -> bool:
         """Whether all ranks came before the deadline."""
         if not self._made:  # MPI cannot cancel the request: a later call waits for the same one.
-            self._made = _until(self._request.Test, deadline)
+            self._made = until(self._request.Test, deadline)
         if not self._made:
             return False
         if self._comm.rank == 0:
-            return _until(self._open, deadline)
+            return until(self._open, deadline)
         self._number += 1
         self._send(self._number, 0, PRESENCE)
-        if _until(self._opened, deadline):
+        if until(self._opened, deadline):
             return True
         self._send(-self._number, 0, PRESENCE)
-        return _until(self._opened, time.monotonic() + grace)
+        return until(self._opened, time.monotonic() + grace)
 
     def free(self) -> None:
         """Frees the duplicate, unless some ranks have not asked for it yet."""
@@ -107,7 +107,8 @@ class Meeting:
         return int(number[0])
 
 
-def _until(done: Callable[[], bool], deadline: float) -> bool:
+def until(done: Callable[[], bool], deadline: float) -> bool:
+    """Whether `done()` is true before the deadline; the wait yields the core."""
     while not done():
         if time.monotonic() > deadline:
             return False
