@@ -36,7 +36,7 @@ _WORTH_READING = 2 << 10  # Bytes of a run below which its part is read in order
 Index = tuple[slice | EllipsisType, ...]
 
 
-class Part(NamedTuple):
+class CopyPart(NamedTuple):
     """Part of a copy: the number of the copy, where the part is in it, and the bytes of the tile to read before it,
     in order: those from which this and the next copies are made.
     """
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     ahead: tuple[int, int] | None = None
 
 
-Order = tuple[Part, ...]
+Order = tuple[CopyPart, ...]
 """Which part of which copy comes next."""
 
 
@@ -73,7 +73,7 @@ def copy_order(regions: Sequence[Region], shape: Sequence[int], itemsize: int, r
             parts.append(_Placed(_offset(part.start, shape), number, _slices(spans, region.extents), part.extents))
     parts.sort(key=lambda each: each[:2])
     if not short:
-        return tuple(Part(number, where) for _, number, where, _ in parts)
+        return tuple(CopyPart(number, where) for _, number, where, _ in parts)
     return tuple(_with_reads(parts, math.prod(shape), itemsize))
 
 
@@ -86,7 +86,7 @@ class _Placed(NamedTuple):
     extents: tuple[int, ...]
 
 
-def _with_reads(parts: Sequence[_Placed], elements: int, itemsize: int) -> Iterator[Part]:
+def _with_reads(parts: Sequence[_Placed], elements: int, itemsize: int) -> Iterator[CopyPart]:
     """The parts, the first of each turn with what the turn reads, if it reads most of that."""
     turns = list(_turns(parts))
     for turn, later in zip(turns, [*turns[1:], None], strict=True):
@@ -94,7 +94,7 @@ def _with_reads(parts: Sequence[_Placed], elements: int, itemsize: int) -> Itera
         used = sum(math.prod(part.extents) for part in turn)
         worth = len(turn) > 1 and 4 * used >= 3 * (high - low) and (high - low) * itemsize <= 2 * _AHEAD
         ahead = (low * itemsize, high * itemsize) if worth else None
-        yield from (Part(part.number, part.where, None if at else ahead) for at, part in enumerate(turn))
+        yield from (CopyPart(part.number, part.where, None if at else ahead) for at, part in enumerate(turn))
 
 
 def _turns(parts: Iterable[_Placed]) -> Iterator[list[_Placed]]:

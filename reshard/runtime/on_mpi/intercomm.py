@@ -89,18 +89,18 @@ def _merged(comm: MPI.Intercomm, limit: float) -> MergedGroups:
 
 def _met(comm: MPI.Intercomm, limit: float) -> MPI.Intercomm:
     """A duplicate, once all ranks have asked for it. MPI cannot cancel a request for one: a later call waits for it."""
-    asked = cast("tuple[MPI.Intercomm, MPI.Request] | None", comm.Get_attr(_ASKED))
-    if asked is None:
-        asked = comm.Idup()
-        comm.Set_attr(_ASKED, asked)
-    duplicate, request = asked
+    pending = cast("tuple[MPI.Intercomm, MPI.Request] | None", comm.Get_attr(_PENDING))
+    if pending is None:
+        pending = comm.Idup()
+        comm.Set_attr(_PENDING, pending)
+    duplicate, request = pending
     if not until(request.Test, time.monotonic() + limit):
         raise RankError(
             f"rank {comm.rank} of its group: the other ranks of both groups of the inter-communicator did not make "
             f"their first call within {limit:g} s; if they are only slow, give a higher limit, else look for a rank "
             f"that died or did not make the call"
         )
-    comm.Delete_attr(_ASKED)
+    comm.Delete_attr(_PENDING)
     return duplicate
 
 
@@ -109,4 +109,4 @@ def _forget(_: MPI.Comm, __: int, groups: MergedGroups) -> None:
 
 
 _KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
-_ASKED = MPI.Comm.Create_keyval()
+_PENDING = MPI.Comm.Create_keyval()

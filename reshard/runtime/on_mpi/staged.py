@@ -132,19 +132,20 @@ class StagedMove:
 
     def fits(self, tile: Any, out: Any) -> bool:
         """Whether a rank's arguments are plain ones that are right."""
-        dtype = self._dtype
         if self._given:
             if type(tile) is not _ndarray or tile.shape != self._shapes[0]:
                 return False
-            if tile.dtype is not dtype and tile.dtype != dtype:
+            if tile.dtype is not self._dtype and tile.dtype != self._dtype:
                 return False
         elif tile is not None:
             return False
-        if out is None:
-            return True
+        return out is None or self._takes(out, tile)
+
+    def _takes(self, out: Any, tile: Array | None) -> bool:
+        """Whether a result can be written to `out`, which has nothing of the tile's memory."""
         if type(out) is not _ndarray or not self._taken or out.shape != self._shapes[1]:
             return False
-        if (out.dtype is not dtype and out.dtype != dtype) or not out.flags.carray or out is tile:
+        if (out.dtype is not self._dtype and out.dtype != self._dtype) or not out.flags.carray or out is tile:
             return False
         if tile is None or (tile.base is None and out.base is None):  # Each has its own memory.
             return True

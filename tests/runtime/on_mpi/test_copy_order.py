@@ -73,7 +73,7 @@ def test_short_runs_of_a_tile_are_read_ahead():
 def test_transposing_copies_go_one_by_one():
     source, target = np.arange(512 * 512, dtype="u4").reshape(512, 512), np.zeros((512, 512), "u4")
     views = [(target[:256], source.T[:256]), (target[256:], source.T[256:])]
-    steps = copy_order.copy_steps(views, (copy_order.Part(0, (...,)), copy_order.Part(1, (...,))))
+    steps = copy_order.copy_steps(views, (copy_order.CopyPart(0, (...,)), copy_order.CopyPart(1, (...,))))
     assert len(steps) == 2
     for step in steps:
         step()
