@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from reshard.lower.to_mpi.blocks import Block, of_runs
 from reshard.lower.to_mpi.direct import Fetch
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Dim, Layout
-from reshard.types.pair.crossing import Share, dealt, pull_limit
+from reshard.types.mesh import Mesh
+from reshard.types.pair.crossing import pull_limit
+from reshard.types.pair.dealing import Queue, dealt
 from reshard.types.pair.holders import holders
 from reshard.types.pair.message import Message, Runs, Tile, cut, elements, tile_of
 from reshard.types.pair.overlap import shares_from, shares_of
+from reshard.types.pair.tile_queues import Kinds, Sizes, TileQueues
 
 Nodes = Sequence[int]
 """The node of every device."""
@@ -89,6 +92,7 @@ def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Mes
 def _taken(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> Iterator[tuple[int, tuple[Runs, ...]]]:
     """What a device takes from each giver. Only where a giver is one of several, the requests of others matter."""
     dims = zip(source.dims, target.dims, tile_of(target, device), strict=True)
+    queues = _Queues(source, target, nodes)
     for parts in itertools.product(*(shares_of(s, t, q).items() for s, t, q in dims)):
         check_deadline()
         tile, runs = tuple(p for p, _ in parts), tuple(each for _, each in parts)
@@ -97,9 +101,8 @@ def _taken(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> 
         if len(close) == 1:
             yield close[0], (runs,)
             continue
-        sizes = tuple(_sizes(s, t, p) for s, t, p in zip(source.dims, target.dims, tile, strict=True))
-        asking = _asking(target, held_by, close, nodes)
-        for share in _dealt(target, sizes, *asking, len(close), pull_limit(source, target))[device]:
+        queue = queues.of(tile, held_by, close)
+        for share in queue.shares(target.mesh.position(device), len(close), pull_limit(source, target)):
             yield close[share.holder], cut(runs, share.low, share.high)
 
 
@@ -110,52 +113,54 @@ def _close(held_by: tuple[int, ...], device: int, nodes: Nodes | None) -> tuple[
     return tuple([holder for holder in held_by if nodes[holder] == nodes[device]]) or held_by
 
 
-Some = frozenset[int]
-"""Some devices."""
+class _Queues:
+    """The requests for tiles of which several holders give shares: all of these, or those of one node."""
+
+    def __init__(self, source: Layout, target: Layout, nodes: Nodes | None) -> None:
+        dims = [*zip(source.dims, target.dims, strict=True)]
+        self._queues = TileQueues(target, lambda dim, piece: _sizes(*dims[dim], piece))
+        self._mesh, self._nodes = target.mesh, nodes
+        self._of_nodes = lru_cache(maxsize=64)(self._queue_of_nodes)
+
+    def of(self, tile: Tile, held_by: tuple[int, ...], close: tuple[int, ...]) -> Queue:
+        """The requests for a tile to `close` of its holders, without those of holders."""
+        nodes, kinds = self._nodes, self._queues.kinds(tile)
+        near = frozenset(() if nodes is None else (nodes[holder] for holder in held_by))
+        if nodes is None or len(near) == 1:
+            queue = self._queues.listed(kinds)
+        elif close != held_by:
+            queue = self._of_nodes(kinds, frozenset([nodes[close[0]]]), inside=True)
+        else:
+            return self._of_nodes(kinds, near, inside=False)  # On the nodes of holders, devices ask these.
+        members = _members(self._mesh)
+        return queue.without([self._mesh.position(holder) for holder in held_by if holder in members])
+
+    def _queue_of_nodes(self, kinds: Kinds, near: frozenset[int], *, inside: bool) -> Queue:
+        """The requests of the devices on some nodes, or of all others."""
+        queue, by_node = self._queues.listed(kinds), _by_node(self._mesh, tuple(self._nodes or ()))
+        positions = [at for node in near for at in by_node.get(node, ())]
+        return queue.only(positions) if inside else queue.without(positions)
 
 
-def _asking(target: Layout, held_by: tuple[int, ...], close: tuple[int, ...], nodes: Nodes | None) -> tuple[Some, Some]:
-    """Who asks some holders of a tile: the devices of the first set, of all if it is empty, but those of the second."""
-    own = frozenset(held_by)
-    if nodes is None or len(of_nodes := {nodes[holder] for holder in held_by}) == 1:
-        return frozenset(), own & _members(target, None, None)
-    if close != held_by:
-        return _members(target, tuple(nodes), nodes[close[0]]) - own, frozenset()
-    return frozenset(), Some().union(*(_members(target, tuple(nodes), node) for node in of_nodes))
+@lru_cache(maxsize=64)
+def _members(mesh: Mesh) -> frozenset[int]:
+    return frozenset(mesh.devices)
 
 
-@lru_cache(maxsize=1024)
-def _members(target: Layout, nodes: tuple[int, ...] | None, node: int | None) -> Some:
-    """The devices of a layout on a node, or all of them."""
-    devices = target.mesh.devices
-    return frozenset(devices if nodes is None else [device for device in devices if nodes[device] == node])
+@lru_cache(maxsize=64)
+def _by_node(mesh: Mesh, nodes: tuple[int, ...]) -> Mapping[int, Sequence[int]]:
+    """The positions of a mesh on each node."""
+    listed: dict[int, list[int]] = {}
+    for at, device in enumerate(mesh.devices):
+        listed.setdefault(nodes[device], []).append(at)
+    return listed
 
 
 @lru_cache(maxsize=4096)
-def _sizes(source: Dim, target: Dim, piece: int) -> tuple[tuple[int, int], ...]:
+def _sizes(source: Dim, target: Dim, piece: int) -> Sizes:
     """The elements that a piece of a source dim shares with each piece of the target."""
     shared = shares_from(source, target, piece).items()
     return tuple((q, sum(run.elements for run in runs)) for q, runs in shared)
-
-
-@lru_cache(maxsize=8)
-def _dealt(
-    target: Layout, sizes: tuple[tuple[tuple[int, int], ...], ...], only: Some, without: Some, holders: int, limit: int
-) -> dict[int, list[Share]]:
-    """What each device gets of a source tile from which holder, given what target tiles need of it, dim by dim.
-
-    Tiles that are asked for alike share this, however many they are.
-    """
-    queue: list[tuple[int, int]] = []
-    for parts in itertools.product(*sizes):
-        size = math.prod(size for _, size in parts)
-        queue += [(device, size) for device in _devices(target, tuple(q for q, _ in parts)) if size]
-    queue = [each for each in queue if each[0] not in without and (not only or each[0] in only)]
-    queue.sort(key=lambda each: target.mesh.position(each[0]))
-    shares: dict[int, list[Share]] = {device: [] for device, _ in queue}
-    for share in dealt([size for _, size in queue], holders, limit):
-        shares[queue[share.request][0]].append(share)
-    return shares
 
 
 def _in_turn(blocks: dict[int, list[Block]], device: int) -> list[Fetch]:
@@ -204,5 +209,5 @@ def _devices(layout: Layout, tile: Tile) -> tuple[int, ...]:
     return tuple([devices[at] for at in holders(layout).of(tile)])
 
 
-CACHES = (_members, _sizes, _dealt)
+CACHES = (_members, _by_node, _sizes)
 """What is cached here."""

@@ -16,6 +16,9 @@
     pieces.py           a box cut into pieces of bounded size
     device_sets.py      whether two meshes have the same devices, some in common, or none
     crossing.py         an exchange between two sets of devices: who sends, how much, how many rounds
+    dealing.py          how holders share the requests for a tile, from the sums of a queue
+    tile_queues.py      the queue of each tile; tiles that are asked for alike share one
+    kept.py             what devices of both sets keep, and how many pieces overlap, as lists over devices
     relay.py            such an exchange in two turns: to devices that pass elements on, then from them
     relay_loads.py      how much each device passes on there, so that the busiest sends the least
     lacking.py          what each device lacks of its target tile

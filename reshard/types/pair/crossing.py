@@ -29,11 +29,24 @@ from typing import NamedTuple
 from reshard.types.deadline import check_deadline
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
+from reshard.types.pair.dealing import Queue, dealt
 from reshard.types.pair.device_sets import disjoint
-from reshard.types.pair.message import Message, Tile, cut, elements, requests, tile_of, tile_sizes, tiles
-from reshard.types.pair.overlap import shares
+from reshard.types.pair.exchange_stats import dim_shares, largest_sent
+from reshard.types.pair.kept import kept, overlaps, sizes
+from reshard.types.pair.message import (
+    Message,
+    Tile,
+    cut,
+    elements,
+    piece_columns,
+    requests,
+    tile_of,
+    tile_sizes,
+    tiles,
+)
+from reshard.types.pair.overlap import fullest, shares
 from reshard.types.pair.refine import Refinement, refine
-from reshard.types.pair.shared import shared_elements
+from reshard.types.pair.tile_queues import tile_queues
 from reshard.types.whole import MOST
 
 
@@ -50,15 +63,6 @@ class Crossing(NamedTuple):
     cut: bool
 
 
-class Share(NamedTuple):
-    """What one holder sends of one request: elements number `low` to `high` of it."""
-
-    holder: int
-    request: int
-    low: int
-    high: int
-
-
 @lru_cache(maxsize=1024)
 def crossing(operand: Layout, result: Layout) -> Crossing:
     """The figures of the exchange.
@@ -67,13 +71,13 @@ def crossing(operand: Layout, result: Layout) -> Crossing:
     >>> crossing(source, Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
     Crossing(received=16, sent=24, rounds=3, message=8, cut=False)
     """
-    refinement = _refinement(operand, result)
-    if refinement is not None and refinement.exact:
-        if disjoint(operand.mesh, result.mesh):
+    if 0 in operand.shape:
+        return Crossing(0, 0, 0, 0, False)
+    if disjoint(operand.mesh, result.mesh):
+        refinement = _refinement(operand, result)
+        if refinement is not None and refinement.exact:
             return _even(operand, result, refinement)
-        if operand.mesh.size == _pieces(operand):
-            return _held_once(operand, result, refinement)
-    return _counted(operand, result)
+    return _held_once(operand, result) if _copies(operand) == 1 else _shared_out(operand, result)
 
 
 @lru_cache(maxsize=1024)
@@ -83,8 +87,9 @@ def fewest_received(source: Layout, target: Layout) -> int:
     >>> fewest_received(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh(x=3)))
     16
     """
-    own = _kept(source, target)
-    return max((count - own[device] for device, count in _wanted(target).items()), default=0)
+    if disjoint(source.mesh, target.mesh):
+        return _fullest(target)
+    return max(received_by_device(source, target).values(), default=0)
 
 
 @lru_cache(maxsize=1024)
@@ -96,26 +101,38 @@ def fewest_through(source: Layout, target: Layout) -> int:
     >>> fewest_through(Layout.parse("f32[{x}12]", Mesh(x=1)), Layout.parse("f32[{d}4]", Mesh(d=3)))
     8
     """
-    sent = (-(-elements // len(holders)) for holders, elements in leaving(source, target))
-    return max(fewest_received(source, target), *sent)
+    received = fewest_received(source, target)
+    if disjoint(source.mesh, target.mesh):
+        return max(received, -(-_fullest(source) // _copies(source)))
+    return max(received, *(-(-elements // len(holders)) for holders, elements in leaving(source, target)))
 
 
 def leaving(source: Layout, target: Layout) -> Iterator[tuple[Sequence[int], int]]:
     """For each tile of the source, its holders, and the elements of it that some device of the target lacks.
 
     >>> list(leaving(Layout.parse("f32[{x}2]", Mesh(x=2)), Layout.parse("f32[4]", Mesh(d=1))))
-    [([0], 0), ([1], 2)]
+    [((0,), 0), ((1,), 2)]
     """
-    holders = holders_of(source)
-    kept: Counter[Tile] = Counter()
-    for devices in holders_of(target).values():
-        homes = {_home(source, device) for device in devices}
-        tile = homes.pop()
-        if tile is not None and not homes:  # All devices that need this target tile hold the same source tile.
-            kept[tile] += _common(source, target, tile, tile_of(target, devices[0]))
+    stays = _staying(source, target)
+    if _copies(source) == 1:
+        for device, size in zip(source.mesh.devices, sizes(source), strict=True):
+            yield (device,), size - stays.get(device, 0)
+        return
     size_of = tile_sizes(source)
-    for tile, devices in holders.items():
-        yield devices, size_of(tile) - kept[tile]
+    for tile, devices in holders_of(source).items():
+        yield devices, size_of(tile) - sum(stays.get(device, 0) for device in devices)
+
+
+def _staying(source: Layout, target: Layout) -> Mapping[int, int]:
+    """By a holder of a source tile, elements of it that no device lacks: all that need them hold that tile."""
+    own = kept(source, target)
+    if _copies(target) == 1:
+        return own
+    alike: dict[int, int] = {}
+    for devices in holders_of(target).values():
+        if all(device in own for device in devices) and len({tile_of(source, device) for device in devices}) == 1:
+            alike[devices[0]] = own[devices[0]]
+    return alike
 
 
 def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
@@ -125,11 +142,11 @@ def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
     >>> sorted(sent_by_device(source, target).items())
     [(0, 16), (1, 16)]
     """
-    refinement = _refinement(operand, result)
-    if refinement is not None and refinement.exact and operand.mesh.size == _pieces(operand):
-        demand, own = _requests_a_tile(result, refinement), _kept(operand, result)
-        return {device: (demand - (own[device] > 0)) * refinement.common for device in operand.mesh.devices}
-    return _listed(operand, result).sent
+    if _copies(operand) > 1:
+        return _shares(operand, result).sent
+    own, copies = kept(operand, result), _copies(result)
+    each = zip(operand.mesh.devices, sizes(operand), strict=True)
+    return {device: copies * size - own.get(device, 0) for device, size in each}
 
 
 def received_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
@@ -139,8 +156,9 @@ def received_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
     >>> received_by_device(source, target)
     {0: 8, 1: 8, 2: 16}
     """
-    own = _kept(operand, result)
-    return {device: count - own[device] for device, count in _wanted(result).items()}
+    own = kept(operand, result)
+    each = zip(result.mesh.devices, sizes(result), strict=True)
+    return {device: size - own.get(device, 0) for device, size in each}
 
 
 def messages(operand: Layout, result: Layout) -> Iterator[Message]:
@@ -155,52 +173,6 @@ def messages(operand: Layout, result: Layout) -> Iterator[Message]:
         for share in dealt([elements(runs) for _, runs in queue], len(holders[tile]), limit):
             device, runs = queue[share.request]
             yield Message(holders[tile][share.holder], device, cut(runs, share.low, share.high))
-
-
-def dealt(sizes: Sequence[int], holders: int, limit: int) -> Sequence[Share]:
-    """Requests of these sizes, dealt evenly among the holders of a tile: whole if none then sends more than `limit`.
-
-    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=5)]
-    [(0, 0, 0, 5), (1, 0, 5, 6), (1, 1, 0, 4), (2, 1, 4, 6), (2, 2, 0, 3), (3, 2, 3, 6)]
-    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=6)]
-    [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
-    """
-    whole = dealt_whole(sizes, holders)
-    loads = [0] * holders
-    for share in whole:
-        loads[share.holder] += share.high
-    if max(loads) <= limit:
-        return whole
-    return dealt_by(sizes, [-(-sum(sizes) // holders)] * holders)
-
-
-def dealt_whole(sizes: Sequence[int], holders: int) -> list[Share]:
-    """Requests of these sizes, dealt evenly among holders by their number.
-
-    >>> [tuple(share) for share in dealt_whole([6, 5, 6], 2)]
-    [(0, 0, 0, 6), (0, 1, 0, 5), (1, 2, 0, 6)]
-    """
-    return [Share(at * holders // len(sizes), at, 0, size) for at, size in enumerate(sizes)]
-
-
-def dealt_by(sizes: Sequence[int], quotas: Sequence[int]) -> list[Share]:
-    """The queue of requests cut into one contiguous share a holder, of the elements of its quota or, in the end, fewer.
-
-    >>> [tuple(share) for share in dealt_by([6, 6], [4, 0, 8])]
-    [(0, 0, 0, 4), (2, 0, 4, 6), (2, 1, 0, 6)]
-    """
-    shares: list[Share] = []
-    holder, room = 0, quotas[0]
-    for at, size in enumerate(sizes):
-        low = 0
-        while low < size:
-            while not room:
-                holder += 1
-                room = quotas[holder]
-            high = min(size, low + room)
-            shares.append(Share(holder, at, low, high))
-            low, room = high, room - (high - low)
-    return shares
 
 
 # ---- figures ---------------------------------------------------------------------------------------
@@ -232,79 +204,94 @@ def _renamed(layout: Layout, mesh: Mesh, name: str) -> Layout:
 
 def _even(operand: Layout, result: Layout, r: Refinement) -> Crossing:
     """Every tile has as many holders and as many requests, all of one size."""
-    demand = _requests_a_tile(result, r)
-    holders = operand.mesh.size // _pieces(operand)
-    received = r.pieces * r.common
-    limit = max(received, -(-demand * r.common // holders))
-    sends, parts, sent, message, divided = Counter[int](), Counter[int](), Counter[int](), 0, False
-    for share in dealt([r.common] * demand, holders, limit):
-        sends[share.holder] += 1
-        sent[share.holder] += share.high - share.low
-        parts[share.request] += 1
-        message = max(message, share.high - share.low)
-        divided = divided or share.high - share.low < r.common
-    rounds = max(max(sends.values(), default=0), r.pieces * max(parts.values(), default=0)) if r.common else 0
-    return Crossing(received, max(sent.values(), default=0), rounds, message, divided)
+    demand, received = _requests_a_tile(result, r), r.pieces * r.common
+    queue = Queue(range(demand), range(0, (demand + 1) * r.common, r.common))
+    holders = _copies(operand)
+    shares = queue.figures(holders, max(received, -(-demand * r.common // holders)))
+    rounds = max(*shares.sends, r.pieces * (1 + max(shares.extra.values(), default=0)))
+    return Crossing(received, max(shares.sent), rounds, shares.message, bool(shares.extra))
 
 
-def _held_once(operand: Layout, result: Layout, r: Refinement) -> Crossing:
+def _held_once(operand: Layout, result: Layout) -> Crossing:
     """Each tile has one holder, who sends all that is wanted but what it needs itself."""
-    demand, own = _requests_a_tile(result, r), _kept(operand, result)
-    receives = max(r.pieces - (own[device] > 0) for device in result.mesh.devices)
-    sends = max(demand - (own[device] > 0) for device in operand.mesh.devices)
-    rounds = max(receives, sends) if r.common else 0
-    return Crossing(receives * r.common, sends * r.common, rounds, r.common if rounds else 0, False)
+    dims = [overlaps(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    copies, received = _copies(result), fewest_received(operand, result)
+    largest = math.prod(dim.largest for dim in dims)
+    if disjoint(operand.mesh, result.mesh):
+        sends = copies * math.prod(max(dim.of_source) for dim in dims)
+        rounds = max(sends, math.prod(max(dim.of_target) for dim in dims))
+        return Crossing(received, copies * _fullest(operand), rounds, largest, False)
+    own = kept(operand, result)
+    sends = [copies * count for count in _counts(operand, [dim.of_source for dim in dims])]
+    receives = _counts(result, [dim.of_target for dim in dims])
+    for counts, mesh in (sends, operand.mesh), (receives, result.mesh):
+        for device in own:
+            counts[mesh.position(device)] -= 1
+    message = largest if copies > 1 else _largest_sent(operand, result)
+    sent = max(sent_by_device(operand, result).values())
+    return Crossing(received, sent, max(*sends, *receives), message, False)
 
 
 def _requests_a_tile(result: Layout, r: Refinement) -> int:
     """How many devices ask for a part of each source tile, where all tiles are alike."""
-    return math.prod(digit.radix for digit in r.sliced) * (result.mesh.size // _pieces(result))
+    return math.prod(digit.radix for digit in r.sliced) * _copies(result)
 
 
-def _counted(operand: Layout, result: Layout) -> Crossing:
-    """The figures, message by message."""
-    listed = _listed(operand, result)
-    rounds = max([*listed.sends.values(), *listed.receives.values()], default=0)
-    received, sent = max(listed.received.values(), default=0), max(listed.sent.values(), default=0)
-    return Crossing(received, sent, rounds, listed.message, listed.cut)
+def _shared_out(operand: Layout, result: Layout) -> Crossing:
+    """Holders share the requests for each tile."""
+    shares, own = _shares(operand, result), kept(operand, result)
+    dims = zip(operand.dims, result.dims, strict=True)
+    receives = _counts(result, [overlaps(s, t).of_target for s, t in dims])
+    for at, device in enumerate(result.mesh.devices):
+        receives[at] += shares.extra[at] - (device in own)
+    received, sent = fewest_received(operand, result), max(shares.sent.values())
+    return Crossing(received, sent, max(shares.sends, *receives), shares.message, bool(shares.extra))
 
 
-class _Listed(NamedTuple):
-    """By device, the messages and the elements that it sends and receives; the largest message; whether any is cut."""
+class _SharedOut(NamedTuple):
+    """The elements that each device sends, the most messages that one sends, the largest message, and by position, the
+    messages that devices receive because their requests are cut."""
 
-    sends: Counter[int]
-    receives: Counter[int]
-    sent: Counter[int]
-    received: Counter[int]
+    sent: Mapping[int, int]
+    sends: int
     message: int
-    cut: bool
+    extra: Counter[int]
 
 
 @lru_cache(maxsize=64)
-def _listed(operand: Layout, result: Layout) -> _Listed:
-    sends, receives, sent, received = Counter[int](), Counter[int](), Counter[int](), Counter[int]()
-    largest, divided = 0, False
-    holders = holders_of(operand)
-    limit = pull_limit(operand, result)
-    for tile, queue in _queues(operand, result, holders):
+def _shares(operand: Layout, result: Layout) -> _SharedOut:
+    """What the holders of all tiles send, queue by queue."""
+    queues, limit = tile_queues(operand, result), pull_limit(operand, result)
+    own, place = kept(operand, result), result.mesh.position
+    sent, extra, sends, message = dict[int, int](), Counter[int](), 0, 0
+    for tile, devices in holders_of(operand).items():
         check_deadline()
-        for share in dealt([size for _, size in queue], len(holders[tile]), limit):
-            holder, (receiver, demand), size = holders[tile][share.holder], queue[share.request], share.high - share.low
-            sends[holder] += 1
-            sent[holder] += size
-            receives[receiver] += 1
-            received[receiver] += size
-            largest, divided = max(largest, size), divided or size < demand
-    return _Listed(sends, receives, sent, received, largest, divided)
+        queue = queues.of(tile).without(place(device) for device in devices if device in own)
+        figures = queue.figures(len(devices), limit)
+        sent.update(zip(devices, figures.sent, strict=True))
+        extra.update(figures.extra)
+        sends, message = max(sends, *figures.sends), max(message, figures.message)
+    return _SharedOut(sent, sends, message, extra)
 
 
-def _queues(
-    operand: Layout, result: Layout, holders: Mapping[Tile, list[int]]
-) -> Iterator[tuple[Tile, list[tuple[int, int]]]]:
-    """For each source tile, the devices that lack part of it, with how many elements each lacks."""
-    for tile, demand in requests(operand, result, result.mesh.devices, _no_summand, shared_elements).items():
-        own = set(holders[tile])
-        yield tile, [(device, math.prod(sizes)) for device, sizes in demand if device not in own]
+def _counts(layout: Layout, by_piece: Sequence[Sequence[int]]) -> list[int]:
+    """For each position, the product of what its pieces have."""
+    counts = [1] * layout.mesh.size
+    for each, column in zip(by_piece, piece_columns(layout), strict=True):
+        counts = [count * each[number] for count, number in zip(counts, column, strict=True)]
+    return counts
+
+
+def _largest_sent(operand: Layout, result: Layout) -> int:
+    """The most elements that a target tile, wanted by one device, shares with a source tile that this does not hold."""
+    dims = [dim_shares(s, t) for s, t in zip(operand.dims, result.dims, strict=True)]
+    here, most = _members(operand.mesh), 0
+    for device, tile in tiles(result).items():
+        wanted = tuple(dim[q] for dim, q in zip(dims, tile, strict=True))
+        largest = math.prod(dim.largest for dim in wanted)
+        if largest > most:
+            most = max(most, largest_sent(tile_of(operand, device), wanted) if device in here else largest)
+    return most
 
 
 @lru_cache(maxsize=256)
@@ -314,39 +301,15 @@ def pull_limit(operand: Layout, result: Layout) -> int:
     >>> pull_limit(Layout.parse("f32[{x}8]", Mesh(x=2)), Layout.parse("f32[16]", Mesh({"d": 3}, device_ids=[5, 6, 7])))
     24
     """
-    demand: Counter[Tile] = Counter()
-    replicas = result.mesh.size // _pieces(result)
-    holders = holders_of(operand)
-    own = _kept(operand, result)
-    size_of = tile_sizes(operand)
-    for tile, devices in holders.items():
-        demand[tile] = replicas * size_of(tile) - sum(own[device] for device in devices)
-    sent = (-(-count // len(holders[tile])) for tile, count in demand.items())
-    return max(fewest_received(operand, result), *sent)
-
-
-def _kept(source: Layout, target: Layout) -> Counter[int]:
-    """The elements of its target tile that each device holds already; only devices that hold some are listed."""
-    kept: Counter[int] = Counter()
-    if not disjoint(source.mesh, target.mesh):
-        mine = tiles(source)
-        for device, wanted in tiles(target).items():
-            if device in mine:
-                kept[device] = _common(source, target, mine[device], wanted)
-    return kept
-
-
-def _common(source: Layout, target: Layout, held: Tile, wanted: Tile) -> int:
-    """The elements that a source tile and a target tile have in common."""
-    dims = zip(source.dims, target.dims, held, wanted, strict=True)
-    return math.prod(shared_elements(s, t)[q].get(p, 0) for s, t, p, q in dims)
-
-
-@lru_cache(maxsize=64)
-def _wanted(target: Layout) -> Mapping[int, int]:
-    """The elements of each device's tile, without padding."""
-    size_of = tile_sizes(target)
-    return {device: size_of(tile) for device, tile in tiles(target).items()}
+    copies, holders, received = _copies(result), _copies(operand), fewest_received(operand, result)
+    if disjoint(operand.mesh, result.mesh):
+        return max(received, -(-copies * _fullest(operand) // holders))
+    own, size_of = kept(operand, result), tile_sizes(operand)
+    wanted = (
+        copies * size_of(tile) - sum(own.get(device, 0) for device in devices)
+        for tile, devices in holders_of(operand).items()
+    )
+    return max(received, *(-(-count // holders) for count in wanted))
 
 
 @lru_cache(maxsize=64)
@@ -358,18 +321,19 @@ def holders_of(layout: Layout) -> Mapping[Tile, list[int]]:
     return holders
 
 
-def _home(layout: Layout, device: int) -> Tile | None:
-    return tile_of(layout, device) if device in _members(layout.mesh) else None
-
-
 @lru_cache(maxsize=64)
 def _members(mesh: Mesh) -> frozenset[int]:
     return frozenset(mesh.devices)
 
 
-def _pieces(layout: Layout) -> int:
-    """How many different tiles the layout has."""
-    return math.prod(axis.size for axis in layout.held)
+def _copies(layout: Layout) -> int:
+    """How many devices have the same tile."""
+    return layout.mesh.size // math.prod(axis.size for axis in layout.held)
+
+
+def _fullest(layout: Layout) -> int:
+    """The elements of the fullest tile."""
+    return math.prod(fullest(dim) for dim in layout.dims)
 
 
 def _no_summand(_: int) -> Tile:

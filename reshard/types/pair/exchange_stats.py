@@ -154,7 +154,7 @@ def _counted(group: DimGroup) -> ExchangeStats:
     sent = 0
     for home, wanted in devices:
         if largest[wanted] > sent:
-            sent = max(sent, _largest_sent(home, tiles[wanted]))
+            sent = max(sent, largest_sent(home, tiles[wanted]))
     kinds = frozenset(_tile_kind(home, tiles[wanted]) for home, wanted in devices)
     return ExchangeStats(kinds, _piece_kinds(group, devices, tiles), max(largest.values(), default=0), sent)
 
@@ -172,7 +172,7 @@ class DimShares(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _dim_shares(source: Dim, target: Dim) -> tuple[DimShares, ...]:
+def dim_shares(source: Dim, target: Dim) -> tuple[DimShares, ...]:
     return tuple(_of_one(by_source) for by_source in shared_elements(source, target))
 
 
@@ -185,7 +185,7 @@ def _of_one(by_source: Mapping[int, int]) -> DimShares:
 
 def _tile(group: DimGroup, wanted: Pieces) -> tuple[DimShares, ...]:
     """The shares of every dim of a target tile; what the tile shares with a source tile is their product."""
-    return tuple(_dim_shares(s, t)[q] for s, t, q in zip(group.before, group.after, wanted, strict=False))
+    return tuple(dim_shares(s, t)[q] for s, t, q in zip(group.before, group.after, wanted, strict=False))
 
 
 def _tile_kind(home: Pieces, tile: tuple[DimShares, ...]) -> TileKind:
@@ -194,7 +194,7 @@ def _tile_kind(home: Pieces, tile: tuple[DimShares, ...]) -> TileKind:
     return TileKind(needed, math.prod(held), pieces, int(all(held)))
 
 
-def _largest_sent(home: Pieces, tile: tuple[DimShares, ...]) -> int:
+def largest_sent(home: Pieces, tile: tuple[DimShares, ...]) -> int:
     """The most elements that a target tile shares with a source tile other than `home`."""
     best = [dim.largest for dim in tile]
     if any(p != dim.at for p, dim in zip(home, tile, strict=False)):
@@ -224,7 +224,7 @@ def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
     Target pieces are replaced by the source pieces that they overlap dim by dim. The dims of fewest overlaps come
     first, since there many tiles become one.
     """
-    dims = [_dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
+    dims = [dim_shares(s, t) for s, t in zip(group.before, group.after, strict=True)]
     if len(dims) == 1 and not group.partial:
         return _requests_of_one(dims[0], wants)
     overlaps = [sum(len(dim.by_source) for dim in of) / max(1, len(of)) for of in dims]

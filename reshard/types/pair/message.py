@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from reshard.types.layout import Dim, Layout
+from reshard.types.mesh import SubAxis
 from reshard.types.pair.overlap import piece, piece_extents
 from reshard.types.pair.runs import Progression, Run, between
 from reshard.types.positions import numbers_along
@@ -119,14 +120,30 @@ def tiles(layout: Layout) -> dict[int, Tile]:
     >>> tiles(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
     {0: (0, 0), 1: (0, 1), 2: (1, 0), 3: (1, 1)}
     """
+    rows = zip(*piece_columns(layout), *_summands(layout), strict=True)
     mesh = layout.mesh
-    held = [[digit.axis for digit in dim.digits if digit.axis is not None] for dim in layout.dims]
-    columns = [
-        numbers_along(mesh.size, [(mesh.stride(axis), axis.size) for axis in axes])
-        for axes in (*held, *([axis] for axis in layout.partial))
-    ]
-    rows = zip(*columns, strict=True) if columns else itertools.repeat((), mesh.size)
-    return dict(zip(mesh.devices, rows, strict=True))
+    alone = not layout.dims and not layout.partial
+    return dict(zip(mesh.devices, itertools.repeat((), mesh.size) if alone else rows, strict=True))
+
+
+def piece_columns(layout: Layout) -> list[list[int]]:
+    """For each dim, the number of the piece at each position of the mesh.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> piece_columns(Layout.parse("f32[{x}3/5, {y}2]", Mesh(x=2, y=2)))
+    [[0, 0, 1, 1], [0, 1, 0, 1]]
+    """
+    held = ([digit.axis for digit in dim.digits if digit.axis is not None] for dim in layout.dims)
+    return [_along(layout, axes) for axes in held]
+
+
+def _summands(layout: Layout) -> list[list[int]]:
+    return [_along(layout, [axis]) for axis in layout.partial]
+
+
+def _along(layout: Layout, axes: Sequence[SubAxis]) -> list[int]:
+    mesh = layout.mesh
+    return numbers_along(mesh.size, [(mesh.stride(axis), axis.size) for axis in axes])
 
 
 def tile_sizes(layout: Layout) -> Callable[[Tile], int]:

@@ -24,7 +24,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Layout
-from reshard.types.pair.crossing import Share, dealt_by, dealt_whole, fewest_through, holders_of
+from reshard.types.pair.crossing import fewest_through, holders_of
+from reshard.types.pair.dealing import Share, dealt_by, dealt_whole
 from reshard.types.pair.message import Message, Runs, Tile, cut, elements, requests, tile_of
 from reshard.types.pair.overlap import shares
 from reshard.types.pair.relay_loads import Demand, levelled, passed_on, sends

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -71,6 +72,26 @@ def test_givers_and_takers_agree(seed: int, nodes: Sequence[int]):
         for fetch in served_across(source, target, device, nodes)
     }
     assert taken_from == given_to
+
+
+NODES = {"one node": lambda _: 0, "nodes of 64": lambda rank: rank // 64, "a node a rank": lambda rank: rank}
+
+
+@pytest.mark.fast(2)
+@pytest.mark.parametrize("nodes", NODES)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("f32[{x}8, 4096]", "f32[4096, {y}2]"), ("f32[{x}8/4091, 4093]", "f32[4091, {y}2/4093]")],
+)
+def test_givers_and_takers_agree_among_thousands(before: str, after: str, nodes: str):
+    """Eight copies on 4,096 ranks to columns on 2,048 of these: every tile has thousands of requests."""
+    source, target = Layout.parse(before, Mesh(r=8, x=512)), Layout.parse(after, Mesh(y=2048))
+    node_of, device = [NODES[nodes](rank) for rank in range(4096)], 1234
+    fetched = fetched_across(source, target, device, node_of)
+    assert sum(map(elements, fetched)) == math.prod(target.shape[:1]) * 2
+    for fetch in fetched[:: len(fetched) // 3]:
+        given = {each.rank: each.blocks for each in served_across(source, target, fetch.rank, node_of)}
+        assert given[device] == fetch.blocks
 
 
 def test_a_holder_on_the_same_node_is_asked():

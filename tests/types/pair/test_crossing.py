@@ -9,8 +9,7 @@ from math import ceil
 import pytest
 
 from reshard.types import Layout, Mesh
-from reshard.types.pair import crossing as module
-from reshard.types.pair.crossing import crossing, dealt, fewest_received, fewest_through, sent_by_device
+from reshard.types.pair.crossing import crossing, fewest_received, fewest_through, sent_by_device
 from reshard.types.pair.messages import all_messages
 from tests.endpoint_lp import classes, forwarded, pulled, sent
 from tests.layouts import random_crossing
@@ -55,26 +54,29 @@ def test_the_bound_of_the_busiest_device_is_below_every_plan(seed: int):
     assert bound <= ceil(forwarded(source, target) - 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "first"),
-    [
-        ("f32[{x}{y}2, 8]", "f32[{d}4, {e}4]", 6),  # disjoint, nested: in closed form
-        ("f32[{x}{y}2, 8]", "f32[{d}4, {e}4]", 3),  # overlapping, each tile held once
-        ("f32[{x}4, 8]", "f32[12, {e}4]", 6),
-        ("f32[12, 8]", "f32[{e}{d}2, 8]", 6),
-        ("f32[12, {y}4]", "f32[12, {e}4]", 6),
-    ],
-)
-def test_closed_forms_are_what_counting_gives(source: str, target: str, first: int):
-    pair = Layout.parse(source, Mesh(x=3, y=2)), Layout.parse(target, Mesh.parse(f"d=3,e=2@{first}"))
-    assert crossing(*pair) == module._counted(*pair)
+LARGE = {
+    "rows to rows": ("f32[{x}5, 31]", "f32[{y}2/20, 31]"),
+    "rows to columns": ("f32[{x}4, 30]", "f32[16, {y}3/30]"),
+    "rows to columns, of prime sizes": ("f32[{x}4/13, 37]", "f32[13, {y}4/37]"),
+    "blocks": ("f32[2{x}3/23, {r}16/31]", "f32[{z}12/23, {y}3/31]"),
+}
 
 
-def test_requests_stay_whole_where_that_loads_nobody_more():
-    assert [tuple(s) for s in dealt([6, 6, 6], 4, limit=6)] == [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
-    shares = list(dealt([6, 6, 6], 4, limit=5))
-    assert [sum(s.high - s.low for s in shares if s.holder == h) for h in range(4)] == [5, 5, 5, 3]
-    assert list(dealt([], 3, limit=0)) == []
+@pytest.mark.parametrize("first", [0, 3, 20])
+@pytest.mark.parametrize("name", LARGE)
+def test_queues_give_the_figures_of_the_messages_one_by_one(name: str, first: int):
+    """Copies on both sides, and more requests than holders: overlapping in all devices, in some, in none."""
+    before, after = LARGE[name]
+    source = Layout.parse(before, Mesh(x=4, r=2, w=2))
+    target = Layout.parse(after, Mesh.parse(f"y=12,z=2@{first}") if "{z}" in after else Mesh.parse(f"y=12@{first}"))
+    listed = [m for m in all_messages(source, target) if m.sender != m.receiver]
+    sent, sends, receives = Counter(), Counter(m.sender for m in listed), Counter(m.receiver for m in listed)
+    for message in listed:
+        sent[message.sender] += message.elements
+    figures = crossing(source, target)
+    assert (figures.sent, figures.message) == (max(sent.values()), max(m.elements for m in listed))
+    assert figures.rounds == max(*sends.values(), *receives.values())
+    assert {device: count for device, count in sent_by_device(source, target).items() if count} == sent
 
 
 def test_large_meshes_have_their_figures_at_once():
@@ -83,6 +85,14 @@ def test_large_meshes_have_their_figures_at_once():
     target = Layout.parse("f32[8192, {tp}128]", Mesh.parse("tp=8,rep=64@1024"))
     figures = crossing(source, target)
     assert (figures.rounds, figures.received, figures.sent) == (1024, 8192 * 128, 512 * 8 * 128)
+
+
+def test_large_meshes_that_overlap_have_their_figures_at_once():
+    """Eight copies on 4,096 devices, to columns on 2,048 of these, where some hold part of what they need."""
+    source = Layout.parse("f32[{x}8/4091, 4093]", Mesh(x=512, r=8))
+    target = Layout.parse("f32[4091, {y}2/4093]", Mesh(y=2048))
+    figures = crossing(source, target)
+    assert (figures.rounds, figures.received, figures.sent) == (511, 2 * (4091 - 8), 8 * 4093 // 8 + 3)
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -1,0 +1,211 @@
+"""How the holders of a tile share the requests for it: one by one, or from the sums of a queue alone.
+
+    requests of 6, 6 and 6 elements     ends       0        6        12       18
+    four holders, 5 elements each       quotas     0      5      10      15   18
+    holder 1                                              1 of request 0, 4 of request 1
+
+Where whole requests, dealt evenly, load no holder more than a limit, they stay whole: fewer messages. Otherwise each
+holder gets one contiguous share of the queue. The ends of the requests say what every holder sends, so a queue of
+thousands that many tiles have in common is listed once; requests that are all alike are a `range`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import sub
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """What one holder sends of one request: elements number `low` to `high` of it."""
+
+    holder: int
+    request: int
+    low: int
+    high: int
+
+
+def dealt(sizes: Sequence[int], holders: int, limit: int) -> Sequence[Share]:
+    """Requests of these sizes, dealt evenly among the holders of a tile: whole if none then sends more than `limit`.
+
+    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=5)]
+    [(0, 0, 0, 5), (1, 0, 5, 6), (1, 1, 0, 4), (2, 1, 4, 6), (2, 2, 0, 3), (3, 2, 3, 6)]
+    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=6)]
+    [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
+    """
+    whole = dealt_whole(sizes, holders)
+    loads = [0] * holders
+    for share in whole:
+        loads[share.holder] += share.high
+    if max(loads) <= limit:
+        return whole
+    return dealt_by(sizes, [-(-sum(sizes) // holders)] * holders)
+
+
+def dealt_whole(sizes: Sequence[int], holders: int) -> list[Share]:
+    """Requests of these sizes, dealt evenly among holders by their number.
+
+    >>> [tuple(share) for share in dealt_whole([6, 5, 6], 2)]
+    [(0, 0, 0, 6), (0, 1, 0, 5), (1, 2, 0, 6)]
+    """
+    return [Share(at * holders // len(sizes), at, 0, size) for at, size in enumerate(sizes)]
+
+
+def dealt_by(sizes: Sequence[int], quotas: Sequence[int]) -> list[Share]:
+    """The queue of requests cut into one contiguous share a holder, of the elements of its quota or, in the end, fewer.
+
+    >>> [tuple(share) for share in dealt_by([6, 6], [4, 0, 8])]
+    [(0, 0, 0, 4), (2, 0, 4, 6), (2, 1, 0, 6)]
+    """
+    shares: list[Share] = []
+    holder, room = 0, quotas[0]
+    for at, size in enumerate(sizes):
+        low = 0
+        while low < size:
+            while not room:
+                holder += 1
+                room = quotas[holder]
+            high = min(size, low + room)
+            shares.append(Share(holder, at, low, high))
+            low, room = high, room - (high - low)
+    return shares
+
+
+class Queue(NamedTuple):
+    """Requests for a tile: the positions that make them, ascending, and the sums of the elements of the first ones.
+
+    >>> queue = Queue.of([(2, 6), (5, 6), (7, 6)])
+    >>> queue.positions, queue.ends, queue.without([5, 6]).ends
+    ([2, 5, 7], range(0, 24, 6), range(0, 18, 6))
+    """
+
+    positions: Sequence[int]
+    ends: Sequence[int]
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[int, int]]) -> Queue:
+        """The queue of requests, each a position and a number of elements that is at least 1."""
+        ascending = sorted(requests)
+        return cls([at for at, _ in ascending], _ends([size for _, size in ascending]))
+
+    @property
+    def elements(self) -> int:
+        """What all requests ask for together."""
+        return self.ends[-1]
+
+    @property
+    def alike(self) -> bool:
+        """Whether all requests have equally many elements."""
+        return isinstance(self.ends, range)
+
+    def sizes(self) -> list[int]:
+        """The elements of each request."""
+        return [*map(sub, self.ends[1:], self.ends)]
+
+    def number(self, position: int) -> int | None:
+        """The number of a position's request; None if it makes none."""
+        at = bisect_left(self.positions, position)
+        return at if at < len(self.positions) and self.positions[at] == position else None
+
+    def only(self, positions: Iterable[int]) -> Queue:
+        """The requests of these positions."""
+        numbers = [at for position in positions if (at := self.number(position)) is not None]
+        return Queue.of((self.positions[at], self.ends[at + 1] - self.ends[at]) for at in numbers)
+
+    def without(self, positions: Iterable[int]) -> Queue:
+        """The queue without the requests of these positions."""
+        gone = sorted(at for position in positions if (at := self.number(position)) is not None)
+        if not gone:
+            return self
+        kept = _kept(self.positions, gone)
+        if self.alike:
+            return Queue(kept, self.ends[: len(kept) + 1])
+        return Queue(kept, list(itertools.accumulate(_kept(self.sizes(), gone), initial=0)))
+
+    def whole(self, holders: int, limit: int) -> bool:
+        """Whether whole requests, dealt evenly, load none of so many holders more than `limit`."""
+        ends = [self.ends[at] for at in self._firsts(holders)]
+        return all(high - low <= limit for low, high in itertools.pairwise(ends))
+
+    def shares(self, position: int, holders: int, limit: int) -> Iterator[Share]:
+        """What the holders send to a position, as `dealt` has it.
+
+        >>> [tuple(share) for share in Queue.of([(2, 6), (5, 6), (7, 6)]).shares(5, holders=4, limit=5)]
+        [(1, 1, 0, 4), (2, 1, 4, 6)]
+        """
+        at = self.number(position)
+        if at is None:
+            return
+        start, end = self.ends[at], self.ends[at + 1]
+        if self.whole(holders, limit):
+            yield Share(at * holders // len(self.positions), at, 0, end - start)
+            return
+        quota = -(-self.elements // holders)
+        for holder in range(start // quota, -(-end // quota)):
+            low, high = max(start, holder * quota), min(end, (holder + 1) * quota)
+            yield Share(holder, at, low - start, high - start)
+
+    def figures(self, holders: int, limit: int) -> QueueFigures:
+        """The figures of `dealt`, without its shares.
+
+        >>> Queue.of([(2, 6), (5, 6), (7, 6)]).figures(holders=4, limit=5)
+        QueueFigures(sends=(1, 2, 2, 1), sent=(5, 5, 5, 3), message=5, extra={2: 1, 5: 1, 7: 1})
+        """
+        if not self.whole(holders, limit):
+            return self._cut(holders)
+        firsts = self._firsts(holders)
+        sends = [high - low for low, high in itertools.pairwise(firsts)]
+        sent = [high - low for low, high in itertools.pairwise([self.ends[at] for at in firsts])]
+        return QueueFigures(
+            tuple(sends), tuple(sent), max(self.ends[1:2] if self.alike else self.sizes(), default=0), {}
+        )
+
+    def _firsts(self, holders: int) -> list[int]:
+        """The first request of each holder where requests stay whole, and how many there are."""
+        return [-(-holder * len(self.positions) // holders) for holder in range(holders + 1)]
+
+    def _cut(self, holders: int) -> QueueFigures:
+        quota = -(-self.elements // holders)
+        marks = [min(holder * quota, self.elements) for holder in range(holders + 1)]
+        sends = [
+            bisect_left(self.ends, high) - bisect_right(self.ends, low) + 1 if low < high else 0
+            for low, high in itertools.pairwise(marks)
+        ]
+        sent = [high - low for low, high in itertools.pairwise(marks)]
+        cuts: dict[int, list[int]] = {}
+        for mark in dict.fromkeys(marks):
+            at = bisect_right(self.ends, mark) - 1
+            if mark != self.ends[at]:
+                cuts.setdefault(at, [self.ends[at], self.ends[at + 1]]).insert(-1, mark)
+        sizes = self.sizes()
+        for at, ends in cuts.items():
+            sizes[at] = max(high - low for low, high in itertools.pairwise(ends))
+        extra = {self.positions[at]: len(ends) - 2 for at, ends in cuts.items()}
+        return QueueFigures(tuple(sends), tuple(sent), max(sizes), extra)
+
+
+class QueueFigures(NamedTuple):
+    """The messages and the elements that each holder sends, and the largest message, in elements. `extra` are those
+    whose requests are cut, with how many more messages than one they receive.
+    """
+
+    sends: tuple[int, ...]
+    sent: tuple[int, ...]
+    message: int
+    extra: dict[int, int]
+
+
+def _ends(sizes: Sequence[int]) -> Sequence[int]:
+    """The sums of the first sizes, from none to all."""
+    if len(set(sizes)) > 1:
+        return list(itertools.accumulate(sizes, initial=0))
+    step = sizes[0] if sizes else 1
+    return range(0, step * (len(sizes) + 1), step)
+
+
+def _kept(values: Sequence[int], gone: Sequence[int]) -> list[int]:
+    """The values but for those of some numbers, which ascend."""
+    parts = (values[low + 1 : high] for low, high in itertools.pairwise([-1, *gone, len(values)]))
+    return list(itertools.chain.from_iterable(parts))
