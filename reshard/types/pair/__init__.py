@@ -11,6 +11,7 @@
     holders.py          which devices hold a tile
     own_messages.py     one device's messages of such an exchange, without listing those of others
     dim_groups.py       dims in groups that use different device coordinates
+    device_loads.py     which messages devices send and receive, by their shapes
     exchange_stats.py   the figures of such an exchange, without listing its messages
     contiguous_stats.py these figures in closed form, for a dim in contiguous pieces
     pieces.py           a box cut into pieces of bounded size

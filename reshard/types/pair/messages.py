@@ -15,9 +15,7 @@ requests may be cut: see `pair.crossing`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 
 from reshard.types.layout import Layout
 from reshard.types.mesh import is_chain, merged_spans
@@ -25,11 +23,8 @@ from reshard.types.pair import crossing
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.message import Box as Box
 from reshard.types.pair.message import Message as Message
-from reshard.types.pair.message import Runs, Shape, Tile, requests, tile_of
+from reshard.types.pair.message import Runs, Tile, requests, tile_of
 from reshard.types.pair.overlap import shares
-
-Load = tuple[tuple[int, Shape], ...]
-"""The messages that one device sends, or receives: how many of each shape."""
 
 
 def all_messages(operand: Layout, result: Layout) -> list[Message]:
@@ -48,42 +43,7 @@ def all_messages(operand: Layout, result: Layout) -> list[Message]:
     return messages
 
 
-@lru_cache(maxsize=256)
-def loads(operand: Layout, result: Layout) -> frozenset[Load]:
-    """The distinct loads of devices, from one device for every coordinate that the exchange involves."""
-    return loads_of(_typical(operand, result))
-
-
-def loads_of(listed: Iterable[Message]) -> frozenset[Load]:
-    """The distinct loads of devices in some messages, local copies left out."""
-    sent: dict[int, Counter[Shape]] = {}
-    received: dict[int, Counter[Shape]] = {}
-    for message in listed:
-        if message.sender != message.receiver:
-            shape = message.shape
-            sent.setdefault(message.sender, Counter())[shape] += 1
-            received.setdefault(message.receiver, Counter())[shape] += 1
-    every = (*sent.values(), *received.values())
-    return frozenset(tuple(sorted((n, s) for s, n in load.items())) for load in every)
-
-
-@lru_cache(maxsize=256)
-def most_sent(operand: Layout, result: Layout) -> int:
-    """The elements that the busiest device sends.
-
-    >>> from reshard.types import Mesh
-    >>> mesh = Mesh(x=4)
-    >>> most_sent(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh))
-    6
-    """
-    sent: Counter[int] = Counter()
-    for message in _typical(operand, result):
-        if message.sender != message.receiver:
-            sent[message.sender] += message.elements
-    return max(sent.values(), default=0)
-
-
-def _typical(operand: Layout, result: Layout) -> Iterator[Message]:
+def typical_messages(operand: Layout, result: Layout) -> Iterator[Message]:
     """The messages of devices of every kind; the others exchange alike."""
     if one_set(operand.mesh, result.mesh):
         return _messages(operand, result, _involved(operand, result))

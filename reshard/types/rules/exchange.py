@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from reshard.types.layout import Layout
-from reshard.types.pair import exchange_stats, messages, pieces
+from reshard.types.pair import device_loads, exchange_stats, pieces
 from reshard.types.pair.crossing import crossing
 from reshard.types.pair.device_sets import disjoint, one_set
 from reshard.types.pair.refine import Refinement, refine
@@ -69,7 +69,7 @@ def _relay_size(operand: Layout, result: Layout) -> ExchangeSize:
     figures = relay_figures(operand, result)
     turns = relay(operand, result)
     return ExchangeSize(
-        sum(t.rounds for t in figures.turns), figures.message, 1, lambda: [*map(messages.loads_of, turns)]
+        sum(t.rounds for t in figures.turns), figures.message, 1, lambda: [*map(device_loads.loads_of, turns)]
     )
 
 
@@ -103,7 +103,7 @@ class ExchangeSize(NamedTuple):
     rounds: int
     message: int
     run: int
-    loads: Callable[[], Sequence[Collection[messages.Load]]]
+    loads: Callable[[], Sequence[Collection[device_loads.Load]]]
 
     def cut(self, cap: int) -> tuple[int, int]:
         """The rounds with messages cut to at most `cap` elements, and the elements of the largest chunk."""
@@ -129,12 +129,12 @@ def exchange_size(operand: Layout, result: Layout) -> ExchangeSize:
     if not one_set(operand.mesh, result.mesh):
         figures = crossing(operand, result)
         run = 1 if figures.cut else exchange_stats.shortest_run(operand, result)
-        return ExchangeSize(figures.rounds, figures.message, run, lambda: [messages.loads(operand, result)])
+        return ExchangeSize(figures.rounds, figures.message, run, lambda: [device_loads.loads(operand, result)])
     r = refine(operand, result)
     if r is None or not r.exact:
         rounds, message = exchange_stats.rounds(operand, result), exchange_stats.largest_message(operand, result)
         run = exchange_stats.shortest_run(operand, result)
-        return ExchangeSize(rounds, message, run, lambda: [messages.loads(operand, result)])
+        return ExchangeSize(rounds, message, run, lambda: [device_loads.loads(operand, result)])
     extents = tuple(digit.radix for digit in r.digits if digit.src is None and digit.dst is None)
     rounds = _even_rounds(r)
     return ExchangeSize(rounds, r.common, _even_run(r), lambda: ((((rounds, ((extents, 1),)),),),))
@@ -153,7 +153,7 @@ def sent(operand: Layout, result: Layout, mode: StepMode = PLAIN) -> int:
     if not one_set(operand.mesh, result.mesh):
         return crossing(operand, result).sent
     r = refine(operand, result)
-    return r.common * _even_rounds(r) if r is not None and r.exact else messages.most_sent(operand, result)
+    return r.common * _even_rounds(r) if r is not None and r.exact else device_loads.most_sent(operand, result)
 
 
 def _even_rounds(r: Refinement) -> int:

@@ -1,4 +1,4 @@
-"""The messages of an exchange: every needed element once, from a holder, evenly dealt; and the loads of devices."""
+"""The messages of an exchange: every needed element once, from a holder, evenly dealt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.pair.messages import Message, all_messages, loads
+from reshard.types.pair.messages import Message, all_messages
 from reshard.types.pair.runs import Progression, Repeat, Run
 from tests.layouts import random_pair
 from tests.types.pair import brute
@@ -69,22 +69,6 @@ def test_what_a_device_holds_is_copied_and_the_rest_is_dealt_evenly(seed: int):
         assert max([0, *sent.values(), *busiest.values()]) == brute.rounds(source, target)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_loads_are_those_of_the_messages(seed: int):
-    for source, target in some_pairs(seed):
-        sent, received = {}, {}
-        for message in all_messages(source, target):
-            if message.sender != message.receiver:
-                boxes = Counter(tuple(r.length for r in box) for box in message.boxes)
-                shape = tuple(sorted(boxes.items()))
-                for device, by in ((message.sender, sent), (message.receiver, received)):
-                    by.setdefault(device, Counter())[shape] += 1
-        every = [dict(load) for load in (*sent.values(), *received.values())]
-        listed = [{shape: count for count, shape in load} for load in loads(source, target)]
-        assert all(load in listed for load in every)
-        assert all(load in every for load in listed)
-
-
 @pytest.mark.parametrize("mesh", [Mesh(x=3, y=2), Mesh({"x": 3, "y": 2}, device_ids=[5, 4, 1, 0, 3, 2])], ids=repr)
 def test_summands_are_exchanged_among_their_holders_only(mesh: Mesh):
     source, target = Layout.parse("f32[{x}3/7] + sum{y}", mesh), Layout.parse("f32[7] + sum{y}", mesh)
@@ -114,14 +98,3 @@ def test_a_message_has_elements_and_boxes():
     rows, columns = (Run(0, 2, 2), Run(4, 6, 3), Run(13, 15, 3)), Run(1, 0, 7)
     assert list(message.boxes) == [(row, columns) for row in rows]
     assert message.shape == (((2, 7), 1), ((3, 7), 2))
-
-
-def test_the_shape_of_a_message_of_a_million_boxes_is_counted_not_listed():
-    """An exchange of a long cyclic array is cut into chunks without a walk over its boxes."""
-    mesh, n = Mesh(x=2, y=2), 1_024_001
-    source = Layout.parse(f"f64[{-(-n // 20)}{{y}}{{x}}5/{n}]", mesh)
-    target = Layout.parse(f"f64[{-(-n // 16)}{{x}}4{{y}}/{n}]", mesh)
-    every = loads(source, target)
-    assert max(len(shape) for load in every for _, shape in load) < 20
-    boxes = sum(count for load in every for number, shape in load for _, count in shape)
-    assert boxes > 100_000
