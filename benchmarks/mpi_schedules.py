@@ -19,7 +19,7 @@ from reshard.types import Layout, Mesh
 
 LINE, GRID, CYCLIC, SMALL = Mesh(x=4096), Mesh(x=64, y=64), Mesh(a=64, b=2, c=32), Mesh(x=1024)
 HALF = Mesh({"y": 64, "z": 8}, device_ids=range(1024, 1536))
-SUBSET = Mesh(y=64, z=8)
+SUBSET, COPIES, FEWER = Mesh(y=64, z=8), Mesh(x=512, r=8), Mesh(y=2048)
 
 
 def ends(mesh: Mesh, before: str, after: str, other: Mesh | None = None) -> tuple[Layout, Layout]:
@@ -45,6 +45,11 @@ PAIRS: dict[str, tuple[tuple[Layout, Layout], int | None]] = {
     "1,024 -> 512, rows to columns": (ends(SMALL, "f32[{x}4, 4096]", "f32[4096, {y}{z}8]", HALF), None),
     "1,024 -> 512, 8 copies": (ends(SMALL, "f32[{x}4, 4096]", "f32[{y}64, 4096]", HALF), None),
     "1,024 -> 512 of them, 8 copies": (ends(SMALL, "f32[{x}4, 4096]", "f32[{y}64, 4096]", SUBSET), None),
+    "8 copies, 4,096 -> columns, 2,048 of them": (
+        ends(COPIES, "f32[{x}8, 4096]", "f32[4096, {y}2]", FEWER),
+        None,
+    ),
+    "the same, 4091 x 4093": (ends(COPIES, "f32[{x}8/4091, 4093]", "f32[4091, {y}2/4093]", FEWER), None),
 }
 
 

@@ -49,7 +49,15 @@ DEVICE_SETS = (
     ("even, 1,024 to 512 of these", "f32[{x}8, 1024]", "x=1024", "f32[{d}16, 1024]", "d=512"),
     ("uneven, 128 to 120, overlapping", "f32[{x}10/1275]", "x=128", "f32[1275]", "d=120@64"),
     ("uneven, 64 to 128, overlapping", "f32[{x}80/1275, {y}9/33]", "x=16,y=4", "f32[{e}160/1275, 33]", "d=16,e=8@20"),
+    (
+        "uneven, 8 copies, 4,096 to 2,048 of these",
+        "f32[{x}8/4091, 4093]",
+        "x=512,r=8",
+        "f32[4091, {y}2/4093]",
+        "y=2048",
+    ),
     ("uneven, 100,000 to 50,000 others", "f32[{x}3/299990]", "x=100000", "f32[{d}6/299990]", "d=50000@100000"),
+    ("uneven, 100,000 to 50,000 of these", "f32[{x}3/299990]", "x=100000", "f32[{d}6/299990]", "d=50000"),
 )
 TARGETS = {"even": 1e-3, "2^20 devices, even": 20e-3, "repeated": 20e-6}
 """Seconds that the median of a row of this kind (the maximum on 2^20 devices) stays below."""

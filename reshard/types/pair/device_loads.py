@@ -21,7 +21,7 @@ from reshard.types.layout import Dim, Layout
 from reshard.types.pair.holders import holders, home
 from reshard.types.pair.kept import kept, sizes
 from reshard.types.pair.message import Message, Shape, piece_columns, tiles
-from reshard.types.pair.messages import spans_apart, typical_messages
+from reshard.types.pair.messages import all_messages, spans_apart, typical_messages
 from reshard.types.pair.overlap import shares
 from reshard.types.pair.runs import Progression
 
@@ -77,14 +77,31 @@ def most_sent(operand: Layout, result: Layout) -> int:
     6
     """
     if _held_once(operand, result):
-        own, copies = kept(operand, result), _near(operand, result, result)
-        each = zip(operand.mesh.devices, sizes(operand), strict=True)
-        return max(copies * size - own.get(device, 0) for device, size in each)
+        return max(sent_by_device(operand, result).values())
     sent: Counter[int] = Counter()
     for message in typical_messages(operand, result):
         if message.sender != message.receiver:
             sent[message.sender] += message.elements
     return max(sent.values(), default=0)
+
+
+def sent_by_device(operand: Layout, result: Layout) -> Mapping[int, int]:
+    """The elements that each device sends in an exchange among the same devices.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=3)
+    >>> dict(sent_by_device(Layout.parse("f32[{x}2/5]", mesh), Layout.parse("f32[5]", mesh)))
+    {0: 4, 1: 4, 2: 2}
+    """
+    if _held_once(operand, result):
+        own, copies = kept(operand, result), _near(operand, result, result)
+        each = zip(operand.mesh.devices, sizes(operand), strict=True)
+        return {device: copies * size - own.get(device, 0) for device, size in each}
+    sent = dict.fromkeys(operand.mesh.devices, 0)
+    for message in all_messages(operand, result):
+        if message.sender != message.receiver:
+            sent[message.sender] += message.elements
+    return sent
 
 
 def _load(shapes: Mapping[Shape, int]) -> Load:

@@ -8,12 +8,11 @@ others, and between uneven layouts some have more to send.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from typing import NamedTuple
 
 from reshard.types.layout import Layout
-from reshard.types.pair import messages
+from reshard.types.pair import device_loads
 from reshard.types.pair.crossing import received_by_device, sent_by_device
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.lacking import MOST_DEVICES, ByDevice, lacking, moves
@@ -73,8 +72,4 @@ def _exchange(operand: Layout, result: Layout) -> Loads:
     r = refine(operand, result)
     if (r is not None and r.exact) or operand.mesh.size > _MOST_LISTED:
         return Loads(received, received)
-    sent: Counter[int] = Counter(dict.fromkeys(operand.mesh.devices, 0))
-    for message in messages.all_messages(operand, result):
-        if message.sender != message.receiver:
-            sent[message.sender] += message.elements
-    return Loads(received, ByDevice(0, sent).scaled(operand))
+    return Loads(received, ByDevice(0, device_loads.sent_by_device(operand, result)).scaled(operand))

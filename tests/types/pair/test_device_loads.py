@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from reshard.types import Layout, Mesh
-from reshard.types.pair.device_loads import loads, loads_of, most_sent
+from reshard.types.pair.device_loads import loads, loads_of, most_sent, sent_by_device
 from reshard.types.pair.messages import all_messages
 from tests.layouts import random_crossing, random_pair
 
@@ -26,6 +26,7 @@ def test_loads_are_those_of_the_messages(seed: int):
             sent[message.sender] += message.elements
         if number % 3:
             assert most_sent(source, target) == max(sent.values(), default=0)
+            assert sent_by_device(source, target) == {device: sent[device] for device in source.mesh.devices}
 
 
 def test_loads_of_thousands_of_devices_are_few():
