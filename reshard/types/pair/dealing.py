@@ -17,6 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import sub
 from typing import NamedTuple
 
+_FEW = 16
+"""Requests that are left out are passed over if they are so few; else the others are listed anew."""
+
 
 class Share(NamedTuple):
     """What one holder sends of one request: elements number `low` to `high` of it."""
@@ -76,13 +79,16 @@ def dealt_by(sizes: Sequence[int], quotas: Sequence[int]) -> list[Share]:
 class Queue(NamedTuple):
     """Requests for a tile: the positions that make them, ascending, and the sums of the elements of the first ones.
 
+    Requests of the numbers in `gone`, which ascend, are left out.
+
     >>> queue = Queue.of([(2, 6), (5, 6), (7, 6)])
-    >>> queue.positions, queue.ends, queue.without([5, 6]).ends
-    ([2, 5, 7], range(0, 24, 6), range(0, 18, 6))
+    >>> queue.positions, queue.ends, queue.without([5, 6]).sizes()
+    ([2, 5, 7], range(0, 24, 6), [6, 6])
     """
 
     positions: Sequence[int]
     ends: Sequence[int]
+    gone: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, requests: Iterable[tuple[int, int]]) -> Queue:
@@ -91,43 +97,45 @@ class Queue(NamedTuple):
         return cls([at for at, _ in ascending], _ends([size for _, size in ascending]))
 
     @property
-    def elements(self) -> int:
-        """What all requests ask for together."""
-        return self.ends[-1]
-
-    @property
-    def alike(self) -> bool:
-        """Whether all requests have equally many elements."""
-        return isinstance(self.ends, range)
+    def requests(self) -> int:
+        """How many requests there are."""
+        return len(self.positions) - len(self.gone)
 
     def sizes(self) -> list[int]:
         """The elements of each request."""
-        return [*map(sub, self.ends[1:], self.ends)]
+        return _kept([*map(sub, self.ends[1:], self.ends)], self.gone)
 
-    def number(self, position: int) -> int | None:
-        """The number of a position's request; None if it makes none."""
-        at = bisect_left(self.positions, position)
-        return at if at < len(self.positions) and self.positions[at] == position else None
+    def first(self, requests: int) -> int:
+        """What so many requests, the first ones, ask for together."""
+        less = 0
+        for at in self.gone:
+            if at >= requests:
+                break
+            requests, less = requests + 1, less + self.ends[at + 1] - self.ends[at]
+        return self.ends[requests] - less
 
     def only(self, positions: Iterable[int]) -> Queue:
         """The requests of these positions."""
-        numbers = [at for position in positions if (at := self.number(position)) is not None]
+        numbers = (at for position in positions if (at := self._at(position)) is not None and at not in self.gone)
         return Queue.of((self.positions[at], self.ends[at + 1] - self.ends[at]) for at in numbers)
 
     def without(self, positions: Iterable[int]) -> Queue:
         """The queue without the requests of these positions."""
-        gone = sorted(at for position in positions if (at := self.number(position)) is not None)
-        if not gone:
+        more = {at for position in positions if (at := self._at(position)) is not None}
+        rest = self._replace(gone=tuple(sorted(more.union(self.gone))))
+        return rest if len(rest.gone) <= _FEW else rest.listed()
+
+    def listed(self) -> Queue:
+        """The same with nothing gone."""
+        if not self.gone:
             return self
-        kept = _kept(self.positions, gone)
-        if self.alike:
-            return Queue(kept, self.ends[: len(kept) + 1])
-        return Queue(kept, list(itertools.accumulate(_kept(self.sizes(), gone), initial=0)))
+        kept = _kept(self.positions, self.gone)
+        alike = isinstance(self.ends, range)
+        return Queue(kept, self.ends[: len(kept) + 1] if alike else [*itertools.accumulate(self.sizes(), initial=0)])
 
     def whole(self, holders: int, limit: int) -> bool:
         """Whether whole requests, dealt evenly, load none of so many holders more than `limit`."""
-        ends = [self.ends[at] for at in self._firsts(holders)]
-        return all(high - low <= limit for low, high in itertools.pairwise(ends))
+        return all(load <= limit for load in self._loads(holders))
 
     def shares(self, position: int, holders: int, limit: int) -> Iterator[Share]:
         """What the holders send to a position, as `dealt` has it.
@@ -135,14 +143,15 @@ class Queue(NamedTuple):
         >>> [tuple(share) for share in Queue.of([(2, 6), (5, 6), (7, 6)]).shares(5, holders=4, limit=5)]
         [(1, 1, 0, 4), (2, 1, 4, 6)]
         """
-        at = self.number(position)
-        if at is None:
+        number = self._at(position)
+        if number is None or number in self.gone:
             return
-        start, end = self.ends[at], self.ends[at + 1]
+        at = number - bisect_left(self.gone, number)
+        start, end = self.first(at), self.first(at + 1)
         if self.whole(holders, limit):
-            yield Share(at * holders // len(self.positions), at, 0, end - start)
+            yield Share(at * holders // self.requests, at, 0, end - start)
             return
-        quota = -(-self.elements // holders)
+        quota = -(-self.first(self.requests) // holders)
         for holder in range(start // quota, -(-end // quota)):
             low, high = max(start, holder * quota), min(end, (holder + 1) * quota)
             yield Share(holder, at, low - start, high - start)
@@ -153,22 +162,32 @@ class Queue(NamedTuple):
         >>> Queue.of([(2, 6), (5, 6), (7, 6)]).figures(holders=4, limit=5)
         QueueFigures(sends=(1, 2, 2, 1), sent=(5, 5, 5, 3), message=5, extra={2: 1, 5: 1, 7: 1})
         """
-        if not self.whole(holders, limit):
-            return self._cut(holders)
-        firsts = self._firsts(holders)
-        sends = [high - low for low, high in itertools.pairwise(firsts)]
-        sent = [high - low for low, high in itertools.pairwise([self.ends[at] for at in firsts])]
-        return QueueFigures(
-            tuple(sends), tuple(sent), max(self.ends[1:2] if self.alike else self.sizes(), default=0), {}
-        )
+        loads = self._loads(holders)
+        if max(loads) > limit:
+            return self.listed()._cut(holders)
+        sends = [high - low for low, high in itertools.pairwise(self._firsts(holders))]
+        alike = isinstance(self.ends, range)
+        largest = max(self.ends[1:2] if alike and self.requests else self.sizes(), default=0)
+        return QueueFigures(tuple(sends), tuple(loads), largest, {})
+
+    def _at(self, position: int) -> int | None:
+        """The number of a position's request among all; None if it makes none."""
+        at = bisect_left(self.positions, position)
+        return at if at < len(self.positions) and self.positions[at] == position else None
 
     def _firsts(self, holders: int) -> list[int]:
         """The first request of each holder where requests stay whole, and how many there are."""
-        return [-(-holder * len(self.positions) // holders) for holder in range(holders + 1)]
+        return [-(-holder * self.requests // holders) for holder in range(holders + 1)]
+
+    def _loads(self, holders: int) -> list[int]:
+        """What each holder sends where requests stay whole."""
+        sums = [self.first(requests) for requests in self._firsts(holders)]
+        return [high - low for low, high in itertools.pairwise(sums)]
 
     def _cut(self, holders: int) -> QueueFigures:
-        quota = -(-self.elements // holders)
-        marks = [min(holder * quota, self.elements) for holder in range(holders + 1)]
+        total = self.ends[-1]
+        quota = -(-total // holders)
+        marks = [min(holder * quota, total) for holder in range(holders + 1)]
         sends = [
             bisect_left(self.ends, high) - bisect_right(self.ends, low) + 1 if low < high else 0
             for low, high in itertools.pairwise(marks)

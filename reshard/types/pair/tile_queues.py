@@ -65,8 +65,8 @@ def tile_queues(source: Layout, target: Layout) -> TileQueues:
 
     >>> from reshard.types.mesh import Mesh
     >>> queues = tile_queues(Layout.parse("f32[{x}3/5]", Mesh(x=2)), Layout.parse("f32[{y}2/5]", Mesh(y=3)))
-    >>> [queues.of([piece]) for piece in range(2)]
-    [Queue(positions=[0, 1], ends=[0, 2, 3]), Queue(positions=[1, 2], ends=range(0, 3))]
+    >>> [(queues.of([piece]).positions, queues.of([piece]).sizes()) for piece in range(2)]
+    [([0, 1], [2, 1]), ([1, 2], [1, 1])]
     """
     shared = [shared_elements(t, s) for s, t in zip(source.dims, target.dims, strict=True)]
     return TileQueues(target, lambda dim, piece: tuple(shared[dim][piece].items()))

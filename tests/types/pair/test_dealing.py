@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from reshard.types.pair import dealing
 from reshard.types.pair.dealing import Queue, dealt
 
 
@@ -25,14 +26,16 @@ def random_requests(choose: random.Random) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_queue_knows_what_its_shares_are(seed: int):
+def test_a_queue_knows_what_its_shares_are(seed: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dealing, "_FEW", 2)
     choose = random.Random(seed)
     for _ in range(500):
         requests, gone = random_requests(choose), choose.sample(range(20), choose.randint(0, 6))
         holders, limit = choose.randint(1, 6), choose.randint(0, 20)
         rest = sorted((at, size) for at, size in requests if at not in gone)
         queue = Queue.of(requests).without(gone)
-        assert [*zip(queue.positions, queue.sizes(), strict=True)] == rest
+        assert [*zip(queue.listed().positions, queue.sizes(), strict=True)] == rest
+        assert [queue.first(number) for number in range(queue.requests + 1)] == list(queue.listed().ends)
         shares = list(dealt([size for _, size in rest], holders, limit))
         sends, parts, sent = Counter(s.holder for s in shares), Counter(s.request for s in shares), Counter()
         for share in shares:
@@ -49,4 +52,4 @@ def test_a_queue_knows_what_its_shares_are(seed: int):
 def test_the_requests_of_some_positions_only():
     queue = Queue.of([(2, 6), (5, 3), (7, 6)])
     assert queue.only([7, 2, 4]) == Queue([2, 7], range(0, 18, 6))
-    assert queue.number(4) is None and not list(queue.shares(4, 2, 9))
+    assert not list(queue.shares(4, 2, 9)) and not list(queue.without([5]).shares(5, 2, 9))

@@ -21,7 +21,7 @@ def test_a_queue_has_the_requests_for_a_tile(seed: int):
     for tile, wanted in listed.items():
         queue = queues.of(tile)
         assert [target.mesh.devices[at] for at in queue.positions] == [device for device, _ in wanted]
-        assert sum(queue.sizes()) == queue.elements
+        assert sum(queue.sizes()) == queue.ends[-1]
 
 
 def test_tiles_that_are_asked_for_alike_share_a_queue():
