@@ -15,9 +15,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import NoneType
 from typing import Any, NamedTuple, cast
 
-from reshard.errors import AgreementError, PlanError, ReshardError, quoted, shortened
+from reshard.errors import AgreementError, PlanError, quoted
+from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.tree_names import flattened
 
@@ -86,20 +88,13 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str) -> Manifest:
         """Reads the text of `to_json`; raises `PlanError` if it is not one, or not the one that was hashed."""
-        try:
-            data = json.loads(text)
-            if data["format"] != FORMAT:
-                raise PlanError(f"this manifest has format {quoted(data['format'])}; this version reads {FORMAT}")
-            manifest = cls(tuple(_read(entry) for entry in data["entries"]))
-            if data["sha256"] != manifest.sha256:
-                raise PlanError("this manifest is not the one that was hashed; write it again with to_json()")
-        except ReshardError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise PlanError(
-                f"this is not a manifest in JSON ({type(error).__name__}: {shortened(str(error))}); use the output of "
-                f"to_json()"
-            ) from None
+        fields = Fields.read(text, "a manifest")
+        number = fields.get("format", int)
+        if number != FORMAT:
+            raise PlanError(f"this manifest has format {quoted(number)}; this version reads {FORMAT}")
+        manifest = cls(tuple(_read(entry) for entry in fields.objects("entries", "entry")))
+        if fields.get("sha256", str) != manifest.sha256:
+            raise PlanError("this manifest is not the one that was hashed; write it again with to_json()")
         return manifest
 
     def check(self, other: Manifest, here: str = "here", there: str = "there") -> None:
@@ -168,11 +163,10 @@ def _ends(name: str, leaf: object) -> list[Layout]:
     return ends
 
 
-def _read(data: Any) -> ManifestEntry:
-    version = _version(data["version"], str(data["name"]))
-    shape = tuple(int(size) for size in data["shape"])
-    name, dtype, layout, view = (str(data[key]) for key in ("name", "dtype", "layout", "view"))
-    return ManifestEntry(name, shape, dtype, layout, view, version)
+def _read(entry: Fields) -> ManifestEntry:
+    name, dtype, layout, view = (entry.get(key, str) for key in ("name", "dtype", "layout", "view"))
+    version = entry.get("version", str, int, NoneType)
+    return ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, version)
 
 
 def _text(entries: Sequence[ManifestEntry]) -> str:

@@ -115,7 +115,8 @@ class Mesh:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Mesh:
         """Reads the plain data of `to_dict`; raises `MeshError` for other data."""
-        if not isinstance(data, Mapping) or "axes" not in data:  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = isinstance(data, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not given or not isinstance(data.get("axes"), Mapping):
             raise MeshError(f"{quoted(data)} is not a mesh as plain data; give {{'axes': {{'x': 4}}}}, as to_dict does")
         return cls(data["axes"], device_ids=data.get("device_ids"))
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from reshard.errors import NotationError, PlanError, ReshardError, quoted, shortened
+from reshard.errors import NotationError, PlanError, quoted
+from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
 from reshard.types.notation import einops
 from reshard.types.view import View
 
@@ -124,20 +126,10 @@ class Move:
     @classmethod
     def from_json(cls, text: str) -> Move:
         """Reads the text of `to_json` and checks the move again; raises `PlanError` for other text."""
-        from reshard.types.mesh import Mesh
-
-        try:
-            data = json.loads(text)
-            source = Layout.parse(data["source"], Mesh.from_dict(data["mesh"]))
-            target = Layout.parse(data["target"], Mesh.from_dict(data["target_mesh"]))
-            return cls(source, target, View.from_dict(data["view"]), cast=data["cast"])
-        except ReshardError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise PlanError(
-                f"this is not a move in JSON ({type(error).__name__}: {shortened(str(error))}); use the output of "
-                f"to_json()"
-            ) from None
+        fields = Fields.read(text, "a move")
+        source = Layout.parse(fields.get("source", str), Mesh.from_dict(fields.object("mesh")))
+        target = Layout.parse(fields.get("target", str), Mesh.from_dict(fields.object("target_mesh")))
+        return cls(source, target, View.from_dict(fields.object("view")), cast=fields.get("cast", bool))
 
     def __str__(self) -> str:
         view = "" if self.view.plain else f", view {self.view}"

@@ -16,27 +16,18 @@ counts as kept beside a step only where some device of the step may hold it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, cast
 
-from reshard.errors import PlanError, ReshardError, quoted, shortened
+from reshard.errors import PlanError, quoted
 from reshard.types.idle import idle_axes, idle_text
+from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
-from reshard.types.mesh import Mesh
 from reshard.types.pair.device_sets import disjoint, one_set
-from reshard.types.plan_data import (
-    FORMAT,
-    check_format,
-    checked_indent,
-    compare,
-    read_view,
-    step_data,
-    step_spec,
-    view_data,
-)
+from reshard.types.plan_data import FORMAT, checked_indent, compare, read_plan, step_data, view_data
 from reshard.types.rules.cost import StepMode
 from reshard.types.rules.view import aliases
 from reshard.types.rules.view_bounds import view_bound, view_endpoint_bound
@@ -208,27 +199,24 @@ class Plan:
         Raises `PlanError` if the steps are not a plan, a figure is not what they make, or `format` is not the one of
         this version. A text without `format` is read as this one.
         """
-        try:
-            data = json.loads(text)
-            check_format(data.get("format", FORMAT))
-            source = Layout.parse(data["source"], Mesh.from_dict(data["mesh"]))
-            specs = [StepSpec(*step_spec(step)) for step in data["steps"]]
-            target = Layout.parse(data["target"], Mesh.from_dict(data["target_mesh"]))
-            seconds = [checked_seconds(step["seconds"]) for step in data["steps"]]
-            plan = chain(source, target, specs, data.get("donate", False) is True, seconds, read_view(data))
-            if not specs:
-                plan = replace(plan, seconds=checked_seconds(data["seconds"]))
-        except ReshardError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            # ValueError: not JSON, not UTF-8, or a number too long to read. RecursionError: brackets nested too deep.
-            raise PlanError(
-                f"this is not a plan in JSON ({type(error).__name__}: {shortened(str(error))}); use the output of "
-                f"to_json()"
-            ) from None
+        return cls.from_dict(Fields.read(text, "a plan").data)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Reads the plain data of `to_dict`, as `from_json` does.
+
+        >>> from reshard.types import Mesh
+        >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
+        >>> Plan.from_dict(Plan(a, a, ()).to_dict()) == Plan(a, a, ())
+        True
+        """
+        given = read_plan(data)
+        plan = chain(given.source, given.target, given.specs, given.donate, given.times, given.view)
+        if not given.specs:
+            plan = replace(plan, seconds=given.seconds)
         compare(data, plan.to_dict(), "the plan")
-        for number, (given, step) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
-            compare(given, step_data(step), f"step {number}")
+        for number, (step, made) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
+            compare(step, step_data(made), f"step {number}")
         return plan
 
     def draw(self, what: str | None = None) -> Any:

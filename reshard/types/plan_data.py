@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any, NamedTuple
 
 from reshard.errors import PlanError, quoted
+from reshard.types.json_fields import Fields, same
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.rules.cost import StepMode
-from reshard.types.step import Step
+from reshard.types.step import Step, StepSpec, checked_seconds
 from reshard.types.view import View
 from reshard.types.whole import whole
 
@@ -37,7 +39,7 @@ def compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> Non
     >>> compare({"launches": 1}, {"launches": 1, "steps": []}, "the plan")
     """
     for name, value in made.items():
-        if name != "steps" and given.get(name, value) != value:
+        if name != "steps" and not same(given.get(name, value), value):
             raise PlanError(
                 f"the JSON says {name} {quoted(given[name])} of {what}, but its steps make {quoted(value)}; plan "
                 f"it again"
@@ -46,7 +48,7 @@ def compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> Non
 
 def check_format(number: object) -> None:
     """Refuses a format that is not that of this version."""
-    if number != FORMAT or isinstance(number, bool):
+    if not same(number, FORMAT):
         raise PlanError(
             f"this plan in JSON has format {quoted(number)}, and this version of reshard reads format {FORMAT}; read "
             f"it with the version that wrote it, or plan again"
@@ -72,11 +74,46 @@ def step_data(step: Step) -> dict[str, Any]:
     }
 
 
-def step_spec(step: Mapping[str, Any]) -> tuple[str, Layout, StepMode]:
-    """The kind, the result and the mode of a step's lines."""
-    options = (step.get("chunk"), step.get("in_place", False), step.get("parts", 1), step.get("relay", False))
-    mode = StepMode(*options, read_view(step))
-    return cast(str, step["kind"]), Layout.parse(step["result"], Mesh.from_dict(step["mesh"])), mode
+class PlanData(NamedTuple):
+    """What JSON says of a plan, its figures left out; `times` are the seconds of the steps."""
+
+    source: Layout
+    target: Layout
+    specs: Sequence[StepSpec]
+    donate: bool
+    times: Sequence[float | None]
+    seconds: float | None
+    view: View | None
+
+
+def read_plan(data: object) -> PlanData:
+    """Reads the plain data of a plan; raises an error that names the field that is missing, or of another type."""
+    fields = Fields.of(data, "a plan")
+    check_format(fields.data.get("format", FORMAT))
+    source = Layout.parse(fields.get("source", str), Mesh.from_dict(fields.object("mesh")))
+    target = Layout.parse(fields.get("target", str), Mesh.from_dict(fields.object("target_mesh")))
+    steps = fields.objects("steps", "step")
+    donate = fields.get("donate", bool, default=False)
+    specs, times = [_step_spec(step) for step in steps], [read_seconds(step) for step in steps]
+    return PlanData(source, target, specs, donate, times, read_seconds(fields), read_view(fields))
+
+
+def _step_spec(step: Fields) -> StepSpec:
+    mode = StepMode(
+        step.get("chunk", int, NoneType, default=None),
+        step.get("in_place", bool, default=False),
+        step.get("parts", int, default=1),
+        step.get("relay", bool, default=False),
+        read_view(step),
+    )
+    mesh = Mesh.from_dict(step.object("mesh"))
+    return StepSpec(step.get("kind", str), Layout.parse(step.get("result", str), mesh), mode)
+
+
+def read_seconds(fields: Fields) -> float | None:
+    """The predicted seconds of a plan, a step or a batch, None without a network."""
+    value = checked_seconds(fields.get("seconds", float, int, NoneType))
+    return None if value is None else float(value)
 
 
 def view_data(view: View | None) -> dict[str, Any]:
@@ -84,6 +121,6 @@ def view_data(view: View | None) -> dict[str, Any]:
     return {} if view is None else {"view": view.to_dict()}
 
 
-def read_view(data: Mapping[str, Any]) -> View | None:
+def read_view(fields: Fields) -> View | None:
     """The view of a plan or a step, None where there is none."""
-    return View.from_dict(data["view"]) if data.get("view") is not None else None
+    return None if fields.data.get("view") is None else View.from_dict(fields.object("view"))

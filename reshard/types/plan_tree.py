@@ -20,17 +20,19 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any, cast
 
-from reshard.errors import PlanError, ReshardError, quoted, shortened
+from reshard.errors import PlanError, quoted
 from reshard.types.batch import Batch
+from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan
-from reshard.types.plan_data import FORMAT, check_format, checked_indent, compare
+from reshard.types.plan_data import FORMAT, check_format, checked_indent, compare, read_seconds
 from reshard.types.rules.joint_bounds import busiest, joint_endpoint_bound, joint_lower_bound
 from reshard.types.rules.loads import Loads, loads
 from reshard.types.step import Step
 from reshard.types.tree_memory import DeviceKinds, peaks
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.view import View
+from reshard.types.whole import whole
 
 
 @dataclass(frozen=True)
@@ -157,20 +159,12 @@ class TreePlan:
 
         Raises `PlanError` if it is not such a text, or if a figure is not what the batches make.
         """
-        try:
-            data = json.loads(text)
-            check_format(data["format"])
-            plans = [Plan.from_json(json.dumps(plan)) for plan in data["plans"]]
-            batches = tuple(_batch(batch, plans) for batch in data["batches"])
-            tree = cls(tuple(data["names"]), batches)
-        except ReshardError:
-            raise
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError) as error:
-            raise PlanError(
-                f"this is not a tree of plans in JSON ({type(error).__name__}: {shortened(str(error))}); use the "
-                f"output of to_json()"
-            ) from None
-        compare(data, tree._figures, "the tree")
+        fields = Fields.read(text, "a tree of plans")
+        check_format(fields.get("format", int))
+        plans = [Plan.from_dict(plan.data) for plan in fields.objects("plans", "plan")]
+        batches = tuple(_batch(batch, plans) for batch in fields.objects("batches", "batch"))
+        tree = cls(tuple(fields.listed("names", str)), batches)
+        compare(fields.data, tree._figures, "the tree")
         return tree
 
     def draw(self, what: str | None = None) -> Any:
@@ -209,9 +203,12 @@ def _loads(step: Step) -> Loads:
     return loads(step.kind, step.operand, step.result, step.mode)
 
 
-def _batch(data: Mapping[str, Any], plans: Sequence[Plan]) -> Batch:
-    names, numbers = cast("tuple[str, ...]", tuple(data["names"])), cast("list[int]", data["plans"])
-    return Batch(names, tuple(plans[number] for number in numbers), data["seconds"])
+def _batch(batch: Fields, plans: Sequence[Plan]) -> Batch:
+    numbers = batch.listed("plans", int)
+    if any(whole(number, 0, len(plans) - 1) is None for number in numbers):
+        raise batch.error(f"plans are {quoted(numbers)}, but there are {len(plans)}, counted from 0")
+    names = tuple(batch.listed("names", str))
+    return Batch(names, tuple(plans[number] for number in numbers), read_seconds(batch))
 
 
 def _rows(batches: Sequence[Batch]) -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,7 @@ The constructor of `Step` calls the rule, so an unchecked step cannot exist. A `
 
 from __future__ import annotations
 
-import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -121,7 +121,7 @@ class StepSpec(NamedTuple):
 def checked_seconds(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
         return value
     raise PlanError(f"seconds {quoted(value)}: give a number of at least 0, or None (null in JSON) without a network")
 

@@ -157,9 +157,9 @@ class View:
         try:
             atoms = [
                 Atom(name, size, *(None if w is None else Window(*w) for w in (taken, into)))
-                for name, size, taken, into in data["atoms"]
+                for name, size, taken, into in _list(data["atoms"])
             ]
-            source, target = (tuple(tuple(dim) for dim in data[side]) for side in ("source", "target"))
+            source, target = (tuple(tuple(_list(d)) for d in _list(data[side])) for side in ("source", "target"))
             if not all(whole(at, 0, len(atoms) - 1) is not None for dim in (*source, *target) for at in dim):
                 raise PlanError(f"the dims of a view in JSON name its atoms by number, below {len(atoms)}")
             return cls(tuple(atoms), source, target)
@@ -172,6 +172,12 @@ class View:
         arrow = " -> ".join(" ".join(_dim_text(dim, self.atoms) for dim in side) for side in (self.source, self.target))
         parts = [f"{a.name}={_part(a.size, w)} of the {side}'s {w.size}" for a, side, w in _windows(self.atoms)]
         return ", ".join([arrow.strip() if arrow.strip() != "->" else "->", *parts])
+
+
+def _list(value: object) -> Sequence[Any]:
+    if not isinstance(value, list | tuple):
+        raise TypeError("an object or a text is no list, though it can be iterated over")
+    return cast("Sequence[Any]", value)
 
 
 def _windows(atoms: Sequence[Atom]) -> list[tuple[Atom, str, Window]]:
