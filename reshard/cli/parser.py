@@ -33,6 +33,13 @@ class _Parser(argparse.ArgumentParser):
         """Prints the message and exits with code 2."""
         self.exit(2, f"{self.prog.split()[0]}: error: {message} ({self.prog} --help says more)\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Writes a message; on stdout, what a full disk does not take is an error, which argparse would pass over."""
+        if file is not sys.stdout:
+            super()._print_message(message, file)
+        else:
+            print(message, end="", flush=True)
+
 
 def parse(argv: Sequence[str] | None) -> CommandCall:
     """The command that these arguments name, with its options.

@@ -47,6 +47,7 @@ def test_a_closed_pipe_is_not_an_error():
 
 STREAMS = {
     f"plan --mesh x=4,y=2 '{SOURCE}' '{TARGET}' --json > /dev/full": (2, "the answer cannot be written (No space left"),
+    "--help > /dev/full": (2, "the answer cannot be written (No space left"),
     f"plan --mesh x=4,y=2 '{SOURCE}' '{TARGET}' >&-": (0, ""),
     "plan --batch - <&-": (0, ""),
 }
