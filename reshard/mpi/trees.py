@@ -43,7 +43,7 @@ from reshard.runtime.on_mpi.team import Comm, Facts, Team, Watch
 from reshard.runtime.on_mpi.tree_run import TreeTiles, check_parts, run_tree, steps_of
 from reshard.runtime.on_mpi.tree_schedule import Part, schedule_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, Posted
-from reshard.runtime.platform_network import named
+from reshard.runtime.platform_network import named, network_text
 from reshard.synth import Network, plan_tree
 from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout
@@ -117,7 +117,8 @@ class TreeMove:
         ahead: Callable[[Team, Watch], None] | None = None,
     ) -> dict[str, Any]:
         def request(given: _ReadyTree) -> str:
-            options = {"budget": self.budget, "network": self.network, "verify": self.verify}
+            network = None if self.network is None else network_text(self.network)
+            options = {"budget": self.budget, "network": network, "verify": self.verify}
             options["scale"] = ", ".join(sorted(given.arrays.scales))
             chosen = {name: value for name, value in options.items() if value}
             return f"{given.planned.manifest}{MANIFEST_END}{chosen or ''}"

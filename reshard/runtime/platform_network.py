@@ -1,10 +1,13 @@
-"""The network that the environment names, for calls that name none."""
+"""The network of a call: what the environment names where the call names none, and the text that ranks compare."""
 
 from __future__ import annotations
 
 import os
 
+from reshard.errors import ReshardError, quoted
 from reshard.synth import Network
+from reshard.synth.network import PRESETS
+from reshard.synth.planner import network_of
 
 VARIABLE = "RESHARD_NETWORK"
 """The environment variable: a preset, a file as `reshard calibrate` writes it, or "none"."""
@@ -17,3 +20,21 @@ def named(given: Network | str | None) -> Network | str | None:
     'h100'
     """
     return os.environ.get(VARIABLE) or None if given is None else given
+
+
+def network_text(given: Network | str | None) -> str:
+    """A network as ranks compare it: the name of a preset, else all figures, those of a file included.
+
+    Networks of one name are not equal for that. What is not a network is quoted.
+
+    >>> network_text("h100") == network_text(Network.preset("h100")) == "h100"
+    True
+    >>> one, other = (network_text(Network.of({"x": (1e-6, bandwidth)}, "lab")) for bandwidth in (9e10, 8e10))
+    >>> one == other
+    False
+    """
+    try:
+        network = network_of(given)
+    except ReshardError:  # The call raises it, on all ranks.
+        return quoted(given)
+    return network.name if network is not None and PRESETS.get(network.name) == network else repr(network)

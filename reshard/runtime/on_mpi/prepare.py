@@ -23,7 +23,7 @@ from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
 from reshard.runtime.on_mpi.wire.messages import SMALL
-from reshard.runtime.platform_network import named
+from reshard.runtime.platform_network import named, network_text
 from reshard.synth import Network, plan
 from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout, Mesh
@@ -66,7 +66,8 @@ class MoveRequest:
         ends = f"{self.source} -> {self.target} on {self.source.mesh!r}"
         if self.target.mesh != self.source.mesh:
             ends += f" and {self.target.mesh!r}"
-        options = {"budget": self.budget, "network": self.network, "donate": self.donate}
+        network = None if self.network is None else network_text(self.network)
+        options = {"budget": self.budget, "network": network, "donate": self.donate}
         return ", ".join([ends, *(f"{name}={value}" for name, value in options.items() if value)])
 
 

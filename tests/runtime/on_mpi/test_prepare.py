@@ -42,6 +42,12 @@ LONG = layouts("f32[{x}4, 16, 16384]", "f32[16, {x}4, 16384]")
 SUM = layouts("f32[16, 16] + sum{x}", "f32[{x}4, 16]")
 
 
+def test_networks_of_one_name_are_two_requests():
+    texts = [str(MoveRequest(*SHORT, network=rs.Network.of({"x": (0, bandwidth)}, "lab"))) for bandwidth in (1, 2)]
+    assert texts[0] != texts[1] and "bandwidth=2.0" in texts[1]
+    assert str(MoveRequest(*SHORT, network="h100")).endswith("network=h100")
+
+
 @pytest.mark.parametrize(
     ("pair", "facts", "options", "way", "otherwise"),
     [
