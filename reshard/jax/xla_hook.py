@@ -11,7 +11,6 @@ caches, so a program that was compiled without it is compiled anew with it, and 
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
 import sys
@@ -140,7 +139,14 @@ def enable(*, network: Network | str | None = None, budget: int | str | None = N
 
 
 def disable() -> None:
-    """Switches the pass off again; does nothing if it is off."""
+    """Switches the pass off again; does nothing if it is off.
+
+    >>> if hook_exists():
+    ...     log = enable()
+    >>> disable()
+    >>> is_on()
+    False
+    """
     if _state.context is not None:
         _state.context.set_global(None)
 
@@ -254,11 +260,7 @@ def _jaxlib(module: str) -> Any:
 def _cache_key() -> str:
     """What the pass adds to the keys of jax's persistent cache."""
     switched = _state.context.value
-    return "" if switched is None else f" reshard {_version()} {switched.options}"
-
-
-def _version() -> str:
-    return importlib.metadata.version("reshard")
+    return "" if switched is None else f" reshard {persistent_cache.version()} {switched.options}"
 
 
 def _on_module(module: bytes) -> bytes | None:

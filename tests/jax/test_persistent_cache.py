@@ -9,7 +9,7 @@ import pytest
 
 import reshard as rs
 from reshard.hlo import Array
-from reshard.jax import xla_hook
+from reshard.jax import persistent_cache, xla_hook
 from reshard.jax.fragments import FragmentKey, Fragments
 from reshard.jax.jit import jit
 from tests.jax.moving import numbered, program
@@ -66,6 +66,25 @@ def test_what_was_replaced_in_a_program_from_it_is_not_known(cache):
     """... and the decision says so."""
     whys = [jit(lambda v: program(v)).lower(numbered()).compile().decision.why for _ in range(2)]
     assert whys[0].startswith("1792 B received instead of") and whys[1].startswith("jax's persistent cache had it")
+
+
+def test_another_source_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A cache that outlives the code must not serve what older code made; equal code is one version wherever it is."""
+    versions = []
+    for folder, name, code in (("a", "x.py", "1"), ("b", "x.py", "1"), ("c", "x.py", "2"), ("d", "y.py", "1")):
+        (tmp_path / folder / "types").mkdir(parents=True)
+        (tmp_path / folder / "types" / name).write_text(code)
+        monkeypatch.setattr(persistent_cache, "_PACKAGE", tmp_path / folder)
+        versions.append(persistent_cache.version.__wrapped__())
+    assert versions[0] == versions[1] and len(set(versions)) == 3
+    assert persistent_cache.version() in _key_with_the_pass_on()
+
+
+def _key_with_the_pass_on() -> str:
+    from jax._src import cache_key
+
+    with xla_hook.enabled():
+        return cache_key.custom_hook()
 
 
 @pytest.mark.slow
