@@ -114,10 +114,10 @@ class Area:
         return Size(float(width), float(height))
 
 
-def blank(size: Size, ink: Ink | None = None) -> Area:
+def blank(size: Size) -> Area:
     """A new figure of this size, as an area."""
     figure = Picture(figsize=size)
-    ink = ink or Ink.of_style()
+    ink = Ink.of_style()
     cast(Any, figure).set_facecolor(ink.back)
     return Area(figure, ink, 0, 0, *size)
 

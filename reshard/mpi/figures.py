@@ -29,6 +29,12 @@ class ScheduleFigures(NamedTuple):
     which all moves need. `sends` and `receives` are the rank's messages to and from ranks of other nodes, and of its
     own if the plan's steps are run. If messages are joined by node, they are those that the rank carries. Reductions
     are MPI's own and count as none.
+
+    >>> from reshard.types import Mesh
+    >>> ends = (Layout.parse(text, Mesh(x=64)) for text in ("f32[{x}1, 64]", "f32[64, {x}1]"))
+    >>> figures = schedule_figures(*ends, rank=5, nodes=8)
+    >>> figures.sends == figures.receives, figures.seconds < 60, figures.bytes > 0
+    (True, True, True)
     """
 
     seconds: float

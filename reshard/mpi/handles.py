@@ -149,7 +149,20 @@ class MoveHandle:
 
 
 class StartedMove:
-    """A move that is under way."""
+    """A move that is under way, as a handle's `start` begins it.
+
+    >>> import numpy as np
+    >>> from mpi4py import MPI
+    >>> from reshard import Mesh
+    >>> mesh = Mesh(x=MPI.COMM_WORLD.size)
+    >>> rows, columns = (Layout.from_spec(mesh, (8, 8), "float32", spec) for spec in ([["x"]], [[], ["x"]]))
+    >>> with prepare(rows, columns, MPI.COMM_WORLD) as to_columns:
+    ...     started = to_columns.start(np.ones(rows.tile_shape, "float32"))
+    ...     work = sum(range(1000))  # meanwhile
+    ...     tile = started.wait()
+    >>> tile.shape == columns.tile_shape
+    True
+    """
 
     def __init__(self, run: Callable[[], Any]) -> None:
         self._run: Callable[[], Any] | None = run

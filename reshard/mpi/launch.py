@@ -28,7 +28,7 @@ _RANK_VARIABLES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_", "MPIEXEC_")
 _PATIENCE = 10  # Seconds that mpiexec has to end its ranks after a SIGTERM.
 
 
-def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, timeout: float | None = None) -> int:
+def launch(ranks: int, arguments: Sequence[str], timeout: float | None = None) -> int:
     """Runs a script as `python -m mpi4py` does, on a number of ranks, and returns mpiexec's exit status.
 
         reshard.mpi.launch(4, ["script.py", "--steps", "10"])
@@ -46,7 +46,7 @@ def launch(ranks: int, arguments: Sequence[str], mpiexec: str | None = None, tim
     """
     if list(arguments) in ([], ["-m"]):
         raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
-    line = command(ranks, arguments, mpiexec)
+    line = command(ranks, arguments)
     if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
         raise RankError(f"there is no script {quoted(arguments[0])}; give the path of one, or -m and a module")
     with (
@@ -74,15 +74,15 @@ def end(started: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
         started.kill()
 
 
-def command(ranks: int, arguments: Sequence[str], mpiexec: str | None = None) -> list[str]:
+def command(ranks: int, arguments: Sequence[str]) -> list[str]:
     """The command line that starts the ranks. Raises `RankError` for fewer than one rank, or without an mpiexec.
 
-    >>> command(2, ["-m", "package.module", "--fast"], "mpiexec")[:3]
-    ['mpiexec', '-n', '2']
+    >>> command(2, ["-m", "package.module", "--fast"])[1:3]
+    ['-n', '2']
     """
     if whole(ranks, 1) is None:
         raise RankError(f"{quoted(ranks)} ranks: give a whole number from 1 up")
-    return [mpiexec or find(), "-n", str(ranks), sys.executable, "-m", "reshard.mpi.rank", *arguments]
+    return [find(), "-n", str(ranks), sys.executable, "-m", "reshard.mpi.rank", *arguments]
 
 
 def environment() -> dict[str, str]:

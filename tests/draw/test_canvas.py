@@ -7,11 +7,9 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from reshard.draw import canvas
-from reshard.draw.canvas import Area, Ink, Size, box, byte_ticks, on, short_bytes, stripes, width_of
+from reshard.draw.canvas import Area, Size, box, byte_ticks, on, short_bytes, stripes, width_of
 from reshard.draw.shapes import FEW, by_coordinate
 from reshard.types import Mesh
-
-INK = Ink("#000000", "#ffffff")
 
 
 def area_of(corners) -> float:
@@ -67,11 +65,11 @@ def test_the_width_of_words_is_that_of_their_longest_line():
 
 
 def test_areas_are_in_inches_from_the_top_left():
-    area = canvas.blank(Size(4, 2), INK)
+    area = canvas.blank(Size(4, 2))
     inner = area.inside(1, 0.5, 2, 1)
-    assert inner == Area(area.figure, INK, 1, 0.5, 2, 1) and inner.inside(0.5, 0.25, 1, 0.5).left == 1.5
+    assert inner == Area(area.figure, area.ink, 1, 0.5, 2, 1) and inner.inside(0.5, 0.25, 1, 0.5).left == 1.5
     axes = inner.axes()
     assert axes.get_position().bounds == pytest.approx((0.25, 0.25, 0.5, 0.5))
     inner.text(0, 0, "top left")
     (text,) = area.figure.texts
-    assert text.get_position() == pytest.approx((0.25, 0.75)) and text.get_color() == INK.text
+    assert text.get_position() == pytest.approx((0.25, 0.75)) and text.get_color() == area.ink.text

@@ -18,9 +18,10 @@ from reshard.synth import Network
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    assert command(3, ["a.py", "b"], "mpi") == ["mpi", "-n", "3", sys.executable, "-m", "reshard.mpi.rank", "a.py", "b"]
+    line = [find(), "-n", "3", sys.executable, "-m", "reshard.mpi.rank", "a.py", "b"]
+    assert command(3, ["a.py", "b"]) == line
     with pytest.raises(RankError, match="0 ranks"):
-        command(0, ["a.py"], "mpi")
+        command(0, ["a.py"])
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RankError, match="no mpiexec"):

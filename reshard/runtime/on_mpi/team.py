@@ -293,7 +293,12 @@ def moving(team: Team) -> Generator[None]:
 
 
 def world() -> Comm:
-    """The communicator of all ranks that were started together (`MPI.COMM_WORLD`)."""
+    """The communicator of all ranks that were started together (`MPI.COMM_WORLD`).
+
+    >>> comm = world()
+    >>> 0 <= comm.rank < comm.size
+    True
+    """
     return MPI.COMM_WORLD
 
 
