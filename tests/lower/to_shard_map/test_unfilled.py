@@ -1,0 +1,50 @@
+"""Results that start unfilled, as on a TPU: whatever memory held before, each element is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from reshard.lower.to_shard_map import block_writes, exchange, joining, parts
+from reshard.types.rules.cost import StepMode
+from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
+
+STEPS = [
+    ("all_to_all", "f32[16, 16, {x}3]", "f32[16, {x}4, 12]", StepMode(parts=2)),  # staged, then into the result
+    ("all_gather", "f32[16, {x}4, {y}8]", "f32[16, 16, 16]", StepMode(parts=2)),
+    ("exchange", "f32[16, 16, {x}{y}2]", "f32[16, {x}4, 16]", StepMode(parts=2)),  # in loops, its lanes in dim 1
+    ("exchange", "f32[{x}4, 8, 3]", "f32[16, {x}2, 3]", StepMode(2)),  # in rounds, in pieces
+]
+
+
+def on_a_tpu(*arrays: Any, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
+    return branches.get("tpu", default)(*arrays)
+
+
+def used_memory(shape: Sequence[int], dtype: Any) -> jax.Array:
+    used.append(tuple(shape))
+    return jnp.full(tuple(shape), jnp.nan, dtype)
+
+
+used: list[tuple[int, ...]] = []
+
+
+@pytest.mark.fast(1)
+@pytest.mark.parametrize(("kind", "source", "target", "mode"), STEPS)
+def test_each_element_is_written(kind: str, source: str, target: str, mode: StepMode, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lax, "platform_dependent", on_a_tpu)
+    monkeypatch.setattr(joining, "orders", lambda step: None)
+    for name, value in (("LANES", 4), ("SUBLANES", 2), ("UNROLLED", 8)):
+        monkeypatch.setattr(block_writes, name, value)
+    monkeypatch.setattr(exchange, "LOOPED", 2)
+    for module in (parts, block_writes, exchange):
+        monkeypatch.setattr(module, "unfilled", used_memory)
+        monkeypatch.setattr(module, "laid_out", lambda tile: tile)  # layouts are a TPU's
+    used.clear()
+    check_on_xla(one_step(kind, source, target, mode))
+    assert used
