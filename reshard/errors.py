@@ -134,6 +134,6 @@ def quoted(value: object) -> str:
     given: Any = value
     start: Any = given[:MOST_QUOTED] if isinstance(value, bytes | list | tuple) else given
     try:
-        return shortened(repr(start))
+        return shortened(" ".join(repr(start).split()))  # That of an array has lines.
     except Exception:  # The repr is the caller's code.
         return f"a {start.__class__.__name__}"

@@ -6,7 +6,16 @@ from typing import Any
 
 import jax
 
+from reshard.errors import ProgramError, quoted
+
 _jax: Any = jax  # Its own stubs leave too much unknown.
+
+
+def checked_function(f: Any) -> Any:
+    """Returns the function; raises `ProgramError` for what cannot be called."""
+    if not callable(f):
+        raise ProgramError(f"{quoted(f)} is a {type(f).__name__}, not a function; give one, as to jax.jit")
+    return f
 
 
 def placement_of(leaf: Any) -> Any:

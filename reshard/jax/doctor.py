@@ -21,6 +21,7 @@ from jaxlib import xla_client as _xla_client
 from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
 from reshard.jax import explicit_reshards
+from reshard.jax.arguments import checked_function
 from reshard.jax.explicit_reshards import ReshardOp
 from reshard.jax.platform_network import checked, network_on
 from reshard.jax.shardy_ops import make_compilable
@@ -45,7 +46,8 @@ def report(f: Callable[..., Any], *, network: Network | str | None = None, **opt
     >>> print(report(lambda x: 2 * x)(1.0))
     jit__lambda on 1 device: no data moves between devices
     """
-    jitted: Any = f if hasattr(f, "lower") and not options else _jax.jit(f, **options)
+    lowers = hasattr(f, "lower") and not isinstance(f, str | bytes)  # which have a method of that name, too
+    jitted: Any = f if lowers and not options else _jax.jit(checked_function(f), **options)
 
     def of(*args: Any, **kwargs: Any) -> Report:
         lowered = jitted.lower(*args, **kwargs)

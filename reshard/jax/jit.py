@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from reshard.errors import LayoutError, NetworkError
 from reshard.jax import module_pass
-from reshard.jax.arguments import abstract, placement_of
+from reshard.jax.arguments import abstract, checked_function, placement_of
 from reshard.jax.module_pass import PassOptions, pass_options
 from reshard.jax.partitioner_hook import as_constraints
 from reshard.jax.pass_report import PassReport
@@ -74,6 +74,7 @@ def jit(
         ours: dict[str, Any] = {"network": network, "budget": budget, "prefer": prefer}
         return functools.partial(jit, **ours, strict=strict, max_bytes=max_bytes, **options)
     limits = Limits(not strict, max_bytes)
+    checked_function(f)
     if hook_exists():
         return JittedInXla(f, options, prepared(network, budget, prefer), limits)
     return Jitted(f, options, pass_options(network, budget, prefer), limits)

@@ -17,7 +17,7 @@ from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.sharding import Mesh as JaxMesh
 
-from reshard.errors import LayoutError, MeshError, about_sharding, quoted
+from reshard.errors import LayoutError, MeshError, PlanError, about_sharding, quoted
 from reshard.jax.targets import Target
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
@@ -80,6 +80,16 @@ def is_spread(x: Any) -> bool:
     if not isinstance(x, jax.Array) or isinstance(x, Tracer) or is_key_array(x):
         return False
     return isinstance(x.sharding, NamedSharding) and len(x.sharding.device_set) > 1
+
+
+def check_alive(arrays: Any) -> None:
+    """Raises `PlanError` if some array of a tree has been deleted."""
+    for x in jax.tree.leaves(arrays):
+        if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted():
+            raise PlanError(
+                f"the array of shape {x.shape} and dtype {x.dtype} has been deleted: by a call that it was donated to, "
+                f"or by its delete(); use the result of that call, or do not donate it"
+            ) from None
 
 
 def named_sharding(given: object, x: Any, what: str) -> NamedSharding:

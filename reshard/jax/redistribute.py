@@ -19,7 +19,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 
-from reshard.errors import LayoutError, PlanError, quoted
+from reshard.errors import LayoutError, quoted
 from reshard.jax import placement, traced, views
 from reshard.jax.batches import run_all
 from reshard.jax.eager import (
@@ -36,6 +36,7 @@ from reshard.jax.eager import (
 from reshard.jax.joint import is_joint, joint_moves
 from reshard.jax.platform_network import checked
 from reshard.jax.request import ReshardRequest
+from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target, ViewOptions
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
@@ -102,18 +103,27 @@ def redistribute(
     """
     options = _options(budget, network, donate)
     given = ViewOptions(view, take, into, out, dtype, scale, sizes)
-    if not given.plain:
-        return views.moved(x, sharding, source, given, options)
-    if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
-        return put(x, sharding, donate=False)
-    if source is None and isinstance(x, jax.Array) and placement.is_target(sharding):
-        return run_now(_prepared(x, sharding, None, options))
+    try:
+        if not given.plain:
+            return views.moved(x, sharding, source, given, options)
+        if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
+            return put(x, sharding, donate=False)
+        if source is None and isinstance(x, jax.Array) and placement.is_target(sharding):
+            return run_now(_prepared(x, sharding, None, options))
+        return _moved(x, sharding, source, options)
+    except RuntimeError:
+        placement.check_alive(x)
+        raise
+
+
+def _moved(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Any:
+    """A tree of arrays on its new shardings."""
     leaves, tree = jax.tree.flatten(x)
-    targets = _broadcast(sharding, x, len(leaves), "target")
-    sources = [None] * len(leaves) if source is None else _broadcast(source, x, len(leaves), "source")
+    targets = spread(sharding, x, "target")
+    sources = [None] * len(leaves) if source is None else spread(source, x, "source")
     if is_joint(leaves, options["budget"]):
         return jax.tree.unflatten(tree, _jointly(x, leaves, targets, sources, options))
-    if donate and len({*map(id, leaves)}) < len(leaves):
+    if options["donate"] and len({*map(id, leaves)}) < len(leaves):
         return jax.tree.unflatten(tree, _moved_once_each(leaves, targets, sources, options))
     return jax.tree.unflatten(tree, run_all(_all_prepared(leaves, targets, sources, options)))
 
@@ -168,22 +178,6 @@ def _is_there(x: Any, sharding: Any) -> bool:
         and not isinstance(x, Tracer)
         and (x.sharding == sharding)
     )
-
-
-def _broadcast(given: Any, x: Any, leaves: int, what: str) -> list[Any]:
-    """One sharding per leaf of `x`, from one sharding for all, or from a tree of them that is a prefix of `x`."""
-    if placement.is_target(given):
-        return [given] * leaves
-    try:
-        spread = jax.tree.broadcast(given, x, is_leaf=placement.is_target)
-    except ValueError as error:
-        raise PlanError(
-            f"the tree of {what} shardings is not a prefix of the tree of arrays ({error}); give one sharding for all, "
-            f"or a tree of them of the same structure"
-        ) from None
-    shardings: list[Any] = []
-    jax.tree.map(lambda leaf, s: shardings.append(s), x, spread)  # pyright: ignore[reportUnknownLambdaType]
-    return shardings
 
 
 def _prepared(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pending:

@@ -17,9 +17,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from reshard.errors import AgreementError, LayoutError, shortened
+from reshard.errors import AgreementError, shortened
 from reshard.jax import placement
 from reshard.jax.redistribute import redistribute
+from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target
 from reshard.jax.views import ends
 from reshard.synth import Network
@@ -68,18 +69,6 @@ def _sharding_of(target: Any) -> Any:
     return target if placement.is_target(target) else getattr(target, "sharding", target)
 
 
-def _spread(shardings: Any, source: Any) -> list[Any]:
-    """One sharding per leaf, in the order of the leaves."""
-    try:
-        spread = shardings if not placement.is_target(shardings) else jax.tree.map(lambda _: shardings, source)  # pyright: ignore[reportUnknownLambdaType]
-        given = jax.tree.broadcast(spread, source, is_leaf=placement.is_target)
-    except ValueError as error:
-        raise LayoutError(f"the target's tree is not that of the arrays ({error}); give one of its structure") from None
-    listed: list[Any] = []
-    jax.tree.map(lambda _, sharding: listed.append(sharding), source, given)  # pyright: ignore
-    return listed
-
-
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
@@ -91,8 +80,8 @@ def _manifest(source: Any, target: Any, version: Version | Mapping[str, Version]
     """What this process moves; its names are the paths of the tree."""
     shardings = jax.tree.map(_sharding_of, target, is_leaf=placement.is_target)
     pairs, _ = jax.tree_util.tree_flatten_with_path(source)
-    spread = _spread(shardings, source)
-    entries = {_name(path): _entry(leaf, target) for (path, leaf), target in zip(pairs, spread, strict=True)}
+    targets = spread(shardings, source, "target")
+    entries = {_name(path): _entry(leaf, target) for (path, leaf), target in zip(pairs, targets, strict=True)}
     return Manifest.of(entries, version)
 
 

@@ -52,7 +52,8 @@ def checked_ids(device_ids: object, size: int, mesh: str) -> tuple[int, ...]:
 def _distinct(listed: list[object], size: int, mesh: str) -> tuple[int, ...]:
     bad = [each for each in listed if whole(each) is None and whole(each, -MOST, -1) is None]
     if bad:
-        raise MeshError(f"device_ids has {quoted(bad[0])}; a device id is a whole number of at least 0")
+        like = ", such as the id of a jax device" if hasattr(bad[0], "id") else ""
+        raise MeshError(f"device_ids has {quoted(bad[0])}; a device id is a whole number of at least 0{like}")
     ids = tuple(int(cast("int", each)) for each in listed)
     if len(set(ids)) != size or min(ids, default=0) < 0:
         raise MeshError(f"device_ids {quoted(list(ids)[:16])} of mesh {mesh}: ids must be distinct and at least 0")

@@ -377,7 +377,8 @@ class Layout:
 def checked_mesh(mesh: object) -> Mesh:
     """Returns the mesh; raises `MeshError` for any other object."""
     if not isinstance(mesh, Mesh):
-        raise MeshError(f"{quoted(mesh)} is a {type(mesh).__name__}, not a Mesh; give Mesh(x=4, y=2), Mesh(jax_mesh)")
+        kind = "jax mesh" if hasattr(mesh, "axis_names") else type(mesh).__name__
+        raise MeshError(f"{quoted(mesh)} is a {kind}, not a reshard.Mesh; give Mesh(x=4, y=2), or Mesh(jax_mesh)")
     return mesh
 
 

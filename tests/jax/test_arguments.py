@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
+import reshard.jax
+from reshard.errors import ProgramError
 from reshard.jax.arguments import abstract, placement_of
 from tests.jax.moving import BEFORE, numbered
 
@@ -24,3 +27,10 @@ def test_an_array_that_jax_may_place_has_no_placement() -> None:
     assert placement_of(numbered()) == BEFORE
     (key,), _ = abstract((jax.random.key(0),), {})
     assert key.shape == () and key.dtype == jax.random.key(0).dtype
+
+
+@pytest.mark.parametrize("given", ["step.py", 3, None])
+def test_what_is_no_function(given: object) -> None:
+    for call in (reshard.jax.report, reshard.jax.jit)[: 1 if given is None else 2]:  # Without one, jit is a decorator.
+        with pytest.raises(ProgramError, match="not a function; give one"):
+            call(given)

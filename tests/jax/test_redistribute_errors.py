@@ -267,8 +267,16 @@ def test_a_budget_for_an_array_whose_sharding_has_no_names():
 def test_a_deleted_array():
     x = put(on(BEFORE))
     x.delete()
-    with pytest.raises(RuntimeError, match="deleted"):
-        redistribute(x, on(AFTER))
+    for tree in (x, {"a": put(on(BEFORE)), "b": x}):
+        with pytest.raises(PlanError, match=r"the array of shape \(8, 8\) and dtype float32 has been deleted"):
+            redistribute(tree, on(AFTER))
+
+
+def test_an_array_that_is_donated_twice():
+    x = put(on(BEFORE))
+    redistribute(x, on(AFTER), donate=True)
+    with pytest.raises(PlanError, match="use the result of that call"):
+        redistribute(x, on(AFTER), donate=True)
 
 
 # ---- trees -----------------------------------------------------------------------------------------
@@ -285,7 +293,8 @@ def test_a_tree_that_does_not_fit(how: str, what: str):
         "a leaf without one": ([x, [x]], [fits, [fits, fits]]),
     }[how]
     target, source = (given, None) if what == "target" else (on(AFTER), given)
-    words = (f"tree of {what} shardings", "prefix", "one sharding for all")
+    names = {"fewer keys": "only the arrays have b", "longer": f"only the {what} shardings have 2"}
+    words = (f"tree of {what} shardings", "prefix", names.get(how, f"only the {what}"), "one sharding for all")
     refused(lambda tree: redistribute(tree, target, source=source), tree, PlanError, *words)
     assert_exact(x, on(BEFORE), VALUES)
 
