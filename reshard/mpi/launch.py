@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reshard.errors import RankError, quoted
-from reshard.types.whole import whole
+from reshard.types.whole import listed, whole
 
 SETTINGS: Mapping[str, str] = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -28,7 +28,7 @@ _RANK_VARIABLES = ("PMI_", "PMIX_", "HYDI_", "OMPI_COMM_", "MPIEXEC_")
 _PATIENCE = 10  # Seconds that mpiexec has to end its ranks after a SIGTERM.
 
 
-def launch(ranks: int, arguments: Sequence[str], timeout: float | None = None) -> int:
+def launch(ranks: int, arguments: Sequence[str | Path], timeout: float | None = None) -> int:
     """Runs a script as `python -m mpi4py` does, on a number of ranks, and returns mpiexec's exit status.
 
         reshard.mpi.launch(4, ["script.py", "--steps", "10"])
@@ -44,11 +44,12 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float | None = None) -
     ...     launch(2, [script.name])
     0
     """
-    if list(arguments) in ([], ["-m"]):
-        raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
-    line = command(ranks, arguments)
-    if not arguments[0].startswith("-") and not Path(arguments[0]).exists():
-        raise RankError(f"there is no script {quoted(arguments[0])}; give the path of one, or -m and a module")
+    words = _words(arguments)
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):  # pyright: ignore
+        raise RankError(f"timeout {quoted(timeout)}: give seconds, a number above 0, or None to wait for the end")
+    line = command(ranks, words)
+    if not words[0].startswith("-") and not Path(words[0]).exists():
+        raise RankError(f"there is no script {quoted(words[0])}; give the path of one, or -m and a module")
     with (
         tempfile.TemporaryDirectory(prefix="reshard-run-") as folder,
         subprocess.Popen(line, env={**environment(), FOLDER: folder}) as started,
@@ -57,10 +58,21 @@ def launch(ranks: int, arguments: Sequence[str], timeout: float | None = None) -
             return started.wait(timeout)
         except subprocess.TimeoutExpired:
             raise RankError(
-                f"{ranks} ranks of {' '.join(arguments)} took longer than {timeout:g} s and were ended"
+                f"{ranks} ranks of {' '.join(words)} took longer than {timeout:g} s and were ended"
             ) from None
         finally:
             end(started)
+
+
+def _words(arguments: object) -> list[str]:
+    """The words of the line that starts a script or a module."""
+    given = listed(arguments)
+    if given is None or not all(isinstance(each, str | Path) for each in given):
+        raise RankError(f"arguments {quoted(arguments)}: give a list, such as ['script.py', '--steps', '10']")
+    words = [str(each) for each in given]
+    if words in ([], ["-m"]):
+        raise RankError("nothing to run: give a script, or -m and a module, with its arguments")
+    return words
 
 
 def end(started: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:

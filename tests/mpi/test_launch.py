@@ -30,6 +30,22 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert find() == str(tmp_path / "mpiexec")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ("script.py", {}, "arguments 'script.py': give a list"),
+        (None, {}, "arguments None: give a list"),
+        ([], {}, "nothing to run"),
+        ([Path("none.py")], {}, "there is no script 'none.py'"),
+        (["-c", "pass"], {"timeout": "1s"}, "timeout '1s': give seconds"),
+        (["-c", "pass"], {"timeout": float("nan")}, "timeout nan: give seconds"),
+    ],
+)
+def test_what_cannot_be_started(arguments, options, message):
+    with pytest.raises(RankError, match=message):
+        launch(2, arguments, **options)
+
+
 def test_the_environment(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMPI_MCA_osc", "mine")
     monkeypatch.setenv("PMI_RANK", "1")
