@@ -67,7 +67,7 @@ def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 
 def _check_names(top: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Exits for a command or an option that there is not, with the one that is most like it."""
+    """Exits for an unknown command or option, and suggests the most similar one."""
     commands = commands_of(top)
     at = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
     _check_options(top, words[:at])

@@ -12,7 +12,7 @@ PATIENCE = 2.0  # seconds
 
 @contextmanager
 def progress(what: str, patience: float = PATIENCE) -> Generator[None]:
-    """Says what is done after so many seconds, and once more each time the time since has doubled.
+    """Prints `what` is being done after `patience` seconds, and again whenever the time taken has doubled.
 
     >>> with progress("reading"):
     ...     pass

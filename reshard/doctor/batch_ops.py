@@ -4,8 +4,8 @@
     %s = (f32[8,64], s32[8,64]) sort(%a, %i), dimensions={1}
     %l = (f32[16,4,4], s32[16]) custom-call(%a), custom_call_target="lapack_spotrf_ffi", {num_batch_dims="1"}
 
-XLA's partitioner runs some of them on whole arrays although each device has whole rows. They may as well run on a
-device's own rows, so that their results are moved, and not what they take.
+XLA's partitioner runs some of them on whole arrays although each device has whole rows. Run on each device's own rows
+instead, they need no gather of their operands; only their results are moved.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _is_stable(module: Module, instruction: Instruction) -> bool:
 
 
 def _custom(instruction: Instruction, operands: tuple[Array, ...], rank: int) -> BatchOp | None:
-    """A call of foreign code; it says by itself how many of its first dims count rows."""
+    """A call of foreign code; its attributes say how many of its first dims count rows."""
     attributes = instruction.attributes
     target = attributes.get("custom_call_target", "").strip('"')
     if target == _TOP_K and len(operands) == 1:

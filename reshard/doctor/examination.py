@@ -214,7 +214,7 @@ def _mesh(known: Sequence[Known], collectives: Sequence[Collective], devices: in
 
 
 def named_mesh(collectives: Sequence[Collective], devices: int) -> Mesh | None:
-    """The mesh of so many devices that collectives name; None if it is not unique."""
+    """The mesh that the collectives of a program on `devices` devices name; None if it is not unique."""
     return _mesh((), collectives, devices)
 
 

@@ -1,8 +1,8 @@
 """Whether an operation that runs on other rows than before still yields every element of its results.
 
 Every element of a result is followed back to the operation, in the old module and in the new one: it must be the same
-element of a row. Then the elements of these rows are followed back to the source, and must be the same ones. And both
-operations must be the same, but for the number of rows.
+element of a row. Then the elements of these rows are followed back to the source, and must be the same ones. Both
+operations must be equal in all but the number of rows.
 """
 
 from __future__ import annotations

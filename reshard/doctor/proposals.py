@@ -234,7 +234,7 @@ class Proposals:
         return replace(one, fate=fate, allowed_bytes=allowed, excess_bytes=excess)
 
     def _check_bytes(self, one: Proposal, received: int, why: str) -> None:
-        """Raises `Unfit` if so many bytes are no gain; as many as before may be if memory or time is preferred."""
+        """Raises `Unfit` unless `received` bytes are a gain: fewer, or no more if memory or time is preferred."""
         before, prefer = one.fate.received_bytes, self.options.prefer
         if received > before or (received == before and prefer == "bytes"):
             raise Unfit(why)

@@ -80,7 +80,7 @@ class Rematerialization:
 
     @property
     def planned_bytes(self) -> int:
-        """The bytes that a device would receive in the plan; as many as it does if there is none."""
+        """The bytes that a device would receive in the plan; without one, the bytes that it receives now."""
         return self.received_bytes if self.plan is None else self.plan.received_bytes
 
     @property

@@ -185,7 +185,7 @@ class ComputationProto:
 class ModuleProto:
     """A module; `schedule` has the ids of each computation's instructions in order, None if it is not scheduled.
 
-    `highest_id` is the highest id that any of its computations had so far: those of removed ones are not given again.
+    `highest_id` is the highest id that any of its computations has ever had: ids of removed ones are not reused.
     """
 
     message: Message

@@ -38,10 +38,10 @@ MOST = 100
 MOST_KINDS = 32
 """The most kinds of move in one program, and the most arrays of few kinds."""
 STACK = 5
-"""As many arrays of each of many kinds move in one program if they may: a start has the collectives of all its kinds,
-and costs them."""
+"""At least this many arrays of each kind move in one program of several kinds, if there are as many: starting it costs
+the collectives of all its kinds."""
 ALIKE = 16
-"""Kinds share programs if at most one array in so many moves twice by that."""
+"""Kinds share a program if at most one in this many arrays moves twice because of it."""
 _OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
 """Options by platform that make a program in three quarters of the time, which moves small arrays as fast."""
 
@@ -98,7 +98,7 @@ def buckets(
 def _of_like_counts(
     places: Mapping[EagerProgram, Sequence[int]], lane_of: Callable[[EagerProgram], object]
 ) -> Iterator[tuple[EagerProgram, ...]]:
-    """The kinds of which, if all had as many arrays, few would move twice; those of one lane side by side."""
+    """Groups of kinds with about equally many arrays, so that few move twice; kinds of one lane are neighbours."""
     rest = sorted(places, key=lambda kind: -len(places[kind]))
     while rest:
         number = _alike_counts([len(places[kind]) for kind in rest])

@@ -177,7 +177,7 @@ def check_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> No
 
 @lru_cache(maxsize=4096)
 def _is_there(source: NamedSharding, target: NamedSharding, rank: int) -> bool:
-    """Whether an array is where it shall go, in the same memory."""
+    """Whether an array already has its target sharding, in the same kind of memory."""
     if source == target:
         return True
     sums = any(s.spec.unreduced or s.spec.reduced for s in (source, target))  # JAX's comparison ignores them.

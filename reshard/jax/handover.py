@@ -72,7 +72,7 @@ def _without_shardings(function: Operation) -> None:
 
 
 def _restore_operation(op: Operation, keep: bool) -> None:
-    """Gives an operation the sharding that it had before propagation; with `keep`, it keeps that of now.
+    """Gives an operation the sharding that it had before propagation, or with `keep` leaves it the present one.
 
     An operation without a sharding of its own keeps it as a constraint on each result.
     """

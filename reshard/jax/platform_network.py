@@ -105,8 +105,8 @@ def best_plan_on(
 
 
 def _short_plan(fast: Plan, network: Network, budget: int | None, donate: bool, padded: bool) -> Plan:
-    """The plan of few messages that needs the least memory of those that take at most `SLOWER` times the seconds of a
-    fast plan; that one, if there is none."""
+    """Among the plans of few messages that take at most `SLOWER` times the seconds of `fast`, the one that needs the
+    least memory; `fast` if there is none."""
     timed = cost.timed(fast, network.links(fast.source.mesh))
     plans = short_plans(fast.source, fast.target, LONG, network, budget, donate)
     quick = [plan for plan in plans if (plan.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)]

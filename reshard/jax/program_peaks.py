@@ -107,7 +107,7 @@ def peak_bytes(memory: Any) -> int:
 
 
 def digest(module: bytes) -> bytes:
-    """What a module is, but for the number that a process gives it, and the lines that its instructions are from."""
+    """A digest of a module without its number in this process and the source lines of its instructions."""
     message = wire.decode(module)
     message.remove(_MODULE_ID)
     message.remove(_FRAMES)

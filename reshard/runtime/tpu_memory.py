@@ -92,7 +92,7 @@ def _part(step: Step) -> Part | None:
 
 
 def relaid_bytes(step: Step) -> int:
-    """The bytes of a slice in the operand's order of dims, of which a TPU makes a copy in its own; 0 if they agree.
+    """The bytes of a slice that a TPU copies because its order of dims is not the operand's; 0 if they agree.
 
     >>> from reshard.types import Mesh
     >>> ends = [Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, 512]", "bf16[512, 512, {x}64]")]

@@ -77,9 +77,9 @@ def _contiguous(step: Step) -> bool:
 
 
 def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
-    """The number of parts, of those possible: from `count` to four times as many, and aligned parts, if there are such.
+    """The number of parts, one of `possible`: between `count` and four times that, with aligned parts where possible.
 
-    An all-to-all whose blocks would lose their full lanes by that has fewer parts, from half of `count` up.
+    An all-to-all whose blocks would then no longer have full lanes is cut into fewer parts, at least half of `count`.
     """
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]

@@ -345,7 +345,7 @@ def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate:
 
 
 def _waiting(target: Layout, operand: Layout, result: Layout) -> int:
-    """The bytes of a target that is there before a step: what it holds beside the operand, or beside the result."""
+    """The bytes that a target which exists from the start adds to a step, beside its operand and its result."""
     if disjoint(target.mesh, operand.mesh) and disjoint(target.mesh, result.mesh):
         return 0
     return target.tile_bytes + (max(0, result.tile_bytes - operand.tile_bytes) if operand.mesh != result.mesh else 0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def numbers_along(positions: int, factors: Sequence[tuple[int, int]]) -> list[int]:
-    """For each of so many positions, its coordinates along (stride, size) factors as one number, major to minor.
+    """For each position below `positions`, its coordinates along (stride, size) factors as one number, major to minor.
 
     Lists are repeated instead of taking each position apart: a mesh may have millions.
 

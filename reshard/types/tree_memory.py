@@ -78,7 +78,7 @@ class DeviceKinds:
         return Footprint(before, tuple(map(max, zip(*live, strict=True))), after)
 
     def _filled(self, plan: Plan) -> Bytes:
-        """The target's tile where it is there from the start, because the move fills a part of it."""
+        """The bytes of the target's tile if it exists from the start, because the move fills a part of it; else 0."""
         return self.tile(plan.target) if plan.view is not None and plan.view.into else (0,) * self.count
 
     def _left(self, plan: Plan) -> Bytes:

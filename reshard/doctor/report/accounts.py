@@ -57,7 +57,7 @@ class Accounts(NamedTuple):
 
 
 def accounts(places: Sequence[Place], received_bytes: int, every: bool = False) -> Accounts:
-    """The accounts of a program that receives so many bytes in all; with `every`, each place is shown.
+    """The accounts of a program that receives `received_bytes` in total; with `every`, each place is shown.
 
     Reductions, the user's own `shard_map`s and places that receive little are summed, unless they rebuild an array.
     """

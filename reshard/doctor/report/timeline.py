@@ -38,7 +38,7 @@ def timeline(moments: Sequence[Moment]) -> str:
 
 
 def _bars(moments: Sequence[Moment]) -> Iterator[Moment]:
-    """At most so many bars as there is room for: each is the most of the moments that share it."""
+    """At most `_POINTS` bars: neighbouring moments share one, which shows the highest of them."""
     each = -(-len(moments) // _POINTS) or 1
     for start in range(0, len(moments), each):
         group = moments[start : start + each]

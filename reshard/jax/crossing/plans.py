@@ -113,7 +113,8 @@ def _alone(step: Step, donate: bool) -> Plan:
 def pulled(whole: Plan) -> Legs:
     """The legs with the target's tiles read from the source's at once, where no sum is started.
 
-    In one memory, gathers among the target's devices would copy again what is there; so would reshapes and transposes.
+    Where all devices share one memory, gathers among the target's devices would copy data a second time, and so would
+    reshapes and transposes.
     """
     parts = legs(whole)
     target = whole.target

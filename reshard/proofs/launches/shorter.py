@@ -94,7 +94,7 @@ def _improved(better: Plan, fewer: Fewest) -> Fewest:
 
 
 def _shorter(plan: Plan, space: Space, launches: int, deadline: float) -> tuple[Plan | None, Fewest]:
-    """A plan with fewer launches than given, or None with the verdict that there is none."""
+    """A plan with fewer than `launches` launches, or None and the verdict that there is none."""
     size = sum(map(len, space.holds)) ** 2 * launches
     if size > MOST_CHOICES:
         raise UndecidedError(f"a search over {launches - 1} steps on {len(space.factors)} sub-axes is too large")
