@@ -103,6 +103,8 @@ def redistribute(
     """
     options = _options(budget, network, donate)
     given = ViewOptions(view, take, into, out, dtype, scale, sizes)
+    if donate:
+        placement.check_alive(x)  # jax 0.10 ends the process if a donated array is gone.
     try:
         if not given.plain:
             return views.moved(x, sharding, source, given, options)
