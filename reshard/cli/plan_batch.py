@@ -21,7 +21,9 @@ from reshard.errors import PlanError, ReshardError, quoted, shortened
 from reshard.synth import plan, plan_tree
 from reshard.synth.planner import SLACK
 from reshard.types import Layout, Mesh
+from reshard.types.whole import whole
 
+_MOST_LINE = 1 << 20  # Characters.
 _KEYS = {"name", "source", "target", "mesh", "target_mesh", "shape", "dtype"}
 
 
@@ -74,7 +76,12 @@ def pairs(path: str, options: PairOptions) -> Iterator[NamedPair]:
 
 def _lines(file: Any, path: str) -> Iterator[str]:
     try:
-        yield from file
+        while line := file.readline(_MOST_LINE):
+            if len(line) == _MOST_LINE:
+                raise ReshardError(f"--batch {quoted(path)} has a line above {_MOST_LINE} characters; give JSON lines")
+            yield line
+    except ReshardError:
+        raise
     except (OSError, ValueError) as error:
         raise ReshardError(f"--batch {quoted(path)} cannot be read: {error}") from None
 
@@ -91,7 +98,10 @@ def _pair(line: str, number: int, options: PairOptions) -> NamedPair:
             shape=_shape(data.get("shape"), options.shape),
             dtype=options.dtype if data.get("dtype") is None else data["dtype"],
         )
-        return NamedPair(str(data.get("name", number)), *two_layouts(here), number)
+        name = data.get("name", number)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise ReshardError(f"the name {quoted(name)}: give text or a number, or leave it out for the line's number")
+        return NamedPair(str(name), *two_layouts(here), number)
     except ReshardError as error:
         raise type(error)(f"line {number}: {error}") from None
 
@@ -121,8 +131,9 @@ def _mesh(given: object, otherwise: str | None) -> str | None:
 
 
 def _shape(given: object, otherwise: str | None) -> str | None:
-    if isinstance(given, list):
-        return "".join(f"{size}," for size in cast("list[object]", given))
     if given is None or isinstance(given, str):
         return otherwise if given is None else given
-    raise ReshardError(f"the shape {quoted(given)}: give a list of sizes, or text such as 16,16")
+    sizes = cast("list[object] | None", given if isinstance(given, list) else None)
+    if sizes is None or any(whole(size) is None for size in sizes):
+        raise ReshardError(f"the shape {quoted(cast('object', given))}: give a list of sizes, or text such as 16,16")
+    return "".join(f"{size}," for size in sizes)

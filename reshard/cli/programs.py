@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from reshard.errors import NotationError, ReshardError
 from reshard.hlo.proto import ModuleProto
+from reshard.types.units import bytes_text
+
+MOST_BYTES = 1 << 30
+"""The longest program that is read."""
+
+_PART = 1 << 24
 
 ARTIFACT = b"ML\xefR"  # The first bytes of a portable StableHLO artifact.
 _HLO = re.compile(r"^HloModule ", re.MULTILINE)
@@ -42,7 +49,8 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
     Raises `NotationError` for any other content, and `ReshardError` for a file that cannot be read.
     """
     try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            content = _content(file, path)
     except OSError as error:
         raise ReshardError(f"cannot read {path or 'a file without a name'}: {error.strerror}; {_WANTED}") from None
     if content.startswith(ARTIFACT):
@@ -62,6 +70,16 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
         return ProgramText(text, False)
     what = "empty" if not text.strip() else f"not a program: {text.strip()[:60]!r}"
     raise NotationError(f"{path} is {what}; {wanted}")
+
+
+def _content(file: BinaryIO, path: str) -> bytes:
+    """All bytes of a file; reading stops at the most that a program may have, since /dev/zero has no end."""
+    parts: list[bytes] = []
+    while part := file.read(_PART):
+        parts.append(part)
+        if len(parts) > MOST_BYTES // _PART:
+            raise NotationError(f"{path} has more than {bytes_text(MOST_BYTES)}, and no program does; {_WANTED}")
+    return b"".join(parts)
 
 
 def _is_proto(content: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,11 @@ def test_standard_input(call, monkeypatch):
         ("{", "line 1: '{' is not JSON"),
         ("[]", "line 1: '[]' is not a move"),
         ('{"source": "f32[4]"}', "line 1: {'source': 'f32[4]'} is not a move"),
+        (
+            '{"source": "P()", "target": "P()", "mesh": "x=1", "dtype": "f4", "shape": [true]}',
+            "line 1: the shape [True]",
+        ),
+        ('{"source": "f32[4]", "target": "f32[4]", "mesh": "x=1", "name": null}', "line 1: the name None: give text"),
         ('{"source": "f32[4]", "target": "f32[4]", "to": 1}', "line 1: "),
         ('{"source": "f32[4]", "target": "f32[4]", "mesh": 4}', "line 1: the mesh 4"),
         ('{"source": "f32[4]", "target": "f32[4]", "shape": 4}', "line 1: the shape 4"),
@@ -70,6 +76,12 @@ def test_a_line_that_is_not_a_move_is_named(call, tmp_path, line, message):
     path.write_text(line)
     ran = call("plan", "--batch", str(path))
     assert ran.code != 0 and message in ran.err
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="only Unix has /dev/zero")
+def test_a_file_without_lines_is_not_read_to_its_end(call):
+    ran = call("plan", "--batch", "/dev/zero")
+    assert ran.code == 2 and "has a line above 1048576 characters" in ran.err
 
 
 @pytest.mark.parametrize(

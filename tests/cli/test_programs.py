@@ -46,6 +46,16 @@ def test_other_contents_are_refused(tmp_path):
             read(str(tmp_path / "other"))
 
 
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(programs, "MOST_BYTES", 64)
+    monkeypatch.setattr(programs, "_PART", 16)
+    (tmp_path / "long").write_bytes(b"x" * 81)
+    with pytest.raises(NotationError, match="long has more than 64 B, and no program does"):
+        read(str(tmp_path / "long"))
+    (tmp_path / "long").write_text("HloModule ".ljust(64))
+    assert read(str(tmp_path / "long")).is_hlo
+
+
 def test_bytes_and_text_are_written_as_they_are(tmp_path):
     for content in ("päge", b"\x00\xff"):
         write(str(tmp_path / "file"), content)
