@@ -64,10 +64,11 @@ _BITS = {"pred": 8, "bf16": 16, "c64": 64, "c128": 128}
 def local_bytes(module: Module, computation: Computation | None = None) -> int:
     """The HBM bytes that a run of the module reads and writes outside of collectives."""
     inside = computation or module.entry
-    return sum(_bytes(module, inside, instruction) for instruction in inside.instructions)
+    return sum(instruction_bytes(module, inside, instruction) for instruction in inside.instructions)
 
 
-def _bytes(module: Module, inside: Computation, one: Instruction) -> int:
+def instruction_bytes(module: Module, inside: Computation, one: Instruction) -> int:
+    """The HBM bytes that an instruction reads and writes, 0 for a collective."""
     if one.opcode in NO_TRAFFIC or one.opcode.endswith("-done") or one.opcode in hlo.KINDS:
         return 0
     called = [module.computation(name) for name in one.called]
@@ -78,7 +79,7 @@ def _bytes(module: Module, inside: Computation, one: Instruction) -> int:
         return max(local_bytes(module, branch) for branch in called)
     if one.opcode.removesuffix("-start") in hlo.KINDS or "AllocateBuffer" in one.rest or one.opcode == "custom-call":
         return 0
-    if one.opcode == "fusion":
+    if one.opcode in ("fusion", "fusion-start"):  # GPUs start some.
         if any(each.opcode.removesuffix("-start") in hlo.KINDS for each in called[0].instructions):
             return 0
         return _fusion(inside, one, called[0])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from jax.sharding import NamedSharding
 
@@ -49,9 +50,10 @@ def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan
     if platform == "cpu":
         return _plan(request, before, after)
     unbounded = _plan(replace(request, budget=None), before, after)
+    overlap = platform == "gpu"
     if request.budget is None:
-        return on_jax.in_parts(unbounded)
-    within = partial(_within, request.budget, padded=platform == "tpu")
+        return on_jax.in_parts(unbounded, overlap=overlap)
+    within = partial(_within, request.budget, padded=platform == "tpu", overlap=overlap)
     parted = within(unbounded)
     if parted is not None:
         return parted
@@ -59,9 +61,13 @@ def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan
     return within(bounded) or bounded
 
 
-def _within(budget: int, whole: Plan, padded: bool) -> Plan | None:
-    """The plan in as few parts as fit the budget: an accelerator needs more memory for a collective in one piece."""
-    parted = (on_jax.in_parts(whole, count=times * on_jax.PARTS) for times in (1, 2, 4))
+def _within(budget: int, whole: Plan, padded: bool, overlap: bool) -> Plan | None:
+    """The plan in as few parts as fit the budget: an accelerator needs more memory for a collective in one piece.
+
+    Parts overlap where some number of them that do fits the budget.
+    """
+    ways = product((True, False) if overlap else (False,), (1, 2, 4))
+    parted = (on_jax.in_parts(whole, count=times * on_jax.PARTS, overlap=overlaps) for overlaps, times in ways)
     return next((candidate for candidate in parted if on_jax.peak_bytes(candidate, padded) <= budget), None)
 
 

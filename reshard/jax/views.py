@@ -265,9 +265,10 @@ def _plan(
     source = placement.layout_of(before, view.source_shape, dtype, ids=ids)
     target = placement.layout_of(after, view.target_shape, target_dtype, ids=ids)
     made = best_plan_on(after.mesh, Move(source, target, view, cast=True), network, budget)
-    if placement.platform_of(after.mesh) == "cpu" or budget is not None:
+    platform = placement.platform_of(after.mesh)
+    if platform == "cpu" or budget is not None:
         return made
-    return on_jax.in_parts(made)
+    return on_jax.in_parts(made, overlap=platform == "gpu")
 
 
 def _existing(what: Asked, out: jax.Array | None) -> jax.Array | None:

@@ -121,11 +121,15 @@ Plain = Slice | AllGather | AllToAll | ReduceScatter | AllReduce | SplitSum | Pe
 
 @dataclass(frozen=True)
 class InParts:
-    """One instruction, run on one part after another: `take` cuts parts out of the operand, `put` into the result."""
+    """One instruction, run on one part after another: `take` cuts parts out of the operand, `put` into the result.
+
+    With `overlap`, a part may be written while the next one is on its way.
+    """
 
     each: Plain
     take: Cut
     put: Cut
+    overlap: bool = False
 
 
 Instruction = Plain | InParts | ViewInstruction
@@ -185,7 +189,8 @@ def _instruction(step: Step, device: int | None) -> Instruction:
     part = split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None
     if part is None:
         return _plain(step, device)
-    return InParts(_plain(Step(step.kind, part.operand, part.result), device), part.take, part.put)
+    each = _plain(Step(step.kind, part.operand, part.result), device)
+    return InParts(each, part.take, part.put, step.mode.overlap)
 
 
 def _plain(step: Step, device: int | None) -> Plain:

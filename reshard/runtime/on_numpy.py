@@ -303,21 +303,30 @@ def _rearrange(buffer: Array, source: dict[int, int]) -> None:
 
 
 def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    """One part after another; one part of the operand and one of the result live beside both tiles."""
+    """One part after another; one part of the operand and one of the result live beside both tiles, or two each."""
     result: Tiles = {}
     for device, tile in tiles.items():
         memory.take(device, math.prod(shape))
         result[device] = np.empty(tuple(shape), tile.dtype)
+    waiting: list[tuple[int, Tiles, Tiles]] = []
     for number in range(step.take.parts):
         parts = {device: _new(memory, device, *_cut(step.take, tile, number)) for device, tile in tiles.items()}
         part_shape = _cut(step.put, result[next(iter(result))], number)[1]
-        moved = _RUN[type(step.each)](step.each, parts, part_shape, memory)
-        for device, part in moved.items():
-            place = _middle(step.put, result[device])[:, number]
-            place[...] = part.reshape(place.shape)
-            memory.free(device, part.size)
-            memory.free(device, parts[device].size)
+        waiting.append((number, parts, _RUN[type(step.each)](step.each, parts, part_shape, memory)))
+        if not step.overlap or number:
+            _put_part(step.put, result, *waiting.pop(0), memory)
+    for last in waiting:
+        _put_part(step.put, result, *last, memory)
     return result
+
+
+def _put_part(put: Cut, result: Tiles, number: int, parts: Tiles, moved: Tiles, memory: Account) -> None:
+    """Copies a part of every device into the results, and frees it with the part that it was made of."""
+    for device, part in moved.items():
+        place = _middle(put, result[device])[:, number]
+        place[...] = part.reshape(place.shape)
+        memory.free(device, part.size)
+        memory.free(device, parts[device].size)
 
 
 def _middle(cut: Cut, tile: Array) -> Array:

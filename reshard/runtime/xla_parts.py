@@ -12,7 +12,7 @@ from reshard.lower.to_shard_map import LANES
 from reshard.runtime import tpu_memory
 from reshard.types.pair.device_sets import one_set
 from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.checker import VIEW_RULES
+from reshard.types.rules.checker import OVERLAPPING, VIEW_RULES
 from reshard.types.rules.cost import PLAIN, StepMode
 from reshard.types.rules.exchange import exchange_size
 from reshard.types.rules.parts import Part, counts, split_step
@@ -21,22 +21,28 @@ LEAST = 16 << 20
 """A step is done in parts from this many bytes of operand and result on a device."""
 PARTS = 8
 """The number of parts aimed at."""
+OVERLAPPED = 256 << 20
+"""Parts may overlap from this many bytes of operand and result on a device: twice as many parts start twice as many
+collectives, and below it the copies that these hide take less time than that."""
 
 
-def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS) -> Plan:
+def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS, overlap: bool = False) -> Plan:
     """The plan with its large collectives in parts, so that their buffers are a fraction of the tiles.
+
+    With `overlap`, the largest are in twice as many parts, of which two live at once, and each is written while the
+    next one is on its way.
 
     XLA stages a collective's operand and result beside the tiles themselves: on TPU an all-to-all peaks at twice
     source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part. A slice before a step
     in parts is in as many if it can share the loop.
     """
-    moves = [_parted(step, least, count) for step in plan.steps]
+    moves = [_parted(step, least, count, overlap) for step in plan.steps]
     for at in reversed(range(len(moves) - 1)):
         moves[at] = _joining(plan.steps[at], moves[at], plan.steps[at + 1], moves[at + 1].mode.parts)
     return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps], plan.view)
 
 
-def _parted(step: Step, least: int, count: int) -> StepSpec:
+def _parted(step: Step, least: int, count: int, overlap: bool) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
     if not one_set(step.operand.mesh, step.result.mesh):
@@ -48,6 +54,9 @@ def _parted(step: Step, least: int, count: int) -> StepSpec:
     if step.kind == "exchange" and step.launches >= count:
         return as_it_is  # Its rounds are parts already.
     possible = counts(step.operand, step.result)
+    double = _overlapping(step, possible, 2 * count) if overlap else None
+    if double is not None:
+        return as_it_is._replace(mode=StepMode(parts=double, overlap=True))
     parts = _in_parts(step, possible, count)
     if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_size(step.operand, step.result).rounds
@@ -91,6 +100,17 @@ def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
     return next(iter(suited), next(iter(preferred), 1))
 
 
+def _overlapping(step: Step, possible: Sequence[int], count: int) -> int | None:
+    """The number of parts that overlap, from `count` to twice that, aligned ones if there are such; None for a step
+    that has no such number, or is too small to gain by it."""
+    if step.kind not in OVERLAPPING or step.operand.tile_bytes + step.result.tile_bytes < OVERLAPPED:
+        return None
+    enough = [number for number in possible if count <= number <= 2 * count]
+    parts = {number: split_step(step.operand, step.result, number) for number in enough}
+    aligned = [number for number, part in parts.items() if part is not None and part.aligned]
+    return next(iter((*aligned, *enough)), None)
+
+
 def _fills_lanes(part: Part) -> bool:
     """Whether the blocks of a part have full lanes in some dim."""
     return any(extent % LANES == 0 for extent in part.block)
@@ -111,7 +131,8 @@ def _live(plan: Plan, loop: Sequence[Step]) -> int:
     if len(loop) == 1:
         return first.live_bytes + target + _scratch(first) - first.cost.scratch
     ends = first.retained_bytes + first.operand.tile_bytes + last.result.tile_bytes
-    return ends + target + max(map(_scratch, loop))
+    before = max(map(_scratch, loop[:-1])) if last.mode.overlap else 0
+    return ends + target + (_scratch(last) + before if before else max(map(_scratch, loop)))
 
 
 def _scratch(step: Step) -> int:

@@ -66,6 +66,7 @@ def step_data(step: Step) -> dict[str, Any]:
         "in_place": step.mode.in_place,
         "parts": step.mode.parts,
         **({"relay": True} if step.mode.relay else {}),
+        **({"overlap": True} if step.mode.overlap else {}),
         "received_bytes": step.received_bytes,
         "live_bytes": step.live_bytes,
         "launches": step.launches,
@@ -105,6 +106,7 @@ def _step_spec(step: Fields) -> StepSpec:
         step.get("parts", int, default=1),
         step.get("relay", bool, default=False),
         read_view(step),
+        step.get("overlap", bool, default=False),
     )
     mesh = Mesh.from_dict(step.object("mesh"))
     return StepSpec(step.get("kind", str), Layout.parse(step.get("result", str), mesh), mode)

@@ -136,7 +136,9 @@ def _checked_mode(mode: object) -> StepMode:
         raise StepError(f"{quoted(mode)}: in_place is True or False")
     if not isinstance(mode.relay, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: relay is True or False")
+    if not isinstance(mode.overlap, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise StepError(f"{quoted(mode)}: overlap is True or False")
     if mode.view is not None and not isinstance(mode.view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: view is a View, or None")
     chunk = None if mode.chunk is None else whole(mode.chunk)
-    return StepMode(chunk, mode.in_place, whole(mode.parts) or 1, mode.relay, mode.view)
+    return StepMode(chunk, mode.in_place, whole(mode.parts) or 1, mode.relay, mode.view, mode.overlap)

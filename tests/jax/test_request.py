@@ -10,6 +10,7 @@ import reshard as rs
 from reshard.errors import PlanError
 from reshard.jax import placement
 from reshard.jax.request import ReshardRequest, orders_differ, plan_of, reordered
+from reshard.runtime import xla_parts
 from tests.jax.oracle import layout_of, mesh_of
 
 SIZES = {"x": 4, "y": 2}
@@ -35,6 +36,24 @@ def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: py
     assert parts(None) == parts(10 << 30) == parts(tiles + tiles // 4) == [8]
     assert parts(tiles + tiles // 8) == [16] and parts(tiles + tiles // 16) == [32]
     assert parts(tiles)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_parts_overlap_on_gpus_where_the_budget_allows_it(platform: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
+    monkeypatch.setattr(xla_parts, "OVERLAPPED", 16 << 20)
+    mesh = mesh_of(SIZES)
+    source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
+    tiles = 2 * (4 << 24) // 8
+
+    def modes(budget: int | None) -> list[tuple[int, bool]]:
+        plan = plan_of(ReshardRequest(target, source, budget), (1 << 12, 1 << 12), "float32")
+        return [(step.mode.parts, step.mode.overlap) for step in plan.steps]
+
+    gpu = platform == "gpu"
+    for budget in (None, tiles + tiles // 4):
+        assert modes(budget) == [(16, True) if gpu else (8, False)]
+    assert modes(tiles + tiles // 20) == [(64, True) if gpu else (32, False)]
 
 
 def on(order: list[int], *spec: str) -> NamedSharding:

@@ -66,6 +66,44 @@ def test_an_all_to_all_keeps_full_lanes(source: str, target: str, parts: int):
     assert modes(xla_parts.in_parts(plan, least=0)) == [("all_to_all", parts)]
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "parts"),
+    [
+        ("f32[{x}64, 8]", "f32[256, {x}2]", 16),
+        ("f32[{x}{y}64, 8]", "f32[{y}{x}64, 8]", 16),
+        ("f32[64, 8] + sum{x}", "f32[64, {x}2]", 16),
+        ("f32[{x}22, 8]", "f32[88, {x}2]", 22),  # from 16 to 32
+        ("f32[{x}64, 8]", "f32[256, 8]", 16),
+    ],
+)
+def test_two_parts_that_overlap_need_no_more_memory_than_one_of_half_as_many(
+    source: str, target: str, parts: int, monkeypatch: pytest.MonkeyPatch
+):
+    plan = planned(source, target)
+    tiles = plan.source.tile_bytes + plan.target.tile_bytes
+    assert xla_parts.in_parts(plan, 0, overlap=True) == xla_parts.in_parts(plan, 0)  # They are too small.
+    monkeypatch.setattr(xla_parts, "OVERLAPPED", tiles)
+    overlapped = xla_parts.in_parts(plan, 0, overlap=True)
+    assert [(step.mode.parts, step.mode.overlap) for step in overlapped.steps] == [(parts, True)]
+    assert xla_parts.peak_bytes(overlapped) <= xla_parts.peak_bytes(xla_parts.in_parts(plan, 0, parts // 2))
+    check(overlapped)
+
+
+def test_steps_without_that_many_parts_do_not_overlap(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(xla_parts, "OVERLAPPED", 0)
+    for target in ("f32[44, {x}2]", "f32[11, 8]"):  # eleven rows; a slice
+        plan = planned("f32[{x}11, 8]" if "x" in target else "f32[11, 8]", target)
+        assert xla_parts.in_parts(plan, 0, overlap=True) == xla_parts.in_parts(plan, 0)
+
+
+def test_steps_before_one_that_overlaps_have_buffers_of_their_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(xla_parts, "OVERLAPPED", 0)
+    plan = xla_parts.in_parts(planned("f32[{x}{y}32, 3, 5]", "f32[{y}128, 3, 5]"), 0, overlap=True)
+    assert [len(loop) for loop in loops(plan.steps)] == [2]
+    ends = plan.source.tile_bytes + plan.target.tile_bytes
+    assert xla_parts.peak_bytes(plan) == ends + sum(step.cost.scratch for step in plan.steps)
+
+
 def test_a_gather_with_too_few_parts_is_an_exchange_of_smaller_messages():
     """Three parts receive more at once than each of an exchange's 15 rounds; 63 rounds are too many."""
     for size, kind in ((16, "exchange"), (64, "all_gather")):

@@ -13,8 +13,8 @@ small table, so that all devices run one program.
 
 `collectives` has a function for each collective, `exchange` the rounds, `boxes` and `block_writes` what a message takes
 and where it is written, `joining` exchanges joined at their end, `messages` the two halves of a crossing, `parts` the
-loop over parts, `scales` those of casts; `run_program` goes through the steps, `run_batch` through those of several
-arrays.
+loop over parts, `overlap` the one in which a part is written while the next one is on its way, `scales` those of casts;
+`run_program` goes through the steps, `run_batch` through those of several arrays.
 """
 
 from reshard.lower.to_shard_map.block_writes import LANES as LANES

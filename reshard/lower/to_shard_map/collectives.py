@@ -103,9 +103,12 @@ def gathered_dim(view: TileView) -> int | None:
 
 def all_to_all(step: AllToAll, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """One block from every member of the group."""
-    blocks = blocks_of(step.send, tile)
-    moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
-    return closed(step.receive, moved)
+    return closed(step.receive, to_all(step.groups, place, blocks_of(step.send, tile)))
+
+
+def to_all(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
+    """Block j of member i as block i of member j."""
+    return lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(groups))
 
 
 def reduce_scatter(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
@@ -114,17 +117,22 @@ def reduce_scatter(step: ReduceScatter, place: MeshPlace, tile: Array, shape: Se
         at_once, by_levels = partial(_scattered, step, place), partial(_scattered_by_levels, step, place)
         total = lax.platform_dependent(tile, tpu=by_levels, default=at_once)
     else:  # jax.lax has a reduce-scatter for sums only; an all-to-all moves the same bytes.
-        blocks = blocks_of(step.send, tile)
-        moved = lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
-        total = _combined(step.reduction, moved).reshape(step.receive.padded)
-    return resized(_averaged(step.reduction, total, step.send.count), shape)
+        total = _combined(step.reduction, to_all(step.groups, place, blocks_of(step.send, tile)))
+    return unscattered(step, total, shape)
 
 
 def _scattered(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:
+    return scattered(step.groups, place, blocks_of(step.send, tile)).reshape(step.receive.padded)
+
+
+def scattered(groups: Groups, place: MeshPlace, blocks: Array) -> Array:
     """The sum of the device's blocks."""
-    group = place.group(step.groups)
-    total = lax.psum_scatter(blocks_of(step.send, tile), scatter_dimension=0, tiled=False, **group)
-    return total.reshape(step.receive.padded)
+    return lax.psum_scatter(blocks, scatter_dimension=0, tiled=False, **place.group(groups))
+
+
+def unscattered(step: ReduceScatter, total: Array, shape: Sequence[int]) -> Array:
+    """The tile that a device's block makes up, once the blocks of all members are combined."""
+    return resized(_averaged(step.reduction, total.reshape(step.receive.padded), step.send.count), shape)
 
 
 def _scattered_by_levels(step: ReduceScatter, place: MeshPlace, tile: Array) -> Array:

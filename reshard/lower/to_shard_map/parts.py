@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -25,6 +26,7 @@ from reshard.lower.to_shard_map.block_writes import (
     sliced,
     written_into,
 )
+from reshard.lower.to_shard_map.overlap import Number, Phases, overlapped, phases
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
 from reshard.types.rules.parts import Cut
@@ -49,7 +51,10 @@ class PartLoop:
 
     def on(self, tile: Array) -> Array:
         """The tile after all steps."""
-        shape = self.shapes[-1]
+        shape, last = self.shapes[-1], self.steps[-1]
+        parts = phases(last.each, self.place, _part_shape(last.put, shape)) if last.overlap else None
+        if parts is not None:
+            return self._overlapped(parts, tile)
         order, spelling = lanes_last(shape), blockwise(self.steps[-1], shape)
         if spelling is not None:
             return lax.platform_dependent(tile, tpu=partial(self.by_blocks, spelling), default=self.by_parts)
@@ -92,14 +97,28 @@ class PartLoop:
         filled = lax.fori_loop(0, put.parts, one, start)
         return filled.reshape(carried).transpose(np.argsort(spelling.carried))
 
-    def _after(self, count: int, tile: Array, number: Array) -> Array:
-        """A part of the tile after so many steps."""
+    def _overlapped(self, collective: Phases, tile: Array) -> Array:
+        """The result of all parts, each written while the next one is on its way."""
+        shape, put = self.shapes[-1], self.steps[-1].put
+
+        def packed(number: Number) -> Array:
+            number = jnp.asarray(number, jnp.int32)
+            return collective.pack(self._after(len(self.steps) - 1, tile, number, alone=False))
+
+        def written(filled: Array, arrived: Array, number: Number) -> Array:
+            return _with_part(put, filled, collective.unpack(arrived), jnp.asarray(number, jnp.int32))
+
+        return overlapped(put.parts, unfilled(shape, tile.dtype), packed, collective.send, written)
+
+    def _after(self, count: int, tile: Array, number: Array, alone: bool = True) -> Array:
+        """A part of the tile after so many steps; it is cut out `alone`, before anything is done with it."""
         first, shape = self.steps[0], _part_shape(self.steps[0].put, self.shapes[0])
         part = None
         if isinstance(first.each, Slice) and len(self.steps) > 1:
             part = sliced(first.each, first.take, self.place.anew(), tile, number)
         done = part is not None
-        part = lax.optimization_barrier(resized(part, shape)) if part is not None else _own_part(first, tile, number)
+        part = resized(part, shape) if part is not None else _part(first.take, tile, number)
+        part = lax.optimization_barrier(part) if alone else part  # Else TPU may give the tile the part's layout.
         for step, after in list(zip(self.steps[:count], self.shapes, strict=False))[done:]:
             part = self.run(step.each, self.place.anew(), part, _part_shape(step.put, after))
         return part
@@ -115,11 +134,6 @@ class PartLoop:
 
 def _part_shape(put: Cut, shape: Shape) -> list[int]:
     return [*shape[: put.axis], put.outer * put.inner, *shape[put.axis + 1 :]]
-
-
-def _own_part(step: InParts, tile: Array, number: Array) -> Array:
-    """A part of the operand, cut out before anything is done with it: else TPU may give the tile the part's layout."""
-    return lax.optimization_barrier(_part(step.take, tile, number))
 
 
 def _part(cut: Cut, tile: Array, number: Array) -> Array:

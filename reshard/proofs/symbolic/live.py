@@ -74,10 +74,11 @@ def wire(instruction: Instruction | ByFormula, before: int) -> Wire:
 
 
 def _moments(instruction: Instruction | ByFormula, before: int, after: int) -> Iterator[Buffers]:
-    """The whole tiles stay live while a step runs part by part."""
+    """The whole tiles stay live while a step runs part by part; of parts that overlap, there are two."""
     if isinstance(instruction, InParts):
         parts = before // instruction.take.parts, after // instruction.put.parts
-        yield from ((before, after, *m) for m in _plain(instruction.each, *parts))
+        next_one = parts if instruction.overlap else ()
+        yield from ((before, after, *next_one, *m) for m in _plain(instruction.each, *parts))
         return
     yield from _plain(instruction, before, after)
 

@@ -48,6 +48,9 @@ VIEW_RULES: dict[str, Rule] = {
 }
 """The steps of a move with a view or a cast, which change the array's shape or its dtype."""
 
+OVERLAPPING = ("all_gather", "all_to_all", "permute", "reduce_scatter")
+"""The kinds of which a part can be copied into the result while the next one is on its way."""
+
 CROSSING = ("permute", "exchange", "view_exchange")
 """The kinds whose result may be on other devices than their operand."""
 
@@ -72,7 +75,7 @@ def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAI
     _check_array(kind, operand, result)
     if mode == PLAIN:
         return rule(operand, result, mode)
-    if mode.parts != 1:
+    if mode.parts != 1 or mode.overlap:
         return _in_parts(kind, operand, result, mode)
     if mode.view is not None or kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
         why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, or relayed"
@@ -101,12 +104,16 @@ def _viewed(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
 
 
 def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
-    """Each part is a step on a smaller array, copied out of the operand before and into the result after."""
-    part = split_step(operand, result, mode.parts) if mode.parts > 1 and mode == StepMode(parts=mode.parts) else None
+    """Each part is a step on a smaller array, copied out of the operand before and into the result after.
+
+    If parts overlap, there are two at a time.
+    """
+    only_parts = mode == StepMode(parts=mode.parts, overlap=mode.overlap and kind in OVERLAPPING)
+    part = split_step(operand, result, mode.parts) if mode.parts > 1 and only_parts else None
     if part is None:
         raise refusal(
             kind, operand, result, f"{mode}: it does not split so; parts.counts() lists the possible numbers of parts"
         )
     one = check_step(kind, part.operand, part.result)
     copies = part.operand.tile_bytes + part.result.tile_bytes
-    return Cost(one.received * mode.parts, one.launches * mode.parts, one.scratch + copies)
+    return Cost(one.received * mode.parts, one.launches * mode.parts, one.scratch + copies * (1 + mode.overlap))

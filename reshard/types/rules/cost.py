@@ -19,7 +19,8 @@ class Cost(NamedTuple):
 
 
 class StepMode(NamedTuple):
-    """How a step runs: at once, or in `parts` parts, one after the other.
+    """How a step runs: at once, or in `parts` parts, one after the other; with `overlap`, each is copied into the
+    result while the next one is on its way, which takes the memory of two.
 
     For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
     operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
@@ -31,12 +32,14 @@ class StepMode(NamedTuple):
     parts: int = 1
     relay: bool = False
     view: View | None = None
+    overlap: bool = False
 
     def __repr__(self) -> str:
-        """The options; relays and a view only where there are some."""
-        relay = ", relay=True" if self.relay else ""
-        view = "" if self.view is None else f", view={self.view!r}"
-        return f"StepMode(chunk={self.chunk!r}, in_place={self.in_place!r}, parts={self.parts!r}{relay}{view})"
+        """The options; relays, a view and an overlap only where there are some."""
+        more = ", relay=True" if self.relay else ""
+        more += "" if self.view is None else f", view={self.view!r}"
+        more += ", overlap=True" if self.overlap else ""
+        return f"StepMode(chunk={self.chunk!r}, in_place={self.in_place!r}, parts={self.parts!r}{more})"
 
 
 FREE = Cost(0, 0, 0)
