@@ -102,23 +102,22 @@ class PartLoop:
         shape, put = self.shapes[-1], self.steps[-1].put
 
         def packed(number: Number) -> Array:
-            number = jnp.asarray(number, jnp.int32)
-            return collective.pack(self._after(len(self.steps) - 1, tile, number, alone=False))
+            return collective.pack(self._after(len(self.steps) - 1, tile, jnp.asarray(number, jnp.int32)))
 
         def written(filled: Array, arrived: Array, number: Number) -> Array:
             return _with_part(put, filled, collective.unpack(arrived), jnp.asarray(number, jnp.int32))
 
         return overlapped(put.parts, unfilled(shape, tile.dtype), packed, collective.send, written)
 
-    def _after(self, count: int, tile: Array, number: Array, alone: bool = True) -> Array:
-        """A part of the tile after so many steps; it is cut out `alone`, before anything is done with it."""
+    def _after(self, count: int, tile: Array, number: Array) -> Array:
+        """A part of the tile after so many steps."""
         first, shape = self.steps[0], _part_shape(self.steps[0].put, self.shapes[0])
         part = None
         if isinstance(first.each, Slice) and len(self.steps) > 1:
             part = sliced(first.each, first.take, self.place.anew(), tile, number)
         done = part is not None
         part = resized(part, shape) if part is not None else _part(first.take, tile, number)
-        part = lax.optimization_barrier(part) if alone else part  # Else TPU may give the tile the part's layout.
+        part = _cut_out(part)
         for step, after in list(zip(self.steps[:count], self.shapes, strict=False))[done:]:
             part = self.run(step.each, self.place.anew(), part, _part_shape(step.put, after))
         return part
@@ -134,6 +133,11 @@ class PartLoop:
 
 def _part_shape(put: Cut, shape: Shape) -> list[int]:
     return [*shape[: put.axis], put.outer * put.inner, *shape[put.axis + 1 :]]
+
+
+def _cut_out(part: Array) -> Array:
+    """The part, on a TPU cut out before anything is done with it: XLA may give the tile the part's layout there."""
+    return lax.platform_dependent(part, tpu=lax.optimization_barrier, default=lambda part: part)
 
 
 def _part(cut: Cut, tile: Array, number: Array) -> Array:
