@@ -137,7 +137,11 @@ def _part_shape(put: Cut, shape: Shape) -> list[int]:
 
 def _cut_out(part: Array) -> Array:
     """The part, on a TPU cut out before anything is done with it: XLA may give the tile the part's layout there."""
-    return lax.platform_dependent(part, tpu=lax.optimization_barrier, default=lambda part: part)
+
+    def as_it_is(part: Array) -> Array:
+        return part
+
+    return lax.platform_dependent(part, tpu=lax.optimization_barrier, default=as_it_is)
 
 
 def _part(cut: Cut, tile: Array, number: Array) -> Array:
