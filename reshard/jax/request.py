@@ -39,7 +39,8 @@ class ReshardRequest:
 def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan:
     """The plan of a move with a known source, with devices numbered by their position in the mesh.
 
-    On accelerators large steps are split into parts, in as few parts as keep within the budget.
+    On accelerators large steps are split into parts, in as few parts as keep within the budget. On CPUs large
+    all-to-alls are rounds of permutes, unless a network or a budget says what matters, or the source is donated.
     """
     if request.source is None:
         raise PlanError(f"the source of the move to {request.target} is not known")
@@ -48,7 +49,7 @@ def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan
     after = placement.layout_of(request.target, shape, dtype, ids=ids)
     platform = placement.platform_of(request.target.mesh)
     if platform == "cpu":
-        return _plan(request, before, after)
+        return _on_cpu(request, _plan(request, before, after))
     unbounded = _plan(replace(request, budget=None), before, after)
     overlap = platform == "gpu"
     if request.budget is None:
@@ -59,6 +60,12 @@ def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan
         return parted
     bounded = _plan(request, before, after)
     return within(bounded) or bounded
+
+
+def _on_cpu(request: ReshardRequest, best: Plan) -> Plan:
+    """The best plan as CPUs run it."""
+    free = request.budget is None and best.seconds is None and not best.donate
+    return on_jax.in_rounds(best) if free else best
 
 
 def _within(budget: int, whole: Plan, padded: bool, overlap: bool) -> Plan | None:

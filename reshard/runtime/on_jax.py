@@ -30,6 +30,7 @@ from reshard.runtime.xla_parts import LEAST as LEAST
 from reshard.runtime.xla_parts import PARTS as PARTS
 from reshard.runtime.xla_parts import in_parts as in_parts
 from reshard.runtime.xla_parts import peak_bytes as peak_bytes
+from reshard.runtime.xla_rounds import in_rounds as in_rounds
 from reshard.types import dtypes
 from reshard.types.batch import Batch
 from reshard.types.layout import Layout

@@ -9,7 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -70,6 +70,15 @@ def moved(pair: Pair, **options: Any) -> Any:
 def test_the_compiled_program_is_the_plan(number: int):
     pair = sample()[number]
     assert executed(moved(pair)) == promised(rs.plan(*pair)), rs.plan(*pair)
+
+
+@pytest.mark.parametrize("number", sampled((8, 20, 31, 35), 8, 35))
+def test_rounds_of_large_all_to_alls_are_the_plan(number: int, monkeypatch: pytest.MonkeyPatch):
+    """As if all were large: after a slice, in another order, before a gather, and two rounds."""
+    rounds = on_jax.in_rounds(rs.plan(*sample()[number]), least=0)
+    assert "exchange" in [step.kind for step in rounds.steps]
+    monkeypatch.setattr(on_jax, "in_rounds", partial(on_jax.in_rounds, least=0))
+    assert executed(moved(sample()[number])) == promised(rounds), rounds
 
 
 def test_the_sample_has_every_step_that_moves():

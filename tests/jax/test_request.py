@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -71,6 +73,19 @@ def test_on_cpu_the_plan_is_that_of_the_planner() -> None:
         assert plan == rs.plan(*wanted, budget=budget)
     prime = plan_of(ReshardRequest(target, source), (13, 7), "int8")
     assert prime == rs.plan(layout_of(source, (13, 7), "int8"), layout_of(target, (13, 7), "int8"))
+
+
+def test_on_cpu_large_all_to_alls_are_rounds() -> None:
+    """Where nothing else was asked for: 1 MiB goes to the other device of a pair."""
+    source, target = on(FORWARD, "y"), NamedSharding(mesh_of(SIZES), P(None, "y"))
+
+    def kinds(rows: int = 1 << 10, **options: Any) -> list[str]:
+        return [
+            step.kind for step in plan_of(ReshardRequest(target, source, **options), (rows, 1 << 10), "float32").steps
+        ]
+
+    assert kinds() == ["exchange"] and kinds(rows=1 << 9) == ["all_to_all"]
+    assert kinds(budget=1 << 30) == kinds(network="tpu-v5p") == ["all_to_all"]
 
 
 def test_the_network_reaches_the_planner() -> None:

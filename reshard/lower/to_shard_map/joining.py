@@ -46,6 +46,11 @@ def orders(step: Exchange) -> dict[int, Order] | None:
     return by_device if len(set(by_device.values())) <= MOST else None
 
 
+def joins_at_end(step: Exchange) -> bool:
+    """Whether the messages of an exchange can be joined once all have arrived."""
+    return orders(step) is not None
+
+
 def _whole_messages(step: Exchange) -> bool:
     """Whether no two rounds are between the same devices, as the pieces of one message are."""
     distinct = {tuple((t.sender, t.receiver) for t in turn) for turn in step.rounds}
