@@ -3,13 +3,16 @@
     python benchmarks/xla.py                          # 100 random pairs on 4x2
     python benchmarks/xla.py --mesh 2x2x2 --mesh 8 --pairs 20 --seed 3
     python benchmarks/xla.py --network shm-mpi        # and the plans for a network
+    python benchmarks/xla.py --pass                   # and `reshard.jax.jit` of the identity
     python benchmarks/xla.py --json
 
 Every pair is a float32 array of rank 2 or 3 whose tiles have 4 to 16 MiB on both sides. All ways to move all pairs are
 compiled first. Then come sweeps: in each, all pairs in a random order, the ways of a pair in turns. So no pair is timed
 more often than another, or in a busier moment only. A ratio is XLA's least time over ours, above 1 where ours is
-faster. XLA "rebuilds" where it gathers a larger array than either tile (after "Involuntary full rematerialization" it
-does).
+faster; one of the time on the wall, and one of the CPU time of all threads, which other programs disturb less. The way
+"again" is XLA's own program once more: its ratios are what the machine's noise does to equal programs. A pair counts as
+below a ratio where both times say so. XLA "rebuilds" where it gathers a larger array than either tile (after
+"Involuntary full rematerialization" it does).
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import reduce
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -55,16 +59,28 @@ TARGETS = {"rebuilt": 2.0, "least": 0.95}
 """What the geometric mean over the pairs that XLA rebuilds, and the least ratio of all, should reach."""
 
 Pair = tuple[Layout, Layout]
+XLA, CONTROL = "xla", "again"
+
+
+class Seconds(NamedTuple):
+    """Seconds of one run, or the least of several: on the wall, and of all threads."""
+
+    wall: float
+    cpu: float
+
+    def least(self, other: Seconds) -> Seconds:
+        """The smaller of each."""
+        return Seconds(min(self.wall, other.wall), min(self.cpu, other.cpu))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One pair: seconds of each way (minima), what the plan is, and XLA's collectives."""
+    """One pair: how long each way takes at least, what the plan is, and XLA's collectives."""
 
     mesh: str
     source: str
     target: str
-    seconds: dict[str, float]
+    seconds: dict[str, Seconds]
     steps: tuple[str, ...]
     launches: int
     xla: tuple[str, ...]
@@ -72,12 +88,16 @@ class Row:
 
     def ratio(self, way: str) -> float:
         """XLA's time over that of another way."""
-        return self.seconds["xla"] / self.seconds[way]
+        return self.seconds[XLA].wall / self.seconds[way].wall
+
+    def cpu_ratio(self, way: str) -> float:
+        """XLA's CPU time over that of another way."""
+        return self.seconds[XLA].cpu / self.seconds[way].cpu
 
     @property
     def ways(self) -> list[str]:
         """The ways but XLA's own."""
-        return [way for way in self.seconds if way != "xla"]
+        return [way for way in self.seconds if way != XLA]
 
 
 # ---- the pairs -------------------------------------------------------------------------------------
@@ -126,30 +146,33 @@ Run = Callable[[jax.Array], Any]
 class Timing:
     """All ways to move a pair, compiled, and how long they took so far."""
 
-    def __init__(self, pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None) -> None:
+    def __init__(
+        self, pair: Pair, jax_mesh: jax.sharding.Mesh, network: str | None = None, with_pass: bool = False
+    ) -> None:
         self.pair = pair
         source, target = pair
         self.before, after = source.to_jax(jax_mesh), target.to_jax(jax_mesh)
         argument = jax.ShapeDtypeStruct(source.shape, source.dtype, sharding=self.before)
         self.ways = {name: jax.jit(f).lower(argument).compile() for name, f in _ways(self.before, after, network)}
-        if hasattr(rj, "jit"):
+        if with_pass:
             self.ways["pass"] = rj.jit(lambda v: v, out_shardings=after).lower(argument).compile()
-        self.ways["xla"] = jax.jit(lambda v: v, out_shardings=after).lower(argument).compile()
+        for name in (CONTROL, XLA):
+            self.ways[name] = jax.jit(lambda v: v, out_shardings=after).lower(argument).compile()
         self.plan = plan_of(ReshardRequest(after, self.before, network=network), source.shape, source.dtype)
-        self.least = dict.fromkeys(self.ways, math.inf)
+        self.least = dict.fromkeys(self.ways, Seconds(math.inf, math.inf))
 
     def sweep(self, repeat: int) -> None:
         """Runs each way so often more, in turns on one array."""
         source, _ = self.pair
         whole = np.arange(math.prod(source.shape), dtype=source.dtype).reshape(source.shape)
         times = in_turns(self.ways, jax.device_put(whole, self.before), repeat)
-        self.least = {way: min(least, *times[way]) for way, least in self.least.items()}
+        self.least = {way: reduce(Seconds.least, times[way], least) for way, least in self.least.items()}
 
     @property
     def row(self) -> Row:
         """What was measured."""
         source, target = self.pair
-        done = hlo.collectives(hlo.parse(self.ways["xla"].as_text()))
+        done = hlo.collectives(hlo.parse(self.ways[XLA].as_text()))
         return Row(
             str(source.mesh),
             str(source),
@@ -168,16 +191,16 @@ def _ways(before: NamedSharding, after: NamedSharding, network: str | None) -> I
         yield "network", lambda v: rj.redistribute(v, after, source=before, network=network)
 
 
-def in_turns(ways: Mapping[str, Run], array: jax.Array, repeat: int) -> dict[str, list[float]]:
-    """Seconds of so many runs of each way, after one that is not counted; who is first changes in every round."""
-    times: dict[str, list[float]] = {way: [] for way in ways}
+def in_turns(ways: Mapping[str, Run], array: jax.Array, repeat: int) -> dict[str, list[Seconds]]:
+    """How long so many runs of each way take, after one that is not counted; who is first changes in every round."""
+    times: dict[str, list[Seconds]] = {way: [] for way in ways}
     order = list(ways)
     for turn in range(repeat + 1):
         for way in (*order[turn % len(order) :], *order[: turn % len(order)]):
-            start = time.perf_counter()
+            start, before = time.perf_counter(), time.process_time()
             jax.block_until_ready(ways[way](array))
             if turn:
-                times[way].append(time.perf_counter() - start)
+                times[way].append(Seconds(time.perf_counter() - start, time.process_time() - before))
     return times
 
 
@@ -194,7 +217,7 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     """Per way: geometric means of the ratios over all pairs and over those that XLA rebuilds, and the least."""
     by_way: dict[str, dict[str, float]] = {}
     for way in rows[0].ways if rows else ():
-        ratios = [row.ratio(way) for row in rows]
+        ratios, of_cpu = [row.ratio(way) for row in rows], [row.cpu_ratio(way) for row in rows]
         rebuilt = [row.ratio(way) for row in rows if row.rebuilt]
         by_way[way] = {
             "pairs": len(ratios),
@@ -202,7 +225,8 @@ def summary(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
             "rebuilt pairs": len(rebuilt),
             "rebuilt geomean": geometric_mean(rebuilt) if rebuilt else math.nan,
             "least": min(ratios),
-            f"below {TARGETS['least']}": sum(ratio < TARGETS["least"] for ratio in ratios),
+            "least of CPU time": min(of_cpu),
+            f"below {TARGETS['least']}": sum(max(both) < TARGETS["least"] for both in zip(ratios, of_cpu, strict=True)),
         }
     return by_way
 
@@ -212,13 +236,13 @@ def table(rows: Sequence[Row]) -> Table:
     shown = Table(title="milliseconds, and XLA's over each (above 1: faster than XLA)")
     shown.add_column("from, to")
     ways = rows[0].ways
-    for name in ("XLA", *(column for way in ways for column in (way, "ratio"))):
+    for name in ("XLA", *(column for way in ways for column in (way, "ratio", "CPU"))):
         shown.add_column(name, justify="right")
     shown.add_column("plan, and XLA's collectives")
     for row in sorted(rows, key=lambda row: row.ratio(ways[0])):
-        cells = [f"{row.seconds['xla'] * 1e3:.1f}"]
+        cells = [f"{row.seconds[XLA].wall * 1e3:.1f}"]
         for way in ways:
-            cells += [f"{row.seconds[way] * 1e3:.1f}", f"{row.ratio(way):.2f}"]
+            cells += [f"{row.seconds[way].wall * 1e3:.1f}", f"{row.ratio(way):.2f}", f"{row.cpu_ratio(way):.2f}"]
         ours = f"{' '.join(row.steps)} ({row.launches})"
         theirs = f"{' '.join(row.xla) or 'none'}{', rebuilt' if row.rebuilt else ''}"
         shown.add_row(f"{row.source}\n{row.target} {row.mesh}", *cells, f"{ours}\n{theirs}")
@@ -236,7 +260,9 @@ def summary_table(by_way: dict[str, dict[str, float]]) -> Table:
     return shown
 
 
-def timings(meshes: Sequence[str], count: int, seed: int, network: str | None) -> Iterator[Timing]:
+def timings(
+    meshes: Sequence[str], count: int, seed: int, network: str | None, with_pass: bool = False
+) -> Iterator[Timing]:
     """The pairs of all meshes, compiled one by one."""
     for name in meshes:
         mesh = named(name)
@@ -244,7 +270,7 @@ def timings(meshes: Sequence[str], count: int, seed: int, network: str | None) -
             np.array(jax.devices()[: mesh.size]).reshape(tuple(mesh.axes.values())), tuple(mesh.axes)
         )
         for pair in pairs(mesh, count, seed):
-            yield Timing(pair, jax_mesh, network)
+            yield Timing(pair, jax_mesh, network, with_pass)
 
 
 def run(every: Sequence[Timing], sweeps: int, repeat: int, seed: int) -> list[Row]:
@@ -265,11 +291,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sweeps", type=int, default=5, help="times that every pair's turn comes, in a random order")
     parser.add_argument("--repeat", type=int, default=5, help="runs of each way in a turn, after the first")
     parser.add_argument("--network", help="also measure the plans for this network: a preset, or a JSON file")
+    parser.add_argument("--pass", action="store_true", dest="with_pass", help="also measure reshard.jax.jit")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object")
     options = parser.parse_args(arguments)
     if options.network:
         Network.load(options.network)
-    every = list(timings(options.mesh or ["4x2"], options.pairs, options.seed, options.network))
+    every = list(timings(options.mesh or ["4x2"], options.pairs, options.seed, options.network, options.with_pass))
     rows = run(every, options.sweeps, options.repeat, options.seed)
     by_way = summary(rows)
     if options.json:
@@ -278,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
         console = Console(highlight=False)
         console.print(table(rows), summary_table(by_way))
     ours = by_way["default"]
-    return int(ours["least"] < TARGETS["least"] or ours["rebuilt geomean"] < TARGETS["rebuilt"])
+    return int(ours[f"below {TARGETS['least']}"] > 0 or ours["rebuilt geomean"] < TARGETS["rebuilt"])
 
 
 if __name__ == "__main__":
