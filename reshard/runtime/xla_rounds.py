@@ -13,13 +13,15 @@ from reshard.types.rules.cost import PLAIN
 from reshard.types.rules.exchange import exchange_size
 
 LEAST_MESSAGE = 1 << 20
-"""From this many bytes of a message, what a round saves is more than its launch costs."""
+"""From this many bytes of a message, a round saves more than its launch costs. In more rounds than `FEW_ROUNDS` it is
+twice as many bytes: they save a smaller share."""
+FEW_ROUNDS = 3
 MOST_ROUNDS = 15
 """The most rounds of an exchange that takes the place of an all-to-all."""
 
 
 def in_rounds(plan: Plan, least: int = LEAST_MESSAGE) -> Plan:
-    """The plan with its all-to-alls as exchanges where messages have `least` bytes or more, and there are few.
+    """The plan with its all-to-alls as exchanges where messages have `least` bytes or more, twice that in many rounds.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
@@ -41,7 +43,8 @@ def _faster(step: Step, least: int) -> bool:
     if step.kind != "all_to_all" or step.mode != PLAIN:
         return False
     size = exchange_size(step.operand, step.result)
-    if step.operand.nbytes(size.message) < least or size.rounds > MOST_ROUNDS:
+    enough = least if size.rounds <= FEW_ROUNDS else 2 * least
+    if step.operand.nbytes(size.message) < enough or size.rounds > MOST_ROUNDS:
         return False
     (exchange,) = lower_steps(step.operand, [Step("exchange", step.operand, step.result)]).instructions
     return isinstance(exchange, Exchange) and joins_at_end(exchange)

@@ -41,6 +41,9 @@ def test_small_messages_and_many_rounds_stay_an_all_to_all():
     message = 4 * 4 * 4
     assert [step.kind for step in xla_rounds.in_rounds(plan, message).steps] == ["exchange"]
     assert xla_rounds.in_rounds(plan, message + 1) is plan and xla_rounds.in_rounds(plan) is plan
+    five = planned("f32[{x}4, 20]", "f32[20, {x}4]", Mesh(x=5))
+    assert [step.kind for step in xla_rounds.in_rounds(five, message // 2).steps] == ["exchange"]
+    assert xla_rounds.in_rounds(five, message) is five
     for size, kind in ((16, "exchange"), (17, "all_to_all")):
         wide = planned(f"f32[{{x}}1, {size}]", f"f32[{size}, {{x}}1]", Mesh(x=size))
         assert [step.kind for step in xla_rounds.in_rounds(wide, least=0).steps] == [kind]
