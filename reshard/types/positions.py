@@ -16,7 +16,8 @@ def numbers_along(positions: int, factors: Sequence[tuple[int, int]]) -> list[in
     """
     numbers = [0] * positions
     for at, (stride, size) in enumerate(factors):
-        once = list(itertools.chain.from_iterable(itertools.repeat(value, stride) for value in range(size)))
-        along = once * (positions // (stride * size))
+        each = range(size)
+        once = each if stride == 1 else itertools.chain.from_iterable(itertools.repeat(value, stride) for value in each)
+        along = [*once] * (positions // (stride * size))
         numbers = [number * size + value for number, value in zip(numbers, along, strict=True)] if at else along
     return numbers
