@@ -74,6 +74,26 @@ def test_givers_and_takers_agree(seed: int, nodes: Sequence[int]):
     assert taken_from == given_to
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_on_several_nodes_answer_their_own_node_and_share_the_rest(seed: int):
+    """Four to eight copies on two nodes of five devices, asked by devices of these nodes and of a third one."""
+    choose = random.Random(seed)
+    nodes = [device // 5 for device in range(15)]
+    source = Layout.parse("s32[{x}7/13, 5]", Mesh({"x": 2, "r": 4}, device_ids=choose.sample(range(10), 8)))
+    if seed % 3 == 0:
+        source = Layout.parse("s32[13, 5]", source.mesh)
+    target = Layout.parse("s32[{y}3/13, {z}3/5]", Mesh({"y": 5, "z": 2}, device_ids=choose.sample(range(15), 10)))
+    held, wanted = tiles_of(source), tiles_of(target)
+    for device in target.mesh.devices:
+        tile = np.full(target.tile_shape, PADDING)
+        for fetch in fetched_across(source, target, device, nodes):
+            put(tile, fetch.blocks, taken(held[fetch.rank], fetch.blocks))
+            given = {each.rank: each.blocks for each in served_across(source, target, fetch.rank, nodes)}
+            assert given[device] == fetch.blocks
+        real = wanted[device] != PADDING
+        assert np.array_equal(tile[real], wanted[device][real])
+
+
 NODES = {"one node": lambda _: 0, "nodes of 64": lambda rank: rank // 64, "a node a rank": lambda rank: rank}
 
 
