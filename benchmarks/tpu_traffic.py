@@ -33,6 +33,7 @@ from rich.table import Table
 from benchmarks import aot  # first: it sets what libtpu reads
 from reshard import hlo
 from reshard.hlo.module import Computation, Instruction, Module
+from reshard.runtime import tpu_memory
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -213,12 +214,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """A move: ours, donated, and XLA's, with the bytes of its tiles."""
+    """A move: ours, donated, and XLA's, with the bytes of its tiles.
+
+    `reused` are the bytes of both tiles if XLA reuses the memory of a donated source as far as it can, which is where
+    both are equally large, with their padding.
+    """
 
     name: str
     steps: str
     tiles: int
     larger: int
+    reused: int
     ours: Side
     donated: Side | None
     xla: Side | None
@@ -249,7 +255,10 @@ def row(pair: aot.Pair, on: Any, ways: Mapping[str, bool]) -> Row:
     sides = {way: compiled(compilation, way) for way in ("donated", "xla") if ways.get(way)}
     tiles = source.tile_bytes, target.tile_bytes
     ours = compiled(compilation, "ours")
-    return Row(f"{source} -> {target}", steps, sum(tiles), max(tiles), ours, sides.get("donated"), sides.get("xla"))
+    padded = [tpu_memory.padded_bytes(end.tile_shape, end.dtype) for end in pair]
+    reused = padded[0] if padded[0] == padded[1] and tiles[0] == tiles[1] else sum(padded)
+    name = f"{source} -> {target}"
+    return Row(name, steps, sum(tiles), max(tiles), reused, ours, sides.get("donated"), sides.get("xla"))
 
 
 def summary(rows: list[Row]) -> dict[str, float]:
@@ -267,6 +276,7 @@ def summary(rows: list[Row]) -> dict[str, float]:
     }
     if donated:
         figures |= {"donated peak / max(in, out)": geometric_mean(donated), "  most  ": max(donated)}
+        figures["  if all was reused"] = geometric_mean(row.reused / row.larger for row in rows)
     if both:
         figures |= {
             "XLA local / (in + out)": geometric_mean(max(xla.local / row.tiles, 0.01) for row, xla in both),

@@ -5,7 +5,7 @@
     part 0   rows 0-3 of the tile   permuted, gathered, and written to rows 0-3, 8-11, ... of the result
     part 1   rows 4-7               rows 4-7, 12-15, ...
 
-The tile between the two is never whole.
+The tile between the two is never whole. Parts in place of each other share no loop: they lie in one buffer.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from reshard.lower.program import InParts, Instruction
-from reshard.types.rules.parts import Part, split_step
+from reshard.lower.program import InParts, Instruction, part_of
+from reshard.types.rules.parts import Part
 from reshard.types.step import Step
 
 
@@ -24,7 +24,9 @@ def joined(instructions: Sequence[Instruction]) -> list[range]:
 
 
 def _follows(before: Instruction, after: Instruction) -> bool:
-    return isinstance(before, InParts) and isinstance(after, InParts) and before.put == after.take
+    if not isinstance(before, InParts) or not isinstance(after, InParts) or before.in_place or after.in_place:
+        return False
+    return before.put == after.take
 
 
 def loops(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
@@ -38,7 +40,7 @@ def loops(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
     >>> [len(loop) for loop in loops(two)]
     [2]
     """
-    parts = [split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None for step in steps]
+    parts = [None if step.mode.in_place else part_of(step) for step in steps]
     runs = _runs([share_loop(before, after) for before, after in pairwise(parts)], len(steps))
     return [tuple(steps[at] for at in run) for run in runs]
 

@@ -31,7 +31,7 @@ from reshard.types.pair.refine import Refinement, refine
 from reshard.types.plan import Plan, Step
 from reshard.types.rules import tile_view
 from reshard.types.rules.checker import VIEW_RULES
-from reshard.types.rules.parts import Cut, split_step
+from reshard.types.rules.parts import Cut, Part, split_step
 from reshard.types.rules.tile_view import TileView, gather_order, scatter_order
 
 
@@ -124,12 +124,14 @@ class InParts:
     """One instruction, run on one part after another: `take` cuts parts out of the operand, `put` into the result.
 
     With `overlap`, a part may be written while the next one is on its way.
+    With `in_place` the operand's memory becomes the result's (`lower.parts_in_place`).
     """
 
     each: Plain
     take: Cut
     put: Cut
     overlap: bool = False
+    in_place: bool = False
 
 
 Instruction = Plain | InParts | ViewInstruction
@@ -186,11 +188,18 @@ def lower_steps(source: Layout, steps: Sequence[Step], device: int | None = None
 def _instruction(step: Step, device: int | None) -> Instruction:
     if step.kind in VIEW_RULES:
         return view_instruction(step, device)
-    part = split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None
+    part = part_of(step)
     if part is None:
         return _plain(step, device)
     each = _plain(Step(step.kind, part.operand, part.result), device)
-    return InParts(each, part.take, part.put, step.mode.overlap)
+    return InParts(each, part.take, part.put, step.mode.overlap, step.mode.in_place)
+
+
+def part_of(step: Step) -> Part | None:
+    """One part of a step, if it runs in parts."""
+    if step.mode.parts == 1:
+        return None
+    return split_step(step.operand, step.result, step.mode.parts, in_place=step.mode.in_place)
 
 
 def _plain(step: Step, device: int | None) -> Plain:

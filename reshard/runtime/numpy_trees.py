@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from reshard.errors import TileError, quoted
 from reshard.lower import lower_plan
 from reshard.lower.batch import JointExchange, PackedCollective, lower_batch
-from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Instruction, Program
 from reshard.runtime.account import Account, InBytes, begin_account
 from reshard.runtime.given_tiles import tile_per_device, with_padding, without_padding
+from reshard.runtime.numpy_in_place import overwrites
 from reshard.runtime.numpy_tiles import closed, copy_boxes, numbered, opened
 from reshard.runtime.on_numpy import run, run_instruction
 from reshard.types.batch import Batch
@@ -139,7 +139,7 @@ def _free_operands(
     programs: Sequence[Program], steps: Sequence[Instruction], before: Sequence[Tiles], first: bool, memory: Account
 ) -> None:
     for program, step, tiles in zip(programs, steps, before, strict=True):
-        if not isinstance(step, ExchangeInPlace) and not (first and program.keep_source):
+        if not overwrites(step) and not (first and program.keep_source):
             _free(memory, tiles)
 
 

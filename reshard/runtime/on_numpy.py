@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Transfer
-from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets
+from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
     AllGather,
     AllReduce,
@@ -35,6 +35,7 @@ from reshard.lower.views import VIEW_INSTRUCTIONS, aliases, last_dtype
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.given_tiles import checked_tiles, tile_per_device, with_padding, without_padding
 from reshard.runtime.numpy_dtypes import identities, ufunc
+from reshard.runtime.numpy_in_place import exchange_in_place, overwrites, parts_in_place
 from reshard.runtime.numpy_tiles import closed, copy_boxes, numbered, opened
 from reshard.runtime.numpy_views import NO_EXTRAS, Extras, extras, run_view
 from reshard.types.plan import Plan
@@ -105,8 +106,7 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
             after = run_instruction(instruction, before, shape, memory)
         if aliases(instruction):
             given = after if before is given else given
-        elif not isinstance(instruction, ExchangeInPlace) and (before is not given or not program.keep_source):
-            # An exchange in place has made the operand's buffer the result's.
+        elif not overwrites(instruction) and (before is not given or not program.keep_source):
             for device, tile in before.items():
                 memory.free(device, tile.size, dtype)
     return {device: tile.copy() if after is given else tile for device, tile in after.items()}
@@ -230,80 +230,10 @@ def _turn(step: Exchange, turn: Sequence[Transfer], opened: Tiles, filled: Tiles
         memory.free(device, elements)
 
 
-def _exchange_in_place(step: ExchangeInPlace, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
-    """One buffer a device holds the operand, then the result; only its slots are ever written."""
-    size = step.slot * step.slots
-    buffers: Tiles = {}
-    for device, tile in tiles.items():
-        memory.free(device, tile.size)
-        memory.take(device, max(size, tile.size))
-        buffers[device] = np.resize(tile.reshape(-1), max(size, tile.size))
-        _rearrange(buffers[device], _slots(step, step.pack[device], step.send))
-    for turn in step.rounds:
-        memory.launches += 1
-        _slot_turn(step, turn, buffers, memory)
-    result: Tiles = {}
-    count = math.prod(shape)
-    for device, buffer in buffers.items():
-        order = {to: at for at, to in _slots(step, step.unpack[device], step.receive).items()}
-        _rearrange(buffer, order)
-        result[device] = buffer[:count].reshape(tuple(shape))
-        memory.free(device, buffer.size)
-        memory.take(device, count)
-    return result
-
-
-def _slot_turn(step: ExchangeInPlace, turn: Sequence[SlotTransfer], buffers: Tiles, memory: Account) -> None:
-    """One round: all slots are read before any is written, as if the messages crossed."""
-    ends = [(device, t.length) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
-    for device, length in ends:
-        memory.take(device, length)
-    in_flight = [buffers[t.sender][_slot(step, t.src_slot, t.start, t.length)].copy() for t in turn]
-    for t, content in zip(turn, in_flight, strict=True):
-        memory.receive(t.receiver, t.length)
-        buffers[t.receiver][_slot(step, t.dst_slot, t.start, t.length)] = content
-    for device, length in ends:
-        memory.free(device, length)
-
-
-def _slot(step: ExchangeInPlace, slot: int, start: int, length: int) -> slice:
-    return slice(slot * step.slot + start, slot * step.slot + start + length)
-
-
-def _slots(step: ExchangeInPlace, places: Sequence[tuple[int, Any]], view: TileView) -> dict[int, int]:
-    """Offset in the buffer -> offset in the tile, for every element that some slot holds."""
-    source: dict[int, int] = {}
-    for slot, place in places:
-        source.update(enumerate(offsets(view, place), slot * step.slot))
-    return source
-
-
-def _rearrange(buffer: Array, source: dict[int, int]) -> None:
-    """Assigns buffer[to] = buffer[source[to]] for all `to` at once, in place.
-
-    It follows each chain of assignments from its end, and each cycle from anywhere, with one element set aside.
-
-    >>> buffer = np.array([5, 6, 7])
-    >>> _rearrange(buffer, {0: 1, 1: 0})
-    >>> buffer
-    array([6, 5, 7])
-    """
-    readers = {at: to for to, at in source.items()}
-    starts = [to for to in source if to not in readers] + list(source)
-    done: set[int] = set()
-    for start in starts:
-        if start in done or source.get(start) == start:
-            continue
-        held, at = buffer[start], start
-        while at in source and at not in done:
-            done.add(at)
-            origin = source[at]
-            buffer[at] = held if origin == start else buffer[origin]
-            at = origin
-
-
 def _in_parts(step: InParts, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
     """One part after another; one part of the operand and one of the result live beside both tiles, or two each."""
+    if step.in_place:
+        return parts_in_place(step, tiles, shape, memory, run_instruction)
     result: Tiles = {}
     for device, tile in tiles.items():
         memory.take(device, math.prod(shape))
@@ -392,6 +322,6 @@ _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account], Til
     SplitSum: _split_sum,
     Permute: _permute,
     Exchange: _exchange,
-    ExchangeInPlace: _exchange_in_place,
+    ExchangeInPlace: exchange_in_place,
     InParts: _in_parts,
 }

@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 
 from reshard.lower.part_loops import loops
+from reshard.lower.program import part_of
 from reshard.lower.to_shard_map import LANES, SUBLANES, lanes_last
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan, Step
-from reshard.types.rules.parts import Part, split_step
 
 
 def padded_bytes(shape: Sequence[int], dtype: str) -> int:
@@ -41,20 +41,21 @@ def _up(size: int, unit: int) -> int:
 
 def padding_bytes(plan: Plan) -> int:
     """What padding adds to the plan's peak: that of all tiles and buffers that live at once, in the worst loop."""
-    return max((_padding(plan, loop) for loop in loops(plan.steps)), default=_of_tile(plan.source))
+    return max((_padding(plan, loop) for loop in loops(plan.steps)), default=padding_of(plan.source))
 
 
 def _padding(plan: Plan, loop: Sequence[Step]) -> int:
     first, last = loop[0], loop[-1]
-    tiles = [first.operand, last.result]
+    tiles = [last.result] if last.mode.in_place else [first.operand, last.result]
     if first is not plan.steps[0] and first.retained_bytes:
         tiles.append(plan.source)
-    if last is not plan.steps[-1]:
+    if not all(step.mode.in_place for step in plan.steps[plan.steps.index(last) + 1 :]):
         tiles.append(plan.target)  # XLA has its memory from the start.
-    return sum(map(_of_tile, tiles)) + max(map(_of_scratch, loop))
+    return sum(map(padding_of, tiles)) + max(map(_of_scratch, loop))
 
 
-def _of_tile(layout: Layout) -> int:
+def padding_of(layout: Layout) -> int:
+    """The bytes that padding adds to a tile."""
     return padded_bytes(layout.tile_shape, layout.dtype) - layout.tile_bytes
 
 
@@ -62,12 +63,12 @@ def _of_scratch(step: Step) -> int:
     """Buffers are padded as the tile is that is padded more; a slice at once has one if another dim becomes minor."""
     if step.kind == "slice" and step.mode.parts == 1:
         return relaid_bytes(step)
-    part = _part(step)
+    part = part_of(step)
     if part is not None:
         times = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(math.prod(part.block))
         rounds = 2 if step.kind == "exchange" else 1
         relaid = 2 * sum(map(_relaid, (part.operand, part.result))) if rounds == 2 and times > 1 else 0
-        padding = _of_tile(part.operand) + _of_tile(part.result)
+        padding = padding_of(part.operand) + padding_of(part.result)
         return padding + relaid + int((times - 1) * rounds * message_bytes(step))
     ends = [end for end in (step.operand, step.result) if end.tile_bytes]
     times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
@@ -83,12 +84,8 @@ def _relaid(layout: Layout) -> int:
 
 def message_bytes(step: Step) -> int:
     """The bytes of the messages that a part of a step packs and receives; 0 for a step at once."""
-    part = _part(step)
+    part = part_of(step)
     return 0 if part is None else step.cost.scratch - part.operand.tile_bytes - part.result.tile_bytes
-
-
-def _part(step: Step) -> Part | None:
-    return split_step(step.operand, step.result, step.mode.parts) if step.mode.parts > 1 else None
 
 
 def relaid_bytes(step: Step) -> int:

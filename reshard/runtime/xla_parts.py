@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reshard.lower.part_loops import loops, share_loop
-from reshard.lower.to_shard_map import LANES
+from reshard.lower.to_shard_map import LANES, regions_on_tpu
 from reshard.runtime import tpu_memory
 from reshard.types.pair.device_sets import one_set
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.checker import OVERLAPPING, VIEW_RULES
 from reshard.types.rules.cost import PLAIN, StepMode
 from reshard.types.rules.exchange import exchange_size
-from reshard.types.rules.parts import Part, counts, split_step
+from reshard.types.rules.parts import Part, Regions, counts, split_step
 
 LEAST = 16 << 20
 """A step is done in parts from this many bytes of operand and result on a device."""
 PARTS = 8
-"""The number of parts aimed at."""
+"""The number of parts aimed at; twice as many where the source is donated."""
 OVERLAPPED = 256 << 20
 """Parts may overlap from this many bytes of operand and result on a device: twice as many parts start twice as many
 collectives, and below it the copies that these hide take less time than that."""
@@ -35,19 +35,61 @@ def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS, overlap: bool =
     XLA stages a collective's operand and result beside the tiles themselves: on TPU an all-to-all peaks at twice
     source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part. A slice before a step
     in parts is in as many if it can share the loop.
+
+    A donated source whose steps all keep the size of the tiles is overwritten, part by part. Of another size, XLA
+    cannot use its memory: then there are more parts, which need less of it.
     """
+    if plan.donate:
+        overwriting = [_overwriting(step, least, 2 * count) for step in plan.steps]
+        if all(overwriting):
+            return _with_steps(plan, [move for move in overwriting if move is not None])
+        if not overlap and not any(map(tpu_memory.padding_of, (plan.source, plan.target))):
+            count *= 2  # Narrower parts of padded tiles would be padded more.
     moves = [_parted(step, least, count, overlap) for step in plan.steps]
     for at in reversed(range(len(moves) - 1)):
         moves[at] = _joining(plan.steps[at], moves[at], plan.steps[at + 1], moves[at + 1].mode.parts)
+    return _with_steps(plan, moves)
+
+
+def _with_steps(plan: Plan, moves: Sequence[StepSpec]) -> Plan:
     return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps], plan.view)
+
+
+def _overwriting(step: Step, least: int, count: int) -> StepSpec | None:
+    """The step in parts that take each other's place, in the tiles' own memory; None if that cannot be.
+
+    Of the numbers of parts from half of `count` up, one that needs no slots rearranged is taken if there is such.
+    """
+    if not _has_parts(step, least) or step.operand.tile_bytes != step.result.tile_bytes:
+        return None
+    possible = counts(step.operand, step.result)
+    enough = [number for number in possible if count <= number <= 4 * count]
+    preferred = [*enough, *reversed([number for number in possible if count // 4 <= number < count])]
+    slots = {number: _regions(step, number) for number in preferred}
+    suited = {number: where.transpositions for number, where in slots.items() if where is not None}
+    at_once = (number for number, transpositions in suited.items() if not transpositions and 2 * number >= count)
+    parts = next(at_once, next(iter(suited), None))
+    return None if parts is None else StepSpec(step.kind, step.result, StepMode(parts=parts, in_place=True))
+
+
+def _regions(step: Step, parts: int) -> Regions | None:
+    part = split_step(step.operand, step.result, parts, in_place=True)
+    if part is None:
+        return None
+    return regions_on_tpu(part.take, step.operand.tile_shape, part.put, step.result.tile_shape)
+
+
+def _has_parts(step: Step, least: int) -> bool:
+    """Whether a step is large enough for parts, and one that can go in parts."""
+    if step.kind in VIEW_RULES or not one_set(step.operand.mesh, step.result.mesh):
+        return False  # Messages to other devices are cut where they are carried.
+    return step.mode == PLAIN and step.operand.tile_bytes + step.result.tile_bytes >= least
 
 
 def _parted(step: Step, least: int, count: int, overlap: bool) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
-    if not one_set(step.operand.mesh, step.result.mesh):
-        return as_it_is  # Messages to other devices are cut where they are carried.
-    if step.kind in VIEW_RULES or step.mode != PLAIN or step.operand.tile_bytes + step.result.tile_bytes < least:
+    if not _has_parts(step, least):
         return as_it_is
     if step.kind == "slice" and _read_alone(step):
         return as_it_is  # TPU copies the whole operand only for every n-th element, or for another minor dim.
@@ -127,7 +169,8 @@ def peak_bytes(plan: Plan, padded: bool = False) -> int:
 
 def _live(plan: Plan, loop: Sequence[Step]) -> int:
     first, last = loop[0], loop[-1]
-    target = 0 if last is plan.steps[-1] else plan.target.tile_bytes
+    overwritten = all(step.mode.in_place for step in plan.steps[plan.steps.index(last) + 1 :])
+    target = 0 if overwritten else plan.target.tile_bytes
     if len(loop) == 1:
         return first.live_bytes + target + _scratch(first) - first.cost.scratch
     ends = first.retained_bytes + first.operand.tile_bytes + last.result.tile_bytes

@@ -8,7 +8,7 @@ import reshard as rs
 from reshard.lower.part_loops import loops
 from reshard.runtime import xla_parts
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
+from reshard.types.plan import Plan, StepSpec, chain
 from tests.oracle import check
 
 M42 = Mesh(x=4, y=2)
@@ -156,3 +156,53 @@ def test_a_slice_is_in_parts_where_a_tpu_would_copy_more_than_it_keeps():
         ("bf16[64, 128, 128, 64]", "bf16[{x}8, 128, 128, 64]", 1),  # nothing else becomes minor
     ):
         assert modes(xla_parts.in_parts(planned(source, target, mesh), least=0)) == [("slice", parts)]
+
+
+# ---- donated ---------------------------------------------------------------------------------------
+
+
+def donated(source: str, target: str, mesh: Mesh) -> Plan:
+    plan = rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh), donate=True)
+    return xla_parts.in_parts(plan)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "parts", "peak"),
+    [
+        ("bf16[{x}64, 512, 512]", "bf16[512, {x}64, 512]", 8, 1.375),  # no slots to rearrange, as 16 would have
+        ("bf16[512, 512, {x}64]", "bf16[{x}64, 512, 512]", 16, 1.25),
+        ("bf16[16384, {x}1024]", "bf16[{x}2048, 8192]", 8, 1.375),
+        ("bf16[{x}{y}64, 512, 512]", "bf16[{y}{x}64, 512, 512]", 16, 1.125),
+    ],
+)
+def test_a_donated_source_of_the_same_size_is_overwritten(source: str, target: str, parts: int, peak: float):
+    mesh = Mesh(x=8) if "{y}" not in source else Mesh(x=4, y=2)
+    plan = donated(source, target, mesh)
+    (step,) = plan.steps
+    assert (step.mode.in_place, step.mode.parts) == (True, parts)
+    assert xla_parts.peak_bytes(plan, padded=True) <= peak * plan.source.tile_bytes
+    assert plan.peak_bytes == xla_parts.peak_bytes(plan)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "parts"),
+    [
+        ("bf16[512, {x}64, 512]", "bf16[512, 512, 512]", 16),  # of another size
+        ("bf16[320, {x}40, 320, 8]", "bf16[{x}40, 320, 320, 8]", 8),  # padded, and more so in narrower parts
+    ],
+)
+def test_other_donated_sources_stay(source: str, target: str, parts: int):
+    plan = donated(source, target, Mesh(x=8))
+    assert [(step.mode.in_place, step.mode.parts) for step in plan.steps] == [(False, parts)]
+
+
+def test_parts_in_place_share_no_loop():
+    """A loop in place carries the tile, and the next one takes it over."""
+    mesh = Mesh(x=4, y=2)
+    texts = ("bf16[{x}{y}64, 512, 512]", "bf16[{y}{x}64, 512, 512]", "bf16[512, {y}{x}64, 512]")
+    first, second, third = (Layout.parse(text, mesh) for text in texts)
+    steps = [StepSpec("permute", second), StepSpec("all_to_all", third)]
+    plan = xla_parts.in_parts(chain(first, third, steps, donate=True))
+    assert [step.mode.in_place for step in plan.steps] == [True, True]
+    assert [len(loop) for loop in loops(plan.steps)] == [1, 1]
+    assert plan.peak_bytes == xla_parts.peak_bytes(plan) < 1.4 * first.tile_bytes

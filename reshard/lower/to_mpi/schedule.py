@@ -195,6 +195,8 @@ def _step(
             return StepMessages(local, tuple(_of_peers(turn) for turn in turns), scratch, flat=True)
         case Reorder() | TakePart() | PutPart():
             return StepMessages(local_blocks(instruction, shape, after), (), 0, flat=True)
+        case InParts(in_place=True):
+            raise PlanError("parts that take each other's place run on JAX alone; for MPI, plan an exchange in place")
         case InParts():
             return _in_parts(instruction, device, shape, scratch)
         case ReduceScatter() | AllReduce():

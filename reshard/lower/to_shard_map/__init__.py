@@ -5,6 +5,7 @@ Beside                 what some programs take beside the source's tile
 batch_function         the same for the tiles of several arrays whose steps share launches
 shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
 joins_at_end            whether XLA:CPU joins the messages of an exchange in one copy
+regions_on_tpu         where the parts of a step in place lie in a TPU's memory
 lanes_last              the order of dims in a TPU's memory
 LANES, SUBLANES        what a TPU pads the minor dim of an array to a multiple of, and the dim before
 
@@ -14,8 +15,9 @@ small table, so that all devices run one program.
 
 `collectives` has a function for each collective, `exchange` the rounds, `boxes` and `block_writes` what a message takes
 and where it is written, `joining` exchanges joined at their end, `messages` the two halves of a crossing, `parts` the
-loop over parts, `overlap` the one in which a part is written while the next one is on its way, `scales` those of casts;
-`run_program` goes through the steps, `run_batch` through those of several arrays.
+loop over parts, `overlap` the one in which a part is written while the next one is on its way, `parts_in_place` the one
+that overwrites the tile, `scales` those of casts; `run_program` goes through the steps, `run_batch` through those of
+several arrays.
 """
 
 from reshard.lower.to_shard_map.block_writes import LANES as LANES
@@ -23,6 +25,7 @@ from reshard.lower.to_shard_map.block_writes import SUBLANES as SUBLANES
 from reshard.lower.to_shard_map.block_writes import lanes_last as lanes_last
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
 from reshard.lower.to_shard_map.joining import joins_at_end as joins_at_end
+from reshard.lower.to_shard_map.parts_in_place import regions_on_tpu as regions_on_tpu
 from reshard.lower.to_shard_map.run_batch import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function
 from reshard.lower.to_shard_map.views import Beside as Beside

@@ -32,6 +32,7 @@ from reshard.lower.to_shard_map import collectives
 from reshard.lower.to_shard_map.exchange import exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
 from reshard.lower.to_shard_map.parts import PartLoop
+from reshard.lower.to_shard_map.parts_in_place import PartsInPlace
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.views import ALONE, Beside, run_view
 from reshard.lower.views import VIEW_INSTRUCTIONS
@@ -78,6 +79,8 @@ def _run(
     step = steps[0]
     if isinstance(step, VIEW_INSTRUCTIONS):
         return run_view(step, place, tile, shapes[0], beside)
+    if isinstance(step, InParts) and step.in_place:
+        return PartsInPlace(step, shapes[0], place, _plain).on(tile)
     if isinstance(step, InParts):
         return PartLoop([step for step in steps if isinstance(step, InParts)], shapes, place, _plain).on(tile)
     return _plain(step, place, tile, shapes[0])

@@ -87,8 +87,15 @@ class Search:
         for kind in kinds(self.space):
             typed, price = RULES[kind](at)
             add(lib.Implies(chosen[kind], lib.And(typed, received >= price.received, self._cost(at, kind, price))))
-        self._fits(lib.Not(chosen["none"]), at, begun, scratch, chosen["exchange"])
+        self._fits(
+            lib.Not(chosen["none"]), at, begun, scratch, lib.Or(chosen["exchange"], self._parts_fit(at, launches))
+        )
         return _UnknownStep(at.before, at.after, chosen, received, launches, begun)
+
+    def _parts_fit(self, at: Between, launches: Any) -> Any:
+        """Parts take each other's place in tiles of one size: beside the tile, two of at most as many as launches."""
+        tile, goal = at.before.tile, self.goal
+        return z3().And(tile == at.after.tile, launches >= 2, 2 * tile <= (goal.live - tile) * goal.launches)
 
     def _cost(self, at: Between, kind: str, price: Price) -> Any:
         """A step runs as a whole, or in pieces: without scratch in twice the launches. Boxes are priced later."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -85,6 +86,8 @@ def _step_claims(
     if isinstance(instruction, ByFormula):
         return formula_claims(step, contract, instruction)
     if isinstance(instruction, InParts):
+        same = math.prod(tiles[0]) == math.prod(tiles[1])
+        require(same or not instruction.in_place, f"{about}: parts of other sizes cannot take each other's place")
         low, high = parts[0][1], parts[1][1]
         inside = frozenset(a.place for a in contract.nested if a.dim == parts[0][0] and low <= a.low < high)
         return list(_claims(instruction.each, contract.of_part(instruction.take, instruction.put, inside)))

@@ -77,8 +77,9 @@ def _moments(instruction: Instruction | ByFormula, before: int, after: int) -> I
     """The whole tiles stay live while a step runs part by part; of parts that overlap, there are two."""
     if isinstance(instruction, InParts):
         parts = before // instruction.take.parts, after // instruction.put.parts
+        tiles = (before,) if instruction.in_place else (before, after)
         next_one = parts if instruction.overlap else ()
-        yield from ((before, after, *next_one, *m) for m in _plain(instruction.each, *parts))
+        yield from ((*tiles, *next_one, *m) for m in _plain(instruction.each, *parts))
         return
     yield from _plain(instruction, before, after)
 

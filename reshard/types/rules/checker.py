@@ -106,14 +106,15 @@ def _viewed(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
 def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
     """Each part is a step on a smaller array, copied out of the operand before and into the result after.
 
-    If parts overlap, there are two at a time.
+    If parts overlap, there are two at a time; parts in place of each other do not.
     """
-    only_parts = mode == StepMode(parts=mode.parts, overlap=mode.overlap and kind in OVERLAPPING)
-    part = split_step(operand, result, mode.parts) if mode.parts > 1 and only_parts else None
+    overlap = mode.overlap and kind in OVERLAPPING and not mode.in_place
+    only_parts = mode.parts > 1 and mode == StepMode(parts=mode.parts, in_place=mode.in_place, overlap=overlap)
+    part = split_step(operand, result, mode.parts, in_place=mode.in_place) if only_parts else None
     if part is None:
-        raise refusal(
-            kind, operand, result, f"{mode}: it does not split so; parts.counts() lists the possible numbers of parts"
-        )
+        why = "it does not split so; parts.counts() lists the possible numbers of parts"
+        in_place = "; in place, tiles are even and equally large, on the same devices" if mode.in_place else ""
+        raise refusal(kind, operand, result, f"{mode}: {why}{in_place}")
     one = check_step(kind, part.operand, part.result)
     copies = part.operand.tile_bytes + part.result.tile_bytes
     return Cost(one.received * mode.parts, one.launches * mode.parts, one.scratch + copies * (1 + mode.overlap))

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import SubAxis
+from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.refine import RefinedDigit, Refinement, refine
 
 
@@ -55,9 +56,41 @@ class Part(NamedTuple):
 _ALIGNED = {-1: 128, -2: 8}
 
 
+class Regions(NamedTuple):
+    """Where the parts of two equally large tiles lie in memory, in row-major order, if one overwrites the other.
+
+    operand    (outer, before, parts, rest)
+    between    (outer, parts, all of a part)     in which part number c of the result takes the place of the operand's
+    result     (outer, parts, after, rest)  ->  (outer, after, parts, rest)
+    """
+
+    outer: int
+    before: int
+    parts: int
+    after: int
+
+    @property
+    def transpositions(self) -> int:
+        """How often the slots that parts consist of are rearranged: before the first part, and after the last."""
+        return (self.before > 1) + (self.after > 1)
+
+
+def regions(operand: Sequence[int], take: Cut, result: Sequence[int], put: Cut) -> Regions:
+    """The regions of tiles of these shapes.
+
+    >>> regions((4, 16), Cut(0, 1, 2, 2), (16, 4), Cut(0, 4, 2, 2))
+    Regions(outer=1, before=1, parts=2, after=4)
+    """
+    before, after = math.prod(operand[: take.axis]) * take.outer, math.prod(result[: put.axis]) * put.outer
+    outer = math.gcd(before, after)
+    return Regions(outer, before // outer, take.parts, after // outer)
+
+
 @lru_cache(maxsize=4096)
-def split_step(operand: Layout, result: Layout, count: int) -> Part | None:
+def split_step(operand: Layout, result: Layout, count: int, *, in_place: bool = False) -> Part | None:
     """A step in `count` parts along the dim where that costs the copies least, or None if no dim allows it.
+
+    With `in_place` each part of the result takes the place of one of the operand's tile, which must be as large.
 
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
@@ -68,11 +101,19 @@ def split_step(operand: Layout, result: Layout, count: int) -> Part | None:
     (2, 4)
     """
     r = refine(operand, result)
-    if r is None:
+    if r is None or (in_place and not _equally_large(operand, result)):
         return None
     able = [at for at, digit in enumerate(r.digits) if _splits(digit, r, operand) and digit.radix % count == 0]
     parts = [_part(operand, result, r, at, count) for at in able]
+    if in_place:
+        return min(parts, key=lambda part: _rearranged(part, operand, result), default=None)
     return min(parts, key=_disturbance, default=None)
+
+
+def _equally_large(operand: Layout, result: Layout) -> bool:
+    """Whether the tiles of one layout fit exactly where those of the other are."""
+    same = operand.even and result.even and operand.tile_bytes == result.tile_bytes
+    return same and one_set(operand.mesh, result.mesh)
 
 
 @lru_cache(maxsize=4096)
@@ -154,6 +195,13 @@ def _disturbance(part: Part) -> tuple[bool, bool, bool, bool]:
     minor = max(part.take.axis, part.put.axis) >= len(part.operand.shape) - len(_ALIGNED)
     narrow = _narrows(part.operand, part.take) or _narrows(part.result, part.put)
     return not part.aligned, narrow, minor, part.take.outer * part.put.outer > 1
+
+
+def _rearranged(part: Part, operand: Layout, result: Layout) -> tuple[bool, bool, int, bool]:
+    """Sorts first the parts that are aligned, keep full lanes, and need the fewest transpositions."""
+    unaligned, narrow, minor, _ = _disturbance(part)
+    slots = regions(operand.tile_shape, part.take, result.tile_shape, part.put)
+    return unaligned, narrow, slots.transpositions, minor
 
 
 def _narrows(part: Layout, cut: Cut) -> bool:

@@ -189,6 +189,14 @@ def test_the_turns_of_the_worked_example():
     assert {turn.send.elements for turn in step.turns} == {16}
 
 
+def test_parts_that_take_each_others_place_are_refused():
+    mesh = Mesh(x=4)
+    source, target = Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[16, {x}4]", mesh)
+    plan = chain(source, target, [StepSpec("all_to_all", target, StepMode(parts=2, in_place=True))], donate=True)
+    with pytest.raises(PlanError, match="run on JAX alone"):
+        schedule(plan, 0)
+
+
 def test_only_checked_plans_are_lowered():
     with pytest.raises(PlanError, match="checked Plan"):
         schedule("f32[4]", 0)

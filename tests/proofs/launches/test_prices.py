@@ -24,7 +24,7 @@ def every_way(kind: str, operand: Layout, result: Layout, donate: bool) -> list[
     """All steps of a kind in every chunk, number of parts, and in place."""
     sizes = [None, *range(1, math.prod(operand.tile_shape) + 1)]
     modes = [StepMode(chunk, in_place) for chunk in sizes for in_place in {False, donate}]
-    modes += [StepMode(parts=n) for n in range(2, 20)]
+    modes += [StepMode(None, in_place, n) for n in range(2, 20) for in_place in {False, donate}]
     steps = []
     for mode in modes:
         try:

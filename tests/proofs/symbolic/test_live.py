@@ -64,6 +64,15 @@ def test_a_single_step_receives_what_the_numpy_runtime_measures(seed: int):
         ("exchange", "f32[{x}5, 6]", "f32[15, {x}2]", {"in_place": True}, [(30, 20)]),
         ("exchange", "f32[{x}5, 6]", "f32[15, {x}2]", {"in_place": True, "chunk": 1}, [(30,)]),
         ("permute", "f32[{x}5, 6]", "f32[{x}5, 6]", {}, [(30, 30)]),
+        # Parts of 15 elements beside both tiles, or beside the one that they lie in.
+        ("all_to_all", "f32[{x}5, 6]", "f32[15, {x}2]", {"parts": 2}, [(30, 30, 15, 15, 15), (30, 30, 15, 15)]),
+        (
+            "all_to_all",
+            "f32[{x}5, 6]",
+            "f32[15, {x}2]",
+            {"parts": 2, "in_place": True},
+            [(30, 15, 15, 15), (30, 15, 15)],
+        ),
     ],
 )
 def test_buffers_by_hand(kind: str, source: str, target: str, mode: dict, buffers: list[tuple]):

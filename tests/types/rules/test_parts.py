@@ -246,7 +246,7 @@ def test_more_parts_need_less_memory():
         ("all_gather", "f32[{x}3/10]", "f32[10]", StepMode(parts=2)),
         ("permute", "f32[{x}{y}2, 4]", "f32[{y}{x}2, 4]", StepMode(parts=3)),
         ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(chunk=4, parts=2)),
-        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(in_place=True, parts=2)),
+        ("exchange", "f32[{x}4, 16]", "f32[16, {x}4]", StepMode(chunk=4, in_place=True, parts=2)),
     ],
 )
 def test_numbers_of_parts_that_do_not_divide(kind: str, source: str, target: str, mode: StepMode):
