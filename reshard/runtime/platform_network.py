@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 from reshard.errors import ReshardError, quoted
 from reshard.synth import Network
@@ -25,7 +26,7 @@ def named(given: Network | str | None) -> Network | str | None:
 def network_text(given: Network | str | None) -> str:
     """A network as ranks compare it: the name of a preset, else all figures, those of a file included.
 
-    Networks of one name are not equal for that. What is not a network is quoted.
+    So two networks with the same name differ if their figures do. Anything else is quoted.
 
     >>> network_text("h100") == network_text(Network.preset("h100")) == "h100"
     True
@@ -34,7 +35,25 @@ def network_text(given: Network | str | None) -> str:
     False
     """
     try:
-        network = network_of(given)
-    except ReshardError:  # The call raises it, on all ranks.
+        if not isinstance(given, str) or given == "none" or given in PRESETS:
+            return _text(given)
+        return _text_of_file(given, *_version(given))
+    except (ReshardError, OSError, ValueError):  # The call says what is wrong, on all ranks.
         return quoted(given)
+
+
+def _text(given: Network | str | None) -> str:
+    network = network_of(given)
     return network.name if network is not None and PRESETS.get(network.name) == network else repr(network)
+
+
+@lru_cache(maxsize=64)
+def _text_of_file(path: str, modified: int, size: int) -> str:
+    """The text of a file's network: reading it takes longer than a small move."""
+    return _text(path)
+
+
+def _version(path: str) -> tuple[int, int]:
+    """What changes with a file: the time of its last change, and its size."""
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_size

@@ -31,4 +31,5 @@ def test_a_preset_is_its_name_and_any_other_network_its_figures(tmp_path: Path):
 
 
 def test_what_is_no_network_is_quoted():
-    assert network_text("lab") == "'lab'" and network_text([7]) == "[7]"
+    assert network_text("lab") == "'lab'" and network_text([7]) == "[7]" and network_text("\x00") == "'\\x00'"
+    assert network_text("none") == network_text(None) == "None"
