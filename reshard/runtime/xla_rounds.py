@@ -7,7 +7,7 @@ tile. In rounds, that block is copied twice and needs no buffers, but each round
 from __future__ import annotations
 
 from reshard.lower.program import Exchange, lower_steps
-from reshard.lower.to_shard_map import joins_at_end
+from reshard.lower.to_shard_map import joins_in_one_copy
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.cost import PLAIN
 from reshard.types.rules.exchange import exchange_size
@@ -47,4 +47,4 @@ def _faster(step: Step, least: int) -> bool:
     if step.operand.nbytes(size.message) < enough or size.rounds > MOST_ROUNDS:
         return False
     (exchange,) = lower_steps(step.operand, [Step("exchange", step.operand, step.result)]).instructions
-    return isinstance(exchange, Exchange) and joins_at_end(exchange)
+    return isinstance(exchange, Exchange) and joins_in_one_copy(exchange)

@@ -4,9 +4,9 @@ tile_function          the function, for the inside of a `jax.shard_map` that is
 Beside                 what some programs take beside the source's tile
 batch_function         the same for the tiles of several arrays whose steps share launches
 shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
-joins_at_end            whether XLA:CPU joins the messages of an exchange in one copy
+joins_in_one_copy      whether XLA:CPU joins the messages of an exchange in one copy
 regions_on_tpu         where the parts of a step in place lie in a TPU's memory
-lanes_last              the order of dims in a TPU's memory
+lanes_last             the order of dims in a TPU's memory
 LANES, SUBLANES        what a TPU pads the minor dim of an array to a multiple of, and the dim before
 
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
@@ -24,7 +24,7 @@ from reshard.lower.to_shard_map.block_writes import LANES as LANES
 from reshard.lower.to_shard_map.block_writes import SUBLANES as SUBLANES
 from reshard.lower.to_shard_map.block_writes import lanes_last as lanes_last
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
-from reshard.lower.to_shard_map.joining import joins_at_end as joins_at_end
+from reshard.lower.to_shard_map.joining import joins_in_one_copy as joins_in_one_copy
 from reshard.lower.to_shard_map.parts_in_place import regions_on_tpu as regions_on_tpu
 from reshard.lower.to_shard_map.run_batch import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function

@@ -46,9 +46,12 @@ def orders(step: Exchange) -> dict[int, Order] | None:
     return by_device if len(set(by_device.values())) <= MOST else None
 
 
-def joins_at_end(step: Exchange) -> bool:
-    """Whether the messages of an exchange can be joined once all have arrived."""
-    return orders(step) is not None
+def joins_in_one_copy(step: Exchange) -> bool:
+    """Whether the messages of an exchange can be joined once all have arrived, along one axis of the result.
+
+    Along two axes they are joined twice.
+    """
+    return orders(step) is not None and sum(count > 1 for count in grid(step)) == 1
 
 
 def _whole_messages(step: Exchange) -> bool:
