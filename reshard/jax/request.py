@@ -13,9 +13,9 @@ from jax.sharding import NamedSharding
 
 from reshard.errors import PlanError
 from reshard.jax import placement
-from reshard.jax.platform_network import best_plan_on
+from reshard.jax.platform_network import best_plan_on, network_of_mesh
 from reshard.runtime import on_jax
-from reshard.synth import Network
+from reshard.synth import Network, cost
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.pair.device_sets import one_set
@@ -53,7 +53,7 @@ def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan
     unbounded = _plan(replace(request, budget=None), before, after)
     overlap = platform == "gpu"
     if request.budget is None:
-        return on_jax.in_parts(unbounded, overlap=overlap)
+        return _on_tpu(request, unbounded) if platform == "tpu" else on_jax.in_parts(unbounded, overlap=overlap)
     within = partial(_within, request.budget, padded=platform == "tpu", overlap=overlap)
     parted = within(unbounded)
     if parted is not None:
@@ -66,6 +66,15 @@ def _on_cpu(request: ReshardRequest, best: Plan) -> Plan:
     """The best plan as CPUs run it."""
     free = request.budget is None and best.seconds is None and not best.donate
     return on_jax.in_rounds(best) if free else best
+
+
+def _on_tpu(request: ReshardRequest, plan: Plan) -> Plan:
+    """The plan in parts, by other steps where nobody named the network and these need far less of a TPU's memory."""
+    if request.network is not None:
+        return on_jax.in_parts(plan)
+    parted, network = on_jax.in_parts_on_tpu(plan), network_of_mesh(request.target.mesh, None)
+    same = [step.kind for step in parted.steps] == [step.kind for step in plan.steps]
+    return parted if same or network is None else cost.timed(parted, network.links(parted.source.mesh))
 
 
 def _within(budget: int, whole: Plan, padded: bool, overlap: bool) -> Plan | None:

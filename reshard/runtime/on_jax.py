@@ -29,6 +29,7 @@ from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_li
 from reshard.runtime.xla_parts import LEAST as LEAST
 from reshard.runtime.xla_parts import PARTS as PARTS
 from reshard.runtime.xla_parts import in_parts as in_parts
+from reshard.runtime.xla_parts import in_parts_on_tpu as in_parts_on_tpu
 from reshard.runtime.xla_parts import peak_bytes as peak_bytes
 from reshard.runtime.xla_rounds import in_rounds as in_rounds
 from reshard.types import dtypes

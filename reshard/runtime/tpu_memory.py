@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 from reshard.lower.part_loops import loops
 from reshard.lower.program import part_of
-from reshard.lower.to_shard_map import LANES, SUBLANES, lanes_last
+from reshard.lower.to_shard_map import LANES, SUBLANES, memory_order, padded_elements
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.plan import Plan, Step
+from reshard.types.rules.parts import Part
 
 
 def padded_bytes(shape: Sequence[int], dtype: str) -> int:
@@ -26,22 +27,18 @@ def padded_bytes(shape: Sequence[int], dtype: str) -> int:
     >>> padded_bytes((16, 128, 128, 64), "bfloat16") // (16 * 128 * 128 * 64 * 2)
     1
     """
-    elements = math.prod(shape)
-    if len(shape) > 1 and elements:
-        minors = itertools.permutations(shape, 2)
-        elements = min(
-            elements // (second * minor) * _up(second, SUBLANES) * _up(minor, LANES) for second, minor in minors
-        )
-    return -(-elements * dtypes.bits(dtype) // 8)
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
+    return _bytes_in(memory_order(shape, dtype), shape, dtype)
 
 
 def padding_bytes(plan: Plan) -> int:
-    """What padding adds to the plan's peak: that of all tiles and buffers that live at once, in the worst loop."""
-    return max((_padding(plan, loop) for loop in loops(plan.steps)), default=padding_of(plan.source))
+    """What padding adds to the plan's peak: that of all tiles and buffers that live at once, in the worst loop.
+
+    XLA may give the parts of another loop other addresses, where sizes differ.
+    """
+    every = loops(plan.steps)
+    parted = (loop for loop in every if loop[0].mode.parts > 1)
+    elsewhere = sorted(max(step.cost.scratch for step in loop) for loop in parted)[-2:-1]
+    return max((_padding(plan, loop) for loop in every), default=padding_of(plan.source)) + sum(elsewhere)
 
 
 def _padding(plan: Plan, loop: Sequence[Step]) -> int:
@@ -51,7 +48,14 @@ def _padding(plan: Plan, loop: Sequence[Step]) -> int:
         tiles.append(plan.source)
     if not all(step.mode.in_place for step in plan.steps[plan.steps.index(last) + 1 :]):
         tiles.append(plan.target)  # XLA has its memory from the start.
-    return sum(map(padding_of, tiles)) + max(map(_of_scratch, loop))
+    return sum(map(padding_of, tiles)) + sum(map(_of_scratch, loop)) + _beside(loop)
+
+
+def _beside(loop: Sequence[Step]) -> int:
+    """The buffers of the smaller steps of a loop, which XLA has beside those of the largest; ends they share once."""
+    scratch = [step.cost.scratch for step in loop]
+    shared = sum(part.result.tile_bytes for part in map(part_of, loop[:-1]) if part is not None)
+    return max(0, sum(scratch) - max(scratch) - shared)
 
 
 def padding_of(layout: Layout) -> int:
@@ -61,31 +65,91 @@ def padding_of(layout: Layout) -> int:
 
 def _of_scratch(step: Step) -> int:
     """Buffers are padded as the tile is that is padded more; a slice at once has one if another dim becomes minor."""
-    if step.kind == "slice" and step.mode.parts == 1:
-        return relaid_bytes(step)
     part = part_of(step)
+    if step.kind == "slice":
+        return relaid_bytes(step) if part is None else _of_sliced(part)
     if part is not None:
-        times = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(math.prod(part.block))
-        rounds = 2 if step.kind == "exchange" else 1
-        relaid = 2 * sum(map(_relaid, (part.operand, part.result))) if rounds == 2 and times > 1 else 0
-        padding = padding_of(part.operand) + padding_of(part.result)
-        return padding + relaid + int((times - 1) * rounds * message_bytes(step))
+        return _of_part(step, part)
     ends = [end for end in (step.operand, step.result) if end.tile_bytes]
     times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
     return int((times - 1) * step.cost.scratch)
 
 
-def _relaid(layout: Layout) -> int:
-    """What a tile needs more with its last dim minor, as an exchange of narrow boxes leaves it."""
-    *major, second, minor = (1, 1, *layout.tile_shape)
-    in_order = layout.nbytes(math.prod(major) * _up(second, SUBLANES) * _up(minor, LANES))
-    return in_order - padded_bytes(layout.tile_shape, layout.dtype)
+def _of_sliced(part: Part) -> int:
+    """A slice in parts reads a whole part if it keeps several ranges of the minor dim, and relays it to cut out narrow
+    ones."""
+    ends = padding_of(part.operand) + padding_of(part.result) + _relaid_slice(part.operand, part.result)
+    if one_range(part.operand, part.result):
+        return ends
+    minor = memory_order(part.operand.tile_shape, part.operand.dtype)[-1]
+    local = itertools.takewhile(lambda digit: digit.axis is None, reversed(part.result.dims[minor].digits))
+    full = math.prod(digit.radix for digit in local) % LANES == 0
+    return ends + (1 if full else 2) * part.operand.tile_bytes
+
+
+def _of_part(step: Step, part: Part) -> int:
+    """Messages of narrow boxes are packed, sent, and relaid; ends in another order than they are relaid to theirs."""
+    dtype, order = part.operand.dtype, memory_order(part.block, part.operand.dtype)
+    times = padding_of_block(part)
+    if step.mode.in_place:
+        return padding_of(part.operand) + padding_of(part.result) + int((times - 1) * message_bytes(step))
+    copies = 3 if step.kind == "exchange" else 2 if times > 1 else 1
+    if step.kind == "exchange" and not _staged(step, part):
+        copies = max(copies, step.launches // step.mode.parts)  # XLA sends all of them at once.
+    ends = {"exchange": (part.operand, part.result), "all_gather": (part.result,)}.get(step.kind, ())
+    shapes = [end.tile_shape for end in ends]
+    relaid = [shape for shape in shapes if memory_order(shape, dtype)[-1] != order[-1]]
+    padding = (
+        padding_of(part.operand) + padding_of(part.result) + sum(_bytes_in(order, shape, dtype) for shape in relaid)
+    )
+    return padding + int((times * copies - 1) * message_bytes(step))
+
+
+def padding_of_block(part: Part) -> float:
+    """How many times its bytes a block needs that travels in a part; one of less than 8 x 128 elements as if it had
+    so many."""
+    elements = math.prod(part.block)
+    padded = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(elements)
+    return max(padded, SUBLANES * LANES / elements)
+
+
+def _bytes_in(order: Sequence[int], shape: Sequence[int], dtype: str) -> int:
+    """The bytes of an array with its dims in memory in this order."""
+    return -(-padded_elements([shape[dim] for dim in order], dtype) * dtypes.bits(dtype) // 8)
+
+
+def one_range(operand: Layout, result: Layout) -> bool:
+    """Whether a slice keeps one range of indices of the dim that a TPU has minor in the operand.
+
+    >>> from reshard.types import Mesh
+    >>> ends = [Layout.parse(text, Mesh(x=2)) for text in ("f32[256, 256]", "f32[256, {x}128]", "f32[256, 128{x}]")]
+    >>> one_range(ends[0], ends[1]), one_range(ends[0], ends[2])
+    (True, False)
+    """
+    minor = memory_order(operand.tile_shape, operand.dtype)[-1]
+    held = [[digit.axis is not None for digit in end.dims[minor].digits] for end in (operand, result)]
+    return all(flags == sorted(flags, reverse=True) for flags in held)
 
 
 def message_bytes(step: Step) -> int:
-    """The bytes of the messages that a part of a step packs and receives; 0 for a step at once."""
+    """The bytes of the messages that a part of a step packs and receives; 0 for a step at once.
+
+    XLA has buffers even for those of an exchange that are one run of memory in both tiles.
+    """
     part = part_of(step)
-    return 0 if part is None else step.cost.scratch - part.operand.tile_bytes - part.result.tile_bytes
+    if part is None:
+        return 0
+    staged = _staged(step, part)
+    return (
+        staged
+        if step.mode.in_place
+        else staged or (2 * step.received_bytes // step.launches if step.kind == "exchange" else 0)
+    )
+
+
+def _staged(step: Step, part: Part) -> int:
+    """The bytes of messages that the step's rule counts: none for those that are one run of memory in both tiles."""
+    return step.cost.scratch - part.operand.tile_bytes - part.result.tile_bytes
 
 
 def relaid_bytes(step: Step) -> int:
@@ -96,9 +160,11 @@ def relaid_bytes(step: Step) -> int:
     >>> relaid_bytes(Step("slice", *ends)) // ends[1].tile_bytes
     2
     """
-    order, shape = lanes_last(step.operand.tile_shape), step.result.tile_shape
-    if len(shape) < 2 or order == lanes_last(shape):
+    return _relaid_slice(step.operand, step.result)
+
+
+def _relaid_slice(operand: Layout, result: Layout) -> int:
+    order, shape = memory_order(operand.tile_shape, operand.dtype), result.tile_shape
+    if order == memory_order(shape, result.dtype):
         return 0
-    *major, second, minor = (shape[dim] for dim in order)
-    elements = math.prod(major) * _up(second, SUBLANES) * _up(minor, LANES)
-    return -(-elements * dtypes.bits(step.result.dtype) // 8)
+    return _bytes_in(order, shape, result.dtype)

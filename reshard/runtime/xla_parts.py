@@ -5,12 +5,14 @@ bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512]     at once: twice source and tar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from reshard.lower.part_loops import loops, share_loop
-from reshard.lower.to_shard_map import LANES, regions_on_tpu
+from reshard.lower.to_shard_map import LANES, SUBLANES, regions_on_tpu
 from reshard.runtime import tpu_memory
 from reshard.types.pair.device_sets import one_set
+from reshard.types.pair.refine import refine
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.checker import OVERLAPPING, VIEW_RULES
 from reshard.types.rules.cost import PLAIN, StepMode
@@ -46,6 +48,8 @@ def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS, overlap: bool =
         if not overlap and not any(map(tpu_memory.padding_of, (plan.source, plan.target))):
             count *= 2  # Narrower parts of padded tiles would be padded more.
     moves = [_parted(step, least, count, overlap) for step in plan.steps]
+    if len(moves) > 1:
+        moves[-1] = _finer(plan.steps[-2], plan.steps[-1], moves[-1], 2 * count)
     for at in reversed(range(len(moves) - 1)):
         moves[at] = _joining(plan.steps[at], moves[at], plan.steps[at + 1], moves[at + 1].mode.parts)
     return _with_steps(plan, moves)
@@ -86,6 +90,32 @@ def _has_parts(step: Step, least: int) -> bool:
     return step.mode == PLAIN and step.operand.tile_bytes + step.result.tile_bytes >= least
 
 
+def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
+    """`in_parts`, or one exchange from end to end, where a TPU needs more than 1.5 times source and target for tiles
+    between steps that do not share a loop, and three quarters of that for the exchange.
+
+    It receives no more bytes. For example, three steps from `bf16[{z}32, {y}64, {x}64, 64]` to
+    `bf16[64, 128, {z}{x}32, 64]` on `<x=2, y=2, z=2>`, whose tiles have 64 lanes of 128, need 2.73 times source and
+    target, and an exchange 1.54.
+    """
+    parted = in_parts(plan, least)
+    ends = plan.source.tile_bytes + plan.target.tile_bytes
+    if len(loops(parted.steps)) == 1 or ends < least or 2 * peak_bytes(parted, padded=True) <= 3 * ends:
+        return parted
+    if (
+        plan.donate
+        or plan.view is not None
+        or not plan.source.partial_as(plan.target)
+        or not one_set(plan.source.mesh, plan.target.mesh)
+    ):
+        return parted
+    if refine(plan.source, plan.target) is None or exchange_size(plan.source, plan.target).rounds > 2 * PARTS:
+        return parted
+    straight = in_parts(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate), least)
+    needs, otherwise = (peak_bytes(each, padded=True) for each in (straight, parted))
+    return straight if 4 * needs <= 3 * otherwise else parted
+
+
 def _parted(step: Step, least: int, count: int, overlap: bool) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
@@ -107,30 +137,42 @@ def _parted(step: Step, least: int, count: int, overlap: bool) -> StepSpec:
     return as_it_is._replace(mode=StepMode(parts=parts))
 
 
+def _finer(step: Step, following: Step, move: StepSpec, most: int) -> StepSpec:
+    """The step after a slice in at most so many parts, if the slice reads whole parts of a far larger tile."""
+    if step.kind != "slice" or move.mode.parts == 1 or move.mode.overlap:
+        return move
+    if 4 * step.result.tile_bytes > step.operand.tile_bytes or tpu_memory.one_range(step.operand, step.result):
+        return move
+    able = [number for number in counts(following.operand, following.result) if move.mode.parts < number <= most]
+    parts = next((number for number in reversed(able) if _share_loop(step, following, number)), move.mode.parts)
+    return move._replace(mode=StepMode(parts=parts))
+
+
 def _joining(step: Step, move: StepSpec, following: Step, parts: int) -> StepSpec:
     """A slice in the parts of the step that follows, if these are its own."""
     if step.kind != "slice" or parts == 1:
         return move
-    splits = (split_step(each.operand, each.result, parts) for each in (step, following))
-    return move._replace(mode=StepMode(parts=parts)) if share_loop(*splits) else move
+    return move._replace(mode=StepMode(parts=parts)) if _share_loop(step, following, parts) else move
+
+
+def _share_loop(step: Step, following: Step, parts: int) -> bool:
+    splits = [split_step(each.operand, each.result, parts) for each in (step, following)]
+    return share_loop(*splits)
 
 
 def _read_alone(step: Step) -> bool:
     """Whether a TPU reads little more than a slice: it is one range of indices of the minor dim, which stays minor or
     is not much wider than the slice in memory."""
-    return _contiguous(step) and 2 * tpu_memory.relaid_bytes(step) <= step.operand.tile_bytes
-
-
-def _contiguous(step: Step) -> bool:
-    """Whether a slice takes one range of indices of the minor dim."""
-    held = [[digit.axis is not None for digit in end.dims[-1].digits] for end in (step.operand, step.result)]
-    return all(flags == sorted(flags, reverse=True) for flags in held)
+    return (
+        tpu_memory.one_range(step.operand, step.result) and 4 * tpu_memory.relaid_bytes(step) <= step.operand.tile_bytes
+    )
 
 
 def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
     """The number of parts, one of `possible`: between `count` and four times that, with aligned parts where possible.
 
     An all-to-all whose blocks would then no longer have full lanes is cut into fewer parts, at least half of `count`.
+    Blocks that a TPU pads to twice their bytes go in twice as many parts.
     """
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
@@ -139,7 +181,13 @@ def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
     if step.kind == "all_to_all":
         wide = {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)}
         suited = wide or suited
-    return next(iter(suited), next(iter(preferred), 1))
+    return _unpadded(suited, count) or next(iter(suited), next(iter(preferred), 1))
+
+
+def _unpadded(parts: Mapping[int, Part], count: int) -> int | None:
+    """The first number of parts from `count` up that is twice as large where a TPU pads blocks to twice their bytes."""
+    able = (number for number, part in parts.items() if math.prod(part.block) >= SUBLANES * LANES)
+    return next((n for n in able if n >= count * (1 + (tpu_memory.padding_of_block(parts[n]) >= 2))), None)
 
 
 def _overlapping(step: Step, possible: Sequence[int], count: int) -> int | None:

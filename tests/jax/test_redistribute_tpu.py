@@ -37,6 +37,8 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # of the workers of on
 
 SLACK = 1.06
 """The largest ratio of the compiler's peak to the plan's."""
+TABLES = 1 << 15
+"""Bytes of a program's tables of indices, which no plan promises."""
 Pair = tuple[Layout, Layout]
 
 
@@ -220,6 +222,12 @@ def test_the_moves_that_need_most_memory(sizes: dict[str, int], before: str, aft
         ({"x": 2, "y": 2, "z": 2}, "bf16[{x}{y}{z}64, 512, 512]", "bf16[{x}{z}128, 512, 512]"),
         # Lanes are full in a part of 128 rows of the dim that stays where it is.
         ({"x": 8}, "bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]"),
+        # A part of the operand is cut out as that lies in memory: in the order of the result, all of it was copied.
+        ({"x": 4, "y": 2}, "bf16[512, 1024, {y}256]", "bf16[512, 1024, {x}{y}64]"),
+        # One lane: dims 0 and 1 are the minor ones, in the loop's result, too.
+        ({"x": 4, "y": 2}, "bf16[4096, 2048, {y}{x}1]", "bf16[4096, 2048, {x}{y}1]"),
+        # Messages that leave and arrive as they lie in memory have buffers, and all travel at once.
+        ({"x": 4, "y": 2}, "bf16[{y}{x}64, 512, 512]", "bf16[{x}128, 512, 512]"),
     ],
 )
 def test_the_promise_counts_padding(sizes: dict[str, int], before: str, after: str):
@@ -228,7 +236,7 @@ def test_the_promise_counts_padding(sizes: dict[str, int], before: str, after: s
     plan, executable = on_jax.in_parts(rs.plan(*pair)), compiled("v5p:2x2x2", pair)
     assert executed(executable) == promised(plan), plan
     used, promise = executable.memory_analysis().peak_memory_in_bytes, on_jax.peak_bytes(plan, padded=True)
-    assert promise / SLACK**2 <= used <= promise * SLACK, f"{used / promise:.3f} times the promise: {plan}"
+    assert promise / 1.3 <= used <= promise + TABLES, f"{used / promise:.3f} times the promise: {plan}"
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ def planned(source: str, target: str) -> rs.Plan:
     [
         ((64,), 1),  # one dim is not padded to lanes
         ((8, 128), 1),
-        ((4, 128), 2),
+        ((4, 128), 1),  # four rows are a tile of their own
+        ((5, 128), 8 / 5),
         ((16, 100, 256), 1),  # 16 and 256 are the minor dims
         ((3, 64, 96), 4 / 3),  # 96 lanes of 128
         ((7, 5), 8 * 128 / 35),

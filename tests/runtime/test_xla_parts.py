@@ -48,17 +48,22 @@ def test_the_number_of_parts(source: str, target: str, mode: tuple[str, int]):
 
 
 def test_only_a_slice_that_takes_every_n_th_element_of_the_minor_dim_is_in_parts():
-    for target, parts in (("f32[{x}16, 64]", 1), ("f32[64, {x}16]", 1), ("f32[16{x}, 64]", 1), ("f32[64, 16{x}]", 8)):
-        assert modes(xla_parts.in_parts(planned("f32[64, 64]", target), least=0)) == [("slice", parts)]
+    for target, parts in (
+        ("f32[{x}128, 512]", 1),
+        ("f32[512, {x}128]", 1),
+        ("f32[128{x}, 512]", 1),
+        ("f32[512, 128{x}]", 8),
+    ):
+        assert modes(xla_parts.in_parts(planned("f32[512, 512]", target), least=0)) == [("slice", parts)]
 
 
 @pytest.mark.parametrize(
     ("source", "target", "parts"),
     [
         ("bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]", 4),  # 128 rows a part: eight would leave 64
-        ("bf16[256, 512, {x}64]", "bf16[256, {x}64, 512]", 8),  # two parts would, but are too large
+        ("bf16[256, 512, {x}64]", "bf16[256, {x}64, 512]", 16),  # two parts would, but are too large: half lanes, small
         ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]", 8),  # the minor dim has full lanes in any case
-        ("bf16[64, 64, {x}64]", "bf16[64, {x}8, 512]", 8),  # nothing has
+        ("bf16[64, 64, {x}64]", "bf16[64, {x}8, 512]", 16),  # nothing has
     ],
 )
 def test_an_all_to_all_keeps_full_lanes(source: str, target: str, parts: int):
@@ -156,6 +161,32 @@ def test_a_slice_is_in_parts_where_a_tpu_would_copy_more_than_it_keeps():
         ("bf16[64, 128, 128, 64]", "bf16[{x}8, 128, 128, 64]", 1),  # nothing else becomes minor
     ):
         assert modes(xla_parts.in_parts(planned(source, target, mesh), least=0)) == [("slice", parts)]
+
+
+def test_one_exchange_where_tiles_between_steps_need_much_memory():
+    """Three steps in loops of their own, whose tiles a TPU pads to twice their bytes: 64 lanes of 128."""
+    mesh = Mesh(x=2, y=2, z=2)
+    narrow = planned("bf16[{z}32, {y}64, {x}64, 64]", "bf16[64, 128, {z}{x}32, 64]", mesh)
+    steps = modes(xla_parts.in_parts(narrow, least=0))
+    assert len(steps) == 3 and modes(xla_parts.in_parts_on_tpu(narrow, least=0)) == [("exchange", 16)]
+    straight = xla_parts.in_parts_on_tpu(narrow, least=0)
+    assert straight.received_bytes == narrow.received_bytes
+    assert xla_parts.peak_bytes(straight, padded=True) < 0.6 * xla_parts.peak_bytes(narrow, padded=True)
+    shared = planned("bf16[{x}{y}{z}64, 512, 512]", "bf16[{x}{z}128, 512, 512]", mesh)
+    assert xla_parts.in_parts_on_tpu(shared, least=0) == xla_parts.in_parts(shared, least=0)
+    assert xla_parts.in_parts_on_tpu(narrow, least=1 << 40) == narrow
+
+
+def test_a_slice_of_narrow_ranges_has_more_parts():
+    """It reads whole parts of a tile 32 times its result: the fewer rows in each, the better."""
+    mesh = Mesh(x=32, y=32)
+    plan = planned("bf16[{x}128, 4096, 4096]", "bf16[4096, 4096, {x}{y}4]", mesh)
+    assert [step.kind for step in plan.steps] == ["slice", "all_to_all"]
+    assert modes(xla_parts.in_parts(plan)) == [("slice", 16), ("all_to_all", 16)]
+    ends = plan.source.tile_bytes + plan.target.tile_bytes
+    assert (
+        ends + 2 * plan.source.tile_bytes // 16 <= xla_parts.peak_bytes(xla_parts.in_parts(plan), True) <= 1.25 * ends
+    )
 
 
 # ---- donated ---------------------------------------------------------------------------------------

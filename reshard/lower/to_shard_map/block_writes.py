@@ -31,37 +31,23 @@ from jax import lax
 
 from reshard.lower.exchange_order import box_extents
 from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Slice
+from reshard.lower.to_shard_map import tpu_layout
 from reshard.lower.to_shard_map.collectives import gathered, gathered_dim
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import laid_out, merged, opened, piece, resized, unfilled
+from reshard.lower.to_shard_map.tiles import cut_out, laid_out, merged, opened, piece, resized, unfilled
+from reshard.lower.to_shard_map.tpu_layout import memory_order
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
 Number = TypeVar("Number", int, jax.Array)
-LANES = 128
-"""A TPU pads the minor dim of an array in memory to a multiple of this many elements."""
-SUBLANES = 8
-"""The multiple to which it pads the dim before."""
 UNROLLED = 16
 """The most blocks of a part that are copied one by one; more are transposed at once."""
 
 
-def lanes_last(shape: Sequence[int]) -> tuple[int, ...]:
-    """The order of dims in which a TPU should keep a loop's result: one with full lanes last, if there is one.
-
-    A TPU lays out a loop's carry dim by dim and pads a narrow minor dim, to twice the bytes of the tile and more.
-    Results that no loop carries are not padded.
-
-    >>> lanes_last((256, 128, 3))
-    (0, 2, 1)
-    """
-    return _last(range(len(shape)), shape)
-
-
 def _last(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
     """The dims in this order, except that the last one whose extent is full lanes comes last, if there is one."""
-    minor = next((dim for dim in reversed(order) if extents[dim] % LANES == 0), order[-1])
+    minor = next((dim for dim in reversed(order) if extents[dim] % tpu_layout.LANES == 0), order[-1])
     return (*(dim for dim in order if dim != minor), minor)
 
 
@@ -70,7 +56,7 @@ def message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...] | None
     if it is their own, or if no order gives them."""
     extents = box_extents(step) if isinstance(step, Exchange) else None
     message = _last(carried, extents) if extents else tuple(range(len(carried)))
-    full = extents is not None and extents[message[-1]] % LANES == 0
+    full = extents is not None and extents[message[-1]] % tpu_layout.LANES == 0
     return message if full and message != tuple(range(len(carried))) else None
 
 
@@ -113,9 +99,9 @@ class Writes:
         runs = [
             [run for run in self.view.runs if self.view.dims[run[0]] == dim] for dim in dict.fromkeys(self.view.dims)
         ]
-        if len(runs[-1]) > 1 or self.block[-1] % LANES:
+        if len(runs[-1]) > 1 or self.block[-1] % tpu_layout.LANES:
             return False
-        return len(runs) < 2 or len(runs[-2]) == 1 or self.shape[-2] % SUBLANES == 0
+        return len(runs) < 2 or len(runs[-2]) == 1 or self.shape[-2] % tpu_layout.SUBLANES == 0
 
     def values(self, number: Number, later: int = 0) -> list[Number]:
         """The values of the digits that number a block, of all but the last `later` of these."""
@@ -174,8 +160,9 @@ class Blockwise:
     along: int | None = None
 
 
-def blockwise(step: InParts, shape: Sequence[int]) -> Blockwise | None:
-    """The spelling of an all-to-all or a gather in parts on a TPU; None where nothing is gained by one.
+def blockwise(step: InParts, shape: Sequence[int], dtype: str) -> Blockwise | None:
+    """The spelling of an all-to-all or a gather in parts of a tile of this shape on a TPU; None where nothing is gained
+    by one.
 
     >>> from reshard.lower import lower_plan
     >>> from reshard.synth import plan
@@ -183,12 +170,12 @@ def blockwise(step: InParts, shape: Sequence[int]) -> Blockwise | None:
     >>> from reshard.types import Layout, Mesh
     >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]"))
     >>> program = lower_plan(on_jax.in_parts(plan(*ends)))
-    >>> blockwise(program.instructions[0], program.tile_shapes[0]).message
+    >>> blockwise(program.instructions[0], program.tile_shapes[0], program.dtype).message
     (1, 2, 0)
     """
     if not isinstance(step.each, AllToAll | AllGather):
         return None
-    receive, carried = step.each.receive, lanes_last(shape)
+    receive, carried = step.each.receive, memory_order(shape, dtype)
     message = _last(carried, block_extents(receive))
     into = staged = None
     along = gathered_dim(receive) if isinstance(step.each, AllGather) else None
@@ -232,7 +219,9 @@ def _exchanged(step: AllToAll, message: Sequence[int], place: MeshPlace, part: A
 def _packed(view: TileView, message: Sequence[int], part: Array) -> Array:
     """The blocks of a part, one after another: copied one by one on the chip, if they are ranges of the minor dim."""
     extents = [block_extents(view)[dim] for dim in message]
-    ranges = tuple(message) == lanes_last(view.tile) and message[-1] in {view.dims[axis] for axis in view.blocks}
+    ranges = tuple(message) == memory_order(view.tile, part.dtype.name) and message[-1] in {
+        view.dims[axis] for axis in view.blocks
+    }
     runs = _free(view, message) if ranges and view.count <= UNROLLED else None
     if runs is None:
         view = merged(view)
@@ -262,12 +251,13 @@ def sliced(step: Slice, take: Cut, place: MeshPlace, tile: Array, number: Array)
     None if the part is not between two digits, or if several ranges of a TPU's minor dim are kept: it would copy all of
     the tile to have them in one.
     """
-    whole, minor = with_part_digit(step.send, take, tile.shape), lanes_last(tile.shape)[-1]
+    whole, minor = with_part_digit(step.send, take, tile.shape), memory_order(tile.shape, tile.dtype.name)[-1]
     if whole is None or sum(whole.dims[run[0]] == minor for run in whole.runs) > 1:
         return None
     runs = Writes.of(whole, range(tile.ndim))
     starts = runs.starts([*runs.values(place.by_device(step.block), 1), number])
-    return piece(tile.reshape(runs.shape), list(map(_index, starts)), runs.block).reshape(step.receive.padded)
+    kept = piece(tile.reshape(runs.shape), list(map(_index, starts)), runs.block)
+    return cut_out(tile, kept.reshape(step.receive.padded))
 
 
 def _index(start: Array | int) -> Array:

@@ -17,7 +17,8 @@ from jax import lax
 from reshard.lower.groups import Groups
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import blocks_of, closed, piece, resized
+from reshard.lower.to_shard_map.tiles import blocks_of, closed, cut_out, piece, resized
+from reshard.lower.to_shard_map.tpu_layout import memory_order
 from reshard.types.reductions import identity
 from reshard.types.rules.tile_view import TileView
 
@@ -29,8 +30,9 @@ _WHOLE_SLICE = 64
 
 def slice_(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The block of the tile that this device keeps."""
-    block = _block(step.send, place.by_device(step.block), tile)
-    return resized(block.reshape(step.receive.padded), shape)
+    block = _block(step.send, place.by_device(step.block), tile).reshape(step.receive.padded)
+    orders = {memory_order(each, tile.dtype.name) for each in (tile.shape, shape)}
+    return resized(block if len(orders) == 1 else cut_out(tile, block), shape)
 
 
 def _block(view: TileView, number: Array, tile: Array) -> Array:

@@ -24,11 +24,11 @@ from jax import lax
 from reshard.lower.batch import JointExchange
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
-from reshard.lower.to_shard_map.block_writes import lanes_last
 from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.rounds import LOOPED
 from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
+from reshard.lower.to_shard_map.tpu_layout import memory_order
 
 Array = jax.Array
 PIECES = 4
@@ -159,7 +159,7 @@ def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array
     if len(turns) == 1:
         return _turn(turns[0], place, opened, filled)
     as_it_is = partial(_loop, turns, place, opened, order=range(filled.ndim))
-    order = lanes_last(filled.shape)
+    order = memory_order(filled.shape, filled.dtype.name)
     if order == tuple(range(filled.ndim)):
         return as_it_is(filled)
     return lax.platform_dependent(filled, tpu=partial(_loop, turns, place, opened, order=order), default=as_it_is)

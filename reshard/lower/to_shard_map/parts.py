@@ -20,7 +20,6 @@ from reshard.lower.to_shard_map.block_writes import (
     Blockwise,
     arrived,
     blockwise,
-    lanes_last,
     message_order,
     put_together,
     sliced,
@@ -29,6 +28,7 @@ from reshard.lower.to_shard_map.block_writes import (
 from reshard.lower.to_shard_map.overlap import Number, Phases, overlapped, phases
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
+from reshard.lower.to_shard_map.tpu_layout import memory_order
 from reshard.types.rules.parts import Cut
 
 Array = jax.Array
@@ -55,7 +55,8 @@ class PartLoop:
         parts = phases(last.each, self.place, _part_shape(last.put, shape)) if last.overlap else None
         if parts is not None:
             return self._overlapped(parts, tile)
-        order, spelling = lanes_last(shape), blockwise(self.steps[-1], shape)
+        dtype = tile.dtype.name
+        order, spelling = memory_order(shape, dtype), blockwise(last, shape, dtype)
         if spelling is not None:
             return lax.platform_dependent(tile, tpu=partial(self.by_blocks, spelling), default=self.by_parts)
         message = message_order(self.steps[-1].each, order)
@@ -145,10 +146,15 @@ def _cut_out(part: Array) -> Array:
 
 
 def _part(cut: Cut, tile: Array, number: Array) -> Array:
+    """A part of a tile, cut out in the tile's order of dims."""
+    order = memory_order(tile.shape, tile.dtype.name)
     if cut.outer == 1:
-        return lax.dynamic_slice_in_dim(tile, number * cut.inner, cut.inner, cut.axis, allow_negative_indices=False)
+        part = lax.dynamic_slice_in_dim(tile, number * cut.inner, cut.inner, cut.axis, allow_negative_indices=False)
+        return laid_out(part, order)
     spread = tile.reshape(_spread(cut, tile.shape, cut.parts))
     part = lax.dynamic_slice_in_dim(spread, number, 1, cut.axis + 1, allow_negative_indices=False)
+    digits = (range(dim, dim + 3) if dim == cut.axis else [dim + 2 * (dim > cut.axis)] for dim in order)
+    part = laid_out(part, [axis for each in digits for axis in each])
     return part.reshape(*tile.shape[: cut.axis], cut.outer * cut.inner, *tile.shape[cut.axis + 1 :])
 
 

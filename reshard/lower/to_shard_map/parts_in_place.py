@@ -22,9 +22,9 @@ from jax import lax
 
 from reshard.lower.parts_in_place import transposing
 from reshard.lower.program import InParts, Plain
-from reshard.lower.to_shard_map.block_writes import LANES, SUBLANES, lanes_last
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, unfilled
+from reshard.lower.to_shard_map.tpu_layout import LANES, SUBLANES, memory_order
 from reshard.types.rules.parts import Cut, Regions, regions
 
 Array = jax.Array
@@ -102,6 +102,10 @@ def in_rows(rank: int) -> LyingTiles:
     return LyingTiles(*[TileMemory(tuple(range(rank)))] * 2)
 
 
+_WIDTHS = ("float32", "bfloat16", "int8")
+"""A dtype of each width, by which the order of dims may differ where there are few rows."""
+
+
 def on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> LyingTiles | None:
     """How tiles of these shapes lie on a TPU; None if their parts do not consist of whole 8 x 128 tiles.
 
@@ -112,7 +116,9 @@ def on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> LyingTiles | N
     """
     if len(operand) < 2:
         return None
-    ends = [(shape, lanes_last(shape), cut) for shape, cut in ((operand, take), (result, put))]
+    if any(len({memory_order(shape, dtype) for dtype in _WIDTHS}) > 1 for shape in (operand, result)):
+        return None
+    ends = [(shape, memory_order(shape, _WIDTHS[0]), cut) for shape, cut in ((operand, take), (result, put))]
     in_tiles = [TileMemory(order, (SUBLANES, LANES)) for _, order, _ in ends]
     if not all(tile.fits(shape) and tile.divides(cut) for tile, (shape, _, cut) in zip(in_tiles, ends, strict=True)):
         return None

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
+from reshard.lower.to_shard_map.tpu_layout import memory_order
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
@@ -55,13 +56,19 @@ def unfilled(shape: Sequence[int], dtype: DTypeLike) -> Array:
     return lax.platform_dependent(tpu=empty, cuda=empty, rocm=empty, default=lambda: jnp.zeros(tuple(shape), dtype))
 
 
-def laid_out(tile: Array) -> Array:
-    """The array, on a TPU with its last dim minor in memory.
+def laid_out(tile: Array, order: Sequence[int] | None = None) -> Array:
+    """The array, on a TPU with its dims in this order in memory; None: its last dim minor.
 
     An unfilled array has no layout of its own: XLA takes that of a part written to it, and copies all of it at the end.
     """
-    rows = Layout(tuple(range(tile.ndim)))
+    rows = Layout(tuple(range(tile.ndim) if order is None else order))
     return lax.platform_dependent(tile, tpu=lambda tile: with_layout_constraint(tile, rows), default=lambda tile: tile)
+
+
+def cut_out(tile: Array, part: Array) -> Array:
+    """A part of a tile, on a TPU in the tile's order of dims: XLA might copy the tile, to cut the part out of that in
+    another order."""
+    return laid_out(part, memory_order(tile.shape, tile.dtype.name))
 
 
 def opened(view: TileView, tile: Array) -> Array:

@@ -181,7 +181,7 @@ def _as_moved(hop: Hop, tile: Array) -> Array:
 
 def _copies(
     call: Call, hop: Hop, part: _Part, at: int, result: WindowTile, ends: tuple[Array, Array]
-) -> list[Callable[[], None]]:
+) -> list[Callable[[], object]]:
     """What this rank copies of one array: into the results of its node's ranks, or into its own alone."""
     mine, pushed = part.moves[at], part.pushes[at]
     tile, target = ends

@@ -11,9 +11,10 @@ import pytest
 
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts
-from reshard.lower.to_shard_map import block_writes
-from reshard.lower.to_shard_map.block_writes import Writes, blockwise, lanes_last, message_order, with_part_digit
+from reshard.lower.to_shard_map import block_writes, tpu_layout
+from reshard.lower.to_shard_map.block_writes import Writes, blockwise, message_order, with_part_digit
 from reshard.lower.to_shard_map.parts import PartLoop
+from reshard.lower.to_shard_map.tpu_layout import memory_order
 from reshard.types.rules.cost import StepMode
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
@@ -45,8 +46,15 @@ GATHERS = [
 ]
 
 
+def narrow_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes of 4 elements in 2 rows, so that small arrays have some."""
+    monkeypatch.setattr(tpu_layout, "LANES", 4)
+    monkeypatch.setattr(tpu_layout, "SUBLANES", 2)
+    monkeypatch.setattr(tpu_layout, "_memory_order", getattr(tpu_layout, "_memory_order").__wrapped__)  # noqa: B009
+
+
 def by_blocks(loop: PartLoop, tile: jax.Array) -> jax.Array:
-    spelling = blockwise(loop.steps[-1], loop.shapes[-1])
+    spelling = blockwise(loop.steps[-1], loop.shapes[-1], tile.dtype.name)
     assert spelling is not None
     return loop.by_blocks(spelling, tile)
 
@@ -57,14 +65,14 @@ def by_blocks(loop: PartLoop, tile: jax.Array) -> jax.Array:
     [*(("all_to_all", *each) for each in WAYS), *(("all_gather", *each) for each in GATHERS)],
 )
 def test_every_element_arrives(kind: str, way: str, source: str, target: str, monkeypatch: pytest.MonkeyPatch):
-    for name, value in (("LANES", 4), ("SUBLANES", 2), ("UNROLLED", 4 if way == "transposed" else 8)):
-        monkeypatch.setattr(block_writes, name, value)
+    narrow_lanes(monkeypatch)
+    monkeypatch.setattr(block_writes, "UNROLLED", 4 if way == "transposed" else 8)
     monkeypatch.setattr(PartLoop, "on", by_blocks)
     plan = one_step(kind, source, target, StepMode(parts=2))
     program = lower_plan(plan)
     (step,) = program.instructions
     assert isinstance(step, InParts)
-    spelling = blockwise(step, program.tile_shapes[0])
+    spelling = blockwise(step, program.tile_shapes[0], program.dtype)
     assert spelling is not None
     ways = {"into": spelling.into, "staged": spelling.staged, "along": spelling.along}
     assert [name for name, how in ways.items() if how is not None] == [way] * (way != "transposed"), spelling
@@ -72,7 +80,7 @@ def test_every_element_arrives(kind: str, way: str, source: str, target: str, mo
 
 
 def in_message_order(loop: PartLoop, tile: jax.Array) -> jax.Array:
-    order = lanes_last(loop.shapes[-1])
+    order = memory_order(loop.shapes[-1], tile.dtype.name)
     message = message_order(loop.steps[-1].each, order)
     assert message is not None
     return loop.by_parts(tile, order, message)
@@ -87,7 +95,7 @@ def in_message_order(loop: PartLoop, tile: jax.Array) -> jax.Array:
     ],
 )
 def test_an_exchange_in_the_order_of_full_lanes(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(block_writes, "LANES", 4)
+    narrow_lanes(monkeypatch)
     monkeypatch.setattr(PartLoop, "on", in_message_order)
     check_on_xla(one_step("exchange", source, target, StepMode(parts=2)))
 
@@ -95,7 +103,7 @@ def test_an_exchange_in_the_order_of_full_lanes(source: str, target: str, monkey
 def test_a_block_of_narrow_lanes_is_left_to_xla():
     program = lower_plan(one_step("all_to_all", "f32[16, {x}4, 8]", "f32[{x}4, 16, 8]", StepMode(parts=2)))
     step = program.instructions[0]
-    assert isinstance(step, InParts) and blockwise(step, program.tile_shapes[0]) is None
+    assert isinstance(step, InParts) and blockwise(step, program.tile_shapes[0], program.dtype) is None
 
 
 def test_blocks_of_a_whole_tile_lie_in_its_runs():
@@ -126,16 +134,3 @@ def test_the_number_of_a_part_is_a_digit_of_the_whole_tile(cut: Cut):
 
 def test_a_part_between_no_two_digits_has_none():
     assert with_part_digit(TileView((2, 8), (2, 8), (2, 4, 2), (0, 1, 1), (1,)), Cut(1, 2, 3, 4), (2, 24)) is None
-
-
-@pytest.mark.parametrize(
-    ("shape", "order"),
-    [
-        ((8, 128), (0, 1)),
-        ((128, 8), (1, 0)),  # whole lanes in dim 0: it becomes the minor one
-        ((256, 128, 3), (0, 2, 1)),  # the minor one of those that have whole lanes
-        ((7, 5), (0, 1)),  # none has
-    ],
-)
-def test_a_dim_with_whole_lanes_is_carried_last(shape: tuple[int, ...], order: tuple[int, ...]):
-    assert lanes_last(shape) == order

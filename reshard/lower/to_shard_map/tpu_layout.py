@@ -1,0 +1,68 @@
+"""How a TPU has an array in memory: the order of its dims, and the padding of the two minor ones.
+
+Rows of the minor dim are padded to 128 elements, and their number to 8, or to the next power of two where there are
+fewer. Of all orders of the dims XLA takes the one of least padding, near the array's own, for arguments and results:
+
+    bf16[512, 512, 64]     (0, 2, 1)    512 lanes instead of 64 of 128
+    bf16[4096, 4096, 12]   (2, 0, 1)    4,096 rows instead of 12 of 16
+    bf16[64, 64, 32, 64]   (0, 1, 2, 3)    64 lanes of 128, whichever dim is minor: twice its bytes
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+from reshard.types import dtypes
+
+LANES = 128
+"""A TPU pads the minor dim of an array in memory to a multiple of this many elements."""
+SUBLANES = 8
+"""The multiple to which it pads the dim before, unless that is smaller."""
+
+
+def memory_order(shape: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """The dims of an array in the order in which a TPU has it in memory, the minor one last.
+
+    A loop's result should be in this order: XLA lays out what a loop carries as the loop writes it, whatever the
+    padding, and copies all of it at the end if the result is in another order.
+
+    >>> memory_order((256, 128, 3), "bfloat16"), memory_order((4096, 1, 4096), "bfloat16")
+    ((2, 0, 1), (1, 0, 2))
+    """
+    return _memory_order(tuple(shape), dtype)
+
+
+@lru_cache(maxsize=4096)
+def _memory_order(shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    dims = range(len(shape))
+    if len(shape) < 2 or not math.prod(shape):
+        return tuple(dims)
+    near = itertools.permutations(reversed(dims), 2)
+    orders = [(*(dim for dim in dims if dim not in last), *reversed(last)) for last in near]
+    return min(orders, key=lambda order: padded_elements([shape[dim] for dim in order], dtype))
+
+
+def padded_elements(extents: Sequence[int], dtype: str) -> int:
+    """The elements that an array takes with its dims in memory in this order, minor last.
+
+    >>> padded_elements((64, 3, 100), "bfloat16") == 64 * 4 * 128
+    True
+    """
+    if len(extents) < 2:
+        return math.prod(extents)
+    *major, second, minor = extents
+    return math.prod(major) * _rows(second, dtypes.bits(dtype)) * _up(minor, LANES)
+
+
+def _rows(count: int, bits: int) -> int:
+    """The rows that so many take: elements of less than 32 bits share a word with those of the next rows."""
+    if count >= SUBLANES:
+        return _up(count, SUBLANES)
+    return max(1 << (count - 1).bit_length(), 32 // bits) if count else 0
+
+
+def _up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
