@@ -6,8 +6,8 @@ batch_function         the same for the tiles of several arrays whose steps shar
 shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
 joins_in_one_copy      whether XLA:CPU joins the messages of an exchange in one copy
 regions_on_tpu         where the parts of a step in place lie in a TPU's memory
-memory_order            the order of dims in a TPU's memory
-padded_elements         the elements that an array takes there
+memory_order           the order of dims in a TPU's memory
+padded_elements        the elements that an array takes there
 LANES, SUBLANES        what a TPU pads the minor dim of an array to a multiple of, and the dim before
 
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
