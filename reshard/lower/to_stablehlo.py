@@ -153,11 +153,11 @@ def _traced(plan: Plan) -> Module:
 
     wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32
 
-    def trace() -> Module:  # For CUDA, whose form is the general one: CPU and TPU have special ones.
+    def trace() -> Module:  # For ROCm, whose form is the general one: the others have special ones.
         with jax.enable_x64(wide):
             tiles = jax.ShapeDtypeStruct((shape[0] * mesh.size, *shape[1:]), plan.source.dtype)
             jitted: Any = jax.jit(spread)  # pyright: ignore[reportUnknownMemberType]
-            return jitted.trace(tiles).lower(lowering_platforms=("cuda",)).compiler_ir("stablehlo")
+            return jitted.trace(tiles).lower(lowering_platforms=("rocm",)).compiler_ir("stablehlo")
 
     with ThreadPoolExecutor(1) as fresh:  # The caller's `jax.set_mesh` and its trace belong to its own thread.
         return fresh.submit(trace).result()

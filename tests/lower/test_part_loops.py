@@ -51,6 +51,8 @@ def test_steps_share_a_loop_where_their_parts_are_the_same(steps: list[str], sou
     assert [len(loop) for loop in loops(plan.steps)] == sizes
     assert [len(run) for run in joined(program.instructions)] == sizes
     run, _ = stacked(program, MESH.axes)
-    text = str(jax.make_jaxpr(run)(jnp.zeros((MESH.size, *program.tile_shape))))
-    assert text.count("scan[") == sum(step.mode.parts > 1 for step in plan.steps) - sum(size - 1 for size in sizes)
+    text = jax.jit(run).lower(jnp.zeros((MESH.size, *program.tile_shape))).as_text()
+    assert text.count("stablehlo.while") == sum(step.mode.parts > 1 for step in plan.steps) - sum(
+        size - 1 for size in sizes
+    )
     check_on_xla(plan)

@@ -48,12 +48,12 @@ def _joined(view: TileView, axis: int, following: int) -> bool:
 
 
 def unfilled(shape: Sequence[int], dtype: DTypeLike) -> Array:
-    """An array of which every element is written later: on a TPU or a GPU, no pass over memory fills it first."""
+    """An array of which every element is written later: on a TPU or a CUDA GPU, no pass over memory fills it first."""
 
     def empty() -> Array:
         return lax.empty(tuple(shape), dtype)
 
-    return lax.platform_dependent(tpu=empty, cuda=empty, rocm=empty, default=lambda: jnp.zeros(tuple(shape), dtype))
+    return lax.platform_dependent(tpu=empty, cuda=empty, default=lambda: jnp.zeros(tuple(shape), dtype))
 
 
 def laid_out(tile: Array, order: Sequence[int] | None = None) -> Array:

@@ -107,7 +107,7 @@ class SymbolicPosition:
     >>> here = SymbolicPosition()
     >>> there = here + ((here // 4 % 2) - (here // 1 % 2)) * 1
     >>> there.replaced
-    {1: SymbolicCoordinate(stride=4, radix=2, turned=None)}
+    {1: SymbolicCoordinate(stride=4, radix=2, turned=None, shifts=())}
     """
 
     def __init__(self, replaced: dict[int, SymbolicCoordinate] | None = None) -> None:

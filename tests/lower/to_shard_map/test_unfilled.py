@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from reshard.lower.to_shard_map import block_writes, exchange, joining, parts
+from reshard.lower.to_shard_map import block_writes, exchange, joining, parts, parts_in_place, tiles, tpu_layout
 from reshard.types.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 
@@ -19,6 +19,8 @@ STEPS = [
     ("all_gather", "f32[16, {x}4, {y}8]", "f32[16, 16, 16]", StepMode(parts=2)),
     ("exchange", "f32[16, 16, {x}{y}2]", "f32[16, {x}4, 16]", StepMode(parts=2)),  # in loops, its lanes in dim 1
     ("exchange", "f32[{x}4, 8, 3]", "f32[16, {x}2, 3]", StepMode(2)),  # in rounds, in pieces
+    ("all_to_all", "f32[16, 16, {x}3]", "f32[16, {x}4, 12]", StepMode(parts=4, overlap=True)),
+    ("all_to_all", "f32[16, {x}8, 8]", "f32[{x}4, 32, 8]", StepMode(parts=2, in_place=True)),  # slots change places
 ]
 
 
@@ -39,12 +41,13 @@ used: list[tuple[int, ...]] = []
 def test_each_element_is_written(kind: str, source: str, target: str, mode: StepMode, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lax, "platform_dependent", on_a_tpu)
     monkeypatch.setattr(joining, "orders", lambda step: None)
-    for name, value in (("LANES", 4), ("SUBLANES", 2), ("UNROLLED", 8)):
-        monkeypatch.setattr(block_writes, name, value)
+    for module, name, value in ((tpu_layout, "LANES", 4), (tpu_layout, "SUBLANES", 2), (block_writes, "UNROLLED", 8)):
+        monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(exchange, "LOOPED", 2)
-    for module in (parts, block_writes, exchange):
+    for module in (parts, parts_in_place, block_writes, exchange):
         monkeypatch.setattr(module, "unfilled", used_memory)
-        monkeypatch.setattr(module, "laid_out", lambda tile: tile)  # layouts are a TPU's
+    for module in (parts, parts_in_place, block_writes, exchange, tiles):
+        monkeypatch.setattr(module, "laid_out", lambda tile, order=None: tile)  # layouts are a TPU's
     used.clear()
-    check_on_xla(one_step(kind, source, target, mode))
+    check_on_xla(one_step(kind, source, target, mode, donate=mode.in_place))
     assert used
