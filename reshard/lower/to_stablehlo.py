@@ -153,7 +153,8 @@ def _traced(plan: Plan) -> Module:
 
     wide = dtypes.bits(plan.source.dtype) // (1 + plan.source.dtype.startswith("complex")) > 32
 
-    def trace() -> Module:  # For ROCm, whose form is the general one: the others have special ones.
+    def trace() -> Module:
+        # For ROCm, whose form every platform compiles: CPU, CUDA and TPU have spellings of their own.
         with jax.enable_x64(wide):
             tiles = jax.ShapeDtypeStruct((shape[0] * mesh.size, *shape[1:]), plan.source.dtype)
             jitted: Any = jax.jit(spread)  # pyright: ignore[reportUnknownMemberType]

@@ -75,6 +75,7 @@ class DistArray(NumpyMethods):
     """
 
     def __init__(self, layout: Layout, tile: Array | None, comm: Comm) -> None:
+        check_layout(layout, "layout")
         check_seats(layout, layout, comm.size)
         seat = seat_of(layout.mesh, comm.rank, comm.size)
         if seat is None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import ranks
+from reshard.mpi.tiles import check_layout
 from reshard.types import Layout, Mesh
 from reshard.types.pair.overlap import piece
 from reshard.types.pair.shared import shared_elements
@@ -27,6 +28,8 @@ def relabelled(source: Layout, target: Layout) -> Layout:
     >>> relabelled(source, target) == source
     True
     """
+    check_layout(source, "source")
+    check_layout(target, "target")
     try:
         assign: Any = import_module("scipy.optimize").linear_sum_assignment
     except ImportError:

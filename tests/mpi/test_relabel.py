@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 pytest.importorskip("scipy")
 
-from reshard.errors import PlanError
-from reshard.mpi import relabel
+from reshard.errors import LayoutError, PlanError
+from reshard.mpi import DistArray, relabel
 from reshard.mpi.relabel import kept_elements, relabelled
 from reshard.types import Layout, Mesh
 from tests.mpi import running
@@ -76,3 +76,11 @@ def test_without_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_relabelling_on_ranks(tmp_path: Path) -> None:
     running.check("arrays.relabelling", 3, tmp_path)
+
+
+def test_what_is_not_a_layout_is_refused():
+    layout = Layout.parse("f32[{x}4, 6]", Mesh(x=3))
+    with pytest.raises(LayoutError, match=r"the target .* is a list, not a Layout"):
+        relabelled(layout, [1.0])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(LayoutError, match=r"the layout .* is a ndarray, not a Layout"):
+        DistArray(np.zeros((4, 6)), layout, comm=None)  # pyright: ignore[reportArgumentType]
