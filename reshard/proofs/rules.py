@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from reshard.proofs import symbolic
 from reshard.proofs.numerals import DigitRun, MovedDigit, Numeral, Taken, Typed, commutes
 from reshard.proofs.proof import ProofPart, lines
-from reshard.proofs.symbolic import Law, Term
+from reshard.proofs.symbolic import Law, Lemma, Term
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,11 @@ def _rounds() -> list[Law]:
 
 
 def neighbours() -> Law:
-    """The law that two runs of neighbours with the same first element have the same elements throughout."""
+    """The law that two runs of neighbours with the same first element have the same elements throughout.
+
+    Element i of a run is the numeral (a, b + i) of its first element's digits, since the run ends within its row. The
+    lemmas say so to z3, which would otherwise search among products of unknowns.
+    """
     a, b, c, d, i = (Term(t) for t in "abcdi")
     ends = [(Term("left_before"), b, R), (Term("left_after"), d, S)]
     digits = ((a, None), (b, R), (c, None), (d, S), (i, R), *((left, size) for left, _, size in ends))
@@ -346,7 +350,8 @@ def neighbours() -> Law:
         (c2 * S + d2, c * S + d + i),
     )
     equal = ((before(a2) * R + b2, after(c2) * S + d2),)
-    return Law("a box of neighbours that nest in no common digit", (R, S), (*digits, *o), given, equal)
+    lemmas = (Lemma(a2, a, b2, b + i, R), Lemma(c2, c, d2, d + i, S))
+    return Law("a box of neighbours that nest in no common digit", (R, S), (*digits, *o), given, equal, lemmas=lemmas)
 
 
 def _numerals() -> ProofPart:

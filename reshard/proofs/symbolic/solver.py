@@ -61,7 +61,7 @@ def _solver(claim: Query) -> Any:
 def _claim_fails(claim: Claim) -> Iterator[Any]:
     for name, bound in claim.bounds:
         yield _within(z3().Int(name), z3().Int(bound) if isinstance(bound, str) else bound)
-    for size in {bound for _, bound in claim.bounds if isinstance(bound, str)}:
+    for size in dict.fromkeys(bound for _, bound in claim.bounds if isinstance(bound, str)):
         yield z3().Int(size) >= 1
     yield from (_total(s) < limit for s, limit in claim.given)
     goals = [z3().Int(a) == z3().Int(b) for a, b in claim.equal]
