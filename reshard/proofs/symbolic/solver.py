@@ -14,9 +14,15 @@ from reshard.errors import UndecidedError
 from reshard.proofs.symbolic.claims import Absent, Claim, Fewer, Query, Rounds, ShareTurn, Sum
 from reshard.proofs.symbolic.laws import Law, Term
 
+WORK = 50_000_000
+"""z3's own count of what it does, after which it gives up: the same on every machine, however busy it is."""
 
-def decide(claims: Sequence[Query], seconds: float = 10.0) -> None:
+
+def decide(claims: Sequence[Query], work: int = WORK) -> None:
     """Proves every claim; raises `UndecidedError` with z3's counterexample if one fails, else with its reason.
+
+    The claims get a context of their own: z3 orders its search by when each term was made, so that what the process
+    asked before would change how long it takes.
 
     >>> decide([Fewer("step 1", 3, 4)])
     >>> decide([Fewer("step 1", 4, 3)])
@@ -24,9 +30,9 @@ def decide(claims: Sequence[Query], seconds: float = 10.0) -> None:
     ...
     reshard.errors.UndecidedError: step 1: z3 finds that it fails where N = 1
     """
+    context = z3().Context(rlimit=work)
     for claim in claims:
-        solver = _solver(claim)
-        solver.set("timeout", max(1, int(seconds * 1000)))
+        solver = _solver(claim, context)
         verdict = solver.check()
         if verdict == z3().sat:
             raise UndecidedError(f"{claim.about}: z3 finds that it fails where {_spelled(solver.model())}")
@@ -36,7 +42,7 @@ def decide(claims: Sequence[Query], seconds: float = 10.0) -> None:
 
 def to_smt2(claim: Query) -> str:
     """The claim's negation in SMT-LIB 2: `unsat` means that the claim holds."""
-    return f"; {claim}\n{_solver(claim).to_smt2()}"
+    return f"; {claim}\n{_solver(claim, z3().Context()).to_smt2()}"
 
 
 @lru_cache(maxsize=1)
@@ -48,50 +54,50 @@ def z3() -> Any:
         raise UndecidedError(f"z3 is needed to decide claims ({error}); install reshard[prove]") from None
 
 
-def _solver(claim: Query) -> Any:
+def _solver(claim: Query, context: Any) -> Any:
     """A solver that looks for values for which the claim fails."""
-    solver = z3().Solver()
+    solver = z3().Solver(ctx=context)
     if isinstance(claim, Absent):
         solver.from_string(claim.conditions)
     else:
-        solver.add(*_FAILURES[type(claim)](claim))
+        solver.add(*_FAILURES[type(claim)](claim, context))
     return solver
 
 
-def _claim_fails(claim: Claim) -> Iterator[Any]:
+def _claim_fails(claim: Claim, ctx: Any) -> Iterator[Any]:
     for name, bound in claim.bounds:
-        yield _within(z3().Int(name), z3().Int(bound) if isinstance(bound, str) else bound)
+        yield _within(z3().Int(name, ctx), z3().Int(bound, ctx) if isinstance(bound, str) else bound)
     for size in dict.fromkeys(bound for _, bound in claim.bounds if isinstance(bound, str)):
-        yield z3().Int(size) >= 1
-    yield from (_total(s) < limit for s, limit in claim.given)
-    goals = [z3().Int(a) == z3().Int(b) for a, b in claim.equal]
-    goals += [_total(s) < limit for s, limit in claim.below]
-    yield z3().Not(z3().And(*goals))
+        yield z3().Int(size, ctx) >= 1
+    yield from (_total(s, ctx) < limit for s, limit in claim.given)
+    goals = [z3().Int(a, ctx) == z3().Int(b, ctx) for a, b in claim.equal]
+    goals += [_total(s, ctx) < limit for s, limit in claim.below]
+    yield z3().Not(z3().And(*goals, ctx))
 
 
-def _fewer_fails(claim: Fewer) -> Iterator[Any]:
-    unit = z3().Int("N")
+def _fewer_fails(claim: Fewer, ctx: Any) -> Iterator[Any]:
+    unit = z3().Int("N", ctx)
     yield unit >= 1
     yield z3().Not(claim.least * unit <= claim.most * unit)
 
 
-def _rounds_fail(claim: Rounds) -> Iterator[Any]:
+def _rounds_fail(claim: Rounds, ctx: Any) -> Iterator[Any]:
     """Two different receivers c and d of one sender, or a share that its round does not bring."""
     radices = dict(claim.coordinates)
-    c, d = ({stride: z3().Int(f"{side}:{stride}") for stride in radices} for side in "cd")
+    c, d = ({stride: z3().Int(f"{side}:{stride}", ctx) for stride in radices} for side in "cd")
     turns = {turn.name: turn for turn in claim.turns}
     for receiver in (c, d):
         yield from (_within(receiver[stride], radix) for stride, radix in claim.coordinates)
-    yield from (_within(z3().Int(turn.name), turn.radix) for turn in claim.turns)
+    yield from (_within(z3().Int(turn.name, ctx), turn.radix) for turn in claim.turns)
 
     def sender(receiver: dict[int, Any], stride: int, turn: str | None) -> Any:
         if turn is None:
             return receiver[stride]
-        return (_first(receiver, turns[turn]) + z3().Int(turn)) % turns[turn].radix
+        return (_first(receiver, turns[turn]) + z3().Int(turn, ctx)) % turns[turn].radix
 
     same_sender = [sender(c, *coordinate) == sender(d, *coordinate) for coordinate in claim.senders]
-    different = z3().Or(*(c[stride] != d[stride] for stride in radices))
-    lost = [_lost(z3().Int(f"share:{turn.name}"), _first(c, turn), turn.radix) for turn in claim.turns]
+    different = z3().Or(*(c[stride] != d[stride] for stride in radices), ctx)
+    lost = [_lost(z3().Int(f"share:{turn.name}", ctx), _first(c, turn), turn.radix) for turn in claim.turns]
     yield z3().Or(z3().And(*same_sender, different), *lost)
 
 
@@ -106,24 +112,24 @@ def _lost(share: Any, first: Any, radix: int) -> Any:
     return z3().And(_within(share, radix), (first + (share - first) % radix) % radix != share)
 
 
-def _law_fails(law: Law) -> Iterator[Any]:
+def _law_fails(law: Law, ctx: Any) -> Iterator[Any]:
     for size in law.sizes:
-        yield _number(size) >= 1
+        yield _number(size, ctx) >= 1
     for digit, bound in law.digits:
         if bound is not None:
-            yield _within(_number(digit), _number(bound))
+            yield _within(_number(digit, ctx), _number(bound, ctx))
     for one, other in law.given:
-        yield _number(one) == _number(other)
+        yield _number(one, ctx) == _number(other, ctx)
     for high, above, last, end, radix in law.lemmas:
-        same = _number(high * radix + last) == _number(above * radix + end)
-        within = [_within(_number(digit), _number(radix)) for digit in (last, end)]
-        equal = z3().And(_number(high) == _number(above), _number(last) == _number(end))
+        same = _number(high * radix + last, ctx) == _number(above * radix + end, ctx)
+        within = [_within(_number(digit, ctx), _number(radix, ctx)) for digit in (last, end)]
+        equal = z3().And(_number(high, ctx) == _number(above, ctx), _number(last, ctx) == _number(end, ctx))
         yield z3().Implies(z3().And(same, *within), equal)
-    goals = [_number(one) == _number(other) for one, other in law.equal]
-    yield z3().Not(z3().And(*goals, *(_number(one) < _number(limit) for one, limit in law.below)))
+    goals = [_number(one, ctx) == _number(other, ctx) for one, other in law.equal]
+    yield z3().Not(z3().And(*goals, *(_number(one, ctx) < _number(limit, ctx) for one, limit in law.below), ctx))
 
 
-_FAILURES: dict[type[Any], Callable[[Any], Iterator[Any]]] = {
+_FAILURES: dict[type[Any], Callable[[Any, Any], Iterator[Any]]] = {
     Claim: _claim_fails,
     Fewer: _fewer_fails,
     Rounds: _rounds_fail,
@@ -131,24 +137,24 @@ _FAILURES: dict[type[Any], Callable[[Any], Iterator[Any]]] = {
 }
 
 
-def _number(term: Term) -> Any:
+def _number(term: Term, ctx: Any) -> Any:
     """A term as z3's expression; an unknown function of integers is an uninterpreted one."""
-    args = [_number(a) for a in term.args]
+    args = [_number(a, ctx) for a in term.args]
     if term.head == "+":
         return args[0] + args[1]
     if term.head == "*":
         return args[0] * args[1]
     if args:
-        return z3().Function(term.head, *[z3().IntSort()] * (len(args) + 1))(*args)
-    return z3().IntVal(term.head) if term.head.isdigit() else z3().Int(term.head)
+        return z3().Function(term.head, *[z3().IntSort(ctx)] * (len(args) + 1))(*args)
+    return z3().IntVal(term.head, ctx) if term.head.isdigit() else z3().Int(term.head, ctx)
 
 
 def _within(value: Any, bound: Any) -> Any:
     return z3().And(value >= 0, value < bound)
 
 
-def _total(terms: Sum) -> Any:
-    return z3().Sum([k * z3().Int(name) for k, name in terms]) if terms else z3().IntVal(0)
+def _total(terms: Sum, ctx: Any) -> Any:
+    return z3().Sum([k * z3().Int(name, ctx) for k, name in terms]) if terms else z3().IntVal(0, ctx)
 
 
 def _spelled(model: Any) -> str:
