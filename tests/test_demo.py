@@ -28,7 +28,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**xla_identity._environment(1), "PYTHONUTF8": "1", **env},
         capture_output=True,
         encoding="utf-8",
-        timeout=300,  # Of a machine that does much else.
+        timeout=600,  # Of a machine that does much else.
         check=False,
     )
 

@@ -102,7 +102,7 @@ def _shown(command: str, bin_folder: Path) -> str:
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "COLUMNS": "100", "TERM": "xterm"}
     env = {key: value for key, value in env.items() if key not in {"FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"}}
     run = subprocess.run(
-        command, shell=True, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=120, check=False
+        command, shell=True, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=600, check=False
     )
     return run.stdout + (run.stderr if run.returncode else "")
 

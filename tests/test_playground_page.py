@@ -68,7 +68,7 @@ def test_it_plans_as_a_person_types(address: str):
     playwright = NODE_MODULES / "playwright-core" / "index.mjs"
     line = ["node", str(ROOT / "tests" / "playground.mjs"), address, CHROMIUM, str(playwright)]
     line += [folder] if (folder := os.environ.get("RESHARD_SCREENSHOTS")) else []
-    run = subprocess.run(line, capture_output=True, text=True, timeout=400, check=False)
+    run = subprocess.run(line, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     checks = [(said["check"], said["value"]) for said in map(json.loads, run.stdout.splitlines())]
     one = dict(checks)

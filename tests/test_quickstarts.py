@@ -33,7 +33,7 @@ def test_pasted_blocks_print_what_the_next_block_says(name: str):
     pasted = "\n".join(block.text for block in blocks(text(name), "python"))
     line = [sys.executable, "-i", "-q"]
     ran = subprocess.run(
-        line, cwd=ROOT, env=environment(), input=pasted, capture_output=True, text=True, timeout=200, check=False
+        line, cwd=ROOT, env=environment(), input=pasted, capture_output=True, text=True, timeout=600, check=False
     )
     assert ran.stdout == "".join(block.text for block in blocks(text(name), "text")), ran.stderr
     assert "Traceback" not in ran.stderr and "Error" not in ran.stderr, ran.stderr
@@ -53,5 +53,7 @@ def test_the_script_for_ranks(tmp_path: Path):
     (script,) = blocks(text("mpi"), "python")
     (tmp_path / "pencils.py").write_text(script.text, encoding="utf-8")
     line = [sys.executable, "-m", "reshard", "run", "-n", "4", "pencils.py"]
-    ran = subprocess.run(line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        line, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=600, check=False
+    )
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")

@@ -77,7 +77,7 @@ def test_recorded_modules(path):
 def compiled():
     """The HLO of all programs, compiled for CPU by the installed jax."""
     run = subprocess.run(
-        [sys.executable, record.__file__, "cpu"], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, record.__file__, "cpu"], capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return json.loads(run.stdout)

@@ -93,7 +93,7 @@ def test_other_processes(tmp_path: Path):
 
     def gathers(*arguments: str) -> int:
         command = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path), *arguments]
-        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout)
+        return int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout)
 
     assert gathers("off", "tanh") > 0
     assert gathers("on", "tanh") == 0

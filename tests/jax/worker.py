@@ -17,7 +17,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,23 +52,27 @@ def start(arguments: Sequence[str], devices: int) -> subprocess.Popen[str]:
 
 def check(arguments: Sequence[str], devices: int, processes: int = 1) -> None:
     """Runs this module in several processes, each with a number of devices, and asserts that all succeed in time."""
-    port = str(_free_port())
-    numbered = [[*arguments, str(number), str(processes), port] for number in range(processes)]
-    started = [start(given if processes > 1 else arguments, devices) for given in numbered]
-    end = time.monotonic() + SECONDS
-    try:
-        outputs = [process.communicate(timeout=max(1, end - time.monotonic()))[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    with _kept_port() as port:
+        numbered = [[*arguments, str(number), str(processes), str(port)] for number in range(processes)]
+        started = [start(given if processes > 1 else arguments, devices) for given in numbered]
+        end = time.monotonic() + SECONDS
+        try:
+            outputs = [process.communicate(timeout=max(1, end - time.monotonic()))[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
     for process, output in zip(started, outputs, strict=True):
         assert process.returncode == 0, output
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return one.getsockname()[1]
+@contextmanager
+def _kept_port() -> Iterator[int]:
+    """A free port that other programs do not get meanwhile; the processes may bind it beside this socket."""
+    with socket.socket() as kept:
+        if hasattr(socket, "SO_REUSEPORT"):
+            kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind(("", 0))
+        yield kept.getsockname()[1]
 
 
 # ---- what a process does ---------------------------------------------------------------------------
@@ -106,7 +111,7 @@ def crowd() -> None:
 
 def one_of_several(number: int, count: int, port: str) -> None:
     """Each process checks its own shards."""
-    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
+    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=SECONDS)
     assert (jax.process_count(), len(jax.local_devices())) == (count, 4)
     orders = [list(range(8)), [0, 4, 1, 5, 2, 6, 3, 7], [6, 1, 4, 3, 0, 7, 2, 5]]
     for order in orders:
@@ -120,7 +125,7 @@ def one_of_several(number: int, count: int, port: str) -> None:
 
 def disagree(number: int, count: int, port: str) -> None:
     """One process has other names, versions, shapes or targets: both raise the same, nothing moves, the next works."""
-    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
+    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=SECONDS)
     mesh = mesh_of({"x": 4, "y": 2})
     rows, columns = NamedSharding(mesh, P("x")), NamedSharding(mesh, P(None, "x"))
     values = filled((8, 8))
@@ -152,7 +157,7 @@ def disagree(number: int, count: int, port: str) -> None:
 
 def to_others(number: int, count: int, port: str) -> None:
     """Moves to devices of other processes: each process checks its own shards, and some have none of one end."""
-    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=60)
+    jax.distributed.initialize(f"localhost:{port}", count, number, initialization_timeout=SECONDS)
     assert len(jax.devices()) == 8
     first, last = mesh_of({"a": 2, "b": 2}), mesh_of({"t": 4}, order=[4, 5, 6, 7])
     every = mesh_of({"a": 4, "b": 2}, order=[0, 4, 1, 5, 2, 6, 3, 7])

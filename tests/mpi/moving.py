@@ -27,7 +27,7 @@ from reshard.runtime.on_mpi.wire import datatypes
 from reshard.types import Layout
 from tests.oracle import PADDING, finished, summands_of, tiles_of
 
-LIMIT = 30.0
+LIMIT = 60.0
 WAYS = ("natural", "read", "stage", "plan")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from reshard.mpi.launch import command, end, environment, find
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 300
+SECONDS = 900
 """Ranks that take longer are ended, and the test fails."""
 
 

@@ -71,4 +71,4 @@ def test_what_only_linux_has_is_not_needed(tmp_path: Path, platform: str, early:
     pytest.importorskip("mpi4py")
     script = tmp_path / "move.py"
     script.write_text(ON_ANOTHER_SYSTEM.format(platform=platform, early=early, late=late), encoding="utf-8")
-    assert reshard.mpi.launch(2, [str(script)], timeout=60) == 0
+    assert reshard.mpi.launch(2, [str(script)], timeout=600) == 0

@@ -19,7 +19,7 @@ def run(script: Path, text: str, ranks: int = 4) -> subprocess.CompletedProcess[
     """What `reshard run` prints of a script."""
     script.write_text(text, encoding="utf-8")
     line = [sys.executable, "-m", "reshard", "run", "-n", str(ranks), str(script)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False, env=environment())
+    return subprocess.run(line, capture_output=True, text=True, timeout=600, check=False, env=environment())
 
 
 def test_silence_when_all_is_well(tmp_path: Path):

@@ -30,7 +30,7 @@ from tests.oracle import PADDING, source_tiles, tiles_of
 from tests.trees import Pair
 from tests.view_oracle import KEPT, cut, random_case
 
-LIMIT = 20.0
+LIMIT = 60.0
 ODD = 1
 
 

@@ -65,9 +65,9 @@ def test_the_weights_of_a_model_move_in_few_launches():
 
 @pytest.mark.parametrize("network", [None, "tpu-v5p"])
 def test_seven_hundred_arrays_are_planned_at_once(network: str | None):
-    start = time.perf_counter()
+    start = time.process_time()
     tree = rs.plan_tree(llama(rs.Mesh(x=8, y=8), 78, 1024, 2816, 32000), network=network)
-    assert time.perf_counter() - start < 10  # 0.25 s on a quiet machine
+    assert time.process_time() - start < 10  # 0.25 s on a quiet machine
     one_by_one = sum(plan.launches for plan in tree.plans.values())
     assert len(tree.names) == 704
     assert tree.launches * 10 <= one_by_one

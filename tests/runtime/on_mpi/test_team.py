@@ -71,7 +71,7 @@ def test_a_rank_that_dies_ends_the_call_on_all(
     monkeypatch.setenv("REPORT_OF_THE_KILLED", str(tmp_path / "report"))
     worker = ["-m", "tests.mpi.worker", str(tmp_path / "cases"), "failing.killed"]
     started = running.start(worker, 4, cleanup)
-    printed = running.output(started, 60)
+    printed = running.output(started)
     assert started.returncode != 0 or not cleanup, printed
     assert "took longer" not in printed
     texts = [path.read_text() for path in tmp_path.glob("report-*")]
@@ -127,6 +127,7 @@ def test_a_wait_ends_at_its_limit():
     watch = Watch(Team(MPI.COMM_SELF, None, 5), 0.01)
     with pytest.raises(RankError, match=r"rank 0 waited longer than 0\.01 s; if they are only slow"):
         watch.until(lambda: False)
+    assert [Watch(Team(MPI.COMM_SELF, None, 5), limit).margin for limit in (2, 60)] == [0.5, 1.0]
     tries = iter([False, False, True])
     Watch(Team(MPI.COMM_SELF, None, 5), 5).until(lambda: next(tries))
 

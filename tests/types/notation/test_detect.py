@@ -200,7 +200,7 @@ def real():
     """What JAX says, or a skip: the one place in these tests that needs it."""
     pytest.importorskip("jax")
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    run = subprocess.run([sys.executable, "-c", JAX], env=env, capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run([sys.executable, "-c", JAX], env=env, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
