@@ -24,6 +24,7 @@ if DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu, where it is installed, would ask a server that is not there
+os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # otherwise the second of two processes fails at libtpu's lock file
 
 
 @pytest.hookimpl(wrapper=True)

@@ -108,6 +108,7 @@ def write(path: str, content: str | bytes) -> None:
 
 def quiet_jax() -> None:
     """Sets up jax for a process that only compiles; call it before jax is imported. The user's own settings stay."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if os.environ.setdefault("JAX_PLATFORMS", "cpu") == "cpu":
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # Else the second of two commands at once fails.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would query a metadata server that does not exist.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # The report has what XLA warns of.

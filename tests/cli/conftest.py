@@ -10,6 +10,9 @@ import pytest
 
 from reshard.cli import main
 
+SET_IF_UNSET = ("JAX_PLATFORMS", "ALLOW_MULTIPLE_LIBTPU_LOAD", "TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL")
+"""What the command sets in the environment."""
+
 
 class Ran(NamedTuple):
     """The exit code of a call, and what it printed."""
@@ -22,7 +25,7 @@ class Ran(NamedTuple):
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     """Calls the command with these arguments, on a terminal of 100 columns by default."""
-    for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "TF_CPP_MIN_LOG_LEVEL"):  # The command sets them if unset.
+    for name in SET_IF_UNSET:
         monkeypatch.setenv(name, os.environ.get(name, "0"))
 
     def run(*argv: object, columns: int = 100) -> Ran:

@@ -69,5 +69,10 @@ def test_the_users_settings_of_jax_stay(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+    monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD")
     quiet_jax()
     assert (os.environ["JAX_PLATFORMS"], os.environ["TF_CPP_MIN_LOG_LEVEL"]) == ("tpu", "2")
+    assert "ALLOW_MULTIPLE_LIBTPU_LOAD" not in os.environ
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    quiet_jax()
+    assert os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -27,7 +26,6 @@ SIZE = 256 if hook_exists() else 64  # at 64 a plan's gains are less than what T
 
 @pytest.fixture(scope="module")
 def mesh() -> JaxMesh:
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other tests' processes have it too
     topology = topologies.get_topology_desc("v5p:2x2x2", platform="tpu")
     return JaxMesh(np.array(topology.devices).reshape(4, 2), ("x", "y"))
 

@@ -8,7 +8,6 @@ split into parts, as for users.
 from __future__ import annotations
 
 import math
-import os
 import random
 from collections import Counter
 from functools import lru_cache
@@ -33,7 +32,6 @@ from tests.layouts import contiguous_layouts
 from tests.sampling import sampled
 
 pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")
-os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # of the workers of one run of the tests
 
 SLACK = 1.06
 """The largest ratio of the compiler's peak to the plan's."""

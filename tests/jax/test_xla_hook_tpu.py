@@ -1,7 +1,5 @@
 """The pass inside the TPU compiler, ahead of time: a module that it does not accept would end the process."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +24,6 @@ SIZE = 256
 
 @pytest.fixture(scope="module")
 def shardings():
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other tests' processes have it too
     topology = topologies.get_topology_desc("v5p:2x2x2", platform="tpu")
     mesh = JaxMesh(np.array(topology.devices).reshape(2, 4), ("y", "x"))
     return NamedSharding(mesh, P("y", None, "x")), NamedSharding(mesh, P(None, ("x", "y"), None))
