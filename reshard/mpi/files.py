@@ -18,11 +18,13 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Generator
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -36,9 +38,11 @@ from reshard.runtime.on_mpi.strided_copy import copy, raw
 from reshard.runtime.on_mpi.wire.chunks import copies
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types import Layout, Mesh
+from reshard.types.json_fields import Fields
 
 _FORMAT = 2
 _LONGEST_MARK = 200
+_NAME = "[A-Za-z0-9]{1,64}"
 
 Folder = str | PathLike[str]
 
@@ -145,14 +149,18 @@ def _common_name(call: Call) -> str:
 
 def _saved(path: Folder) -> SavedArray:
     try:
-        head = json.loads(_head(path).read_text())
-        if head["format"] != _FORMAT:
-            raise LayoutError(f"format {quoted(head['format'])}, and this version reads format {_FORMAT}")
-        layout = Layout.parse(head["layout"], Mesh(head["mesh"], device_ids=head["device_ids"]))
-        return SavedArray(layout, str(head["save"]))
-    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        head = Fields.read(_head(path).read_text(), "a layout", "save the array again")
+        if head.get("format", int) != _FORMAT:
+            raise head.error(f"format is {quoted(head.get('format', int))}, and this version reads format {_FORMAT}")
+        ids = None if head.get("device_ids", list, NoneType) is None else head.listed("device_ids", int)
+        layout = Layout.parse(head.get("layout", str), Mesh(head.object("mesh"), device_ids=ids))
+        name = head.get("save", str)
+        if not re.fullmatch(_NAME, name):  # It becomes part of the names of files.
+            raise head.error(f"save is {quoted(name)}, not letters and digits")
+        return SavedArray(layout, name)
+    except (OSError, TypeError, ValueError) as error:
         text = shortened(f"{type(error).__name__}: {error}")
-        raise LayoutError(f"{quoted(path)} is not a saved array ({text})") from None
+        raise LayoutError(f"{quoted(path)} is not a saved array: {text}") from None
 
 
 def _check_tile(file: Path, saved: Layout, mark: bytes, dtype: np.dtype[Any]) -> None:

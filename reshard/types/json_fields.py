@@ -17,6 +17,7 @@ from reshard.errors import PlanError, quoted, shortened
 T = TypeVar("T")
 
 _REQUIRED: Any = object()
+_CURE = "use the output of to_json()"
 _WORDS: Mapping[type, str] = {
     str: "text",
     int: "a whole number",
@@ -32,6 +33,8 @@ _WORDS: Mapping[type, str] = {
 class Fields:
     """An object in JSON: `what` the whole text is, such as "a plan", and `place` is where in it this object stands.
 
+    `cure` is what an error tells the caller to do.
+
     >>> step = Fields.read('{"kind": "slice", "parts": 2}', "a step")
     >>> step.get("kind", str), step.get("parts", int), step.get("relay", bool, default=False)
     ('slice', 2, False)
@@ -43,23 +46,24 @@ class Fields:
     data: Mapping[str, Any]
     what: str
     place: str = ""
+    cure: str = _CURE
 
     @classmethod
-    def read(cls, text: object, what: str) -> Fields:
+    def read(cls, text: object, what: str, cure: str = _CURE) -> Fields:
         """The object that a text in JSON has; raises `PlanError` for any other text."""
         try:
             data = json.loads(cast("str", text))
         except (TypeError, ValueError, RecursionError) as error:
             # ValueError: not JSON, not UTF-8, or a number too long to read. RecursionError: brackets nested too deep.
-            raise _error(what, f"{type(error).__name__}: {shortened(str(error))}") from None
-        return cls.of(data, what)
+            raise _error(what, f"{type(error).__name__}: {shortened(str(error))}", cure) from None
+        return cls.of(data, what, cure=cure)
 
     @classmethod
-    def of(cls, data: object, what: str, place: str = "") -> Fields:
+    def of(cls, data: object, what: str, place: str = "", cure: str = _CURE) -> Fields:
         """The same for data that were read before."""
         if not isinstance(data, dict):
-            raise _error(what, f"{place or 'it'} is {quoted(data)}, not an object")
-        return cls(cast("dict[str, Any]", data), what, place)
+            raise _error(what, f"{place or 'it'} is {quoted(data)}, not an object", cure)
+        return cls(cast("dict[str, Any]", data), what, place, cure)
 
     def get(self, name: str, *kinds: type[T], default: T = _REQUIRED) -> T:
         """A field of one of these types exactly; `default` if it is missing."""
@@ -85,11 +89,12 @@ class Fields:
     def objects(self, name: str, each: str) -> Sequence[Fields]:
         """A field that is a list of objects; `each` says what one is."""
         items = cast("list[Any]", self.get(name, list))
-        return [Fields.of(item, self.what, f"{self._inside}{each} {number}") for number, item in enumerate(items, 1)]
+        places = (f"{self._inside}{each} {number}" for number in range(1, len(items) + 1))
+        return [Fields.of(item, self.what, place, self.cure) for item, place in zip(items, places, strict=True)]
 
     def error(self, why: str) -> PlanError:
         """The error that says where this object stands, and why it cannot be read."""
-        return _error(self.what, f"{self._inside}{why}")
+        return _error(self.what, f"{self._inside}{why}", self.cure)
 
     @property
     def _inside(self) -> str:
@@ -114,5 +119,5 @@ def same(given: object, made: object) -> bool:
     return True
 
 
-def _error(what: str, why: str) -> PlanError:
-    return PlanError(f"this is not {what} in JSON ({why}); use the output of to_json()")
+def _error(what: str, why: str, cure: str) -> PlanError:
+    return PlanError(f"this is not {what} in JSON ({why}); {cure}")
