@@ -34,8 +34,9 @@ def test_wrong_arguments():
         prepare("f64[4]", WHOLE, MPI.COMM_SELF)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="budget"):
         prepare(ROWS, WHOLE, MPI.COMM_SELF, budget="much")
-    with pytest.raises(PlanError, match="limit"):
-        prepare(ROWS, WHOLE, MPI.COMM_SELF, limit="soon")  # type: ignore[arg-type]
+    for limit in ("soon", 0, -1.0, float("nan"), True):
+        with pytest.raises(PlanError, match=f"limit {limit!r}: give a positive number of seconds"):
+            prepare(ROWS, WHOLE, MPI.COMM_SELF, limit=limit)  # type: ignore[arg-type]
     with pytest.raises(TileError, match="shape"):
         prepare(ROWS, WHOLE, MPI.COMM_SELF).start(TILE.T).wait()
 

@@ -39,6 +39,7 @@ Modules, lowest first; each imports only from those above it (`node.cma_read` al
     strided_copy    copies between strided views of numpy arrays
     pool            buffers that are used again
     tags            the tags of all messages
+    limits          how long a call may take: a positive number of seconds
     meeting         all ranks come, or give up in time, before what blocks inside MPI
     node/           what ranks of a node share: memory in an arena, synchronization, reading memory through the kernel
     team            the ranks of a communicator: nodes, agreement primitives, waits with a limit, failure reports

@@ -16,13 +16,13 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from numbers import Real
 from typing import Generic, NamedTuple, TypeVar
 
 from mpi4py import MPI
 
-from reshard.errors import AgreementError, PlanError, quoted
+from reshard.errors import AgreementError, quoted
 from reshard.runtime.on_mpi.agreement import prepare_together
+from reshard.runtime.on_mpi.limits import check_limit, seconds_of
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, moving, team_of
 from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
 from reshard.runtime.on_mpi.window_tiles import ABSENT, Posted
@@ -56,8 +56,7 @@ def collective(
     if that is so on all of them, and one thread of each makes all calls, the ranks do not meet at its end.
     """
     start = time.monotonic()
-    seconds = _seconds(limit)
-    allowed = TIME_LIMIT if seconds is None else seconds
+    allowed = seconds_of(limit) or TIME_LIMIT
     turns = turns_of(_checked(comm))
     turn = turns.take(start + allowed)
     try:
@@ -66,8 +65,7 @@ def collective(
         team.finish_started()
 
         def checked() -> T:
-            if seconds is None:
-                raise PlanError(f"limit {quoted(limit)}: give seconds, a number of at least 0")
+            check_limit(limit)
             if turn.overlapped:
                 raise AgreementError(OVERLAP)
             return prepare(team)
@@ -97,19 +95,6 @@ def collective(
 
 def _thread() -> str:
     return f", in thread {threading.current_thread().name}"
-
-
-def _seconds(limit: object) -> float | None:
-    """A time limit in seconds; None if it is not one."""
-    if type(limit) is float and limit >= 0:
-        return limit
-    if isinstance(limit, bool) or not isinstance(limit, Real):
-        return None
-    try:
-        seconds = float(limit)
-    except OverflowError:
-        return None
-    return seconds if seconds >= 0 else None
 
 
 def _checked(comm: object) -> MPI.Intracomm:

@@ -141,9 +141,9 @@ def _forget_oldest(team: Team) -> None:
 
 
 def seconds(limit: Any) -> float:
-    """A limit in seconds, or the usual one if it is not one."""
+    """A limit in seconds; the usual one if what is given is none, which the general call then refuses."""
     number = type(limit) is float or (type(limit) is int and limit < _LONGEST)
-    return limit if number and limit >= 0 else TIME_LIMIT
+    return limit if number and limit > 0 else TIME_LIMIT
 
 
 def call_again(move: StagedMove, tile: Any, out: Any, limit: float, memory: Any, usual: bool, general: General) -> Any:
