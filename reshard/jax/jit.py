@@ -29,6 +29,8 @@ from reshard.jax.xla_jit import JittedInXla
 from reshard.lower.to_stablehlo import Module
 from reshard.synth import Network
 from reshard.synth.network import launch_bytes
+from reshard.synth.planner import bytes_of
+from reshard.types.flags import checked_flag
 
 _jax: Any = jax  # Its own stubs leave too much unknown.
 _call_jaxpr: Any = jaxpr_as_fun
@@ -42,7 +44,7 @@ def jit(
     budget: int | str | None = None,
     prefer: str = "bytes",
     strict: bool = False,
-    max_bytes: int | None = None,
+    max_bytes: int | str | None = None,
     **options: Any,
 ) -> Any:
     """`jax.jit`, whose program moves data by our collectives wherever that makes it better.
@@ -73,7 +75,7 @@ def jit(
     if f is None:
         ours: dict[str, Any] = {"network": network, "budget": budget, "prefer": prefer}
         return functools.partial(jit, **ours, strict=strict, max_bytes=max_bytes, **options)
-    limits = Limits(not strict, max_bytes)
+    limits = Limits(not checked_flag(strict, "strict"), bytes_of(max_bytes, "max_bytes"))
     checked_function(f)
     if hook_exists():
         return JittedInXla(f, options, prepared(network, budget, prefer), limits)

@@ -84,7 +84,7 @@ def is_spread(x: Any) -> bool:
 
 def check_alive(arrays: Any) -> None:
     """Raises `PlanError` if some array of a tree has been deleted."""
-    for x in jax.tree.leaves(arrays):
+    for x in (arrays,) if isinstance(arrays, jax.Array) else jax.tree.leaves(arrays):
         if isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted():
             raise PlanError(
                 f"the array of shape {x.shape} and dtype {x.dtype} has been deleted: by a call that it was donated to, "

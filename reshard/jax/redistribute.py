@@ -40,6 +40,7 @@ from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target, ViewOptions
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
+from reshard.types.flags import checked_flag
 
 
 def redistribute(
@@ -103,12 +104,12 @@ def redistribute(
     """
     options = _options(budget, network, donate)
     given = ViewOptions(view, take, into, out, dtype, scale, sizes)
-    if donate:
-        placement.check_alive(x)  # jax 0.10 ends the process if a donated array is gone.
+    placement.check_alive(x)  # One may be where it should go; and jax 0.10 ends the process if it is donated.
     try:
         if not given.plain:
             return views.moved(x, sharding, source, given, options)
-        if not donate and source is None and _is_there(x, sharding):  # Before all else, for it should cost nothing.
+        # Before all else, since it should cost nothing.
+        if not options["donate"] and source is None and _is_there(x, sharding):
             return put(x, sharding, donate=False)
         if source is None and isinstance(x, jax.Array) and placement.is_target(sharding):
             return run_now(_prepared(x, sharding, None, options))
@@ -169,7 +170,7 @@ def _moved_once_each(
 
 def _options(budget: int | str | None, network: Network | str | None, donate: bool) -> dict[str, Any]:
     """The options of a request, checked and loaded."""
-    return {"budget": bytes_of(budget), "network": checked(network), "donate": donate}
+    return {"budget": bytes_of(budget), "network": checked(network), "donate": checked_flag(donate, "donate")}
 
 
 def _is_there(x: Any, sharding: Any) -> bool:

@@ -13,6 +13,7 @@ from reshard.doctor.places import array_text
 from reshard.errors import StrictError
 from reshard.hlo import Source
 from reshard.jax.pass_report import PassReport, Reshard
+from reshard.synth.planner import bytes_of
 from reshard.types.layout import Layout
 
 
@@ -28,19 +29,20 @@ _limits: ContextVar[Limits] = ContextVar("reshard_limits", default=Limits())  # 
 
 
 @contextmanager
-def strict(*, max_bytes: int | None = None) -> Generator[None]:
+def strict(*, max_bytes: int | str | None = None) -> Generator[None]:
     """A context in which `reshard.jax.jit` raises `StrictError` for a program that still rebuilds an array.
 
     A program rebuilds an array if every device comes to have all of it, and uses a part. That is what the doctor calls
     rebuilt; an array that is used as a whole is not, however it is gathered. With `max_bytes`, programs that need more
-    temporary memory than that on a device are refused, too. In nested contexts the tighter limits hold.
+    temporary memory than that on a device (bytes, or text such as "64MiB") are refused, too. In nested contexts the
+    tighter limits hold. Raises `PlanError` for a `max_bytes` that is not a number of bytes.
 
     >>> from reshard.jax import jit
     >>> with strict(max_bytes=1 << 20):
     ...     print(jit(lambda x: x + 1)(2.0))
     3.0
     """
-    token = _limits.set(effective_limits(Limits(False, max_bytes)))
+    token = _limits.set(effective_limits(Limits(False, bytes_of(max_bytes, "max_bytes"))))
     try:
         yield
     finally:

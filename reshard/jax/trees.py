@@ -25,6 +25,7 @@ from reshard.jax.targets import Target
 from reshard.jax.views import ends
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
+from reshard.types.flags import checked_flag
 from reshard.types.layout import Layout
 from reshard.types.manifest import Manifest, Version, differences
 from reshard.types.move import Move
@@ -58,6 +59,7 @@ def reshard_pytree(
     >>> reshard_pytree(tree, {"w": columns}, budget="1MiB")["w"].sharding == columns
     True
     """
+    checked_flag(donate, "donate")
     if jax.process_count() > 1:
         agree(lambda: _manifest(source, target, version), lambda: f"budget {bytes_of(budget)}, donate {donate}")
     shardings = jax.tree.map(_sharding_of, target, is_leaf=placement.is_target)

@@ -191,6 +191,7 @@ def _check_options(x: jax.Array, given: ViewOptions) -> None:
             raise PlanError(f'{name} {quoted(parts)}: give a dict of atom to index or slice, such as {{"three": 0}}')
     if not (given.out is None or isinstance(given.out, jax.Array)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"out {quoted(given.out)} is a {type(given.out).__name__}; give the jax array to fill")
+    placement.check_alive((given.out, given.scale))
     if bool(given.into) != (given.out is not None):
         need = "fills part of the target: give its array with out=" if given.into else "fills all of it: give no out="
         raise PlanError(f"the move of the array of shape {x.shape} {need}")

@@ -39,6 +39,7 @@ from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import index_ranges, indices
+from reshard.runtime.on_mpi.limits import check_limit
 from reshard.runtime.on_mpi.prepare import MoveRequest, check_seats, prepared
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, check_alive
 from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, located
@@ -277,6 +278,8 @@ class DistArray(NumpyMethods):
         """
         layout = _destination(self._layout, target, relabel)
         if layout == self._layout and (out is None or out is self):
+            check_options(donate, relabel, memory)
+            check_limit(limit)
             return self
 
         def prepare(team: Team) -> PreparedMove:

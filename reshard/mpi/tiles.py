@@ -18,6 +18,7 @@ from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.window_tiles import absent
 from reshard.runtime.on_mpi.wire.reduction import combines
 from reshard.types import Layout, Mesh, dtypes
+from reshard.types.flags import checked_flag
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 """The layout dtypes of 1, 2, 4, 8 and 16 bytes; they also stand for numpy dtypes of that size without a layout name.
@@ -255,8 +256,8 @@ def check_options(
     if type(donate) is type(relabel) is type(padded) is bool and memory is None and cuda_aware is None:
         return
     for name, value in (("donate", donate), ("relabel", relabel), ("padded", padded), ("cuda_aware", cuda_aware)):
-        if not isinstance(value, bool | np.bool_ | int) and (value is not None or name != "cuda_aware"):
-            raise PlanError(f"{name}={quoted(value)} is a {type(value).__name__}; give True or False")
+        if value is not None or name != "cuda_aware":
+            checked_flag(value, name)
     if not isinstance(memory, Account | None):
         raise PlanError(
             f"memory={quoted(memory)} is a {type(memory).__name__}; give a reshard.runtime.Account, or None"

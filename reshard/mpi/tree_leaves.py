@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self, cast
 
 from numpy.typing import NDArray
@@ -76,12 +76,28 @@ def mapped(tree: object, leaf: Callable[[Any], Any]) -> Any:
 
 def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
     """What each tile is to do: the move that is given in place of its source, or its two layouts."""
-    sources = _of_names(source, flat, "source", (Layout, Move), "a Layout, nor a Move; read it with Layout.parse")
+    sources = _of_names(source, flat, "source", (Layout, Move), "a Layout or a Move; read a layout with Layout.parse")
     pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
-    if not pairs and target is None:
+    if target is None:
+        _check_moves(sources, pairs)
         return sources
     targets = _of_names(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
     return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
+
+
+def _check_moves(sources: Mapping[str, object], layouts: Sequence[str]) -> None:
+    """Raises `LayoutError` if some tiles have a layout, to which a target belongs, in place of a move."""
+    if layouts:
+        name = layouts[0]
+        raise LayoutError(
+            f"{_of('source', name)} is the layout {sources[name]}, and no target is given; give Move(source, target), "
+            f"or a source and a target"
+        )
+
+
+def _of(what: str, name: str) -> str:
+    """How an error calls the argument for a tile: the only tile of a call has no name."""
+    return f"the {what} of {name!r}" if name else f"the {what}"
 
 
 def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
@@ -93,10 +109,10 @@ def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[typ
     each = dict(leaves_of(cast("Tree", given), ""))
     wrong = [*(name for name in names if name not in each), *(name for name in each if name not in names)]
     if wrong:
-        raise LayoutError(f"the {what} and the tiles have not the same names: {quoted(wrong[:4])} are in one of them")
+        raise LayoutError(f"the {what} and the tiles have different names: {quoted(wrong[:4])} are in one of them only")
     other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
     if other is not None:
-        raise LayoutError(f"the {what} of {other!r} is {quoted(each[other])}, not {wanted}")
+        raise LayoutError(f"{_of(what, other)} is {quoted(each[other])}, not {wanted}")
     return {name: each[name] for name in names}
 
 

@@ -47,6 +47,7 @@ from reshard.runtime.platform_network import named, network_text
 from reshard.synth import Network, plan_tree
 from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout
+from reshard.types.flags import checked_flag
 from reshard.types.manifest import Manifest, Version
 from reshard.types.move import Move
 from reshard.types.plan import Plan
@@ -173,7 +174,7 @@ class TreeMove:
         return _ReadyTree(planned, TreeTiles(tiles, outs, scales), filled, gave, memory, self.verify is not None)
 
     def _check_options(self) -> None:
-        given = [name for name, value in self.of_one.items() if value]
+        given = [name for name, value in self.of_one.items() if checked_flag(value, name)]
         if given:
             raise PlanError(f"{', '.join(given)}: for one tile, and a tree of {len(self.tiles)} is given; leave it out")
         if self.verify not in (None, "hash"):

@@ -23,7 +23,8 @@ from reshard.proofs.refute import fits, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
 from reshard.proofs.view_proof import prove_view
 from reshard.types import dtypes
-from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
+from reshard.types.flags import checked_flag
+from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.checker import VIEW_RULES
 
 MANY_TRANSFERS = 1 << 14

@@ -11,7 +11,8 @@ from reshard.errors import TileError
 from reshard.runtime import on_numpy
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_trees import simulate_tree
-from reshard.types.plan import Plan, checked_flag
+from reshard.types.flags import checked_flag
+from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan
 
 Array = NDArray[Any]

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from numbers import Real
 from typing import cast
@@ -35,11 +36,12 @@ from reshard.synth.budget import within
 from reshard.synth.network import Links, Network
 from reshard.synth.routes import ROUTES, Pair, Route, crossing, idle
 from reshard.types.deadline import check_deadline
+from reshard.types.flags import checked_flag
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.pair.device_sets import one_set
 from reshard.types.pair.remesh import common_mesh, mesh_of_used, remesh
-from reshard.types.plan import Plan, Step, StepSpec, chain, checked_flag
+from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.reductions import identity
 from reshard.types.units import parse_bytes
 from reshard.types.whole import whole
@@ -78,11 +80,11 @@ def plan(
     (['all_to_all'], 1792, 1792)
     """
     network = network_of(network)
-    _check_slack(slack)
+    slack = checked_slack(slack)
     before, after = _ends(source, target)
     same = one_set(before.mesh, after.mesh)
     exact = network is not None or (same and before.even and after.even)
-    options = (bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else float(slack))
+    options = (bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else slack)
     if isinstance(source, Move) and not source.plain:
         return _plan_move(source, *options)
     return _plan(before, after, *options)
@@ -267,8 +269,10 @@ def network_of(given: object) -> Network | None:
     return network
 
 
-def bytes_of(budget: object) -> int | None:
-    """A budget in bytes a device: an int, text such as "64MiB", or None for no limit; `PlanError` for others.
+def bytes_of(budget: object, what: str = "budget") -> int | None:
+    """A budget in bytes a device: an int, text such as "64MiB", or None for no limit.
+
+    Raises `PlanError` for anything else, which it calls `what`.
 
     >>> bytes_of("64MiB"), bytes_of(4096), bytes_of(None)
     (67108864, 4096, None)
@@ -279,31 +283,26 @@ def bytes_of(budget: object) -> int | None:
         try:
             return parse_bytes(budget)
         except ReshardError as error:
-            raise PlanError(f"budget {quoted(budget)}: {error}") from None
+            raise PlanError(f"{what} {quoted(budget)}: {error}") from None
     limit = whole(budget)
     if limit is None:
         raise PlanError(
-            f'budget {quoted(budget)}: give bytes a device as a whole number of at least 0, text such as "64MiB", or '
+            f'{what} {quoted(budget)}: give bytes a device as a whole number of at least 0, text such as "64MiB", or '
             f"None for no limit"
         )
     return limit
 
 
-def _check_slack(slack: object) -> None:
-    if not _is_share(slack):
-        raise PlanError(
-            f"slack {quoted(slack)}: give the share of bytes that may be spent to save launches as a finite number of "
-            f"at least 0, such as 0.05, or 0 for the fewest bytes"
-        )
-
-
-def _is_share(slack: object) -> bool:
-    if isinstance(slack, bool) or not isinstance(slack, Real):
-        return False
-    try:
-        return 0 <= float(slack) < math.inf
-    except OverflowError:
-        return False
+def checked_slack(slack: object) -> float:
+    """The share of bytes that may be spent to save launches; `PlanError` for what is not a finite number from 0 up."""
+    if isinstance(slack, Real) and not isinstance(slack, bool):
+        with suppress(OverflowError):
+            if 0 <= float(slack) < math.inf:
+                return float(slack)
+    raise PlanError(
+        f"slack {quoted(slack)}: give the share of bytes that may be spent to save launches as a finite number of at "
+        f"least 0, such as 0.05, or 0 for the fewest bytes"
+    )
 
 
 def _check_arrays(source: Layout, target: Layout) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from reshard.errors import NetworkError, quoted
+from reshard.types.flags import checked_flag
 from reshard.types.mesh import is_chain
 from reshard.types.primes import primes
 from reshard.types.whole import listed, whole
@@ -49,8 +50,7 @@ class Torus:
                 raise NetworkError(
                     f"{name} {quoted(getattr(self, name))} of a torus: give a whole number, {low} to {most}"
                 )
-        if not isinstance(self.cubes, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise NetworkError(f"cubes {quoted(self.cubes)} of a torus: give True or False")
+        object.__setattr__(self, "cubes", checked_flag(self.cubes, "torus cubes", NetworkError))
         sizes = listed(self.shape)
         if sizes is None or len(sizes) > _MOST_AXES or any(whole(size, 1, 1 << 40) is None for size in sizes):
             raise NetworkError(

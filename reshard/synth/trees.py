@@ -15,8 +15,10 @@ from typing import Any, cast
 from reshard.errors import BudgetError, PlanError, ReshardError, quoted
 from reshard.synth.batches import batches_of, in_order
 from reshard.synth.network import Network
-from reshard.synth.planner import SLACK, bytes_of, network_of, plan
+from reshard.synth.planner import SLACK, bytes_of, checked_slack, network_of, plan
 from reshard.synth.tree_budget import within
+from reshard.types.flags import checked_flag
+from reshard.types.layout import Layout
 from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan, device_kinds
 from reshard.types.tree_memory import peaks
@@ -48,7 +50,7 @@ def plan_tree(
     """
     flat = flattened(moves)
     limit = bytes_of(budget)
-    request = _Request(network_of(network), donate, slack)
+    request = _Request(network_of(network), checked_flag(donate, "donate"), checked_slack(slack))
     plans = {name: request.planned(name, leaf) for name, leaf in flat.items()}
     kinds = device_kinds(plans.values())
     batches = in_order(batches_of(plans, request.network), kinds)
@@ -72,6 +74,8 @@ class _Request:
     def planned(self, name: str, leaf: Any, budget: int | None = None) -> Plan:
         """The plan of one array; its errors name it."""
         ends = cast("list[Any]", leaf) if isinstance(leaf, tuple | list) else [leaf]
+        if isinstance(leaf, Layout):
+            raise PlanError(f"{name}: the layout {leaf} has no target; give a (source, target) pair of layouts")
         make = partial(plan, budget=budget, network=self.network, donate=self.donate, slack=self.slack)
         try:
             return make(*ends)

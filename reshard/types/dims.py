@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, cast
 
 from reshard.errors import LayoutError, quoted
@@ -92,7 +92,7 @@ def checked_size(size: object) -> int:
 
 def checked_shape(shape: object) -> tuple[int, ...]:
     """Returns a global shape; raises `LayoutError` unless it lists whole numbers of at least 0 (*whole sizes*)."""
-    sizes = None if isinstance(shape, Mapping) else listed(shape)
+    sizes = listed(shape)
     if sizes is None:
         raise LayoutError(
             f"global shape {quoted(cast('object', shape))}: give one size per dim, such as (16, 8), for at most "

@@ -125,7 +125,7 @@ class Layout:
             digits = [Digit(mesh.checked(sub).size, sub) for sub in held]
             pieces = math.prod(d.radix for d in digits)
             dims.append(Dim((*digits, Digit(-(-size // pieces), None)), size))
-        held_partial = _listed(partial, "partial axes")
+        held_partial = _listed(partial, "partial axes", any_order=True)
         op = ("sum" if reduction is None else reduction) if held_partial else None
         return cls(mesh, tuple(dims), dtypes.canonical(dtype), op, held_partial)
 
@@ -164,7 +164,7 @@ class Layout:
             )
         names += [()] * (len(sizes) - len(names))
         axes = [[mesh.sub_axis(name) for name in dim] for dim in names]
-        partial = [mesh.sub_axis(name) for name in _listed(unreduced, "unreduced")]
+        partial = [mesh.sub_axis(name) for name in _listed(unreduced, "unreduced", any_order=True)]
         return cls.tiled(mesh, sizes, dtype, axes, partial, reduction)
 
     @classmethod
@@ -382,9 +382,12 @@ def checked_mesh(mesh: object) -> Mesh:
     return mesh
 
 
-def _listed(given: Any, what: str, wanted: str = f"a list of at most {MOST_LISTED} items") -> tuple[Any, ...]:
-    """What a list holds; raises `LayoutError` for what is not one."""
-    items = listed(given)
+_LIST = f"a list of at most {MOST_LISTED} items"
+
+
+def _listed(given: Any, what: str, wanted: str = _LIST, any_order: bool = False) -> tuple[Any, ...]:
+    """What a list holds, or a set if the order does not matter; raises `LayoutError` for anything else."""
+    items = listed(given, any_order)
     if items is None:
         raise LayoutError(f"{what} {quoted(given)}: give {wanted}")
     return items

@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from reshard.errors import NotationError, PlanError, quoted
+from reshard.types.flags import checked_flag
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -60,7 +61,7 @@ class Move:
         put = object.__setattr__
         put(self, "source", _layout("source", source))
         put(self, "target", _layout("target", target))
-        put(self, "cast", _flag(cast))
+        put(self, "cast", checked_flag(cast, "cast"))
         if isinstance(view, View):
             put(self, "view", _whole_view(view, take, into, sizes))
         else:
@@ -142,12 +143,6 @@ def _layout(what: str, layout: object) -> Layout:
     raise PlanError(
         f"the {what} {quoted(layout)} of a move is a {type(layout).__name__}, not a Layout; read it with Layout.parse"
     )
-
-
-def _flag(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise PlanError(f"cast {quoted(value)}: give True or False")
 
 
 def _whole_view(view: View, take: object, into: object, sizes: Mapping[str, object]) -> View:

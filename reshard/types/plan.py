@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from reshard.errors import PlanError, quoted
+from reshard.types.flags import checked_flag
 from reshard.types.idle import idle_axes, idle_text
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
@@ -363,16 +364,6 @@ def _check_view(plan: Plan) -> None:
         raise PlanError(
             f"the views of the steps do not lead from {plan.source} to {plan.target} as {wanted} does; plan it again"
         )
-
-
-def checked_flag(value: object, what: str) -> bool:
-    """Whether something is true; raises `PlanError` for what cannot say, such as an array of several elements."""
-    try:
-        if value is not NotImplemented:
-            return bool(value)
-    except Exception:
-        pass
-    raise PlanError(f"{what} {quoted(value)}: give True or False")
 
 
 def _check_parts(source: object, target: object, steps: object) -> None:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from reshard.errors import PlanError, StepError, quoted
+from reshard.types.flags import checked_flag
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh as Mesh
 from reshard.types.pair.device_sets import disjoint
@@ -132,13 +133,11 @@ def _checked_mode(mode: object) -> StepMode:
         raise StepError(f"the mode {quoted(mode)} of a step is not a StepMode; give StepMode(chunk, in_place, parts)")
     if whole(mode.parts, 1) is None or not (mode.chunk is None or whole(mode.chunk, 1)):
         raise StepError(f"{quoted(mode)}: chunk and parts of a step are ints of at least 1, chunk None for no limit")
-    if not isinstance(mode.in_place, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StepError(f"{quoted(mode)}: in_place is True or False")
-    if not isinstance(mode.relay, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StepError(f"{quoted(mode)}: relay is True or False")
-    if not isinstance(mode.overlap, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise StepError(f"{quoted(mode)}: overlap is True or False")
+    in_place, relay, overlap = (
+        checked_flag(flag, name, StepError)
+        for name, flag in (("in_place", mode.in_place), ("relay", mode.relay), ("overlap", mode.overlap))
+    )
     if mode.view is not None and not isinstance(mode.view, View):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise StepError(f"{quoted(mode)}: view is a View, or None")
     chunk = None if mode.chunk is None else whole(mode.chunk)
-    return StepMode(chunk, mode.in_place, whole(mode.parts) or 1, mode.relay, mode.view, mode.overlap)
+    return StepMode(chunk, in_place, whole(mode.parts) or 1, relay, mode.view, overlap)

@@ -7,7 +7,7 @@ so that nothing downstream divides by zero, rounds, or allocates what no machine
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, cast
 
 MOST = (1 << 63) - 1
@@ -39,13 +39,19 @@ def whole(value: object, least: int = 0, most: int = MOST) -> int | None:
         return None
 
 
-def listed(given: object) -> tuple[Any, ...] | None:
-    """What a list, or anything else that can be iterated over, holds; None for text, and beyond `MOST_LISTED` items.
+def listed(given: object, any_order: bool = False) -> tuple[Any, ...] | None:
+    """What a list, or anything else with an order, holds; with `any_order`, also what a set holds.
 
-    >>> listed([4, 2]), listed("x"), listed(range(10**12))
-    ((4, 2), None, None)
+    None for text and dicts, and beyond `MOST_LISTED` items.
+
+    >>> listed([4, 2]), listed("x"), listed({4: 2}), listed(range(10**12))
+    ((4, 2), None, None, None)
+    >>> listed({4}), listed({4}, any_order=True)
+    (None, (4,))
     """
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        return None
+    if isinstance(given, set | frozenset) and not any_order:
         return None
     try:
         items = tuple(itertools.islice(cast("Iterable[Any]", given), MOST_LISTED + 1))

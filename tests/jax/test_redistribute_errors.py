@@ -267,9 +267,22 @@ def test_a_budget_for_an_array_whose_sharding_has_no_names():
 def test_a_deleted_array():
     x = put(on(BEFORE))
     x.delete()
-    for tree in (x, {"a": put(on(BEFORE)), "b": x}):
+    calls: list[Callable[[], Any]] = [
+        lambda: redistribute(x, on(AFTER)),
+        lambda: redistribute(x, on(BEFORE)),
+        lambda: redistribute(x, None),
+        lambda: redistribute({"a": put(on(BEFORE)), "b": x}, on(AFTER)),
+        lambda: redistribute({"a": put(on(BEFORE)), "b": x}, on(BEFORE)),
+        lambda: redistribute(put(on(BEFORE)), on(BEFORE), into={0: (0, 8)}, out=x),
+    ]
+    for call in calls:
         with pytest.raises(PlanError, match=r"the array of shape \(8, 8\) and dtype float32 has been deleted"):
-            redistribute(tree, on(AFTER))
+            call()
+
+
+def test_an_option_that_is_neither_true_nor_false():
+    with pytest.raises(PlanError, match="donate 'no': give True or False"):
+        redistribute(put(on(BEFORE)), on(BEFORE), donate="no")  # pyright: ignore[reportArgumentType]
 
 
 def test_an_array_that_is_donated_twice():

@@ -13,7 +13,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.errors import StrictError
+from reshard.errors import PlanError, StrictError
 from reshard.jax.doctor import optimized_text
 from reshard.jax.jit import jit
 from reshard.jax.pass_report import PassReport
@@ -141,6 +141,15 @@ def test_the_context() -> None:
     f(x)
     with strict(max_bytes=1), pytest.raises(StrictError, match="max_bytes allows 1 B"):
         jit(move(AFTER))(x)
+
+
+def test_limits_that_are_none() -> None:
+    with pytest.raises(PlanError, match="max_bytes 'much'"), strict(max_bytes="much"):
+        pass
+    with pytest.raises(PlanError, match="max_bytes -1: give bytes a device"):
+        jit(move(AFTER), max_bytes=-1)
+    with pytest.raises(PlanError, match="strict 'no': give True or False"):
+        jit(move(AFTER), strict="no")  # pyright: ignore[reportArgumentType]
 
 
 def test_the_tighter_limit_holds() -> None:

@@ -126,7 +126,7 @@ def _fits(argument: str, junk: Any) -> bool:
     optional = argument in ("out", "budget", "network", "memory", "cuda_aware", "dtype", "root", "array")
     if (junk is None and optional) or (argument == "limit" and isinstance(junk, float) and junk == 3.5):
         return True
-    numbers = {"value": (3.5, -1), "donate": (-1,), "relabel": (-1,), "cuda_aware": (-1,), "target": (-1,)}
+    numbers = {"value": (3.5, -1), "target": (-1,)}
     if isinstance(junk, int | float) and junk in numbers.get(argument, ()):
         return True
     # numpy takes these as they are: an array of another kind, a dtype, a value that fits.

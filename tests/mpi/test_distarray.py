@@ -69,6 +69,13 @@ def test_elements_without_a_name() -> None:
         (lambda: DistArray.from_global(np.zeros((7, 5)), LAYOUT, COMM), TileError, "of shape (7, 5) and dtype float64"),
         (lambda: DistArray.from_global(np.zeros((5, 7)), LAYOUT, COMM, root=1), PlanError, "root 1 is not a rank"),
         (lambda: DistArray.zeros(Layout.parse("f64[{x}4]", Mesh(x=2)), COMM), PlanError, "not every device is one of"),
+        (lambda: DistArray.full(LAYOUT, 1, COMM, limit=0), PlanError, "limit 0: give a positive number of seconds"),
+        (lambda: DistArray.zeros(LAYOUT, COMM).redistribute(LAYOUT, limit=-1), PlanError, "limit -1: give a positive"),
+        (
+            lambda: DistArray.zeros(LAYOUT, COMM).redistribute(LAYOUT, relabel="no"),
+            PlanError,
+            "relabel 'no': give True",
+        ),  # pyright: ignore
     ],
 )
 def test_arguments_that_do_not_fit(make: object, kind: type[Exception], text: str) -> None:

@@ -62,6 +62,11 @@ def test_relabelling_returns_the_layout_too() -> None:
         (TILE, {"budget": 3}, BudgetError, "budget 3 B"),
         (TILE, {"budget": "3 B"}, BudgetError, "budget 3 B"),
         (TILE, {"budget": "3 apples"}, PlanError, "'3 apples'"),
+        (TILE, {"limit": 0}, PlanError, "limit 0: give a positive number of seconds"),
+        (TILE, {"limit": float("nan")}, PlanError, "limit nan: give a positive number of seconds"),
+        (TILE, {"donate": "no"}, PlanError, "donate 'no': give True or False"),
+        (TILE, {"padded": 0}, PlanError, "padded 0: give True or False"),
+        (TILE, {"cuda_aware": []}, PlanError, "cuda_aware []: give True or False"),
     ],
 )
 def test_mistakes(tile: np.ndarray, options: RedistributeOptions, kind: type[Exception], text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 import reshard as rs
-from reshard.errors import TileError
+from reshard.errors import LayoutError, TileError
 from reshard.mpi import move
 
 
@@ -40,3 +41,18 @@ def test_one_rank():
     assert out.tolist() == [7, 0, 8, 0, 9, 0]
     with pytest.raises(TileError, match="C-ordered"):
         move(np.array([7, 8, 9]), back, MPI.COMM_SELF, out=np.zeros(12, "i8")[::2])
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            rs.Layout.parse("s64[6]", rs.Mesh(x=1)),
+            r"the source is the layout s64\[6\], and no target is given; give Move\(",
+        ),
+        (None, "the source is None, not a Layout or a Move"),
+    ],
+)
+def test_what_is_not_a_move_is_refused(given: Any, text: str):
+    with pytest.raises(LayoutError, match=text):
+        move(np.arange(6), given, MPI.COMM_SELF)

@@ -41,9 +41,10 @@ def test_physical_axes_of_presets(preset: str, sizes: tuple[int, ...], below: st
     [
         (lambda: Torus(axes=0), "axes 0 of a torus: give a whole number, 1 to 6"),
         (lambda: Torus(wrap=-1), "wrap -1 of a torus"),
-        (lambda: Torus(cubes=1), "cubes 1 of a torus: give True or False"),  # pyright: ignore[reportArgumentType]
+        (lambda: Torus(cubes=1), "torus cubes 1: give True or False"),  # pyright: ignore[reportArgumentType]
         (lambda: Torus(shape=(4, 0)), r"shape \(4, 0\) of a torus: give the sizes"),
         (lambda: Torus(shape="4x4"), "shape '4x4' of a torus"),  # pyright: ignore[reportArgumentType]
+        (lambda: Torus(shape={}), r"shape {} of a torus: give the sizes"),  # pyright: ignore[reportArgumentType]
         (lambda: Link(0, 1, "star"), "shape 'star' of a link: give one of switch, ring, line"),
         (lambda: Network("n", (0, 1), torus=3), "torus 3 of a network: give a Torus"),  # pyright: ignore[reportArgumentType]
         (lambda: Network("n", outer=(0, 1), torus=Torus()), "how inner links are wired, and there is none"),

@@ -146,11 +146,23 @@ def test_an_empty_tree_has_nothing_to_do():
         ({"a": {None: pair("f32[4]", "f32[4]")}}, PlanError, "the key None at 'a'"),
         ({"a.b": pair("f32[4]", "f32[4]"), "a": {"b": pair("f32[4]", "f32[4]")}}, PlanError, "two arrays .* 'a.b'"),
         ({"w": pair("f32[{x}4]", "f32[8]")}, PlanError, "w: source .* global shape"),
+        (
+            {"w": pair("f32[{x}4]", "f32[16]")[0]},
+            PlanError,
+            r"w: the layout f32\[{x}4\] has no target; give a \(source,",
+        ),
     ],
 )
 def test_what_is_not_a_tree_of_moves_is_refused(moves: object, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         rs.plan_tree(moves)
+
+
+def test_the_options_of_an_empty_tree_are_checked():
+    with pytest.raises(PlanError, match="donate 'no': give True or False"):
+        rs.plan_tree({}, donate="no")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PlanError, match="slack -1: give the share"):
+        rs.plan_tree({}, slack=-1)
 
 
 def test_a_tree_without_end_is_refused():
