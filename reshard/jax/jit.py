@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -154,8 +154,16 @@ class Jitted:
 
         with as_constraints():
             lowered = _jax.jit(run, **self._jit_options).lower(*args, **kwargs)
-        report = module_pass.run(lowered.compiler_ir("stablehlo"), self._options._replace(leave=leave))
+        options = self._options._replace(leave=leave, platform=_platform(_jax.tree.leaves((args, kwargs))))
+        report = module_pass.run(lowered.compiler_ir("stablehlo"), options)
         return Attempt(lowered, report)
+
+
+def _platform(leaves: Sequence[Any]) -> str:
+    """The platform that a program for these arguments runs on: theirs, or the default one."""
+    shardings = (getattr(leaf, "sharding", None) for leaf in leaves)
+    devices = (device for sharding in shardings if sharding is not None for device in sharding.device_set)
+    return next((device.platform for device in devices), _jax.default_backend())
 
 
 class _StaticArguments(NamedTuple):

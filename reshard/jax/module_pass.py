@@ -43,12 +43,16 @@ _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
 
 
 class PassOptions(NamedTuple):
-    """How the pass plans, the lines (`file:line`) whose reshards it leaves to XLA, and what it must make better."""
+    """How the pass plans, the lines (`file:line`) whose reshards it leaves to XLA, and what it must make better.
+
+    `platform` is that of the devices, such as "tpu"; None if the program may run on any.
+    """
 
     network: Network | None = None
     budget: int | None = None
     leave: frozenset[str] = frozenset()
     prefer: str = "bytes"
+    platform: str | None = None
 
 
 def pass_options(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> PassOptions:
@@ -156,7 +160,7 @@ def _planned(op: ReshardOp, line: str, options: PassOptions) -> tuple[Plan | Non
         return plan, "XLA does it as well"
     if line in options.leave:
         return plan, "this line would gain nothing from it"
-    return in_parts(plan), ""
+    return in_parts(plan, lanes=options.platform in (None, "tpu")), ""
 
 
 def _obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:

@@ -53,7 +53,11 @@ def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan
     unbounded = _plan(replace(request, budget=None), before, after)
     overlap = platform == "gpu"
     if request.budget is None:
-        return _on_tpu(request, unbounded) if platform == "tpu" else on_jax.in_parts(unbounded, overlap=overlap)
+        return (
+            _on_tpu(request, unbounded)
+            if platform == "tpu"
+            else on_jax.in_parts(unbounded, overlap=overlap, lanes=False)
+        )
     within = partial(_within, request.budget, padded=platform == "tpu", overlap=overlap)
     parted = within(unbounded)
     if parted is not None:
@@ -83,7 +87,9 @@ def _within(budget: int, whole: Plan, padded: bool, overlap: bool) -> Plan | Non
     Parts overlap where some number of them that do fits the budget.
     """
     ways = product((True, False) if overlap else (False,), (1, 2, 4))
-    parted = (on_jax.in_parts(whole, count=times * on_jax.PARTS, overlap=overlaps) for overlaps, times in ways)
+    parted = (
+        on_jax.in_parts(whole, count=times * on_jax.PARTS, overlap=overlaps, lanes=padded) for overlaps, times in ways
+    )
     return next((candidate for candidate in parted if on_jax.peak_bytes(candidate, padded) <= budget), None)
 
 

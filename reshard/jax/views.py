@@ -269,7 +269,7 @@ def _plan(
     platform = placement.platform_of(after.mesh)
     if platform == "cpu" or budget is not None:
         return made
-    return on_jax.in_parts(made, overlap=platform == "gpu")
+    return on_jax.in_parts(made, overlap=platform == "gpu", lanes=platform == "tpu")
 
 
 def _existing(what: Asked, out: jax.Array | None) -> jax.Array | None:

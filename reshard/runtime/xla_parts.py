@@ -28,11 +28,11 @@ OVERLAPPED = 256 << 20
 collectives, and below it the copies that these hide take less time than that."""
 
 
-def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS, overlap: bool = False) -> Plan:
+def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS, overlap: bool = False, *, lanes: bool = True) -> Plan:
     """The plan with its large collectives in parts, so that their buffers are a fraction of the tiles.
 
     With `overlap`, the largest are in twice as many parts, of which two live at once, and each is written while the
-    next one is on its way.
+    next one is on its way. With `lanes`, as on a TPU, blocks that it pads to twice their bytes are in twice as many.
 
     XLA stages a collective's operand and result beside the tiles themselves: on TPU an all-to-all peaks at twice
     source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part. A slice before a step
@@ -47,7 +47,7 @@ def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS, overlap: bool =
             return _with_steps(plan, [move for move in overwriting if move is not None])
         if not overlap and not any(map(tpu_memory.padding_of, (plan.source, plan.target))):
             count *= 2  # Narrower parts of padded tiles would be padded more.
-    moves = [_parted(step, least, count, overlap) for step in plan.steps]
+    moves = [_parted(step, least, count, overlap, lanes) for step in plan.steps]
     if len(moves) > 1:
         moves[-1] = _finer(plan.steps[-2], plan.steps[-1], moves[-1], 2 * count)
     for at in reversed(range(len(moves) - 1)):
@@ -116,7 +116,7 @@ def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
     return straight if 4 * needs <= 3 * otherwise else parted
 
 
-def _parted(step: Step, least: int, count: int, overlap: bool) -> StepSpec:
+def _parted(step: Step, least: int, count: int, overlap: bool, lanes: bool) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
     if not _has_parts(step, least):
@@ -129,7 +129,7 @@ def _parted(step: Step, least: int, count: int, overlap: bool) -> StepSpec:
     double = _overlapping(step, possible, 2 * count) if overlap else None
     if double is not None:
         return as_it_is._replace(mode=StepMode(parts=double, overlap=True))
-    parts = _in_parts(step, possible, count)
+    parts = _in_parts(step, possible, count, lanes)
     if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
         rounds = exchange_size(step.operand, step.result).rounds
         if parts < rounds <= 4 * count:
@@ -168,11 +168,11 @@ def _read_alone(step: Step) -> bool:
     )
 
 
-def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
+def _in_parts(step: Step, possible: Sequence[int], count: int, lanes: bool) -> int:
     """The number of parts, one of `possible`: between `count` and four times that, with aligned parts where possible.
 
     An all-to-all whose blocks would then no longer have full lanes is cut into fewer parts, at least half of `count`.
-    Blocks that a TPU pads to twice their bytes go in twice as many parts.
+    With `lanes`, blocks that a TPU pads to twice their bytes travel in twice as many parts.
     """
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
@@ -181,7 +181,8 @@ def _in_parts(step: Step, possible: Sequence[int], count: int) -> int:
     if step.kind == "all_to_all":
         wide = {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)}
         suited = wide or suited
-    return _unpadded(suited, count) or next(iter(suited), next(iter(preferred), 1))
+    padded = _unpadded(suited, count) if lanes else None
+    return padded or next(iter(suited), next(iter(preferred), 1))
 
 
 def _unpadded(parts: Mapping[int, Part], count: int) -> int | None:

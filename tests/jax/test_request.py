@@ -58,6 +58,14 @@ def test_parts_overlap_on_gpus_where_the_budget_allows_it(platform: str, monkeyp
     assert modes(tiles + tiles // 20) == [(64, True) if gpu else (32, False)]
 
 
+@pytest.mark.parametrize(("platform", "parts"), [("tpu", 16), ("gpu", 8)])
+def test_only_a_tpu_has_lanes_to_fill(platform: str, parts: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
+    mesh = mesh_of({"x": 8})
+    request = ReshardRequest(NamedSharding(mesh, P(None, None, "x")), NamedSharding(mesh, P(*[None] * 3, "x")))
+    assert [step.mode.parts for step in plan_of(request, (64, 64, 64, 512), "bfloat16").steps] == [parts]
+
+
 def on(order: list[int], *spec: str) -> NamedSharding:
     return NamedSharding(mesh_of(SIZES, order=order), P(*spec))
 

@@ -178,8 +178,8 @@ def _check_even(layout: Layout, target: NamedSharding) -> None:
 
 def _parted(whole: Plan, ends: Ends) -> Plan:
     """The plan in parts on accelerators, like every plan there."""
-    cpu = {device.platform for device in (*ends.near, *ends.far)} == {"cpu"}
-    return whole if cpu else on_jax.in_parts(whole)
+    platforms = {device.platform for device in (*ends.near, *ends.far)}
+    return whole if platforms == {"cpu"} else on_jax.in_parts(whole, lanes="tpu" in platforms)
 
 
 def _by_host(parts: Legs, ends: Ends, donate: bool) -> Moving:
