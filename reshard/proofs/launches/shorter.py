@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from textwrap import indent
@@ -33,7 +34,7 @@ def fewest(plan: Plan, limit: float = 30.0) -> Fewest:
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:  # pyright: ignore
         raise PlanError(f"limit {quoted(limit)}: give the seconds that the search may take, a number of at least 0")
     try:
-        return _without_search(plan) or _searched(plan, time.monotonic() + limit)
+        return _without_search(plan) or _search_alone(plan, time.monotonic() + limit)
     except TimeoutError:
         return _undecided(f"the search was ended after {limit:g} s")
     except UndecidedError as error:
@@ -69,6 +70,20 @@ def _no_launch() -> Fewest:
 def _one_launch(plan: Plan) -> Fewest:
     why = f"some device receives {plan.lower_bound_bytes} bytes in any plan, and nothing is received without a launch"
     return Fewest(_statement(plan, 1), (why,))
+
+
+_ONE_SEARCH = threading.Lock()
+"""Searches share z3's main context, in which two threads at once would end the process."""
+
+
+def _search_alone(plan: Plan, deadline: float) -> Fewest:
+    """Searches when no other thread does; raises `TimeoutError` if its turn does not come by the deadline."""
+    if not _ONE_SEARCH.acquire(timeout=min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)):
+        raise TimeoutError("another thread searches")
+    try:
+        return _searched(plan, deadline)
+    finally:
+        _ONE_SEARCH.release()
 
 
 def _searched(plan: Plan, deadline: float) -> Fewest:

@@ -5,6 +5,7 @@ A claim is refuted by values for which it fails. z3 gets that negation, and the 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import import_module
@@ -21,8 +22,7 @@ WORK = 50_000_000
 def decide(claims: Sequence[Query], work: int = WORK) -> None:
     """Proves every claim; raises `UndecidedError` with z3's counterexample if one fails, else with its reason.
 
-    The claims get a context of their own: z3 orders its search by when each term was made, so that what the process
-    asked before would change how long it takes.
+    Threads may decide claims side by side: each has a context of its own.
 
     >>> decide([Fewer("step 1", 3, 4)])
     >>> decide([Fewer("step 1", 4, 3)])
@@ -30,9 +30,9 @@ def decide(claims: Sequence[Query], work: int = WORK) -> None:
     ...
     reshard.errors.UndecidedError: step 1: z3 finds that it fails where N = 1
     """
-    context = z3().Context(rlimit=work)
     for claim in claims:
-        solver = _solver(claim, context)
+        solver = _solver(claim, _context())
+        solver.set("rlimit", work)
         verdict = solver.check()
         if verdict == z3().sat:
             raise UndecidedError(f"{claim.about}: z3 finds that it fails where {_spelled(solver.model())}")
@@ -42,7 +42,7 @@ def decide(claims: Sequence[Query], work: int = WORK) -> None:
 
 def to_smt2(claim: Query) -> str:
     """The claim's negation in SMT-LIB 2: `unsat` means that the claim holds."""
-    return f"; {claim}\n{_solver(claim, z3().Context()).to_smt2()}"
+    return f"; {claim}\n{_solver(claim, _context()).to_smt2()}"
 
 
 @lru_cache(maxsize=1)
@@ -52,6 +52,16 @@ def z3() -> Any:
         return import_module("z3")
     except ImportError as error:
         raise UndecidedError(f"z3 is needed to decide claims ({error}); install reshard[prove]") from None
+
+
+_OF_THREAD = threading.local()
+
+
+def _context() -> Any:
+    """This thread's context: two threads in one would end the process, and making one takes longer than most proofs."""
+    if not hasattr(_OF_THREAD, "context"):
+        _OF_THREAD.context = z3().Context()
+    return _OF_THREAD.context
 
 
 def _solver(claim: Query, context: Any) -> Any:

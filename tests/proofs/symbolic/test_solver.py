@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -97,6 +98,15 @@ def test_a_claim_that_takes_too_much_work_is_undecided():
     cubes = Law("cubes", (x, y, z), (), ((x * x * x + y * y * y, z * z * z),), ((x, y),))
     with pytest.raises(UndecidedError, match=r"z3 does not decide it \("):
         decide([cubes], work=20_000)
+
+
+def test_threads_prove_side_by_side():
+    """In one context of z3, these would end the process."""
+    mesh = Mesh(x=4, y=2)
+    plan = rs.plan(Layout.parse("f32[{y}8, 16, {x}4]", mesh), Layout.parse("f32[16, {x}{y}2, 16]", mesh))
+    with ThreadPoolExecutor(4) as threads:
+        proofs = [threads.submit(prove, plan, launches=True) for _ in range(40)]
+    assert len({str(proof.result()) for proof in proofs}) == 1
 
 
 def test_without_the_solver_nothing_is_proved(monkeypatch: pytest.MonkeyPatch):
