@@ -25,7 +25,7 @@ import json, jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 import reshard.jax
 from reshard import hlo
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_pass.xla_hook import hook_exists
 
 if not hook_exists():
     print(json.dumps(None))

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import reshard.jax
-from reshard.jax import xla_hook
+from reshard.jax.xla_pass import xla_hook
 
 ROUNDS = 300
 

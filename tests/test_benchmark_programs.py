@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.doctor.fragments import RECORDED
 
 UNKNOWN = ("gather_v5p-2slices", "kinds_v5p-2slices", "overlap")

@@ -141,7 +141,7 @@ def test_a_jax_that_fails_fails_the_command(small: demo.Case, monkeypatch: pytes
 @pytest.mark.slow
 @needs_jax
 def test_the_pass_is_shown_where_jax_has_the_hook(figures: dict[str, Any]):
-    from reshard.jax.xla_hook import hook_exists
+    from reshard.jax.xla_pass.xla_hook import hook_exists
 
     assert (figures["pass"] is not None) == hook_exists() and figures["problems"] == []
     if figures["pass"] is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_pass.xla_hook import hook_exists
 from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
 from reshard.types.notation.detect import read

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reshard.doctor.chain_fate import ChainFate
-    from reshard.jax.module_pass import Transformed
     from reshard.jax.pass_report import PassReport, Reshard
+    from reshard.jax.stablehlo_pass.module_pass import Transformed
 
 _TEXT = (".mlir", ".txt", ".stablehlo")  # Names of files that are to hold text rather than an artifact.
 
@@ -110,7 +110,7 @@ def run(options: CompilerPassOptions) -> int:
 
 def _transformed(options: CompilerPassOptions, content: str | bytes) -> Transformed:
     try:
-        from reshard.jax.module_pass import transform
+        from reshard.jax.stablehlo_pass.module_pass import transform
     except ImportError:
         raise ReshardError(_NO_JAX) from None
     return transform(content, network=options.network, budget=options.budget)
@@ -121,7 +121,7 @@ def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
     from reshard.cli.programs import write
 
     try:
-        from reshard.jax.hlo_files import improve_hlo
+        from reshard.jax.xla_pass.hlo_files import improve_hlo
     except ImportError:
         raise ReshardError(_NO_JAX) from None
     improved = improve_hlo(

@@ -12,19 +12,20 @@
     strict()                     a context that refuses programs that rebuild a whole array
     deserialize(data)            a compiled program from the bytes of its `serialize()`
 
-`jit`, `show`, `strict` and `redistribute` are functions here; their modules are reached by `from reshard.jax.jit
-import ...`.
+Moves are in the modules beside this one, those to other devices in `crossing`; the pass inside XLA is `xla_pass`, and
+the one before partitioning `stablehlo_pass`. `jit`, `show`, `strict` and `redistribute` are functions here; their
+modules are reached by `from reshard.jax.jit import ...`.
 """
 
+from reshard.jax.compiled import deserialize as deserialize
 from reshard.jax.doctor import report as report
 from reshard.jax.jit import jit as jit
-from reshard.jax.module_pass import transform as transform
 from reshard.jax.redistribute import redistribute as redistribute
 from reshard.jax.show import show as show
-from reshard.jax.stages import deserialize as deserialize
+from reshard.jax.stablehlo_pass.module_pass import transform as transform
 from reshard.jax.strict import strict as strict
 from reshard.jax.targets import Target as Target
 from reshard.jax.trees import reshard_pytree as reshard_pytree
-from reshard.jax.xla_hook import disable as disable
-from reshard.jax.xla_hook import enable as enable
-from reshard.jax.xla_hook import enabled as enabled
+from reshard.jax.xla_pass.xla_hook import disable as disable
+from reshard.jax.xla_pass.xla_hook import enable as enable
+from reshard.jax.xla_pass.xla_hook import enabled as enabled

@@ -20,11 +20,11 @@ from jaxlib import xla_client as _xla_client
 
 from reshard.doctor import CompiledMemory, Known, Report, examine
 from reshard.errors import ProgramError, ReshardError, quoted, shortened
-from reshard.jax import explicit_reshards
 from reshard.jax.arguments import checked_function
-from reshard.jax.explicit_reshards import ReshardOp
 from reshard.jax.platform_network import checked, network_on
-from reshard.jax.shardy_ops import make_compilable
+from reshard.jax.stablehlo_pass import explicit_reshards
+from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
+from reshard.jax.stablehlo_pass.shardy_ops import make_compilable
 from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
 

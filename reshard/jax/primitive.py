@@ -24,10 +24,11 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from reshard.errors import ReshardError
-from reshard.jax import placement, xla_hook
+from reshard.jax import placement
 from reshard.jax.eager import move_now, put
 from reshard.jax.partitioner_hook import check_platforms, has_hook, lowers_as_constraints, moved_by_partitioner
 from reshard.jax.request import ReshardRequest, plan_of
+from reshard.jax.xla_pass import xla_hook
 from reshard.runtime import on_jax
 
 redistribute_p = Primitive("redistribute")

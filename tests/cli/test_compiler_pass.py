@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.cli.compiled import COMPILED, MODULE
 
 needs_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
@@ -50,7 +50,7 @@ def test_it_says_what_it_left_where_no_report_is_wanted(call, tmp_path):
     ],
 )
 def test_what_hlo_is_improved_for(call, monkeypatch, options, given):
-    from reshard.jax import hlo_files
+    from reshard.jax.xla_pass import hlo_files
 
     def improve(program, *, platform, topology, prefer, **_):
         assert (platform, topology, prefer) == given
@@ -154,7 +154,7 @@ def test_hlo_that_cannot_be_improved_is_refused(call, partitioned, tmp_path):
 
 
 def test_hlo_needs_the_hook(call, monkeypatch):
-    from reshard.jax import xla_hook
+    from reshard.jax.xla_pass import xla_hook
 
     monkeypatch.setattr(xla_hook, "hook_exists", lambda: False)
     code, _, err = call("pass", COMPILED)

@@ -22,7 +22,7 @@ from jax.experimental import topologies
 
 from reshard.hlo import wire
 from reshard.hlo.splice import Splicer
-from reshard.jax import hlo_pass, xla_hook
+from reshard.jax.xla_pass import hlo_pass, xla_hook
 
 _STACK_FRAMES = 17
 jax.config.update("jax_traceback_in_locations_limit", 1)  # The lines of the program, without those of this script.

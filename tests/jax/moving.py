@@ -11,11 +11,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
-from reshard.jax.jit import Jitted
-from reshard.jax.module_pass import pass_options
+from reshard.jax.stablehlo_pass.jitted import Jitted
+from reshard.jax.stablehlo_pass.module_pass import pass_options
 from reshard.jax.strict import Limits
-from reshard.jax.xla_hook import hook_exists
-from reshard.jax.xla_jit import JittedInXla
+from reshard.jax.xla_pass.jitted import JittedInXla
+from reshard.jax.xla_pass.xla_hook import hook_exists
 
 SIZE = 16
 

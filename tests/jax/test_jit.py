@@ -16,7 +16,7 @@ import reshard as rs
 from reshard.errors import NetworkError
 from reshard.jax.jit import jit
 from reshard.jax.redistribute import redistribute
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.jax.moving import AFTER, BEFORE, SIZE, kept, mesh, numbered, program
 
 # ---- in the place of jax.jit -----------------------------------------------------------------------
@@ -45,18 +45,6 @@ def test_trees_keywords_and_static_arguments() -> None:
     assert kept(f) == ["reshard"] * 3
     compiled = f.lower({"a": x, "b": x}, times=5, shift=0.0).compile()
     np.testing.assert_array_equal(compiled({"a": x, "b": x}, shift=0.5)[0], np.asarray(x) * 5 + 0.5)
-
-
-def test_static_arguments_by_number_from_the_end() -> None:
-    f = jit(lambda v, n: program(v) * n, static_argnums=-1)
-    np.testing.assert_array_equal(f(numbered(), 3), (np.asarray(numbered()) * 2 + 1) * 3)
-    assert kept(f) == ["reshard"]
-
-
-def test_static_arguments_by_number_are_static_by_name_too() -> None:
-    f = jit(lambda v, n: program(v) * n, static_argnums=1)
-    np.testing.assert_array_equal(f(numbered(), n=3), (np.asarray(numbered()) * 2 + 1) * 3)
-    assert kept(f) == ["reshard"]
 
 
 def test_a_kind_of_arguments_is_compiled_once() -> None:
@@ -207,8 +195,8 @@ def test_a_program_that_the_pass_cannot_do_is_compiled_as_it_is(monkeypatch: pyt
     def fail(*_: Any) -> None:
         raise RuntimeError("no such pass")
 
-    monkeypatch.setattr("reshard.jax.module_pass.run", fail)
-    monkeypatch.setattr("reshard.jax.xla_hook.improve", fail)
+    monkeypatch.setattr("reshard.jax.stablehlo_pass.module_pass.run", fail)
+    monkeypatch.setattr("reshard.jax.xla_pass.xla_hook.improve", fail)
     f = jit(program)
     np.testing.assert_array_equal(f(numbered()), np.asarray(numbered()) * 2 + 1)
     compiled = f.lower(numbered()).compile()

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from reshard import hlo
 from reshard.jax.jit import jit
 from reshard.jax.redistribute import redistribute
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_pass.xla_hook import hook_exists
 
 pytest.importorskip("libtpu", reason="install jax[tpu] to compile for TPUs")
 from jax.experimental import topologies

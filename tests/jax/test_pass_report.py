@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import reshard as rs
-from reshard.jax.module_pass import transform
 from reshard.jax.pass_report import PassReport, Reshard
+from reshard.jax.stablehlo_pass.module_pass import transform
 from tests.jax.modules import COLUMNS, constraint, module
 
 MESH = rs.Mesh(x=2, y=3)

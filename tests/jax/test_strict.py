@@ -18,7 +18,7 @@ from reshard.jax.doctor import optimized_text
 from reshard.jax.jit import jit
 from reshard.jax.pass_report import PassReport
 from reshard.jax.strict import Limits, check, effective_limits, strict
-from reshard.jax.xla_hook import hook_exists
+from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.jax.moving import jit_without_hook
 
 SIZE = 16

@@ -27,7 +27,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from reshard.jax.shardings import SHARDING
+from reshard.jax.stablehlo_pass.shardings import SHARDING
 from reshard.lower.to_stablehlo import walk
 from tests.jax.moving import jit_without_hook as jit
 from tests.jax.programs.base import assert_same

@@ -1,0 +1,221 @@
+"""The compiler pass over a whole program: Shardy's propagation, then our collectives in place of its reshards.
+
+    explicit_reshards   makes every reshard of the module an operation
+    _planned            plans each, or says why it is left to XLA
+    rewrite             replaces the operations, so that XLA can import the module
+
+`transform` applies the pass to a module from a file or from memory; `reshard.jax.jit` applies it to a traced function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.export
+from jax.extend import mlir
+from jax.extend.mlir.dialects import stablehlo as _stablehlo_dialect
+from jax.interpreters.mlir import make_ir_context as _make_ir_context
+
+from reshard.doctor.proposals import check_preference
+from reshard.errors import NetworkError, ProgramError, ReshardError
+from reshard.hlo import Frame
+from reshard.jax.pass_report import PassReport, Reshard
+from reshard.jax.stablehlo_pass import explicit_reshards, rewrite
+from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
+from reshard.jax.stablehlo_pass.rewrite import Fate
+from reshard.lower.to_stablehlo import Module, Operation, ir
+from reshard.runtime.on_jax import in_parts
+from reshard.synth import Network
+from reshard.synth import plan as best_plan
+from reshard.synth.planner import bytes_of, network_of
+from reshard.types.layout import Layout
+from reshard.types.plan import Plan
+
+make_ir_context: Any = _make_ir_context
+_mlir: Any = mlir
+_stablehlo: Any = _stablehlo_dialect
+_EXPORTED = "xla.sdy.meshes"
+_PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
+_NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
+
+
+class PassOptions(NamedTuple):
+    """How the pass plans, the lines (`file:line`) whose reshards it leaves to XLA, and what it must make better.
+
+    `platform` is that of the devices, such as "tpu"; None if the program may run on any.
+    """
+
+    network: Network | None = None
+    budget: int | None = None
+    leave: frozenset[str] = frozenset()
+    prefer: str = "bytes"
+    platform: str | None = None
+
+
+def pass_options(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> PassOptions:
+    """The options that a caller gives; raises the errors of `reshard.plan` for a bad network or budget."""
+    return PassOptions(network_of(network), bytes_of(budget), prefer=check_preference(prefer))
+
+
+@dataclass(frozen=True, eq=False)
+class Transformed:
+    """A program after the pass: its module, and a report of its reshards.
+
+    `exported` is the transformed program as a `jax.export.Exported`, if the original was one.
+    """
+
+    module: Module
+    report: PassReport
+    exported: jax.export.Exported | None = None
+
+    @property
+    def text(self) -> str:
+        """The module as MLIR text, with locations."""
+        return self.module.operation.get_asm(enable_debug_info=True)
+
+    def to_bytes(self) -> bytes:
+        """The module as a portable StableHLO artifact."""
+        return _artifact(self.module)
+
+
+def transform(
+    program: str | bytes | jax.export.Exported | Any,
+    *,
+    network: Network | str | None = None,
+    budget: int | str | None = None,
+) -> Transformed:
+    """Applies the pass to a StableHLO program with Shardy shardings, and leaves the original unchanged.
+
+    `program` is MLIR text, a portable StableHLO artifact, an MLIR module such as
+    `jax.jit(f).lower(...).compiler_ir("stablehlo")`, or the result of `jax.export.export`. `network` and `budget`
+    (per device, for each reshard) are those of `reshard.plan`. The pass takes over every reshard that needs more
+    than gathers or slices. Only a compiler can tell whether that makes the program better: `reshard.jax.jit` compares.
+
+    Raises `ProgramError` if `program` is none of these, or cannot be transformed.
+
+    >>> result = transform('''
+    ...   sdy.mesh @mesh = <["x"=4, "y"=2]>
+    ...   func.func public @main(%a: tensor<16x16xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"y"}, {"x"}]>})
+    ...       -> tensor<16x16xf32> {
+    ...     %b = sdy.sharding_constraint %a <@mesh, [{}, {"x", "y"}]> : tensor<16x16xf32>
+    ...     return %b : tensor<16x16xf32>
+    ...   }
+    ... ''')
+    >>> print(result.report)
+    reshards taken: 1 of 1
+      line 5: f32[{y}8, {x}4] -> f32[16, {x}{y}2]: all_to_all
+    """
+    options = pass_options(network, budget)
+    exported = program if isinstance(program, jax.export.Exported) else None
+    module = _parsed(program if exported is None else exported.mlir_module_serialized)
+    report = run(module, options)
+    if exported is not None:
+        exported = dataclasses.replace(exported, mlir_module_serialized=_artifact(module))
+    return Transformed(module, report, exported)
+
+
+def run(module: Module, options: PassOptions) -> PassReport:
+    """Applies the pass to a module, in place.
+
+    Raises `ProgramError` for a module that it cannot handle; the module is then left in an unusable state.
+    """
+    try:
+        explicit_reshards.make_explicit(module)
+        ops = explicit_reshards.reshard_ops(module)
+        places = [(_line(op), _name(op.op)) for op in ops]  # Read now: rewriting erases the operations.
+        near = [frozenset(op.lines) for op in ops]
+        planned = [_planned(op, line, options) for op, (line, _) in zip(ops, places, strict=True)]
+        plans = {op: plan for op, (plan, why) in zip(ops, planned, strict=True) if plan is not None and not why}
+        fates = rewrite.replace_reshards(module, ops, plans)
+    except ir.MLIRError as error:
+        raise ProgramError(f"MLIR's passes or its verifier fail on the program: {error}") from None
+    rows = zip(ops, planned, places, near, strict=True)
+    return PassReport(
+        tuple(
+            Reshard(*place, op.by_user, op.source, op.target, plan, fates[op] is Fate.TAKEN, why, lines)
+            for op, (plan, why), place, lines in rows
+        )
+    )
+
+
+def _planned(op: ReshardOp, line: str, options: PassOptions) -> tuple[Plan | None, str]:
+    """The plan of a reshard, None if it has none; and why the reshard is left to XLA, empty if it is taken."""
+    source, target = op.source, op.target
+    if source is None or target is None:
+        return None, op.why
+    obstacle = _obstacle(op, source, target)
+    if obstacle:
+        return None, obstacle
+    try:
+        plan = best_plan(source, target, options.budget, options.network)
+    except NetworkError:
+        raise
+    except ReshardError as error:
+        return None, str(error)
+    kinds = {step.kind for step in plan.steps}
+    if kinds == {"all_gather"} or kinds <= {"slice", "split_sum"}:
+        return plan, "XLA does it as well"
+    if line in options.leave:
+        return plan, "this line would gain nothing from it"
+    return in_parts(plan, lanes=options.platform in (None, "tpu")), ""
+
+
+def _obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:
+    """Why a reshard between two layouts is not even planned; empty if it is."""
+    if source == target:
+        return "nothing moves"
+    if source.partial:
+        return "it is still to be summed"
+    if rewrite.inside_manual(op.op):
+        return "it is inside a shard_map"
+    if source.mesh.device_ids is not None:
+        return "its mesh lists the devices in an order of its own"
+    return ""
+
+
+def _line(op: ReshardOp) -> str:
+    """The user's line of a reshard: its own, else that of an operation that uses or makes the value."""
+    locations = (str(each.location) for each in (op.op, *op.around))
+    frames = [Frame(file, int(line)) for location in locations for file, line in _PLACE.findall(location)]
+    frame = next((frame for frame in frames if frame.users), None)
+    if frame is None:
+        return ""
+    return f"line {frame.line}" if frame.file == "-" else f"{frame.file}:{frame.line}"
+
+
+def _name(op: Operation) -> str:
+    match = _NAME.search(str(op.location))
+    return match[1] if match else ""
+
+
+def _parsed(program: Any) -> Module:
+    """The program as a new module, which may be changed."""
+    if isinstance(program, ir.Module):
+        with program.context:
+            return ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
+    if not isinstance(program, str | bytes):
+        kind = type(program).__name__
+        raise ProgramError(f"transform takes MLIR text, a StableHLO artifact, a module or an Exported, not {kind}")
+    context = make_ir_context()
+    try:
+        if isinstance(program, bytes) and program.startswith(b"ML\xefR"):
+            module = _mlir.deserialize_portable_artifact(program, context)
+        else:
+            module = ir.Module.parse(program, context)
+    except (ir.MLIRError, ValueError, RuntimeError) as error:
+        raise ProgramError(f"the program is not StableHLO: {error}") from None
+    if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
+        raise ProgramError(
+            "the program has its shardings as attributes for XLA, not as operations of Shardy; give the module that "
+            "`lower(...).compiler_ir('stablehlo')` or `jax.export.export` returns"
+        )
+    return module
+
+
+def _artifact(module: Module) -> bytes:
+    """The module as `jax.export` writes it: for readers up to four weeks older, with Shardy's operations intact."""
+    version = _stablehlo.get_version_from_compatibility_requirement(_stablehlo.StablehloCompatibilityRequirement.WEEK_4)
+    return _mlir.serialize_portable_artifact(module, version, True)

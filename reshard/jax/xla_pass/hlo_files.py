@@ -1,0 +1,117 @@
+"""The pass on HLO in a file: text or a serialized proto in, and the same module out, better where it can be.
+
+Fragments are compiled for devices of the platform that the module was compiled for, or ahead of time for a topology.
+"""
+
+# jaxlib's own modules have no stubs.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from reshard import hlo
+from reshard.doctor.chain_fate import ChainFate
+from reshard.errors import NotationError, ProgramError, quoted
+from reshard.hlo.proto import ModuleProto
+from reshard.jax.doctor import devices_for
+from reshard.jax.xla_pass import xla_hook
+from reshard.jax.xla_pass.hlo_pass import improve
+from reshard.jax.xla_pass.xla_hook import JaxlibReader
+from reshard.synth import Network
+from reshard.types.whole import whole
+
+_ELIDED = "({...})"
+
+
+@dataclass(frozen=True)
+class ImprovedHlo:
+    """A module after the pass as a serialized HloModuleProto, and the fate of each of its chains of collectives.
+
+    `devices` is the number of its partitions; `unscheduled` says that it had a schedule, which the compiler has to
+    make anew.
+    """
+
+    proto: bytes
+    fates: tuple[ChainFate, ...]
+    devices: int
+    unscheduled: bool
+
+    @property
+    def text(self) -> str:
+        """The text of the module, large constants and the number of partitions included."""
+        head, line, rest = JaxlibReader().text(self.proto).partition("\n")
+        return f"{head}, num_partitions={self.devices}{line}{rest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "devices": self.devices,
+            "unscheduled": self.unscheduled,
+            "chains": [fate.to_dict() for fate in self.fates],
+        }
+
+
+def improve_hlo(
+    program: str | bytes,
+    *,
+    devices: int | None = None,
+    platform: str = "cpu",
+    topology: str | None = None,
+    network: Network | str | None = None,
+    budget: int | str | None = None,
+    prefer: str = "bytes",
+) -> ImprovedHlo:
+    """The pass on HLO after SPMD partitioning: text, or the bytes of an HloModuleProto.
+
+    `devices` is the number of partitions, where the module does not say. `platform` and `topology` name the devices
+    that it is for, `network`, `budget` and `prefer` are those of `enable`. Raises `ProgramError` where the devices
+    cannot be had or jax has no hook, and `NotationError` for a program that is not HLO.
+    """
+    if not xla_hook.hook_exists():
+        raise ProgramError("the pass on HLO needs jax 0.11 or later (Python 3.12), whose compiler hands modules out")
+    module = _parsed(program) if isinstance(program, str) else program
+    partitions = _partitions(program if isinstance(program, str) else JaxlibReader().text(module), devices)
+    chosen = devices_for(partitions, platform, topology)
+    options = xla_hook.on_platform(xla_hook.prepared(network, budget, prefer).options, chosen)
+    scheduled = ModuleProto.decode(module).schedule is not None
+    dropped = scheduled and platform != "tpu"
+    ready = _without_schedule(module) if dropped else module
+    improved = improve(ready, xla_hook.fragments_of(chosen), JaxlibReader(), options)
+    if improved.module is None:
+        return ImprovedHlo(module, improved.fates, partitions, False)
+    return ImprovedHlo(improved.module, improved.fates, partitions, dropped)
+
+
+def _parsed(text: str) -> bytes:
+    if _ELIDED in text:
+        raise NotationError(
+            "the HLO text leaves large constants out (`constant({...})`); print it with large constants, or give the "
+            "serialized proto: compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()"
+        )
+    try:
+        return import_module("jaxlib._hlo").hlo_module_from_text(text).as_serialized_hlo_module_proto()
+    except Exception as error:  # XLA's errors have no class of their own.
+        raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
+
+
+def _partitions(text: str, devices: object) -> int:
+    """The number of partitions that a module was compiled for: what it says, else what the caller does."""
+    written, given = hlo.parse(text).num_partitions, whole(devices, 1)
+    if devices is not None and given is None:
+        raise ProgramError(f"devices {quoted(devices)}: give the number of the module's partitions, 1 or more")
+    if None not in (written, given) and written != given:
+        raise ProgramError(f"devices {given}: the module itself says that it has {written} partitions; leave it out")
+    partitions = written or given
+    if partitions is None:
+        raise ProgramError("the module does not say for how many devices it is; say so: --devices 8")
+    return partitions
+
+
+def _without_schedule(module: bytes) -> bytes:
+    """The module as it is before scheduling, where CPU and GPU hand it to the pass."""
+    decoded = ModuleProto.decode(module)
+    decoded.remove_schedule()
+    return decoded.encode()

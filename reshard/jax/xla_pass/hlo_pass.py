@@ -1,0 +1,310 @@
+"""The pass over a compiled module: chains of collectives that receive too much are replaced by plans.
+
+    find       the doctor's data flow: chains, where their data comes from, and which values they yield
+    plan       the cheapest plan for each; kept if it receives fewer bytes and needs no more memory
+    compile    each plan to a fragment, for the same devices, dtype and memory layouts
+    splice     fragments in, dead instructions out
+    check      the module's structure, and that every element comes from where it came before
+
+Whatever fails, that chain stays as it was, and its fate says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from reshard import hlo
+from reshard.doctor.chain_fate import ChainFate
+from reshard.doctor.chains import Chain
+from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
+from reshard.doctor.examination import named_mesh
+from reshard.doctor.flow import Flow
+from reshard.doctor.memory import program_memory
+from reshard.doctor.op_equivalence import check_same_rows
+from reshard.doctor.op_layouts import OpReplacement
+from reshard.doctor.proposals import (
+    ALIGNMENT,
+    Proposal,
+    ProposalCost,
+    ProposalOptions,
+    Proposals,
+    too_large,
+    why_no_better,
+    why_unmeasured,
+)
+from reshard.doctor.replacements import Replacement, Unfit
+from reshard.doctor.replicas import Replicas
+from reshard.errors import ReshardError, SpliceError
+from reshard.hlo import integrity
+from reshard.hlo.proto import ModuleProto
+from reshard.hlo.splice import Splice, Splicer
+from reshard.jax.xla_pass.chain_plans import asked_fragments
+from reshard.jax.xla_pass.fragments import Fragment, Fragments, Key
+from reshard.jax.xla_pass.program_peaks import Peaks
+
+_ROUNDS = 4
+_COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permute", b"reduce-scatter")
+
+
+class Improved(NamedTuple):
+    """The name of a module, the rewritten one, None if nothing changed, and the fate of each chain.
+
+    `flows` are the data flows of both, if it was rewritten.
+    """
+
+    name: str
+    module: bytes | None
+    fates: tuple[ChainFate, ...]
+    flows: tuple[Flow, Flow] | None = None
+
+
+class Reader(Protocol):
+    """The compiler's own reader of serialized modules."""
+
+    def text(self, module: bytes) -> str:
+        """The text of a module, large constants included."""
+        ...
+
+    def shardings(self, module: bytes) -> tuple[str, ...]:
+        """The shardings of the entry's parameters, in HLO's notation; empty if the module does not say."""
+        ...
+
+
+def has_collectives(module: bytes) -> bool:
+    """Whether a serialized module has any collective; a search for their names, without decoding.
+
+    To count is up to ten times faster than `in`, which is slow where much of a long text looks like a name.
+    """
+    return any(module.count(name) for name in _COLLECTIVES)
+
+
+def improve(
+    module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, peaks: Peaks | None = None
+) -> Improved:
+    """Replaces what receives too much in a serialized HloModuleProto.
+
+    `compiler` reads serialized modules. Where an estimate does not show that the program's peak is lower than before,
+    `peaks` says whether it is better; without it, plans that need more memory than their chains are left out. On CPU
+    the estimate is enough: a module that is handed back unchanged already moves the peak there.
+    """
+    options = options._replace(platform=fragments.platform)
+    improved = _improve(module, fragments, compiler, options, options.platform == "cpu" or peaks is not None)
+    if improved.module is None or peaks is None:
+        return improved
+    why = why_unmeasured(improved.fates, options, lambda: _estimates(improved))
+    if why is not None:
+        return _given_up(improved, why) if why else improved
+    try:
+        before, after = peaks.of(None), peaks.of(improved.module)
+        if after.peak_bytes > before.peak_bytes:
+            improved = _improve(module, fragments, compiler, options, False)
+            after = peaks.of(improved.module)
+        why = why_no_better(before, after, options)
+        if not why:
+            return improved
+    except SpliceError as error:
+        why = str(error)
+    return _given_up(improved, why)
+
+
+def _given_up(improved: Improved, why: str) -> Improved:
+    return Improved(improved.name, None, tuple(replace(fate, why=fate.why or why) for fate in improved.fates))
+
+
+def _estimates(improved: Improved) -> tuple[int, int]:
+    """The peaks of both programs, by the order of the modules' text."""
+    if improved.flows is None:
+        return 0, 0
+    before, after = (program_memory(flow, {}).peak_bytes for flow in improved.flows)
+    return before, after
+
+
+def _improve(
+    module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, may_exceed: bool
+) -> Improved:
+    """Replaces chains in several rounds, since some depend on others.
+
+    One that could not be spliced in beside others is tried once more where those have been. Where it `may_exceed`, a
+    plan may need more memory than its chain if the program's own peak is elsewhere.
+    """
+    fates: list[ChainFate] = []
+    changed, name = False, ""
+    flows: list[Flow] = []
+    for _ in range(_ROUNDS):
+        one = _Round(module, fragments, compiler, options, may_exceed)
+        better, name = one.run(), one.module.name
+        fates = _with(fates, one.fates) if changed else one.fates
+        if better is not None:
+            module, changed = better, True
+            flows += [one.traced.flow, *one.rewritten]
+        if better is None or not one.has_failed:
+            break
+    return Improved(name, module if changed else None, tuple(fates), (flows[0], flows[-1]) if flows else None)
+
+
+def _with(fates: Sequence[ChainFate], later: Sequence[ChainFate]) -> list[ChainFate]:
+    """The fates of chains after another round: what it replaced is not left any more."""
+    replaced = [fate for fate in later if fate.replaced]
+    gone = frozenset[str]().union(*(fate.collectives for fate in replaced))
+    return [*(fate for fate in fates if fate.replaced or not fate.collectives <= gone), *replaced]
+
+
+class _Failure(NamedTuple):
+    """A candidate that cannot take its chain's place, and why."""
+
+    candidate: Proposal
+    why: str
+
+
+class _Round:
+    """One search through a module."""
+
+    def __init__(
+        self, module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, may_exceed: bool
+    ) -> None:
+        self.data = module
+        self.compiler = compiler
+        self.fragments = fragments
+        self.options = options
+        self.may_exceed = may_exceed
+        self.devices = len(fragments.devices)
+        self.shardings = compiler.shardings(module)
+        self.module = replace(hlo.parse(compiler.text(module)), num_partitions=self.devices, replica_count=1)
+        self.traced = Traced(self.module, self.devices)
+        self.collectives = hlo.collectives(self.module, every_branch=True)
+        self.fates: list[ChainFate] = []
+        self.has_failed = False
+        self.rewritten: list[Flow] = []
+        self._pieces: dict[Key, Fragment] = {}
+
+    @cached_property
+    def proto(self) -> ModuleProto:
+        """The module, to be read; what is changed is a fresh one."""
+        return ModuleProto.decode(self.data)
+
+    def run(self) -> bytes | None:
+        """The better module, None if there is none; sets the fates."""
+        candidates = sorted(self._candidates(), key=self._position)
+        while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
+            failures, better = self._spliced(candidates)
+            if not failures:
+                self.fates += [candidate.fate for candidate in candidates]
+                return better
+            self.has_failed = True
+            for failed, why in failures:
+                candidates.remove(failed)
+                smaller = self.proposals.smaller(failed)
+                if smaller is None:
+                    self.fates.append(replace(failed.fate, why=why))
+                else:
+                    candidates.append(smaller)
+        return None
+
+    def _position(self, candidate: Proposal) -> int:
+        """Where a candidate stands in the program: what others take is replaced first."""
+        return self.collectives.index(candidate.chain.collectives[0])
+
+    @cached_property
+    def proposals(self) -> Proposals:
+        """What could take the place of the module's chains."""
+        flow, maps, numbering = self.traced.flow, self.traced.maps, self.traced.numbering
+        mesh = named_mesh(self.collectives, self.devices)
+        return Proposals(
+            flow, maps, numbering, self.collectives, mesh, self.options, self._compiled, self.may_exceed
+        )  # fmt: skip
+
+    def _candidates(self) -> Iterator[Proposal]:
+        """The chains with a better plan; the others' fates are noted."""
+        for one in self.proposals:
+            if one.replacements:
+                yield one
+            else:
+                self.fates.append(one.fate)
+
+    def _compiled(self, one: Proposal) -> ProposalCost:
+        """The cost of what is proposed, as the compiler spells it."""
+        pieces = [self._piece(key) for key, _ in asked_fragments(one)]
+        return ProposalCost(
+            sum(piece.received_bytes for piece in pieces),
+            max(piece.peak_bytes for piece in pieces),
+            sum(piece.launches for piece in pieces),
+        )
+
+    def _piece(self, key: Key) -> Fragment:
+        """The fragment, which is compiled when it is first asked for."""
+        if key not in self._pieces:
+            self._pieces[key] = self.fragments.get(key)
+        return self._pieces[key]
+
+    def _changes(self, one: Proposal) -> Iterator[Splice]:
+        """What to splice in for a proposal."""
+        region, source = one.chain.region.computation.name, one.replacements[0].source
+        metadata = self._metadata(one.chain)
+        for key, uses in asked_fragments(one):
+            yield Splice(region, source, uses, self._piece(key).module, metadata)
+
+    def _metadata(self, chain: Chain) -> bytes:
+        """The name and line of the chain's first collective, for what takes its place."""
+        region = self.proto.computation_named(chain.region.computation.name)
+        return region.named(chain.collectives[0].name).metadata
+
+    def _spliced(self, candidates: list[Proposal]) -> tuple[list[_Failure], bytes]:
+        """The candidates that cannot be spliced in and why, and the module with all of them if there are none.
+
+        Of those that the splicer itself refuses, only the first is known: the module is half changed then.
+        """
+        module = self.proto.fresh()
+        splicer = Splicer(module)
+        changes: list[integrity.Change] = []
+        regions: dict[str, dict[str, str]] = {}
+        current = candidates[0]
+        try:
+            for current in candidates:
+                for change in self._changes(current):
+                    stand_ins = regions.setdefault(change.region, {})
+                    placed = replace(change, source=stand_ins.get(change.source, change.source))
+                    changes.append(integrity.Change(placed, splicer.splice(placed)))
+                    stand_ins.update(changes[-1].linked.stand_ins)
+            splicer.finish()
+            data = module.encode()
+            integrity.check(self.proto, data, changes)
+            text = self.compiler.text(data)
+            after = Traced(replace(hlo.parse(text), num_partitions=self.devices), self.devices, spliced=True)
+            if failures := list(self._unlike(candidates, after, regions)):
+                return failures, b""
+            current = max(candidates, key=lambda candidate: candidate.excess_bytes)
+            self._check_memory(current, after)
+            self.rewritten = [after.flow]
+        except (Unfit, ReshardError) as error:
+            return [_Failure(current, str(error).splitlines()[0])], b""
+        return [], data
+
+    def _unlike(
+        self, candidates: Sequence[Proposal], after: Traced, regions: Mapping[str, Mapping[str, str]]
+    ) -> Iterator[_Failure]:
+        """The candidates of which an element would come from elsewhere."""
+        replicas = Replicas(self.traced.maps, self.shardings)
+        for candidate in candidates:
+            region = candidate.chain.region.computation.name
+            try:
+                for one in candidate.replacements:
+                    _check(Spliced(self.traced, after, region, regions[region], self.fragments.proofs), one, replicas)
+            except (Unfit, ReshardError) as error:
+                yield _Failure(candidate, str(error).splitlines()[0])
+
+    def _check_memory(self, largest: Proposal, after: Traced) -> None:
+        """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
+        if not largest.excess_bytes:
+            return
+        if program_memory(after.flow, {}).peak_bytes > self.proposals.peak_bytes + ALIGNMENT:
+            raise Unfit(too_large(largest))
+
+
+def _check(spliced: Spliced, one: Replacement | OpReplacement, replicas: Replicas) -> None:
+    if isinstance(one, OpReplacement):
+        check_same_rows(spliced, one, replicas)
+    else:
+        check_equivalent(spliced, one, replicas)

@@ -1,0 +1,22 @@
+"""The fragments that proposals ask for: one for each plan, one for all shifts of a dtype, one for an operation."""
+
+from reshard.jax.xla_pass.chain_plans import asked_fragments
+from reshard.jax.xla_pass.fragments import FragmentKey
+from reshard.jax.xla_pass.op_fragments import OpFragmentKey
+from tests.doctor.batched import FFT, HEAD
+from tests.doctor.fragments import RESHARD, text
+from tests.doctor.test_proposals import proposals
+
+
+def test_a_move_asks_for_its_plan():
+    (one,) = proposals(text(*RESHARD))
+    ((key, uses),) = asked_fragments(one)
+    assert isinstance(key, FragmentKey) and (key.plan,) == one.fate.plans
+    assert [use.name for use in uses] == ["d"] and key.received_bytes == one.fate.planned_bytes
+
+
+def test_an_operation_asks_for_itself_on_rows():
+    (one,) = proposals(HEAD + FFT)
+    ((key, uses),) = asked_fragments(one)
+    assert isinstance(key, OpFragmentKey) and key.received_bytes == one.fate.planned_bytes
+    assert [(use.name, use.output) for use in uses] == [("d", 0)]

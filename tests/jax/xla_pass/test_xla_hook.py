@@ -1,0 +1,292 @@
+"""The pass inside XLA: programs are better with it, right, and never worse; without the hook it says so."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import reshard.jax
+from reshard import hlo
+from reshard.errors import ProgramError, ReshardError
+from reshard.jax.xla_pass import xla_hook
+from reshard.jax.xla_pass.xla_hook import hook_exists
+
+needs_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
+
+
+def mesh():
+    return JaxMesh(np.array(jax.devices()).reshape(2, 4), ("y", "x"))
+
+
+def shardings():
+    here = mesh()
+    return NamedSharding(here, P("y", None, "x")), NamedSharding(here, P(None, ("x", "y"), None))
+
+
+def step(a):
+    """jax-ml/jax#21562: XLA gathers the whole sum on every device, and slices it."""
+    return jnp.tanh(jax.lax.with_sharding_constraint(a + a, shardings()[1]))
+
+
+def argument(dtype="float32", size=64):
+    return jax.ShapeDtypeStruct((size,) * 3, dtype, sharding=shardings()[0])
+
+
+def compiled(f, *args, **options):
+    return jax.jit(lambda *a: f(*a), **options).lower(*args).compile()
+
+
+def received(program):
+    return hlo.traffic(hlo.parse(program.as_text())).received_bytes
+
+
+def both(f, *args):
+    """The program without the pass and with it, and the pass's report."""
+    plain = compiled(f, *args)
+    with reshard.jax.enabled() as log:
+        ours = compiled(f, *args)
+    return plain, ours, log
+
+
+def test_without_the_hook_it_says_what_to_use(monkeypatch):
+    monkeypatch.setattr(xla_hook, "hook_exists", lambda: False)
+    with pytest.raises(ProgramError, match=r"use jax 0\.11 or later"):
+        reshard.jax.enable()
+    with pytest.raises(ProgramError, match=r"reshard\.jax\.jit"), reshard.jax.enabled():
+        pass
+    reshard.jax.disable()
+
+
+@needs_hook
+def test_a_rebuilt_array():
+    plain, ours, log = both(step, argument())
+    (report,) = log.reports
+    assert report.changed and report.saved_bytes == received(plain) - received(ours)
+    tile = 64**3 * 4 // 8
+    assert received(plain) == 8 * tile - tile and received(ours) == tile * 7 // 8
+    temp = [one.memory_analysis().temp_size_in_bytes for one in (plain, ours)]
+    assert temp[1] < temp[0] / 4
+    data = jax.device_put(np.random.default_rng(0).normal(size=(64, 64, 64)).astype("float32"), shardings()[0])
+    assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
+
+
+@pytest.mark.fast(1)
+@needs_hook
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bfloat16", "float64", "complex64"])
+def test_dtypes(dtype):
+    with jax.enable_x64(True):
+        f = lambda a: jax.lax.with_sharding_constraint(a + a, shardings()[1]) + 1  # noqa: E731
+        plain, ours, _ = both(f, argument(dtype, 16))
+        assert received(ours) <= received(plain)
+        data = jax.device_put(jnp.arange(16**3).reshape(16, 16, 16).astype(dtype), shardings()[0])
+        assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
+
+
+def loop(a):
+    before, after = shardings()
+
+    def turn(carry, _):
+        moved = jax.lax.with_sharding_constraint(carry * 2, after)
+        return jax.lax.with_sharding_constraint(moved + 1, before), None
+
+    return jax.lax.scan(turn, a, None, length=3)[0]
+
+
+def branch(a):
+    before, after = shardings()
+    constrain = jax.lax.with_sharding_constraint
+
+    def moved(x):
+        return constrain(constrain(x + 1, after) * 2, before)
+
+    return jax.lax.cond(a[0, 0, 0] > 0, moved, lambda x: x, a)
+
+
+@pytest.mark.fast(1)
+@needs_hook
+@pytest.mark.parametrize("f", [loop, branch])
+def test_chains_inside_loops_and_branches(f):
+    plain, ours, log = both(f, argument())
+    assert any(fate.replaced for report in log.reports for fate in report.fates)
+    assert received(ours) < received(plain) / 2
+    data = jax.device_put(np.random.default_rng(1).normal(size=(64, 64, 64)).astype("float32"), shardings()[0])
+    assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
+
+
+@needs_hook
+def test_constants_keep_their_bits():
+    """XLA's text would lose the sign of zero and leave the table out."""
+    table = np.linspace(-1, 1, 64).astype("float32")
+    table[0] = -0.0
+
+    def f(a):
+        return jax.lax.with_sharding_constraint(a, shardings()[1]) * table
+
+    plain, ours, log = both(f, argument())
+    assert log.reports[0].changed
+    data = jax.device_put(np.ones((64, 64, 64), "float32"), shardings()[0])
+    result = np.asarray(ours(data))
+    assert result.tobytes() == np.asarray(plain(data)).tobytes()
+    assert np.signbit(result[0, 0, 0])
+
+
+@needs_hook
+def test_a_program_without_collectives_is_left_alone():
+    with reshard.jax.enabled() as log:
+        assert float(jax.jit(lambda x: 3 * x)(2.0)) == 6.0
+    assert not log.reports and "no module" in str(log)
+
+
+@needs_hook
+def test_caches_do_not_mix_programs():
+    """One jitted function runs its plain program outside of the context, and the better one inside."""
+    f = jax.jit(step)
+    data = jax.device_put(np.ones((64, 64, 64), "float32"), shardings()[0])
+    f(data)
+    with reshard.jax.enabled() as log:
+        f(data)
+        f(data)
+        assert len(log.reports) == 1 and log.reports[0].changed
+    f(data)
+    assert len(log.reports) == 1
+
+
+@pytest.mark.slow
+@needs_hook
+def test_enable_holds_for_the_process_and_all_threads():
+    log = reshard.jax.enable()
+    try:
+        thread = threading.Thread(target=compiled, args=(step, argument()))
+        thread.start()
+        thread.join()
+        compiled(step, argument())
+        assert [report.changed for report in log.reports] == [True, True]
+    finally:
+        reshard.jax.disable()
+    compiled(step, argument())
+    assert len(log.reports) == 2
+
+
+@needs_hook
+def test_a_failure_leaves_the_program_as_it_was(monkeypatch):
+    def fails(*_):
+        raise KeyError("planted")
+
+    monkeypatch.setattr(xla_hook, "improve", fails)
+    plain, ours, log = both(step, argument())
+    assert received(plain) == received(ours)
+    assert "planted" in log.reports[0].why and "left as it was" in str(log)
+
+
+@needs_hook
+def test_a_budget_that_no_plan_meets_leaves_the_chain():
+    with reshard.jax.enabled(budget=1) as log:
+        compiled(step, argument())
+    assert not log.reports[0].changed and "budget" in log.reports[0].fates[0].why
+
+
+@needs_hook
+def test_options_are_checked_at_once():
+    with pytest.raises(ReshardError, match="no-such-network"):
+        reshard.jax.enable(network="no-such-network")
+    with pytest.raises(ReshardError, match="budget 'much'"):
+        reshard.jax.enable(budget="much")
+    with pytest.raises(ReshardError, match="network 3 is not a Network"):
+        reshard.jax.enable(network=3)
+
+
+@needs_hook
+def test_gradients_too():
+    def loss(a):
+        return jnp.sum(step(a) ** 2)
+
+    plain, ours, log = both(jax.grad(loss), argument())
+    assert log.reports[0].changed
+    data = jax.device_put(np.random.default_rng(2).normal(size=(64, 64, 64)).astype("float32"), shardings()[0])
+    assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
+
+
+@pytest.mark.slow
+@needs_hook
+def test_the_report_is_plain_data():
+    *_, log = both(step, argument())
+    data = log.reports[0].to_dict()
+    assert data["changed"] and data["chains"][0]["replaced"] and data["saved_bytes"] > 0
+    assert "all_to_all" in str(log) and "test_xla_hook.py" in str(log)
+
+
+def product(axes, target):
+    """A matrix product whose contracted dim is split over `axes`: each device has a summand."""
+
+    def run(a, b):
+        return jax.lax.with_sharding_constraint(a @ b, NamedSharding(mesh(), P(*target)))
+
+    return run, NamedSharding(mesh(), P(None, axes)), NamedSharding(mesh(), P(axes))
+
+
+@needs_hook
+def test_a_sum_that_would_have_to_be_packed_stays():
+    """Scattered along the minor dim, it needs a copy in the order of the pieces, and XLA adds up where summands are."""
+    run, left, right = product(("y", "x"), (None, ("y", "x")))
+    arrays = [jax.device_put(jnp.ones((128, 128)), sharding) for sharding in (left, right)]
+    _, ours, log = both(run, *arrays)
+    (report,) = log.reports
+    assert not report.replaced
+    assert "139264 B at once, and XLA needs 73728 B" in str(report.fates)
+    assert "reduce-scatter" not in ours.as_text()
+
+
+@pytest.mark.fast(1)
+@needs_hook
+@pytest.mark.parametrize(
+    ("axes", "target", "dtype"),
+    [
+        ("x", ("x",), "float32"),
+        (("y", "x"), (("x", "y"),), "float32"),
+        ("x", ("x", "y"), "bfloat16"),
+        ("y", (None, "y"), "int32"),
+    ],
+)
+def test_a_sum_that_is_sliced_is_scattered(axes, target, dtype):
+    """The same bits, although the summands are of very different sizes."""
+    run, left, right = product(axes, target)
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(128, 128)) * np.exp2(rng.integers(-12, 12, (128, 128))) for _ in range(2)]
+    arrays = [
+        jax.device_put(jnp.asarray(one).astype(dtype), sharding)
+        for one, sharding in zip(values, (left, right), strict=True)
+    ]
+    plain, ours, log = both(run, *arrays)
+    (report,) = log.reports
+    assert report.replaced and not report.why
+    assert "reduce-scatter" in ours.as_text() and "reduce-scatter" not in plain.as_text()
+    assert received(ours) < received(plain)
+    assert np.asarray(plain(*arrays)).tobytes() == np.asarray(ours(*arrays)).tobytes()
+
+
+@pytest.mark.slow
+@needs_hook
+def test_bf16_is_replaced_although_cpu_sends_it_as_f32():
+    a = jax.device_put(jnp.asarray(np.random.default_rng(0).normal(size=(64,) * 3)).astype("bfloat16"), shardings()[0])
+    plain, ours, log = both(step, a)
+    assert [len(report.replaced) for report in log.reports] == [1]
+    assert received(ours) < received(plain)
+    assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
+
+
+@needs_hook
+def test_one_element_does_not_take_a_gather_of_the_array():
+    def run(a):
+        return jnp.where(a.reshape(-1)[0] > 0, a + 1, a * 2)
+
+    sharding = NamedSharding(mesh(), P(None, "x"))
+    a = jax.device_put(np.random.default_rng(0).normal(size=(16,) * 3).astype("float32"), sharding)
+    plain, ours, log = both(run, a)
+    assert received(plain) > 10_000
+    assert received(ours) == 3 * 4 and log.reports[0].replaced
+    assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
