@@ -24,7 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError
 from reshard.jax import crossing, placement
-from reshard.jax.request import ReshardRequest, orders_differ, plan_of
+from reshard.jax.request import PlanArguments, ReshardRequest, orders_differ, plan_of
 from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened
 from reshard.runtime import on_jax
@@ -84,15 +84,15 @@ def prepared(x: jax.Array, request: ReshardRequest) -> Pending:
 
 @lru_cache(maxsize=4096)
 def mover_of(
-    aval: Any, known: NamedSharding, target: NamedSharding, budget: int | None, network: Any, donate: bool
+    aval: Any, known: NamedSharding, target: NamedSharding, arguments: PlanArguments
 ) -> Callable[[jax.Array], Pending] | None:
     """How concrete arrays of this type and sharding move, checked and planned once; None if `prepared` has to look."""
     if placement.leaves_open(target) or placement.is_key_dtype(aval.dtype):
         return None
     target = placement.resolve(target, aval, "target")
-    if not donate and _is_there(known, target, aval.ndim):
+    if not arguments.donate and _is_there(known, target, aval.ndim):
         return None
-    request = ReshardRequest(target, None, budget, network, donate)
+    request = ReshardRequest(target, None, *arguments)
     return _mover(request, known, aval.shape, aval.dtype, aval.weak_type)
 
 
@@ -135,10 +135,10 @@ def _mover_across(
     return moved
 
 
-def prepared_on_device(x: jax.Array, device: Any, **options: Any) -> Pending:
+def prepared_on_device(x: jax.Array, device: Any, arguments: PlanArguments) -> Pending:
     """The move of a sharded array to one device, where it is an array on that device alone."""
     target = NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec())
-    move = partial(move_now, x, ReshardRequest(target, **options))
+    move = partial(move_now, x, ReshardRequest(target, None, *arguments))
 
     def moved() -> jax.Array:
         there = move()

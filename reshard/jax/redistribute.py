@@ -33,11 +33,11 @@ from reshard.jax.eager import (
     put,
     run_now,
 )
-from reshard.jax.joint import is_joint, joint_moves
 from reshard.jax.platform_network import checked
-from reshard.jax.request import ReshardRequest
+from reshard.jax.request import PlanArguments, ReshardRequest
 from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target, ViewOptions
+from reshard.jax.tree_budget import is_joint, joint_moves
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
 from reshard.types.flags import checked_flag
@@ -102,45 +102,50 @@ def redistribute(
     >>> move(x).sharding.is_equivalent_to(columns, 2)
     True
     """
-    options = _options(budget, network, donate)
+    arguments = PlanArguments(bytes_of(budget), checked(network), checked_flag(donate, "donate"))
     given = ViewOptions(view, take, into, out, dtype, scale, sizes)
     placement.check_alive(x)  # One may be where it should go; and jax 0.10 ends the process if it is donated.
     try:
         if not given.plain:
-            return views.moved(x, sharding, source, given, options)
+            return views.moved(x, sharding, source, given, arguments)
         # Before all else, since it should cost nothing.
-        if not options["donate"] and source is None and _is_there(x, sharding):
+        if not arguments.donate and source is None and _is_there(x, sharding):
             return put(x, sharding, donate=False)
         if source is None and isinstance(x, jax.Array) and placement.is_target(sharding):
-            return run_now(_prepared(x, sharding, None, options))
-        return _moved(x, sharding, source, options)
+            return run_now(_prepared(x, sharding, None, arguments))
+        return _moved(x, sharding, source, arguments)
     except RuntimeError:
         placement.check_alive(x)
         raise
 
 
-def _moved(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Any:
+def _moved(x: Any, sharding: Any, source: Any, arguments: PlanArguments) -> Any:
     """A tree of arrays on its new shardings."""
     leaves, tree = jax.tree.flatten(x)
     targets = spread(sharding, x, "target")
     sources = [None] * len(leaves) if source is None else spread(source, x, "source")
-    if is_joint(leaves, options["budget"]):
-        return jax.tree.unflatten(tree, _jointly(x, leaves, targets, sources, options))
-    if options["donate"] and len({*map(id, leaves)}) < len(leaves):
-        return jax.tree.unflatten(tree, _moved_once_each(leaves, targets, sources, options))
-    return jax.tree.unflatten(tree, run_all(_all_prepared(leaves, targets, sources, options)))
+    if arguments.budget is not None and is_joint(leaves):
+        return jax.tree.unflatten(tree, _jointly(x, leaves, targets, sources, arguments.budget, arguments))
+    if arguments.donate and len({*map(id, leaves)}) < len(leaves):
+        return jax.tree.unflatten(tree, _moved_once_each(leaves, targets, sources, arguments))
+    return jax.tree.unflatten(tree, run_all(_all_prepared(leaves, targets, sources, arguments)))
 
 
 def _all_prepared(
-    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
+    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], arguments: PlanArguments
 ) -> list[Pending]:
     """The moves of all leaves."""
     each = zip(leaves, targets, sources, strict=True)
-    return [_prepared(leaf, target, source, options) for leaf, target, source in each]
+    return [_prepared(leaf, target, source, arguments) for leaf, target, source in each]
 
 
 def _jointly(
-    x: Any, leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
+    x: Any,
+    leaves: Sequence[Any],
+    targets: Sequence[Any],
+    sources: Sequence[Any],
+    budget: int,
+    arguments: PlanArguments,
 ) -> list[jax.Array]:
     """All leaves within one budget."""
     for leaf, source in zip(leaves, sources, strict=True):
@@ -150,27 +155,22 @@ def _jointly(
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(x)]
 
     def place(at: int) -> jax.Array:
-        move = _prepared(leaves[at], targets[at], None, options | {"budget": None})
+        move = _prepared(leaves[at], targets[at], None, arguments._replace(budget=None))
         return run_all([move])[0]
 
-    return joint_moves(names, leaves, targets, place, options)
+    return joint_moves(names, leaves, targets, place, budget, arguments)
 
 
 def _moved_once_each(
-    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: dict[str, Any]
+    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], arguments: PlanArguments
 ) -> list[jax.Array]:
     """Moves donated leaves of which some are the same array: it is deleted once all its moves are under way."""
-    moved = run_all(_all_prepared(leaves, targets, sources, options | {"donate": False}))
+    moved = run_all(_all_prepared(leaves, targets, sources, arguments._replace(donate=False)))
     kept = {id(array) for array in moved}
     for leaf in {id(leaf): leaf for leaf in leaves}.values():
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in kept:
             discard(leaf, moved)
     return moved
-
-
-def _options(budget: int | str | None, network: Network | str | None, donate: bool) -> dict[str, Any]:
-    """The options of a request, checked and loaded."""
-    return {"budget": bytes_of(budget), "network": checked(network), "donate": checked_flag(donate, "donate")}
 
 
 def _is_there(x: Any, sharding: Any) -> bool:
@@ -183,47 +183,47 @@ def _is_there(x: Any, sharding: Any) -> bool:
     )
 
 
-def _prepared(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pending:
+def _prepared(x: Any, sharding: Any, source: Any, arguments: PlanArguments) -> Pending:
     """The move of one leaf, checked; a concrete array does not move yet."""
-    mover = None if source is not None else _known_mover(x, sharding, options)
+    mover = None if source is not None else _known_mover(x, sharding, arguments)
     if mover is not None:
         return mover(x)
     if not isinstance(sharding, Target):
-        return _prepared_plain(x, sharding, source, options)
+        return _prepared_plain(x, sharding, source, arguments)
     if sharding.options.plain:
-        return _prepared_plain(x, sharding.sharding, source, options)
-    return views.prepared(x, sharding.sharding, source, sharding.options, options)
+        return _prepared_plain(x, sharding.sharding, source, arguments)
+    return views.prepared(x, sharding.sharding, source, sharding.options, arguments)
 
 
-def _known_mover(x: Any, sharding: Any, options: dict[str, Any]) -> Callable[[jax.Array], Pending] | None:
+def _known_mover(x: Any, sharding: Any, arguments: PlanArguments) -> Callable[[jax.Array], Pending] | None:
     """Looks up how a concrete array moves, if its type and shardings decide that: checks would outlast a small move."""
     if not isinstance(sharding, NamedSharding) or not isinstance(x, jax.Array) or isinstance(x, Tracer):
         return None
     known = x.sharding
-    return mover_of(x.aval, known, sharding, **options) if isinstance(known, NamedSharding) else None
+    return mover_of(x.aval, known, sharding, arguments) if isinstance(known, NamedSharding) else None
 
 
-def _prepared_plain(x: Any, sharding: Any, source: Any, options: dict[str, Any]) -> Pending:
+def _prepared_plain(x: Any, sharding: Any, source: Any, arguments: PlanArguments) -> Pending:
     """The move of one leaf that keeps its dims and dtype."""
     aval = x if isinstance(x, jax.Array) else _type_of(x)
     if not placement.has_layout(sharding):
         device = placement.one_device(sharding)
         if device is not None and placement.is_spread(x) and not placement.is_tracing():
-            return prepared_on_device(x, device, **options)
-        return partial(put, x, sharding, donate=options["donate"])
+            return prepared_on_device(x, device, arguments)
+        return partial(put, x, sharding, donate=arguments.donate)
     if placement.leaves_open(sharding):
         return partial(traced.constrained, x, sharding)
     target = placement.resolve(sharding, aval, "target")
     before = None if source is None else placement.resolve(source, aval, "source")
     if not isinstance(x, jax.Array) or (not isinstance(x, Tracer) and placement.is_unsharded(x)):
-        place = partial(put, donate=options["donate"]) if not placement.is_tracing() else traced.constant
+        place = partial(put, donate=arguments.donate) if not placement.is_tracing() else traced.constant
         return partial(place, x, target)
     if placement.is_key_dtype(x.dtype):
-        return _keys(x, target, before, options)
+        return _keys(x, target, before, arguments)
     if isinstance(x, Tracer):
-        moved = traced.moved(x, ReshardRequest(target, before or placement.sharding_of(x), **options))
+        moved = traced.moved(x, ReshardRequest(target, before or placement.sharding_of(x), *arguments))
         return lambda: moved
-    return prepared(x, ReshardRequest(target, before, **options))
+    return prepared(x, ReshardRequest(target, before, *arguments))
 
 
 def _type_of(x: Any) -> Any:
@@ -237,10 +237,10 @@ def _type_of(x: Any) -> Any:
         ) from None
 
 
-def _keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, options: dict[str, Any]) -> Pending:
+def _keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, arguments: PlanArguments) -> Pending:
     """The move of random keys as the integers that they consist of; these add a last dim, which is never split."""
     impl = jax.random.key_impl(x)
-    move = _prepared(jax.random.key_data(x), target, source, options)
+    move = _prepared(jax.random.key_data(x), target, source, arguments)
     if isinstance(move, EagerMove):
         return move._replace(wrapped=partial(jax.random.wrap_key_data, impl=impl))
 

@@ -1,4 +1,4 @@
-"""`ReshardRequest`, a move as its caller asks for it, and the plan for it."""
+"""`ReshardRequest`, a move as its caller asks for it, `PlanArguments`, what the planner gets of it, and the plan."""
 
 # jax annotates its functions only in part.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from jax.sharding import NamedSharding
 
@@ -22,6 +23,14 @@ from reshard.types.pair.device_sets import one_set
 from reshard.types.plan import Plan
 
 
+class PlanArguments(NamedTuple):
+    """What a caller gives the planner beside source and target, checked: `budget` is in bytes per device."""
+
+    budget: int | None = None
+    network: Network | str | None = None
+    donate: bool = False
+
+
 @dataclass(frozen=True)
 class ReshardRequest:
     """All of a move except the array; hashable, because it is the parameter of a JAX primitive.
@@ -34,6 +43,11 @@ class ReshardRequest:
     budget: int | None = None
     network: Network | str | None = None
     donate: bool = False
+
+    @property
+    def arguments(self) -> PlanArguments:
+        """What the planner is given beside source and target."""
+        return PlanArguments(self.budget, self.network, self.donate)
 
 
 def plan_of(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Plan:

@@ -27,7 +27,7 @@ from reshard.jax.eager import move_now, put
 from reshard.jax.platform_network import best_plan_on
 from reshard.jax.primitive import pinned
 from reshard.jax.reordered import reordered_program
-from reshard.jax.request import ReshardRequest, orders_differ
+from reshard.jax.request import PlanArguments, ReshardRequest, orders_differ
 from reshard.jax.starting import started
 from reshard.jax.targets import ViewOptions
 from reshard.lower.to_shard_map.scales import check_scale
@@ -41,7 +41,7 @@ from reshard.types.plan import Plan
 from reshard.types.view import View
 
 
-class Asked(NamedTuple):
+class ViewRequest(NamedTuple):
     """A move with a view, checked, but not planned."""
 
     before: NamedSharding
@@ -62,13 +62,13 @@ class Asked(NamedTuple):
         return not self.crosses and orders_differ(self.before, self.after)
 
 
-def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mapping[str, Any]) -> jax.Array:
+def moved(x: Any, sharding: Any, source: Any, given: ViewOptions, arguments: PlanArguments) -> jax.Array:
     """Moves one array by a view, a part or a cast; see `prepared`."""
-    return prepared(x, sharding, source, given, options)()
+    return prepared(x, sharding, source, given, arguments)()
 
 
 def prepared(
-    x: Any, sharding: Any, source: Any, given: ViewOptions, options: Mapping[str, Any]
+    x: Any, sharding: Any, source: Any, given: ViewOptions, arguments: PlanArguments
 ) -> Callable[[], jax.Array]:
     """The move of one array by a view, a part or a cast, checked and planned; a concrete array does not move yet.
 
@@ -76,16 +76,19 @@ def prepared(
     """
     what = checked(x, sharding, source, given)
     if isinstance(x, Tracer) or placement.manual_mesh() is not None:
-        return partial(traced, x, what, given, options)
+        return partial(traced, x, what, given, arguments)
     if what.crosses:
-        whole = crossing.view_plan(*what, options["budget"], options["network"], options["donate"])
+        shape = what.view.source_shape
+        whole = crossing.plan_across(
+            what.before, what.after, shape, what.dtype, arguments, what.view, what.target_dtype
+        )
     else:
-        whole = _plan(*what, options["budget"], options["network"])
-    run = program(whole, what, options["budget"], options["donate"])
-    return running(x, what, given, whole, run, donate=options["donate"])
+        whole = _plan(what, arguments.budget, arguments.network)
+    run = program(whole, what, arguments.budget, arguments.donate)
+    return running(x, what, given, whole, run, donate=arguments.donate)
 
 
-def checked(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
+def checked(x: Any, sharding: Any, source: Any, given: ViewOptions) -> ViewRequest:
     """What a call with a view asks for, checked."""
     what = ends(x, sharding, source, given)
     before, after = what.before, what.after
@@ -98,7 +101,7 @@ def checked(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
     return what
 
 
-def ends(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
+def ends(x: Any, sharding: Any, source: Any, given: ViewOptions) -> ViewRequest:
     """Where a move of one array starts and ends, checked."""
     if not isinstance(x, jax.Array) or placement.is_key_dtype(x.dtype):
         raise PlanError(
@@ -112,7 +115,7 @@ def ends(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
     view = _view(x.shape, given, sharding)
     dtype = x.dtype if given.dtype is None else jnp.dtype(dtypes.canonical(given.dtype))
     after = _target(jax.ShapeDtypeStruct(view.target_shape, dtype), sharding, before)
-    what = Asked(before, after, view, x.dtype.name, dtype.name)
+    what = ViewRequest(before, after, view, x.dtype.name, dtype.name)
     _check_scale(what, given)
     if given.out is not None and (given.out.shape, given.out.dtype.name) != (view.target_shape, dtype.name):
         raise PlanError(
@@ -122,7 +125,7 @@ def ends(x: Any, sharding: Any, source: Any, given: ViewOptions) -> Asked:
     return what
 
 
-def traced(x: jax.Array, what: Asked, given: ViewOptions, options: Mapping[str, Any]) -> jax.Array:
+def traced(x: jax.Array, what: ViewRequest, given: ViewOptions, arguments: PlanArguments) -> jax.Array:
     """The move inside a trace, on one set of devices in one order."""
     if what.crosses or what.reorders:
         differ = "different devices" if what.crosses else "the same devices in another order"
@@ -131,7 +134,7 @@ def traced(x: jax.Array, what: Asked, given: ViewOptions, options: Mapping[str, 
             f"{dict(what.after.mesh.shape)} have {differ}, and a traced program (jit, grad, vmap, scan) runs "
             f"on one set of devices in one order: move a concrete array of shape {x.shape} outside of it"
         )
-    made = _plan(*what, options["budget"], options["network"])
+    made = _plan(what, arguments.budget, arguments.network)
     out = _existing(what, given.out)
     scale = None if given.scale is None else jnp.asarray(given.scale)
     with placement.without_context_mesh():
@@ -140,7 +143,7 @@ def traced(x: jax.Array, what: Asked, given: ViewOptions, options: Mapping[str, 
 
 
 def program(
-    whole: Plan, what: Asked, budget: int | None, donate: bool, devices: tuple[Any, ...] | None = None
+    whole: Plan, what: ViewRequest, budget: int | None, donate: bool, devices: tuple[Any, ...] | None = None
 ) -> Callable[..., jax.Array]:
     """The compiled move by a plan, whose devices are these by their numbers if it leads to other ones.
 
@@ -151,14 +154,14 @@ def program(
             f"the target {what.after.spec} does not divide {what.view.target_shape}: pad it, or move it under jit"
         )
     if what.crosses:
-        return crossing.view_program(whole, what.before, what.after, budget, donate, devices)
+        return crossing.moving(whole, what.before, what.after, devices, budget, donate)
     if what.reorders:
         return reordered_program(whole, what.before, what.after)
     return _compiled(whole, what)
 
 
 def running(
-    x: jax.Array, what: Asked, given: ViewOptions, whole: Plan, run: Callable[..., jax.Array], *, donate: bool
+    x: jax.Array, what: ViewRequest, given: ViewOptions, whole: Plan, run: Callable[..., jax.Array], *, donate: bool
 ) -> Callable[[], jax.Array]:
     """The move of a concrete array by a compiled program, not started."""
     if not x.size and not what.view.into:
@@ -197,7 +200,7 @@ def _check_options(x: jax.Array, given: ViewOptions) -> None:
         raise PlanError(f"the move of the array of shape {x.shape} {need}")
 
 
-def _check_scale(what: Asked, given: ViewOptions) -> None:
+def _check_scale(what: ViewRequest, given: ViewOptions) -> None:
     """Refuses a scale without a cast, of a sum, or whose dims do not divide those of the wider array."""
     if given.scale is None:
         return
@@ -215,7 +218,7 @@ def _check_scale(what: Asked, given: ViewOptions) -> None:
     check_scale(shape, what.view.source_shape if narrows else what.view.target_shape)
 
 
-def _narrows(what: Asked) -> bool:
+def _narrows(what: ViewRequest) -> bool:
     return dtypes.bits(what.target_dtype) < dtypes.bits(what.dtype)
 
 
@@ -253,18 +256,11 @@ def _target(aval: Any, sharding: Any, before: NamedSharding) -> NamedSharding:
 
 
 @lru_cache(maxsize=1024)
-def _plan(
-    before: NamedSharding,
-    after: NamedSharding,
-    view: View,
-    dtype: str,
-    target_dtype: str,
-    budget: int | None,
-    network: Network | str | None,
-) -> Plan:
+def _plan(what: ViewRequest, budget: int | None, network: Network | str | None) -> Plan:
+    before, after, view = what.before, what.after, what.view
     ids = orders_differ(before, after)
-    source = placement.layout_of(before, view.source_shape, dtype, ids=ids)
-    target = placement.layout_of(after, view.target_shape, target_dtype, ids=ids)
+    source = placement.layout_of(before, view.source_shape, what.dtype, ids=ids)
+    target = placement.layout_of(after, view.target_shape, what.target_dtype, ids=ids)
     made = best_plan_on(after.mesh, Move(source, target, view, cast=True), network, budget)
     platform = placement.platform_of(after.mesh)
     if platform == "cpu" or budget is not None:
@@ -272,7 +268,7 @@ def _plan(
     return on_jax.in_parts(made, overlap=platform == "gpu", lanes=platform == "tpu")
 
 
-def _existing(what: Asked, out: jax.Array | None) -> jax.Array | None:
+def _existing(what: ViewRequest, out: jax.Array | None) -> jax.Array | None:
     """The target's array before a move that fills part of it, on the target's sharding."""
     if out is None or isinstance(out, Tracer):
         return out
@@ -280,7 +276,7 @@ def _existing(what: Asked, out: jax.Array | None) -> jax.Array | None:
 
 
 @lru_cache(maxsize=1024)
-def _compiled(made: Plan, what: Asked) -> Any:
+def _compiled(made: Plan, what: ViewRequest) -> Any:
     def run(x: jax.Array, out: jax.Array | None, scale: jax.Array | None) -> jax.Array:
         return on_jax.apply(made, what.before.mesh, x, out, scale)
 

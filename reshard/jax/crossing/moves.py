@@ -35,11 +35,9 @@ from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import messages
 from reshard.lower.views import ViewExchange
 from reshard.runtime import on_jax
-from reshard.synth import Network
 from reshard.types.layout import Layout
 from reshard.types.pipeline import Pipeline
 from reshard.types.plan import Plan
-from reshard.types.view import View
 
 Moving = Callable[..., jax.Array]
 """Moves an array; beside it takes the array of which a part is filled, and the scale of a cast."""
@@ -57,13 +55,12 @@ def program_across(request: ReshardRequest, source: NamedSharding, shape: tuple[
     Raises `LayoutError` for a target that does not divide the shape, `BudgetError` if no plan keeps to the budget.
     """
     target = request.target
-    whole = plan_across(source, target, shape, dtype.name, request.budget, request.network, request.donate)
+    whole = plan_across(source, target, shape, dtype.name, request.arguments)
     pipeline = _pipeline(request, source, shape, dtype.name)
     if pipeline is not None and pipeline.seconds < (whole.seconds or 0.0):
         _check_even(whole.target, target)
         return run_pipeline(pipeline, source, target, request.donate)
-    devices = tuple(numbered(source.mesh, target.mesh))
-    return moving(whole, source, target, devices, request.budget, request.donate)
+    return moving(whole, source, target, None, request.budget, request.donate)
 
 
 def _pipeline(request: ReshardRequest, source: NamedSharding, shape: tuple[int, ...], dtype: str) -> Pipeline | None:
@@ -77,37 +74,9 @@ def _pipeline(request: ReshardRequest, source: NamedSharding, shape: tuple[int, 
     return pipeline_across(source, target, shape, dtype, request.network)
 
 
-@lru_cache(maxsize=1024)
-def view_plan(
-    source: NamedSharding,
-    target: NamedSharding,
-    view: View,
-    dtype: str,
-    target_dtype: str,
-    budget: int | None,
-    network: Network | None,
-    donate: bool,
-) -> Plan:
-    """The best plan of a move with a view or a cast; `BudgetError` if none keeps to the budget."""
-    shape = view.source_shape
-    return plan_across(source, target, shape, dtype, budget, network, donate, view, target_dtype)
-
-
 def casts_before(whole: Plan) -> bool:
     """Whether a plan casts on the source's devices."""
     return legs(whole).before.casts
-
-
-def view_program(
-    whole: Plan,
-    source: NamedSharding,
-    target: NamedSharding,
-    budget: int | None,
-    donate: bool,
-    devices: tuple[Any, ...] | None = None,
-) -> Moving:
-    """The compiled move by a plan, of `view_plan` unless its `devices` by their numbers are given."""
-    return moving(whole, source, target, devices or tuple(numbered(source.mesh, target.mesh)), budget, donate)
 
 
 @lru_cache(maxsize=4096)
@@ -115,13 +84,13 @@ def moving(
     whole: Plan,
     source: NamedSharding,
     target: NamedSharding,
-    devices: tuple[Any, ...],
+    devices: tuple[Any, ...] | None,
     budget: int | None,
     donate: bool,
 ) -> Moving:
-    """The compiled move by a plan whose devices are these, by their numbers."""
+    """The compiled move by a plan whose devices are these, by their numbers; None for those of source and target."""
     _check_even(whole.target, target)
-    ends = Ends(source, target, devices)
+    ends = Ends(source, target, devices or tuple(numbered(source.mesh, target.mesh)))
     if between_processes(source, target):
         parts = in_messages(legs(_parted(whole, ends)), budget, buffers=2, pieces=True)
         return _by_messages(parts, ends, donate, between=True)

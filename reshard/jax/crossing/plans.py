@@ -21,8 +21,8 @@ from jax.sharding import NamedSharding
 from reshard.errors import BudgetError
 from reshard.jax import placement
 from reshard.jax.platform_network import best_plan
+from reshard.jax.request import PlanArguments
 from reshard.runtime import on_jax
-from reshard.synth import Network
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.pair.device_sets import disjoint, one_set
@@ -75,9 +75,7 @@ def plan_across(
     target: NamedSharding,
     shape: tuple[int, ...],
     dtype: str,
-    budget: int | None,
-    network: Network | str | None,
-    donate: bool,
+    arguments: PlanArguments,
     view: View | None = None,
     target_dtype: str | None = None,
 ) -> Plan:
@@ -85,6 +83,7 @@ def plan_across(
     numbers = numbered(source.mesh, target.mesh)
     near = layout_on(numbers, source, shape, dtype)
     far = layout_on(numbers, target, shape if view is None else view.target_shape, target_dtype or dtype)
+    budget, network, donate = arguments
     return best_plan(Move(near, far, view, cast=True), devices_of(target.mesh), network, budget, donate)
 
 

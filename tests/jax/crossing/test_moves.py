@@ -15,6 +15,7 @@ import reshard as rs
 from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
 from reshard.jax import eager, redistribute
 from reshard.jax.crossing import host, moves, plans
+from reshard.jax.request import PlanArguments
 from tests.jax.crossing.cases import MESHES, SHAPE, by_messages, check, divides, mesh, sampled, shardings, some
 from tests.jax.oracle import assert_exact, filled, mesh_of
 
@@ -179,7 +180,7 @@ def test_the_result_can_be_donated(way: str) -> None:
 def test_budgets_are_kept_or_refused(way: str) -> None:
     source = NamedSharding(mesh(range(4), **FOUR), P("a", "b"))
     target = NamedSharding(mesh([4, 5], t=2), P(None, "t"))
-    whole = plans.plan_across(source, target, (60, 120), "float32", None, None, False)
+    whole = plans.plan_across(source, target, (60, 120), "float32", PlanArguments())
     for budget in (whole.peak_bytes, whole.floor_bytes + 3000):
         check(source, target, budget=budget)
     with pytest.raises(BudgetError):
@@ -240,7 +241,7 @@ def test_no_message_is_as_large_as_a_tile_of_a_large_array(monkeypatch: pytest.M
     """Beside its tiles, a device has one message, an eighth of what it would be."""
     monkeypatch.setattr(plans.on_jax, "LEAST", 1 << 10)
     source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
-    whole = plans.plan_across(source, target, (60, 120), "float32", None, None, False)
+    whole = plans.plan_across(source, target, (60, 120), "float32", PlanArguments())
     cut = plans.in_messages(plans.legs(whole), None, buffers=1, pieces=False)
     message = whole.source.tile_bytes
     assert cut.across.peak_bytes <= max(whole.source.tile_bytes, whole.target.tile_bytes) + message // 7

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import BudgetError
 from reshard.jax.crossing import plans
+from reshard.jax.request import PlanArguments
 from tests.jax.crossing.cases import mesh
 
 TRAINER = rs.Mesh(fsdp=4)
@@ -27,7 +28,7 @@ def test_devices_are_numbered_source_first() -> None:
 
 def test_plans_do_not_depend_on_the_ids_of_devices() -> None:
     """Another four devices make the same plan, whatever their ids."""
-    options = ((16, 8), "float32", None, None, False)
+    options = ((16, 8), "float32", PlanArguments())
     ends = [
         (NamedSharding(mesh(one, a=2, b=2), P("a", "b")), NamedSharding(mesh(two, t=2), P("t")))
         for one, two in (([0, 1, 2, 3], [4, 5]), ([7, 3, 1, 0], [6, 2]))

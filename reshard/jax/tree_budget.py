@@ -29,7 +29,7 @@ from reshard.jax import crossing, placement, views
 from reshard.jax.crossing.plans import devices_of, layout_on, numbered
 from reshard.jax.eager import discard, on_devices
 from reshard.jax.platform_network import network_of_mesh
-from reshard.jax.request import orders_differ
+from reshard.jax.request import PlanArguments, orders_differ
 from reshard.jax.starting import started
 from reshard.jax.targets import Target, ViewOptions
 from reshard.runtime import on_jax
@@ -43,7 +43,6 @@ from reshard.types.tree_memory import peaks
 OWN = 64 << 10
 """Bytes that a program on an accelerator needs for itself."""
 _TRIES = 8
-Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +51,7 @@ class Leaf:
 
     name: str
     x: jax.Array
-    what: views.Asked
+    what: views.ViewRequest
     given: ViewOptions
     finish: Callable[[jax.Array], jax.Array] | None = None
 
@@ -62,16 +61,21 @@ class Leaf:
         return self.given.plain
 
 
-def is_joint(leaves: Sequence[Any], budget: int | None) -> bool:
-    """Whether one budget bounds all leaves; those of a trace run when XLA chooses, so each has it for itself."""
+def is_joint(leaves: Sequence[Any]) -> bool:
+    """Whether a budget bounds all leaves together; those of a trace run when XLA chooses, so each has it for itself."""
     traces = placement.is_tracing() or any(isinstance(x, Tracer) for x in leaves)
-    return budget is not None and len(leaves) > 1 and not traces
+    return len(leaves) > 1 and not traces
 
 
 def joint_moves(
-    names: Sequence[str], leaves: Sequence[Any], targets: Sequence[Any], place: Callable[[int], Any], options: Options
+    names: Sequence[str],
+    leaves: Sequence[Any],
+    targets: Sequence[Any],
+    place: Callable[[int], Any],
+    budget: int,
+    arguments: PlanArguments,
 ) -> list[jax.Array]:
-    """Moves all leaves within `options["budget"]`, all together; `place` makes what no plan does.
+    """Moves all leaves within the budget, all together; `place` makes what no plan does.
 
     Raises `BudgetError` with the smallest budget that works, before anything moves.
     """
@@ -79,8 +83,7 @@ def joint_moves(
     planned = [leaf for leaf in made if leaf is not None]
     others = [at for at, leaf in enumerate(made) if leaf is None]
     placed = _placed_bytes([(leaves[at], targets[at]) for at in others])
-    budget: int = options["budget"]
-    runs = _runs(planned, budget, placed, options)
+    runs = _runs(planned, budget, placed, arguments)
     moved = {at: place(at) for at in others}
     for run in runs:
         moved |= {names.index(name): array for name, array in run().items()}
@@ -113,7 +116,7 @@ def leaf_of(name: str, x: Any, target: Any) -> Leaf | None:
     return Leaf(name, x, what, given, finish)
 
 
-def _asked(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> views.Asked:
+def _asked(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> views.ViewRequest:
     """Where a leaf goes, checked, by its name."""
     try:
         what = views.ends(x, sharding, None, given)
@@ -163,7 +166,7 @@ def _placed_bytes(given: Sequence[tuple[Any, Any]]) -> int:
 
 
 def _runs(
-    leaves: Sequence[Leaf], budget: int, placed: int, options: Options
+    leaves: Sequence[Leaf], budget: int, placed: int, arguments: PlanArguments
 ) -> list[Callable[[], dict[str, jax.Array]]]:
     """The compiled batches of a tree whose peak is within the budget, in their order."""
     if not leaves:
@@ -174,8 +177,8 @@ def _runs(
     ends = {leaf.name: _move(leaf, numbers) for leaf in leaves}
     cpu = all(device.platform == "cpu" for device in numbers)
     try:
-        network = network_of_mesh(leaves[0].what.after.mesh, options["network"])
-        tree = bounded_tree(ends, budget - placed, network, options["donate"], 0 if cpu else OWN)
+        network = network_of_mesh(leaves[0].what.after.mesh, arguments.network)
+        tree = bounded_tree(ends, budget - placed, network, arguments.donate, 0 if cpu else OWN)
     except BudgetError as error:
         if not placed:
             raise
@@ -184,7 +187,7 @@ def _runs(
     spare = budget - placed - xla_peak_bytes(tree)
     by_name = {leaf.name: leaf for leaf in leaves}
     uses = Counter(id(leaf.x) for leaf in leaves)
-    return [_run(batch, by_name, tuple(numbers), spare, options["donate"], uses) for batch in tree.batches]
+    return [_run(batch, by_name, tuple(numbers), spare, arguments.donate, uses) for batch in tree.batches]
 
 
 def _move(leaf: Leaf, numbers: dict[Any, int]) -> Move:

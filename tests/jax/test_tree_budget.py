@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import BudgetError, LayoutError
 from reshard.jax import Target, redistribute, reshard_pytree
-from reshard.jax.joint import bounded_tree, xla_peak_bytes
+from reshard.jax.tree_budget import bounded_tree, xla_peak_bytes
 from tests.jax.crossing.cases import by_messages
 from tests.jax.oracle import assert_exact, filled, mesh_of
 
