@@ -56,7 +56,7 @@ class Buffer:
         }
 
 
-class Moment(NamedTuple):
+class InstructionMemory(NamedTuple):
     """The bytes that a device holds while one instruction of the entry runs, and whether data moves there."""
 
     name: str
@@ -73,7 +73,7 @@ class ProgramMemory:
 
     peak_bytes: int
     buffers: tuple[Buffer, ...]
-    timeline: tuple[Moment, ...] = field(default=(), repr=False)
+    timeline: tuple[InstructionMemory, ...] = field(default=(), repr=False)
     planned_bytes: int | None = None
 
     @property
@@ -144,7 +144,7 @@ class _Memory:
         live = self._lives[name]
         moving = {value.name for value in self.moved if value.scope is region}
         names = [instruction.name for instruction in region.computation.instructions]
-        timeline = tuple(Moment(name, size, name in moving) for name, size in zip(names, live, strict=True))
+        timeline = tuple(InstructionMemory(name, size, name in moving) for name, size in zip(names, live, strict=True))
         largest_first = sorted(peak.buffers, key=lambda buffer: -buffer.array.nbytes)
         return ProgramMemory(peak.live_bytes, tuple(largest_first), timeline)
 

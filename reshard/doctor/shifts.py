@@ -5,7 +5,7 @@
     result        bc    de    fg    ha      f32[2], cut at 1: [0:1] is one's own [1:2], [1:2] is the next one's [0:1]
 
 The tile is cut into a grid of cells, alike on all devices. Each cell is a box of one tile, at the same place of it on
-every device that is a `Source` of its own; so a cell costs one permute, or none if it is the device's own.
+every device that is a `ShiftSource` of its own; so a cell costs one permute, or none if it is the device's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOBODY = -1
 
 
 @dataclass(frozen=True)
-class Source:
+class ShiftSource:
     """Where some devices get a cell from: the box at `start` of the tile of a device; -1 for the other devices.
 
     No device is named twice, unless each is its own source.
@@ -52,7 +52,7 @@ class Shift:
     """
 
     cuts: tuple[tuple[int, ...], ...]
-    cells: tuple[tuple[Source, ...], ...]
+    cells: tuple[tuple[ShiftSource, ...], ...]
 
     @property
     def devices(self) -> int:
@@ -132,7 +132,7 @@ def _line(dims: Sequence[int], dim: int, corner: Sequence[int]) -> Numbers:
 
 def _cells(
     tracer: Tracer, result: HloValue, boxes: Sequence[Sequence[tuple[int, int]]]
-) -> list[tuple[Source, ...] | None]:
+) -> list[tuple[ShiftSource, ...] | None]:
     """Where the devices get each cell from; None if its corners do not agree, or there are too many sources."""
     corners = [np.array(list(product(*((first, after - 1) for first, after in box))), np.int64).T for box in boxes]
     devices, indices = _followed(tracer, result, np.concatenate(corners, axis=1))
@@ -141,7 +141,7 @@ def _cells(
     return [_sources(*part) for part in parts]
 
 
-def _sources(corners: Numbers, device: Numbers, index: Numbers) -> tuple[Source, ...] | None:
+def _sources(corners: Numbers, device: Numbers, index: Numbers) -> tuple[ShiftSource, ...] | None:
     """Where the devices get one cell from, whose corners come from these devices and indices."""
     offsets = index - (corners - corners[:, :1])[:, np.newaxis]
     if (device != device[:, :1]).any() or (offsets != offsets[:, :, :1]).any():
@@ -158,7 +158,7 @@ def _sources(corners: Numbers, device: Numbers, index: Numbers) -> tuple[Source,
     if len(groups) > _MOST_SOURCES:
         return None
     everyone = range(len(taken))
-    return tuple(Source(start, tuple(into.get(one, _NOBODY) for one in everyone)) for start, _, into in groups)
+    return tuple(ShiftSource(start, tuple(into.get(one, _NOBODY) for one in everyone)) for start, _, into in groups)
 
 
 def _followed(tracer: Tracer, result: HloValue, indices: Numbers) -> tuple[Numbers, Numbers]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from reshard.hlo import wire
-from reshard.hlo.wire import Message
+from reshard.hlo.wire import ProtoMessage
 
 _STARTERS = ("while", "conditional", "call")
 _ENCODED_STARTERS = tuple(opcode.encode() for opcode in _STARTERS)
@@ -38,7 +38,7 @@ class InstructionProto:
     Lists of ids are decoded once: they are not to be changed in place.
     """
 
-    message: Message
+    message: ProtoMessage
     _name: str | None = field(default=None, repr=False)
     _ids: dict[int, list[int]] = field(default_factory=dict[int, list[int]], repr=False)
 
@@ -49,7 +49,7 @@ class InstructionProto:
 
     def copy(self) -> InstructionProto:
         """An instruction of its own with the same fields."""
-        return InstructionProto(Message(list(self.message.fields)), self._name, dict(self._ids))
+        return InstructionProto(ProtoMessage(list(self.message.fields)), self._name, dict(self._ids))
 
     @property
     def name(self) -> str:
@@ -170,7 +170,7 @@ def parameter_instruction(name: str, number: int, shape: bytes) -> InstructionPr
     >>> made.name, made.opcode, made.parameter
     ('p.1', 'parameter', 1)
     """
-    made = InstructionProto(Message([]))
+    made = InstructionProto(ProtoMessage([]))
     made.name = name
     made.message.set_data(_Instruction.OPCODE, b"parameter")
     made.message.set_data(_Instruction.SHAPE, shape)

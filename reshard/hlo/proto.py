@@ -17,7 +17,7 @@ from functools import cached_property
 from reshard.errors import NotationError
 from reshard.hlo import wire
 from reshard.hlo.instruction_proto import InstructionProto, Summary, summary_of, summary_of_encoded
-from reshard.hlo.wire import Message
+from reshard.hlo.wire import ProtoMessage
 
 
 class _Module:
@@ -40,7 +40,7 @@ class ComputationProto:
     """
 
     def __init__(
-        self, message: Message, instructions: list[InstructionProto] | None = None, data: bytes | None = None
+        self, message: ProtoMessage, instructions: list[InstructionProto] | None = None, data: bytes | None = None
     ) -> None:
         self.message = message
         self.data = data
@@ -74,7 +74,7 @@ class ComputationProto:
 
     def copy(self) -> ComputationProto:
         """A computation of its own with the same fields and instructions."""
-        return ComputationProto(Message(list(self.message.fields)), [one.copy() for one in self.instructions])
+        return ComputationProto(ProtoMessage(list(self.message.fields)), [one.copy() for one in self.instructions])
 
     @property
     def is_opened(self) -> bool:
@@ -188,7 +188,7 @@ class ModuleProto:
     `highest_id` is the highest id that any of its computations has ever had: ids of removed ones are not reused.
     """
 
-    message: Message
+    message: ProtoMessage
     computations: list[ComputationProto]
     schedule: dict[int, list[int]] | None = field(default=None)
     highest_id: int = field(default=0, init=False)
@@ -224,12 +224,12 @@ class ModuleProto:
 
     def fresh(self) -> ModuleProto:
         """The same module as it was decoded, to be changed."""
-        message = Message(list(self.message.fields))
+        message = ProtoMessage(list(self.message.fields))
         return ModuleProto(message, [one.fresh() for one in self.computations], _copied(self.schedule))
 
     def copy(self) -> ModuleProto:
         """A module of its own with the same computations."""
-        message = Message(list(self.message.fields))
+        message = ProtoMessage(list(self.message.fields))
         return ModuleProto(message, [one.copy() for one in self.computations], _copied(self.schedule))
 
     def encode(self) -> bytes:
@@ -300,11 +300,11 @@ def _decode_schedule(data: bytes) -> dict[int, list[int]]:
 def _encode_schedule(schedule: dict[int, list[int]]) -> bytes:
     entries: list[bytes] = []
     for computation, ids in schedule.items():
-        sequence, entry = Message([]), Message([])
+        sequence, entry = ProtoMessage([]), ProtoMessage([])
         sequence.set_numbers(1, ids)
         entry.set_number(1, computation)
         entry.set_data(2, wire.encode(sequence))
         entries.append(wire.encode(entry))
-    made = Message([])
+    made = ProtoMessage([])
     made.set_all_data(1, entries)
     return wire.encode(made)

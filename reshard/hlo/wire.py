@@ -41,7 +41,7 @@ class Field(NamedTuple):
 
 
 @dataclass(slots=True)
-class Message:
+class ProtoMessage:
     """The fields of a message, in order.
 
     The setters replace the first field of that number where it stands, or add one at the end.
@@ -108,7 +108,7 @@ class Message:
         self.fields = [*self.fields[:at], *fields, *after]
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> ProtoMessage:
     """Decodes the fields of one message; those inside stay bytes. Raises `NotationError` for other bytes.
 
     >>> decode(b"\\x08\\x01").fields
@@ -141,7 +141,7 @@ def decode(data: bytes) -> Message:
             f"serialized HLO of {len(data)} bytes: byte {at} does not start a field ({error}); "
             "give the bytes of an HloModuleProto, as `as_serialized_hlo_module_proto` returns them"
         ) from None
-    return Message(fields)
+    return ProtoMessage(fields)
 
 
 def scan(data: bytes, wanted: frozenset[int]) -> dict[int, list[Value]]:
@@ -172,7 +172,7 @@ def scan(data: bytes, wanted: frozenset[int]) -> dict[int, list[Value]]:
     return values
 
 
-def encode(message: Message) -> bytes:
+def encode(message: ProtoMessage) -> bytes:
     """The bytes of a message."""
     data = bytearray()
     for number, wire_type, value in message.fields:

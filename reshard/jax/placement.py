@@ -267,6 +267,11 @@ def layout_of(
         return Layout.tiled(placed.mesh, shape, dtype, placed.dims, placed.partial, placed.reduction)
 
 
+def devices_of(mesh: AnyMesh) -> list[Any]:
+    """The devices of a mesh by position; none of an abstract one."""
+    return list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else []
+
+
 def device_order(mesh: AnyMesh) -> tuple[int, ...] | None:
     """The ids of a mesh's devices by position; None for an abstract mesh."""
     return tuple(device.id for device in mesh.devices.flat) if isinstance(mesh, JaxMesh) else None

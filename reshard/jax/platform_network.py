@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from jax.sharding import Mesh as JaxMesh
-
 from reshard.jax import placement
 from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
@@ -69,7 +67,7 @@ def network_on(devices: Sequence[Any], given: Network | str | None) -> Network |
 
 def network_of_mesh(mesh: placement.AnyMesh, given: Network | str | None) -> Network | None:
     """The network that a caller gives, else that of the devices of a mesh; none where these are not known."""
-    return network_on(list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else [], given)
+    return network_on(placement.devices_of(mesh), given)
 
 
 def best_plan(
@@ -96,7 +94,7 @@ def best_plan_on(
 
     Where nobody named the network, exchanges that are too long to compile give way to a few collectives.
     """
-    devices = list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else []
+    devices = placement.devices_of(mesh)
     best = best_plan(move, devices, network, budget, donate)
     used = network_on(devices, network)
     if network is not None or used is None or message_count(best) <= LONG:

@@ -26,8 +26,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError, MeshError
 from reshard.jax import crossing, placement, views
-from reshard.jax.crossing.plans import devices_of, layout_on, numbered
+from reshard.jax.crossing.plans import layout_on, numbered
 from reshard.jax.eager import discard, on_devices
+from reshard.jax.placement import devices_of
 from reshard.jax.platform_network import network_of_mesh
 from reshard.jax.request import PlanArguments, orders_differ
 from reshard.jax.starting import started

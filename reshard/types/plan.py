@@ -35,7 +35,7 @@ from reshard.types.rules.view_bounds import view_bound, view_endpoint_bound
 from reshard.types.step import Step as Step
 from reshard.types.step import StepSpec as StepSpec
 from reshard.types.step import checked_seconds
-from reshard.types.traffic import Traffic, traffic
+from reshard.types.traffic import BusiestBytes, traffic
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.view import View
 from reshard.types.view_map import ViewMap, after
@@ -113,7 +113,7 @@ class Plan:
         return sum(step.endpoint_bytes for step in self.steps)
 
     @cached_property
-    def _traffic(self) -> Traffic:
+    def _traffic(self) -> BusiestBytes:
         return traffic(self.steps)
 
     @property

@@ -22,14 +22,14 @@ from reshard.types.pair.view_messages import by_device
 from reshard.types.step import Step
 
 
-class Traffic(NamedTuple):
+class BusiestBytes(NamedTuple):
     """Bytes that the busiest device receives, and that the busiest device sends, in all steps together."""
 
     received: int
     sent: int
 
 
-def traffic(steps: Sequence[Step]) -> Traffic:
+def traffic(steps: Sequence[Step]) -> BusiestBytes:
     """The busiest devices of a plan's steps."""
     if all(one_set(s.operand.mesh, s.result.mesh) or disjoint(s.operand.mesh, s.result.mesh) for s in steps):
         return _by_side(steps)
@@ -37,10 +37,10 @@ def traffic(steps: Sequence[Step]) -> Traffic:
     for step in steps:
         received.update(_received(step))
         sent.update(_sent(step))
-    return Traffic(max(received.values(), default=0), max(sent.values(), default=0))
+    return BusiestBytes(max(received.values(), default=0), max(sent.values(), default=0))
 
 
-def _by_side(steps: Sequence[Step]) -> Traffic:
+def _by_side(steps: Sequence[Step]) -> BusiestBytes:
     """Between disjoint sets, what one step loads each device of a side with adds up, and no device is listed."""
     received, sent = Counter[bool](), Counter[bool]()
     crossed = False
@@ -49,7 +49,7 @@ def _by_side(steps: Sequence[Step]) -> Traffic:
             sent[side] += step.sent_bytes
         crossed = crossed or not one_set(step.operand.mesh, step.result.mesh)
         received[crossed] += step.received_bytes
-    return Traffic(max(received.values(), default=0), max(sent.values(), default=0))
+    return BusiestBytes(max(received.values(), default=0), max(sent.values(), default=0))
 
 
 def _received(step: Step) -> dict[int, int]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from reshard.doctor.shifts import Shift, Source, infer_shift
+from reshard.doctor.shifts import Shift, ShiftSource, infer_shift
 from reshard.hlo import Array
 
 
@@ -73,7 +73,7 @@ def test_sources_that_differ_by_device():
     assert np.array_equal(applied(shift, tiles), result)
     assert shift == Shift(
         ((0, 1),),
-        ((Source((1,), (1, -1, -1, 2)), Source((2,), (-1, 1, -1, -1)), Source((0,), (-1, -1, 2, -1))),),
+        ((ShiftSource((1,), (1, -1, -1, 2)), ShiftSource((2,), (-1, 1, -1, -1)), ShiftSource((0,), (-1, -1, 2, -1))),),
     )  # fmt: skip
     assert (shift.launches, shift.received_bytes("f32")) == (1, 4)
 

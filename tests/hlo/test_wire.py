@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from reshard.errors import NotationError
 from reshard.hlo import wire
-from reshard.hlo.wire import Field, Message
+from reshard.hlo.wire import Field, ProtoMessage
 from tests.hlo.splices import DATA
 
 _INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -33,7 +33,7 @@ def test_the_format_of_the_specification():
 
 @given(st.lists(_INT64), st.integers(1, 1000), _INT64)
 def test_numbers_are_read_as_they_were_written(values, number, single):
-    message = Message([])
+    message = ProtoMessage([])
     message.set_numbers(number, values)
     message.set_number(number + 1, single)
     read = wire.decode(wire.encode(message))

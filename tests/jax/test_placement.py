@@ -202,3 +202,9 @@ def test_devices_and_platforms() -> None:
     assert placement.platform_of(mesh) == "cpu"
     abstract = AbstractMesh((4,), ("x",), axis_types=(AUTO,))
     assert placement.device_order(abstract) is None and placement.platform_of(abstract) is None
+
+
+def test_devices_of_a_mesh_are_by_position() -> None:
+    devices = [jax.devices()[5], jax.devices()[2]]
+    assert placement.devices_of(JaxMesh(np.array(devices), ("a",))) == devices
+    assert placement.devices_of(AbstractMesh((2,), ("a",))) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from reshard.doctor.memory import Moment
+from reshard.doctor.memory import InstructionMemory
 from reshard.types.units import bytes_text
 
 STYLE = """
@@ -15,10 +15,10 @@ STYLE = """
 _POINTS = 300  # bars that a page has room for
 
 
-def timeline(moments: Sequence[Moment]) -> str:
+def timeline(moments: Sequence[InstructionMemory]) -> str:
     """An area for the bytes live at each instruction, on a scale up to the peak; red where a move makes data.
 
-    >>> timeline([Moment("p", 64, False), Moment("g", 320, True)]).count("<rect")
+    >>> timeline([InstructionMemory("p", 64, False), InstructionMemory("g", 320, True)]).count("<rect")
     2
     """
     bars = list(_bars(moments))
@@ -37,7 +37,7 @@ def timeline(moments: Sequence[Moment]) -> str:
     )
 
 
-def _bars(moments: Sequence[Moment]) -> Iterator[Moment]:
+def _bars(moments: Sequence[InstructionMemory]) -> Iterator[InstructionMemory]:
     """At most `_POINTS` bars: neighbouring moments share one, which shows the highest of them."""
     each = -(-len(moments) // _POINTS) or 1
     for start in range(0, len(moments), each):

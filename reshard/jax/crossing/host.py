@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from reshard.jax.crossing.plans import devices_of
+from reshard.jax.placement import devices_of
 from reshard.types.layout import Layout
 from reshard.types.pair import messages
 from reshard.types.pair.message import Tile, tile_of

@@ -24,9 +24,10 @@ from jax.sharding import NamedSharding, Sharding
 from reshard.errors import LayoutError
 from reshard.jax.crossing.host import THREADED, HostExchange, exchanged, host_exchange, shards_of
 from reshard.jax.crossing.pipeline import pipeline_across, run_pipeline
-from reshard.jax.crossing.plans import Leg, Legs, devices_of, in_messages, legs, numbered, plan_across, pulled
+from reshard.jax.crossing.plans import Leg, Legs, in_messages, legs, numbered, plan_across, pulled
 from reshard.jax.crossing.stages import flat, run_stages, stack_shape, stacked, staged
 from reshard.jax.crossing.transports import BetweenProcesses, InProcess
+from reshard.jax.placement import devices_of
 from reshard.jax.request import ReshardRequest
 from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened

@@ -15,11 +15,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding
 
 from reshard.errors import BudgetError
 from reshard.jax import placement
+from reshard.jax.placement import devices_of
 from reshard.jax.platform_network import best_plan
 from reshard.jax.request import PlanArguments
 from reshard.runtime import on_jax
@@ -57,11 +57,6 @@ class Legs(NamedTuple):
     before: Leg
     across: Plan
     after: Leg
-
-
-def devices_of(mesh: placement.AnyMesh) -> list[Any]:
-    """The devices of a mesh by position; none of an abstract one."""
-    return list(mesh.devices.flat) if isinstance(mesh, JaxMesh) else []
 
 
 def numbered(*meshes: placement.AnyMesh) -> dict[Any, int]:

@@ -27,8 +27,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.jax import placement
-from reshard.jax.crossing.plans import devices_of
 from reshard.jax.crossing.transports import Transport, Turn
+from reshard.jax.placement import devices_of
 from reshard.jax.starting import started
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import messages

@@ -23,7 +23,7 @@ from jax import lax
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.jax.crossing.plans import devices_of
+from reshard.jax.placement import devices_of
 from reshard.jax.starting import started
 from reshard.lower.exchange import Transfer
 from reshard.lower.views import StridedTransfer

@@ -19,7 +19,7 @@ from reshard.hlo.proto import ModuleProto
 from reshard.jax.doctor import devices_for
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.hlo_pass import improve
-from reshard.jax.xla_pass.xla_hook import JaxlibReader
+from reshard.jax.xla_pass.jaxlib_reader import JaxlibReader
 from reshard.synth import Network
 from reshard.types.whole import whole
 

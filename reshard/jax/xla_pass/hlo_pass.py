@@ -61,7 +61,7 @@ class Improved(NamedTuple):
     flows: tuple[Flow, Flow] | None = None
 
 
-class Reader(Protocol):
+class ModuleReader(Protocol):
     """The compiler's own reader of serialized modules."""
 
     def text(self, module: bytes) -> str:
@@ -82,7 +82,7 @@ def has_collectives(module: bytes) -> bool:
 
 
 def improve(
-    module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, peaks: Peaks | None = None
+    module: bytes, fragments: Fragments, compiler: ModuleReader, options: ProposalOptions, peaks: Peaks | None = None
 ) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
@@ -123,7 +123,7 @@ def _estimates(improved: Improved) -> tuple[int, int]:
 
 
 def _improve(
-    module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, may_exceed: bool
+    module: bytes, fragments: Fragments, compiler: ModuleReader, options: ProposalOptions, may_exceed: bool
 ) -> Improved:
     """Replaces chains in several rounds, since some depend on others.
 
@@ -163,7 +163,7 @@ class _Round:
     """One search through a module."""
 
     def __init__(
-        self, module: bytes, fragments: Fragments, compiler: Reader, options: ProposalOptions, may_exceed: bool
+        self, module: bytes, fragments: Fragments, compiler: ModuleReader, options: ProposalOptions, may_exceed: bool
     ) -> None:
         self.data = module
         self.compiler = compiler

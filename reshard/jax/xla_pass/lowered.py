@@ -20,7 +20,8 @@ from reshard.jax.doctor import devices_of, known_moves
 from reshard.jax.pass_report import PassReport, Reshard
 from reshard.jax.strict import Limits, effective_limits
 from reshard.jax.xla_pass import xla_hook
-from reshard.jax.xla_pass.xla_hook import Enabled, JaxlibReader, ModuleReport, Watched
+from reshard.jax.xla_pass.jaxlib_reader import JaxlibReader
+from reshard.jax.xla_pass.xla_hook import Enabled, ModuleReport, Watched
 
 _MOST_REASONS = 3
 _FIGURE = re.compile(r", \d+ B$")

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from reshard.doctor.shifts import Shift, Source
+from reshard.doctor.shifts import Shift, ShiftSource
 from reshard.hlo import Array
 from reshard.types import dtypes
 from reshard.types.mesh import Mesh
 
-Box = tuple[Source, tuple[int, ...]]
+Box = tuple[ShiftSource, tuple[int, ...]]
 """Where a box comes from, and its sizes."""
 
 
@@ -70,12 +70,12 @@ class ShiftKey:
         return moved
 
 
-def _box(tile: jax.Array, source: Source, sizes: tuple[int, ...]) -> jax.Array:
+def _box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
     ends = [first + size for first, size in zip(source.start, sizes, strict=True)]
     return jax.lax.slice(tile, source.start, ends)
 
 
-def _permuted(tile: jax.Array, axis: str, source: Source, sizes: tuple[int, ...]) -> jax.Array:
+def _permuted(tile: jax.Array, axis: str, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
     pairs = [(device, target) for target, device in enumerate(source.devices) if device >= 0]
     return jax.lax.ppermute(_box(tile, source, sizes), axis, pairs)
 
@@ -91,7 +91,7 @@ def _result(tile: jax.Array, axis: str, shift: Shift, boxes: dict[Box, jax.Array
 
 
 def _cell(
-    tile: jax.Array, axis: str, sizes: tuple[int, ...], sources: tuple[Source, ...], boxes: dict[Box, jax.Array]
+    tile: jax.Array, axis: str, sizes: tuple[int, ...], sources: tuple[ShiftSource, ...], boxes: dict[Box, jax.Array]
 ) -> jax.Array:
     """One cell: what the first source brings, but on the devices that others bring it to."""
     brought = [_box(tile, one, sizes) if one.is_local else boxes[one, sizes] for one in sources]

@@ -30,6 +30,7 @@ from reshard.jax.platform_network import checked, network_on
 from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
+from reshard.jax.xla_pass.jaxlib_reader import JaxlibReader
 from reshard.jax.xla_pass.program_peaks import Again, ProgramPeaks
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
@@ -354,27 +355,3 @@ def _identity(device: Any) -> tuple[Any, ...]:
         device.platform, device.device_kind, device.id, device.process_index,
         tuple(coordinates) if coordinates is not None else None,
     )  # fmt: skip
-
-
-class JaxlibReader:
-    """Serialized modules as jaxlib reads them."""
-
-    def __init__(self) -> None:
-        self._last: tuple[bytes, Any] | None = None
-
-    def _read(self, module: bytes) -> Any:
-        """The module; the last one is kept, since one is asked for twice."""
-        if self._last is None or self._last[0] is not module:
-            self._last = module, _jaxlib("_hlo").HloModule.from_serialized_hlo_module_proto(module)
-        return self._last[1]
-
-    def text(self, module: bytes) -> str:
-        """The text of a module, large constants included."""
-        options = _jaxlib("_hlo").HloPrintOptions()
-        options.print_large_constants = True
-        return self._read(module).to_string(options)
-
-    def shardings(self, module: bytes) -> tuple[str, ...]:
-        """The shardings of the entry's parameters, empty if the module does not say."""
-        shardings = self._read(module).spmd_parameters_shardings
-        return tuple(str(_jaxlib("_hlo").HloSharding.from_proto(one)) for one in shardings or ())

@@ -123,7 +123,7 @@ def _target_digits(target: Layout) -> tuple[RefinedDigit, ...]:
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _StartedDigit:
     """A digit of the layout to split: its radix, the stride that holds it, and whether it is held in the source."""
 
     radix: int
@@ -133,15 +133,15 @@ class _Slot:
 
 def _held(left: Layout, digits: Sequence[RefinedDigit], holders: Sequence[int | None], free: list[Factor]) -> Layout:
     """The layout whose digits have these holders, with local ones taken by the free factors where these fit."""
-    dims: list[list[_Slot]] = [[] for _ in left.dims]
+    dims: list[list[_StartedDigit]] = [[] for _ in left.dims]
     for digit, holder in zip(digits, holders, strict=True):
-        dims[digit.dim].append(_Slot(digit.radix, holder, digit.src is not None))
+        dims[digit.dim].append(_StartedDigit(digit.radix, holder, digit.src is not None))
     for factor in free:
         _take(dims, factor)
     return replace(left, dims=tuple(_dim(left, slots, at) for at, slots in enumerate(dims)))
 
 
-def _take(dims: list[list[_Slot]], factor: Factor) -> None:
+def _take(dims: list[list[_StartedDigit]], factor: Factor) -> None:
     """Lets a factor hold part of a local digit."""
     local = [(dim, at, slot) for dim, slots in enumerate(dims) for at, slot in enumerate(slots) if slot.holder is None]
     whole = [(slot.moves, dim, at) for dim, at, slot in local if slot.radix and slot.radix % factor.size == 0]
@@ -149,11 +149,11 @@ def _take(dims: list[list[_Slot]], factor: Factor) -> None:
     if whole or padded:
         _, dim, at = min(whole or padded)
         slot = dims[dim][at]
-        rest = _Slot(-(-slot.radix // factor.size), None, slot.moves)
-        dims[dim][at : at + 1] = [_Slot(factor.size, factor.stride, slot.moves), rest]
+        rest = _StartedDigit(-(-slot.radix // factor.size), None, slot.moves)
+        dims[dim][at : at + 1] = [_StartedDigit(factor.size, factor.stride, slot.moves), rest]
 
 
-def _dim(left: Layout, slots: list[_Slot], at: int) -> Dim:
+def _dim(left: Layout, slots: list[_StartedDigit], at: int) -> Dim:
     digits: list[Digit] = []
     for slot in slots:
         if slot.holder is None:

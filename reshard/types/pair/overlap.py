@@ -89,7 +89,7 @@ def shares_from(source: Dim, target: Dim, number: int) -> Shares:
 def _common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
     """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given."""
     common: _Common = {}
-    _Walk(levels(source), levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
+    _NumeralWalk(levels(source), levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
     return common
 
 
@@ -222,7 +222,7 @@ def levels(dim: Dim) -> tuple[Level, ...]:
     return tuple(reversed(levels))
 
 
-class _Walk:
+class _NumeralWalk:
     """Both numerals, walked down together; only to source piece `p`, or to target piece `q`, if given."""
 
     def __init__(self, source: Sequence[Level], target: Sequence[Level], p: int | None, q: int | None) -> None:

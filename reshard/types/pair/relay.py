@@ -39,7 +39,7 @@ class Relay(NamedTuple):
     second: tuple[Message, ...]
 
 
-class Turn(NamedTuple):
+class RelayTurn(NamedTuple):
     """The busiest device's figures in one turn, in elements: received, sent, and the rounds of messages."""
 
     received: int
@@ -50,7 +50,7 @@ class Turn(NamedTuple):
 class RelayFigures(NamedTuple):
     """Both turns; elements of the busiest sender over both, and of the largest message."""
 
-    turns: tuple[Turn, Turn]
+    turns: tuple[RelayTurn, RelayTurn]
     sent: int
     message: int
 
@@ -110,7 +110,7 @@ def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
 
     >>> from reshard.types import Mesh
     >>> relay_figures(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))).turns
-    (Turn(received=3, sent=12, rounds=4), Turn(received=9, sent=9, rounds=3))
+    (RelayTurn(received=3, sent=12, rounds=4), RelayTurn(received=9, sent=9, rounds=3))
     """
     turns = [
         [_Sent(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver]
@@ -132,7 +132,7 @@ class _Sent(NamedTuple):
     elements: int
 
 
-def _turn(messages: Sequence[_Sent]) -> Turn:
+def _turn(messages: Sequence[_Sent]) -> RelayTurn:
     sent, received, sends, receives = (Counter[int]() for _ in range(4))
     for sender, receiver, count in messages:
         sent[sender] += count
@@ -140,7 +140,7 @@ def _turn(messages: Sequence[_Sent]) -> Turn:
         sends[sender] += 1
         receives[receiver] += 1
     rounds = max([*sends.values(), *receives.values()], default=0)
-    return Turn(max(received.values(), default=0), max(sent.values(), default=0), rounds)
+    return RelayTurn(max(received.values(), default=0), max(sent.values(), default=0), rounds)
 
 
 def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Message]]:

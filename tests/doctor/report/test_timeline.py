@@ -2,7 +2,7 @@
 
 import re
 
-from reshard.doctor.memory import Moment
+from reshard.doctor.memory import InstructionMemory
 from reshard.doctor.report.timeline import timeline
 
 
@@ -11,16 +11,16 @@ def bars(svg):
 
 
 def test_bars_are_to_scale_and_moves_are_marked():
-    moments = [Moment("a", 50, False), Moment("b", 200, True), Moment("c", 0, False)]
+    moments = [InstructionMemory("a", 50, False), InstructionMemory("b", 200, True), InstructionMemory("c", 0, False)]
     assert bars(timeline(moments)) == [("live", 25.0), ("moves", 100.0), ("live", 0.0)]
 
 
 def test_long_programs_share_bars_and_keep_the_peak():
-    moments = [Moment(str(at), 1000 if at == 501 else at % 7, at == 500) for at in range(1000)]
+    moments = [InstructionMemory(str(at), 1000 if at == 501 else at % 7, at == 500) for at in range(1000)]
     drawn = bars(timeline(moments))
     assert len(drawn) == 250 and drawn[125] == ("moves", 100.0)
     assert [css for css, _ in drawn].count("moves") == 1
 
 
 def test_nothing_to_draw():
-    assert timeline([]) == "" == timeline([Moment("a", 0, False)])
+    assert timeline([]) == "" == timeline([InstructionMemory("a", 0, False)])

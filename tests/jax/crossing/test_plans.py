@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -97,7 +96,3 @@ def test_whole_tiles_become_messages_only_between_processes() -> None:
     assert parts.across.steps[0].kind == "permute"
     assert plans.in_messages(parts, None, 1, pieces=False) == parts
     assert plans.in_messages(parts, None, 2, pieces=True).across.steps[0].kind == "exchange"
-
-
-def test_devices_of_a_mesh_are_by_position() -> None:
-    assert plans.devices_of(mesh([5, 2], a=2)) == [jax.devices()[5], jax.devices()[2]]
