@@ -207,10 +207,7 @@ def _prepared_plain(x: Any, sharding: Any, source: Any, arguments: PlanArguments
     """The move of one leaf that keeps its dims and dtype."""
     aval = x if isinstance(x, jax.Array) else _type_of(x)
     if not placement.has_layout(sharding):
-        device = placement.one_device(sharding)
-        if device is not None and placement.is_spread(x) and not placement.is_tracing():
-            return prepared_on_device(x, device, arguments)
-        return partial(put, x, sharding, donate=arguments.donate)
+        return _placed(x, sharding, arguments)
     if placement.leaves_open(sharding):
         return partial(traced.constrained, x, sharding)
     target = placement.resolve(sharding, aval, "target")
@@ -224,6 +221,14 @@ def _prepared_plain(x: Any, sharding: Any, source: Any, arguments: PlanArguments
         moved = traced.moved(x, ReshardRequest(target, before or placement.sharding_of(x), *arguments))
         return lambda: moved
     return prepared(x, ReshardRequest(target, before, *arguments))
+
+
+def _placed(x: Any, target: Any, arguments: PlanArguments) -> Pending:
+    """The move of one leaf to a device, to a memory, or to wherever JAX likes."""
+    device = placement.one_device(target)
+    if device is not None and placement.is_spread(x) and not placement.is_tracing():
+        return prepared_on_device(x, device, arguments)
+    return partial(put, x, target, donate=arguments.donate)
 
 
 def _type_of(x: Any) -> Any:

@@ -168,8 +168,10 @@ def redistribute(
     if isinstance(tile, Mapping):
         of_one = {"donate": donate, "relabel": relabel, "cuda_aware": cuda_aware is not None}
         tiles = cast("Mapping[str, Any]", tile)
-        options = budget, network, memory, padded, version, verify, out, scale
-        return TreeMove(tiles, source, target, *options, of_one).run(comm, limit)
+        return TreeMove(
+            tiles, source, target, budget=budget, network=network, memory=memory, padded=padded, version=version,
+            verify=verify, out=out, scale=scale, of_one=of_one,
+        ).run(comm, limit)  # fmt: skip
     of_trees = version is not None or verify is not None or scale is not None
     call = TileMove(tile, source, target, out, budget, network, donate, relabel, memory, cuda_aware, padded, of_trees)
     again = kept(comm, (source, target)) if call.is_plain else None

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.lower import lower_plan
 from reshard.lower.exchange import Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
@@ -33,12 +32,11 @@ from reshard.lower.program import (
 )
 from reshard.lower.views import VIEW_INSTRUCTIONS, aliases, last_dtype
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.given_tiles import checked_tiles, tile_per_device, with_padding, without_padding
+from reshard.runtime.given_tiles import checked_tiles
 from reshard.runtime.numpy_dtypes import identities, ufunc
 from reshard.runtime.numpy_in_place import exchange_in_place, overwrites, parts_in_place
 from reshard.runtime.numpy_tiles import closed, copy_boxes, numbered, opened
-from reshard.runtime.numpy_views import NO_EXTRAS, Extras, extras, run_view
-from reshard.types.plan import Plan
+from reshard.runtime.numpy_views import NO_EXTRAS, Extras, run_view
 from reshard.types.reductions import all_reduce_elements
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
@@ -47,43 +45,12 @@ Array = NDArray[Any]
 Tiles = dict[int, Array]
 
 
-def simulate(
-    plan: Plan,
-    tiles: Mapping[int, Array],
-    memory: Account | None = None,
-    *,
-    padded: bool = True,
-    into: Mapping[int, Array] | None = None,
-    scale: Any = None,
-) -> Tiles:
-    """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
-
-    Tiles have their layout's tile shape, padding included, or `tile_shape_of(device)` without it, and its dtype. With
-    `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
-    bytes live and received. `into` has the target's tiles of a move that fills part of them; they are copied. `scale`
-    is what a cast divides by where it narrows, and multiplies by where it widens: a number, or by device id an array
-    that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
-
-    >>> import numpy as np, reshard as rs
-    >>> mesh = rs.Mesh(x=2)
-    >>> plan = rs.plan(rs.Layout.parse("int64[{x}2]", mesh), rs.Layout.parse("int64[4]", mesh))
-    >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
-    array([0, 1, 2, 3])
-    """
-    program = lower_plan(plan)
-    source = plan.source
-    shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in program.devices}
-    given = {d: with_padding(source, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
-    more = extras(plan, into, scale)
-    moved = run(program, given, memory, more) if more.into or more.scale else run(program, given, memory)
-    return moved if padded else {d: without_padding(plan.target, d, tile) for d, tile in moved.items()}
-
-
 def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None, more: Extras = NO_EXTRAS) -> Tiles:
     """Runs a program on one tile for each device id; returns the result's tiles.
 
     The given tiles are never written to. Raises `TileError` for tiles that do not fit the program's source.
 
+    >>> from reshard.lower import lower_plan
     >>> from reshard.synth import plan
     >>> from reshard.types import Layout, Mesh
     >>> mesh = Mesh(x=2)

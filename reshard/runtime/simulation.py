@@ -8,9 +8,12 @@ from typing import Any, overload
 from numpy.typing import NDArray
 
 from reshard.errors import TileError
-from reshard.runtime import on_numpy
+from reshard.lower import lower_plan
 from reshard.runtime.account import Account
+from reshard.runtime.given_tiles import tile_per_device, with_padding, without_padding
 from reshard.runtime.numpy_trees import simulate_tree
+from reshard.runtime.numpy_views import extras
+from reshard.runtime.on_numpy import run
 from reshard.types.flags import checked_flag
 from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan
@@ -63,7 +66,19 @@ def simulate(
     """
     padded = checked_flag(padded, "padded")
     if not isinstance(plan, TreePlan):
-        return on_numpy.simulate(plan, tiles, memory, padded=padded, into=into, scale=scale)
+        moved = _run(plan, tiles, memory, into, scale)
+        return moved if padded else {d: without_padding(plan.target, d, tile) for d, tile in moved.items()}
     if into is not None or scale is not None:
         raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")
     return simulate_tree(plan, tiles, memory, padded=padded)
+
+
+def _run(
+    plan: Plan, tiles: Mapping[int, Array], memory: Account | None, into: Mapping[int, Array] | None, scale: Any
+) -> Tiles:
+    """The target's tiles of one plan, with padding, from the source's with or without it."""
+    program, source = lower_plan(plan), plan.source
+    shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in program.devices}
+    given = {d: with_padding(source, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
+    more = extras(plan, into, scale)
+    return run(program, given, memory, more)
