@@ -12,32 +12,25 @@
     `Known` is a move that the program is known to ask for, which `examine` recognizes.
     `CompiledMemory` is the compiler's own account of the program's memory.
 
-The steps of an examination, each in a module of its own:
+Both the report and the pass inside XLA follow values through the module by `dataflow`. The steps of an examination:
 
-    flow           sees through fusions, tuples and asynchronous calls; `numbering` recognizes equal values
-    scalars        evaluates the integers that depend only on the device: offsets of slices
-    index_maps     knows, for each instruction that only moves data, where each element was before
     chains         joins collectives and the local moves between them; `needed` sees which of them waste nothing
-    trace          follows the elements of a chain's results back to its start
-    infer_layouts  reads the layouts before and after off these elements
+    infer_layouts  reads the layouts before and after a chain off its elements
     matching       matches a move with the known ones
     elements       numbers elements, so that equal numbers are the same element
     rebuilds       finds the arrays that all devices come to have, though each uses a part
-    moves          prices it and plans it; `liveness` adds up the memory on the way
-    examination    makes the places and the report
+    moves          prices a move and plans it; `liveness` adds up the memory on the way, `memory` the program's
+    examination    makes the places (`places`) and the report
 
-The pass inside XLA builds on the same flow:
+What the pass does with chains:
 
     proposals      the chains that plans could replace, each with its fate (`chain_fate`); the doctor asks it too
     predictions    what that costs, by the plans' own figures; `planned_memory` works out the program's peak
     replacements   where data enters a chain, the values that a plan must yield, and the move between
     batch_ops      operations on rows, such as an FFT, that each device could run on its own rows; `op_layouts` and
-                   `op_choices` say where rows may be, and `op_equivalence` checks the result
+                   `op_choices` say where rows may be
     shifts         describes a result as boxes of neighbours' tiles, where no two layouts do
-    equivalence    traces the rewritten module, and compares where each user gets its elements from
-    proofs         keeps what was proved of a chain, for equal ones
-    replicas       knows which devices surely have equal values; `sums` and `conversions` follow these
-    fragment_maps  has the index maps of what compiled plans consist of
+    checks         whether the rewritten module still computes what it did
 
 `xla_log` reads XLA's own warnings in a log instead of a program.
 """

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from reshard.doctor.flow import Flow, HloValue, Scope, parameter_number
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope, parameter_number
 from reshard.hlo import Array, Computation, Instruction, Module
 
 _OPCODES = ("fft", "sort", "custom-call")

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reshard.doctor.flow import Flow, HloValue, Scope, Site
-from reshard.doctor.index_maps import IndexMaps
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope, Site
+from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.hlo import Collective
 
 REDUCTIONS = ("all_reduce", "reduce_scatter")

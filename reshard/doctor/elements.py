@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.index_maps import Mask
+from reshard.doctor.dataflow.index_maps import Mask
+from reshard.doctor.dataflow.scalars import Numbers
+from reshard.doctor.dataflow.trace import NOWHERE, Origins
 from reshard.doctor.places import ArrayMove
-from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import NOWHERE, Origins
 from reshard.hlo import Source
 from reshard.types.layout import Layout
 

@@ -9,13 +9,14 @@ from functools import cached_property
 
 from reshard import hlo
 from reshard.doctor.chains import Chain
+from reshard.doctor.dataflow.flow import Flow
+from reshard.doctor.dataflow.index_maps import IndexMaps
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.scalars import Scalars
 from reshard.doctor.elements import LeafOrigin
-from reshard.doctor.flow import Flow
-from reshard.doctor.index_maps import IndexMaps
 from reshard.doctor.matching import Matcher
 from reshard.doctor.memory import ProgramMemory, program_memory
 from reshard.doctor.moves import Mover
-from reshard.doctor.numbering import Numbering
 from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
 from reshard.doctor.planned_memory import edits
 from reshard.doctor.predictions import planned_temp_bytes, prediction, proposed_moves
@@ -23,7 +24,6 @@ from reshard.doctor.proposals import Proposal, ProposalOptions, Proposals, why_u
 from reshard.doctor.rebuilds import rebuilt
 from reshard.doctor.report.data import CompiledMemory
 from reshard.doctor.report.report import Report
-from reshard.doctor.scalars import Scalars
 from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Array, Collective, Module, Source
 from reshard.hlo.frames import metadata_fields

@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import Points, Untraceable, unravel
-from reshard.doctor.scalars import Numbers
-from reshard.doctor.sums import digits_of
-from reshard.doctor.trace import NOWHERE, Origins, Tracer, at_places
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel
+from reshard.doctor.dataflow.scalars import Numbers
+from reshard.doctor.dataflow.sums import digits_of
+from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer, at_places
 from reshard.errors import MeshError, ReshardError
 from reshard.hlo import Array
 from reshard.types import Layout, Mesh

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from reshard.doctor.chains import Chain
-from reshard.doctor.flow import Flow, HloValue, Scope, Site
-from reshard.doctor.numbering import Numbering
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope, Site
+from reshard.doctor.dataflow.numbering import Numbering
 from reshard.hlo import Array, Computation
 
 _VIEWS = ("tuple", "get-tuple-element", "bitcast", "opt-barrier", "optimization-barrier", "parameter")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from reshard.doctor.flow import Flow, HloValue, Scope
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.liveness import LiveRange
 from reshard.doctor.places import array_text, source_data
 from reshard.hlo import Array, Instruction, Module, Source

@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.chains import Chain
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.scalars import Numbers
+from reshard.doctor.dataflow.trace import Tracer
 from reshard.doctor.elements import LeafOrigin, first_copies
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
 from reshard.doctor.infer_layouts import infer_layouts
 from reshard.doctor.matching import Dims, Matcher, Pair, TracedMove
-from reshard.doctor.numbering import Numbering
 from reshard.doctor.places import ArrayMove
-from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import Tracer
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Source
 from reshard.synth import Network

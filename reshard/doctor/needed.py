@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from reshard.doctor.chains import Chain
-from reshard.doctor.flow import Flow, HloValue
+from reshard.doctor.dataflow.flow import Flow, HloValue
 
 _FORMS = ("copy", "bitcast", "reshape", "transpose")
 _MOVES = ("all_gather", "all_to_all")

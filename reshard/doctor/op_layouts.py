@@ -18,13 +18,13 @@ import numpy as np
 
 from reshard.doctor.batch_ops import BatchOp, batch_op, results_of
 from reshard.doctor.chains import Chain
-from reshard.doctor.flow import Flow, HloValue, Scope
-from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable, unravel
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.trace import Tracer, at_places
 from reshard.doctor.infer_layouts import TracedDigits, traced_digits
-from reshard.doctor.numbering import Numbering
 from reshard.doctor.op_choices import Choices, OpMoves, RowDigit, RowDims, by_dim, strides_of
 from reshard.doctor.replacements import Finder, Unfit, use_of
-from reshard.doctor.trace import Tracer, at_places
 from reshard.errors import ReshardError
 from reshard.hlo import Array, Instruction
 from reshard.hlo.splice import Use

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from reshard.doctor.flow import Flow, HloValue, Scope, parameter_number
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope, parameter_number
 from reshard.doctor.memory import Edits
 from reshard.doctor.op_layouts import OpReplacement
 from reshard.doctor.predictions import planned_temp_bytes

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reshard.doctor.index_maps import IndexMaps, device_groups
+from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
+from reshard.doctor.dataflow.sums import is_exact
 from reshard.doctor.moves import holds_whole_array
 from reshard.doctor.op_layouts import OpReplacement
 from reshard.doctor.places import ArrayMove
 from reshard.doctor.proposals import Measure, Proposal, ProposalCost
 from reshard.doctor.replacements import Replacement, Unfit
-from reshard.doctor.sums import is_exact
 from reshard.hlo import Array, Collective
 from reshard.lower import lower_plan
 from reshard.lower.program import AllReduce, InParts, Instruction, ReduceScatter

@@ -19,12 +19,12 @@ from typing import NamedTuple
 from reshard.doctor.batch_ops import BatchOp, batch_ops
 from reshard.doctor.chain_fate import ChainFate, fate_of
 from reshard.doctor.chains import REDUCTIONS, Chain, chains
-from reshard.doctor.flow import Flow
-from reshard.doctor.index_maps import IndexMaps
+from reshard.doctor.dataflow.flow import Flow
+from reshard.doctor.dataflow.index_maps import IndexMaps
+from reshard.doctor.dataflow.numbering import Numbering
 from reshard.doctor.liveness import Liveness
 from reshard.doctor.memory import program_memory
 from reshard.doctor.needed import is_needed
-from reshard.doctor.numbering import Numbering
 from reshard.doctor.op_choices import OpMoves
 from reshard.doctor.op_layouts import OpFinder, OpReplacement
 from reshard.doctor.replacements import Finder, Replacement, Unfit

@@ -26,12 +26,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from reshard.doctor.chains import Chain
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.scalars import Numbers
+from reshard.doctor.dataflow.trace import Origins, Tracer, at_places
 from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, groups_of
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
-from reshard.doctor.numbering import Numbering
-from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import Origins, Tracer, at_places
 from reshard.hlo import Array
 
 WHOLE, GROUP = "whole", "group"

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reshard.doctor.chains import REDUCTIONS, Chain
-from reshard.doctor.conversions import Unconvertible, conversion
-from reshard.doctor.flow import Flow, HloValue, Scope
-from reshard.doctor.index_maps import COLLECTIVES, IndexMaps, Untraceable
+from reshard.doctor.dataflow.conversions import Unconvertible, conversion
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.sums import is_sum, summed_digits
+from reshard.doctor.dataflow.trace import Tracer
 from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
-from reshard.doctor.numbering import Numbering
 from reshard.doctor.shifts import Shift, infer_shift
-from reshard.doctor.sums import is_sum, summed_digits
-from reshard.doctor.trace import Tracer
 from reshard.hlo import Array, Collective
 from reshard.hlo.splice import Use
 from reshard.types.mesh import Mesh

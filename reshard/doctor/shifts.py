@@ -17,10 +17,10 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import Points, Untraceable, unravel
-from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import Origins, Tracer
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel
+from reshard.doctor.dataflow.scalars import Numbers
+from reshard.doctor.dataflow.trace import Origins, Tracer
 from reshard.hlo import Array
 
 _MOST_CELLS = 16

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from reshard import hlo
 from reshard.doctor.chains import chains
-from reshard.doctor.equivalence import Traced
+from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.op_layouts import OpFinder
 from reshard.doctor.replacements import Finder
 

@@ -4,7 +4,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.batch_ops import batch_op, results_of, same_op
-from reshard.doctor.flow import Flow
+from reshard.doctor.dataflow.flow import Flow
 from tests.doctor.batched import FFT, HEAD, OWN_FFT, OWN_SORT, SORT
 
 CALL = """HloModule m

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import reshard as rs
+from reshard.doctor.dataflow.trace import NOWHERE, Origins
 from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, first_copies, groups_of
-from reshard.doctor.trace import NOWHERE, Origins
 from reshard.types.meaning import meaning
 from tests.doctor.fragments import HERE, move
 

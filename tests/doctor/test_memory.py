@@ -4,7 +4,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor import examine
-from reshard.doctor.flow import Flow
+from reshard.doctor.dataflow.flow import Flow
 from reshard.doctor.memory import program_memory
 from tests.doctor.fragments import RECORDED, RESHARD, text
 

@@ -3,9 +3,9 @@
 import pytest
 
 import reshard as rs
+from reshard.doctor.dataflow.numbering import Numbering
 from reshard.doctor.matching import Matcher
 from reshard.doctor.moves import Mover
-from reshard.doctor.numbering import Numbering
 from tests.doctor.fragments import FORTH, GATHER, HERE, OFFSET, RESHARD, SLICE, ZERO, Analysis, known, text
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.chain_fate import ChainFate
-from reshard.doctor.equivalence import Traced
+from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.proposals import (
     PREFERENCES,
     ProposalCost,

@@ -2,7 +2,7 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.chains import chains
-from reshard.doctor.equivalence import Traced
+from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.infer_layouts import Pick
 from reshard.doctor.replacements import Finder, Unfit
 from reshard.hlo.splice import Use

@@ -16,7 +16,7 @@ class Tiles:
         self.tiles = {}
 
     def __call__(self, value, points):
-        from reshard.doctor.trace import Origins
+        from reshard.doctor.dataflow.trace import Origins
 
         self.tiles[7] = Array("f32", self.dims)
         number = self.origins[(points.device, *points.indices)]

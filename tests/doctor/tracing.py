@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from reshard.doctor.index_maps import Points, unravel
-from reshard.doctor.numbering import Numbering
-from reshard.doctor.trace import NOWHERE, Tracer
+from reshard.doctor.dataflow.index_maps import Points, unravel
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 from tests.doctor.fragments import Analysis
 from tests.doctor.oracle import Machine
 

@@ -23,8 +23,8 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard import hlo
+from reshard.doctor.checks.proofs import Proofs
 from reshard.doctor.infer_layouts import Pick
-from reshard.doctor.proofs import Proofs
 from reshard.doctor.proposals import ProgramCost
 from reshard.errors import SpliceError
 from reshard.hlo import Array

@@ -19,11 +19,12 @@ from typing import NamedTuple, Protocol
 from reshard import hlo
 from reshard.doctor.chain_fate import ChainFate
 from reshard.doctor.chains import Chain
-from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
+from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent
+from reshard.doctor.checks.op_equivalence import check_same_rows
+from reshard.doctor.dataflow.flow import Flow
+from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.examination import named_mesh
-from reshard.doctor.flow import Flow
 from reshard.doctor.memory import program_memory
-from reshard.doctor.op_equivalence import check_same_rows
 from reshard.doctor.op_layouts import OpReplacement
 from reshard.doctor.proposals import (
     ALIGNMENT,
@@ -36,7 +37,6 @@ from reshard.doctor.proposals import (
     why_unmeasured,
 )
 from reshard.doctor.replacements import Replacement, Unfit
-from reshard.doctor.replicas import Replicas
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto

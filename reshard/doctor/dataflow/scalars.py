@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.doctor.flow import Flow, HloValue
+from reshard.doctor.dataflow.flow import Flow, HloValue
 
 Numbers = NDArray[np.int64]
 

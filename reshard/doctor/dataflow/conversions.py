@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import IndexMaps
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import IndexMaps
 
 _WIDER = frozenset(
     {("bf16", "f32"), ("f16", "f32"), ("bf16", "f64"), ("f16", "f64"), ("f32", "f64")}
@@ -38,7 +38,7 @@ class Unconvertible(Exception):
 def conversion(maps: IndexMaps, value: HloValue, leaf: HloValue) -> Conversion:
     """What becomes of the elements that `value` has from `leaf`; raises `Unconvertible` if that is not one conversion.
 
-    >>> from reshard.doctor.equivalence import Traced
+    >>> from reshard.doctor.checks.equivalence import Traced
     >>> from reshard.hlo import parse
     >>> traced = Traced(parse('''HloModule m
     ...

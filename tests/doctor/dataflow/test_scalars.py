@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reshard import hlo
-from reshard.doctor.flow import Flow, HloValue
-from reshard.doctor.scalars import UNKNOWN, Scalars
+from reshard.doctor.dataflow.flow import Flow, HloValue
+from reshard.doctor.dataflow.scalars import UNKNOWN, Scalars
 
 
 def scalars(*lines, before="", devices=6, header=", num_partitions=6"):

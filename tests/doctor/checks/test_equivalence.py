@@ -4,10 +4,10 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.chains import chains
-from reshard.doctor.equivalence import Spliced, Traced, check_equivalent
-from reshard.doctor.proofs import Proofs
+from reshard.doctor.checks.equivalence import Spliced, Traced, check_equivalent
+from reshard.doctor.checks.proofs import Proofs
+from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.replacements import Finder
-from reshard.doctor.replicas import Replicas
 from reshard.errors import SpliceError
 
 HEAD = """HloModule m, num_partitions=4

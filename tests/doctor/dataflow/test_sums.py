@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from reshard import hlo
-from reshard.doctor.equivalence import Traced
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import Points, Untraceable, unravel
-from reshard.doctor.sums import is_sum, same_sums, summands, summed_digits
+from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, unravel
+from reshard.doctor.dataflow.sums import is_sum, same_sums, summands, summed_digits
 
 HEAD = """HloModule m, num_partitions=4
 

@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from reshard.doctor.flow import HloValue, Scope
-from reshard.doctor.index_maps import IndexMaps, Points, Preimage, Untraceable, array_of, attribute_ints
-from reshard.doctor.scalars import Numbers
+from reshard.doctor.dataflow.flow import HloValue, Scope
+from reshard.doctor.dataflow.index_maps import IndexMaps, Points, Preimage, Untraceable, array_of, attribute_ints
+from reshard.doctor.dataflow.scalars import Numbers
 
 
 class FragmentMaps(IndexMaps):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from reshard import hlo
-from reshard.doctor.equivalence import Traced
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import Points, unravel
+from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import Points, unravel
 from reshard.errors import SpliceError
 
 HEAD = """HloModule m, num_partitions=2

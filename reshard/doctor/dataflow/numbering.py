@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reshard.doctor.flow import Flow, HloValue
+from reshard.doctor.dataflow.flow import Flow, HloValue
 from reshard.hlo import Instruction
 
 _IGNORED = (

@@ -22,8 +22,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.doctor.flow import Flow, HloValue
-from reshard.doctor.scalars import Numbers, Scalars
+from reshard.doctor.dataflow.flow import Flow, HloValue
+from reshard.doctor.dataflow.scalars import Numbers, Scalars
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
 from reshard.hlo.forms import permute_pairs

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from reshard import hlo
-from reshard.doctor.equivalence import Traced
-from reshard.doctor.flow import HloValue
-from reshard.doctor.replicas import Replicas, sharding_classes
+from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.replicas import Replicas, sharding_classes
 
 TEXT = """HloModule m, num_partitions=4
 
@@ -189,7 +189,7 @@ def test_what_enters_loops_and_branches(region, name, groups):
 
 
 def test_a_loop_whose_classes_are_not_found_is_different_everywhere(monkeypatch):
-    monkeypatch.setattr("reshard.doctor.replicas._TURNS", 1)
+    monkeypatch.setattr("reshard.doctor.dataflow.replicas._TURNS", 1)
     traced = Traced(hlo.parse(LOOP.replace("START", "copy(%zero)")), 4)
     numbers = Replicas(traced.maps, ("{replicated}", BY_PARITY)).of(HloValue(traced.region("main"), "y"))
     assert numbers.tolist() == [0, 1, 2, 3]

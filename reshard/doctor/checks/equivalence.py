@@ -17,18 +17,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.conversions import Conversion, Unconvertible, conversion
-from reshard.doctor.flow import Flow, HloValue, Scope
-from reshard.doctor.fragment_maps import FragmentMaps
-from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, unravel
+from reshard.doctor.checks.proofs import Key, Proofs, Signatures
+from reshard.doctor.dataflow.conversions import Conversion, Unconvertible, conversion
+from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
+from reshard.doctor.dataflow.fragment_maps import FragmentMaps
+from reshard.doctor.dataflow.index_maps import IndexMaps, Points, Untraceable, unravel
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.replicas import Replicas
+from reshard.doctor.dataflow.scalars import Scalars
+from reshard.doctor.dataflow.sums import Summands, same_sums, summands
+from reshard.doctor.dataflow.trace import NOWHERE, Origins, Tracer
 from reshard.doctor.infer_layouts import along
-from reshard.doctor.numbering import Numbering
-from reshard.doctor.proofs import Key, Proofs, Signatures
 from reshard.doctor.replacements import Replacement, finished
-from reshard.doctor.replicas import Replicas
-from reshard.doctor.scalars import Scalars
-from reshard.doctor.sums import Summands, same_sums, summands
-from reshard.doctor.trace import NOWHERE, Origins, Tracer
 from reshard.errors import SpliceError
 from reshard.hlo import Module
 

@@ -1,9 +1,9 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor.conversions import Conversion, Unconvertible, conversion
-from reshard.doctor.equivalence import Traced
-from reshard.doctor.flow import HloValue
+from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.dataflow.conversions import Conversion, Unconvertible, conversion
+from reshard.doctor.dataflow.flow import HloValue
 
 
 def converted(*lines, dtype="bf16"):

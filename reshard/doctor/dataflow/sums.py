@@ -16,12 +16,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.conversions import Conversion, conversion
-from reshard.doctor.flow import Flow, HloValue
-from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, array_of, attribute_ints, device_groups, unravel
-from reshard.doctor.numbering import Numbering
-from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import NOWHERE, Tracer
+from reshard.doctor.dataflow.conversions import Conversion, conversion
+from reshard.doctor.dataflow.flow import Flow, HloValue
+from reshard.doctor.dataflow.index_maps import (
+    IndexMaps,
+    Points,
+    Untraceable,
+    array_of,
+    attribute_ints,
+    device_groups,
+    unravel,
+)
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.scalars import Numbers
+from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 _EXACT = re.compile(r"[su]\d+")

@@ -3,10 +3,10 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor.equivalence import Spliced, Traced
-from reshard.doctor.op_equivalence import check_same_rows
-from reshard.doctor.proofs import Proofs
-from reshard.doctor.replicas import Replicas
+from reshard.doctor.checks.equivalence import Spliced, Traced
+from reshard.doctor.checks.op_equivalence import check_same_rows
+from reshard.doctor.checks.proofs import Proofs
+from reshard.doctor.dataflow.replicas import Replicas
 from reshard.errors import SpliceError
 from tests.doctor.batched import FFT, HEAD, OWN_FFT, OWN_SORT, SORT, proposed
 

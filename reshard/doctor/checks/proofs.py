@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.batch_ops import batch_op
-from reshard.doctor.flow import HloValue
-from reshard.doctor.fragment_maps import FragmentMaps
-from reshard.doctor.index_maps import IndexMaps
-from reshard.doctor.numbering import Numbering
-from reshard.doctor.replicas import Replicas
-from reshard.doctor.scalars import Numbers
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.fragment_maps import FragmentMaps
+from reshard.doctor.dataflow.index_maps import IndexMaps
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.replicas import Replicas
+from reshard.doctor.dataflow.scalars import Numbers
 from reshard.hlo import Instruction
 
 _CALLS = ("parameter", "conditional")

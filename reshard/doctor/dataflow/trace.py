@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import IndexMaps, Points, Untraceable, ravel, unravel
-from reshard.doctor.numbering import Numbering
-from reshard.doctor.scalars import Numbers
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import IndexMaps, Points, Untraceable, ravel, unravel
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.scalars import Numbers
 from reshard.hlo import Array
 
 _MOST = 1 << 21  # points, over all devices, that are worth following just to count them

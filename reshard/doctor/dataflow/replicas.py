@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from reshard.doctor.flow import HloValue, Scope, Site, parameter_number, paths
-from reshard.doctor.index_maps import IndexMaps, Untraceable, device_groups
-from reshard.doctor.scalars import Numbers
+from reshard.doctor.dataflow.flow import HloValue, Scope, Site, parameter_number, paths
+from reshard.doctor.dataflow.index_maps import IndexMaps, Untraceable, device_groups
+from reshard.doctor.dataflow.scalars import Numbers
 from reshard.errors import NotationError, ReshardError
 from reshard.hlo.forms import permute_pairs
 from reshard.types.layout import Layout

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.batch_ops import BatchOp, same_op
-from reshard.doctor.equivalence import Spliced, Traced, fresh_values, points_of
-from reshard.doctor.flow import HloValue
-from reshard.doctor.index_maps import Points, Untraceable, array_of, ravel, unravel
+from reshard.doctor.checks.equivalence import Spliced, Traced, fresh_values, points_of
+from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, array_of, ravel, unravel
+from reshard.doctor.dataflow.replicas import Replicas
+from reshard.doctor.dataflow.scalars import Numbers
+from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 from reshard.doctor.op_layouts import OpReplacement, is_index
-from reshard.doctor.replicas import Replicas
-from reshard.doctor.scalars import Numbers
-from reshard.doctor.trace import NOWHERE, Tracer
 from reshard.errors import SpliceError
 
 _MOST = 1 << 18  # elements of rows that are followed

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from reshard.doctor.index_maps import Points, Untraceable, ravel, unravel
-from reshard.doctor.scalars import UNKNOWN
+from reshard.doctor.dataflow.index_maps import Points, Untraceable, ravel, unravel
+from reshard.doctor.dataflow.scalars import UNKNOWN
 from tests.doctor.fragments import Analysis
 from tests.doctor.tracing import follow_to_start, program
 

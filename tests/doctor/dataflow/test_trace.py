@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from reshard.doctor.numbering import Numbering
-from reshard.doctor.trace import NOWHERE, Tracer
+from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 from tests.doctor.fragments import DATA, GATHER, OFFSET, SLICE, ZERO, Analysis, text
 from tests.doctor.tracing import everywhere, follow, follow_to_start, program
 
