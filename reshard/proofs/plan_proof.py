@@ -36,26 +36,34 @@ MOST_TRANSFERS = 1 << 21
 
 def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof:
     """Proves one plan; see `prove`, which takes trees too."""
-    if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
-    if not (program is None or isinstance(program, Program)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
+    _check_given(plan, program)
     launches = checked_flag(launches, "launches")
     if plan.view is not None or any(step.kind in VIEW_RULES for step in plan.steps):
         if launches:
             raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")
         return prove_view(plan, program, prove_plan)
-    made = _outline(plan) if program is None else program
+    proof = _proof_or_counterexample(plan, _outline(plan) if program is None else program)
+    return replace(proof, launches=fewest(plan, limit)) if launches else proof
+
+
+def _check_given(plan: object, program: object) -> None:
+    if not isinstance(plan, Plan):
+        raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
+    if not (program is None or isinstance(program, Program)):
+        raise PlanError(f"{quoted(program)} is not a Program; give what lower_plan(plan) returns, or None")
+
+
+def _proof_or_counterexample(plan: Plan, program: Program | Outline) -> Proof:
+    """The proof that the program is right; raises `ProofError` where one that cannot be proved goes wrong on a run."""
     try:
         if 0 in plan.source.shape:
-            _check_runs(plan, made)
-        proof = _proof(plan, made)
+            _check_runs(plan, program)
+        return _proof(plan, program)
     except UndecidedError as undecided:
-        counterexample = refute(plan, made) if isinstance(made, Program) and fits(plan) else None
+        counterexample = refute(plan, program) if isinstance(program, Program) and fits(plan) else None
         if counterexample is None:
             raise
         raise ProofError(f"{plan.source} -> {plan.target}: {counterexample}", counterexample) from undecided
-    return replace(proof, launches=fewest(plan, limit)) if launches else proof
 
 
 def _check_runs(plan: Plan, program: Program | Outline) -> None:

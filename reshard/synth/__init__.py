@@ -2,7 +2,7 @@
 
 plan       the best checked plan from one layout to another
 plan_tree  the plans of many arrays, in batches that share launches
-overlapped a plan to other devices in parts, each gathered while the next one crosses (`overlap`)
+overlapped a plan to other devices in parts, each gathered while the next one crosses (`pipeline`)
 Network    what bytes cost along each axis of a mesh: presets by name, JSON, or your own figures
 Link       the cost of one axis: seconds a message, bytes a second
 
@@ -19,6 +19,6 @@ wires      what rings, lines and tori carry; `torus` lays a mesh over physical a
 
 from reshard.synth.network import Link as Link
 from reshard.synth.network import Network as Network
-from reshard.synth.overlap import overlapped as overlapped
+from reshard.synth.pipeline import overlapped as overlapped
 from reshard.synth.planner import plan as plan
 from reshard.synth.trees import plan_tree as plan_tree

@@ -1,11 +1,11 @@
 """What was proved of a chain holds for equal ones: with other names, channels and lines, and nothing else."""
 
 import pytest
-from tests.doctor.checks.test_equivalence import HEAD, NEW, OLD
 
 from reshard import hlo
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.dataflow.flow import HloValue
+from tests.doctor.checks.test_equivalence import HEAD, NEW, OLD
 
 
 def signature(text, name, leaf="p"):

@@ -8,7 +8,7 @@ import pytest
 
 import reshard as rs
 from reshard.synth import overlapped
-from reshard.synth.overlap import seconds
+from reshard.synth.pipeline import seconds
 from reshard.types.pipeline import part_of
 from tests.layouts import random_crossing
 
