@@ -118,11 +118,6 @@ def dtypes(comm: MPI.Intracomm) -> Iterator[Case]:
                 yield f"{dtype} as {name} {before} -> {after}, {nodes} nodes, {move}", case
 
 
-def dtypes_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A sample of these cases, for the fast tier."""
-    yield from islice(dtypes(comm), None, None, 11)
-
-
 def _small() -> list[str]:
     import ml_dtypes
 

@@ -248,11 +248,6 @@ def relays(comm: MPI.Intracomm) -> Iterator[Case]:
             yield f"{name}, steps", partial(_check_plan, comm, team, source, target)
 
 
-def relays_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A sample of these cases, for the fast tier."""
-    yield from islice(relays(comm), None, None, 9)
-
-
 def _relayed_ends(choose: random.Random, size: int) -> tuple[Layout, Layout]:
     """Random layouts whose plan is a relay."""
     while True:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import islice
 from typing import Any
 from unittest import mock
 
@@ -89,11 +88,6 @@ def arguments(comm: MPI.Intracomm) -> Iterator[Case]:
                             shown = type(junk).__name__
                             case = partial(_one_error, comm, call, {**_arguments(comm)}, argument, good, junk)
                             yield f"{name}: {argument} is a {shown}, {nodes} nodes", case
-
-
-def arguments_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A sample of these cases, for the fast tier."""
-    yield from islice(arguments(comm), None, None, 17)
 
 
 def _arguments(comm: MPI.Intracomm) -> dict[str, Any]:
@@ -224,11 +218,6 @@ def skipped(comm: MPI.Intracomm) -> Iterator[Case]:
             for first in (False, True):
                 yield f"rank {odd}, {nodes} nodes, first={first}", partial(_skips, comm, nodes, odd, first)
         yield f"another move, {nodes} nodes", partial(_other_move, comm, nodes)
-
-
-def skipped_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A sample of these cases, for the fast tier."""
-    yield from islice(skipped(comm), None, None, 4)
 
 
 def meetings(comm: MPI.Intracomm) -> Iterator[Case]:
@@ -370,11 +359,6 @@ def threads(comm: MPI.Intracomm) -> Iterator[Case]:
         for number in range(6):
             yield f"{number}, {nodes} nodes", partial(_two_threads, comm, nodes, number)
         yield f"a communicator each, {nodes} nodes", partial(_two_communicators, comm, nodes)
-
-
-def threads_sampled(comm: MPI.Intracomm) -> Iterator[Case]:
-    """A sample of these cases, for the fast tier."""
-    yield from islice(threads(comm), None, None, 3)
 
 
 def _two_threads(comm: MPI.Intracomm, nodes: int, number: int) -> None:

@@ -51,11 +51,6 @@ def test_trees_on_other_ranks(topic: str, ranks: int, nodes: int, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_tree_on_other_ranks(tmp_path: Path) -> None:
-    running.check("trees.across_sampled", 3, tmp_path)
-
-
-@pytest.mark.slow
 def test_arrays_of_any_shapes_travel_in_one_message_for_each_peer(tmp_path: Path) -> None:
     running.check("trees.few_messages", 4, tmp_path)
 

@@ -67,28 +67,18 @@ def test_the_classes_have_all_pairs():
 
 
 @pytest.mark.fast(1)
-@pytest.mark.parametrize(
-    ("mesh", "count"),
-    [
-        (FOUR, None),
-        (SIX, 16),
-        (EIGHT, 12),
-        *(pytest.param(mesh, None, marks=pytest.mark.slow) for mesh in (SIX, EIGHT)),
-    ],
-    ids=str,
-)
-def test_no_pair_has_a_plan_of_fewer_launches(mesh: Mesh, count: int | None):
+@pytest.mark.parametrize("mesh", [FOUR, SIX, EIGHT], ids=str)
+def test_no_pair_has_a_plan_of_fewer_launches(mesh: Mesh):
     """At the same bytes and memory; the other pairs of a class have the same plan under other names."""
-    groups = list(classes(mesh).items())
     searched = 0
-    for (source, target), same in groups if count is None else random.Random(3).sample(groups, count):
+    for (source, target), same in classes(mesh).items():
         plan = rs.plan(source, target)
         for pair in same:
             assert all(getattr(rs.plan(*pair), name) == getattr(plan, name) for name in FIGURES)
         verdict = fewest(plan, limit=600)
         searched += bool(verdict.claims)
         assert verdict.holds, f"{plan}\n{verdict.statement}"
-    assert searched > (5 if count is None else 1)
+    assert searched > 5
 
 
 # ---- a worse plan is detected ---------------------------------------------------------------------------

@@ -18,19 +18,16 @@ from reshard.errors import AgreementError, PlanError, TileError
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.team import TIME_LIMIT
 
-slow = pytest.mark.slow
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topic", ["arguments_sampled", "planning", pytest.param("arguments", marks=slow)])
+@pytest.mark.parametrize("topic", ["planning", "arguments"])
 def test_one_error_on_all_ranks(topic: str, tmp_path: Path):
     running.check(f"mistakes.{topic}", 3, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topic", ["threads_sampled", pytest.param("threads", marks=slow)])
-def test_threads(topic: str, tmp_path: Path):
-    running.check(f"mistakes.{topic}", 3, tmp_path)
+def test_threads(tmp_path: Path):
+    running.check("mistakes.threads", 3, tmp_path)
 
 
 @pytest.mark.parametrize("limit", [1, 0.5, float("inf"), True, "5", None, -1, float("nan"), 10**400])

@@ -10,20 +10,20 @@ from tests.mpi import running
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
-FAST = [("moves_sampled", 4), ("relays_sampled", 4), ("arrays", 3), ("mistakes", 4)]
-SLOW = [("moves_sampled", 2), ("moves_sampled", 8), ("relays", 4), ("relays", 6), ("plans", 3), ("mistakes", 3)]
-# On two ranks some mistakes are none: there is only one other target.
+SLOW = [
+    *(("moves_sampled", ranks) for ranks in (2, 4, 8)),
+    *(("relays", ranks) for ranks in (4, 6)),
+    *(("mistakes", ranks) for ranks in (3, 4)),  # On two some mistakes are none: there is only one other target.
+    ("arrays", 3),
+    ("plans", 3),
+]
 SWEEP = [
     (topic, ranks)
     for topic in ("moves", "plans", "arrays", "relays")
     for ranks in (2, 3, 4, 6, 8)
     if (topic, ranks) != ("relays", 2)
 ]
-RUNS = [
-    *FAST,
-    *(pytest.param(*run, marks=pytest.mark.slow) for run in SLOW),
-    *(pytest.param(*run, marks=pytest.mark.sweep) for run in SWEEP if run not in (*FAST, *SLOW)),
-]
+RUNS = [*SLOW, *(pytest.param(*run, marks=pytest.mark.sweep) for run in SWEEP if run not in SLOW)]
 
 
 @pytest.mark.slow

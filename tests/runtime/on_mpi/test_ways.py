@@ -29,15 +29,6 @@ def test_dtypes(tmp_path: Path):
     running.check("cases.dtypes", 8, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("topic", "ranks"),
-    [("moves_sampled", 2), ("moves_sampled", 4), ("dtypes_sampled", 8)],
-)
-def test_some_moves(topic: str, ranks: int, tmp_path: Path):
-    running.check(f"cases.{topic}", ranks, tmp_path)
-
-
 class Room:
     """An arena without memory, which has a place for so many blocks of a kilobyte at most."""
 

@@ -35,7 +35,7 @@ def watch(team: Team) -> Watch:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "ranks"),
-    [("full_sampled", 4), ("full", 4), ("many", 2), ("very_many", 3)],
+    [("full", 4), ("many", 2), ("very_many", 3), pytest.param("every_full", 4, marks=pytest.mark.sweep)],
 )
 def test_ranks(topic: str, ranks: int, tmp_path: Path):
     running.check(f"sharing.{topic}", ranks, tmp_path)
