@@ -21,8 +21,6 @@ from reshard.errors import AgreementError, RankError
 from reshard.runtime.on_mpi import team as module
 from reshard.runtime.on_mpi.team import NODES, Team, Watch, moving, team_of
 
-slow = pytest.mark.slow
-
 
 @pytest.mark.slow
 def test_teams(tmp_path: Path):
@@ -32,46 +30,33 @@ def test_teams(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("topic", "ranks"),
-    [
-        ("communicators", 3),
-        pytest.param("very_many_communicators", 2, marks=slow),
-        ("finalized", 2),
-    ],
+    [("communicators", 3), ("very_many_communicators", 2), ("finalized", 2)],
 )
 def test_communicators_that_the_user_frees(topic: str, ranks: int, tmp_path: Path):
     running.check(f"sharing.{topic}", ranks, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "topic",
-    [
-        "failure_sampled",
-        "untouched_sampled",
-        *(pytest.param(topic, marks=slow) for topic in ("failure", "untouched", "stuck")),
-    ],
-)
+@pytest.mark.parametrize("topic", ["failure", "untouched", "stuck"])
 def test_calls_that_go_wrong(topic: str, tmp_path: Path):
     running.check(f"failing.{topic}", 4, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("nodes", "cleanup"),
-    [
-        (1, True),
-        *(pytest.param(nodes, cleanup, marks=slow) for nodes in (1, 2, 4) for cleanup in (True, False)),
-    ],
-)
+@pytest.mark.parametrize("cleanup", [True, False])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_a_rank_that_dies_ends_the_call_on_all(
     nodes: int, cleanup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """`mpiexec` ends all ranks, unless it is told not to; then those that are left raise an error in time."""
     monkeypatch.setenv("NODES_OF_THE_KILLED", str(nodes))
     monkeypatch.setenv("REPORT_OF_THE_KILLED", str(tmp_path / "report"))
+    monkeypatch.setenv("FILES_OF_THE_KILLED", str(tmp_path / "files"))
     worker = ["-m", "tests.mpi.worker", str(tmp_path / "cases"), "failing.killed"]
     started = running.start(worker, 4, cleanup)
     printed = running.output(started)
+    for place in {place for path in tmp_path.glob("files-*") for place in path.read_text().split()}:
+        Path(place).unlink(missing_ok=True)
     assert started.returncode != 0 or not cleanup, printed
     assert "took longer" not in printed
     texts = [path.read_text() for path in tmp_path.glob("report-*")]
