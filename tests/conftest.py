@@ -22,6 +22,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 DEVICES = "--xla_force_host_platform_device_count"
 if DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
+PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"  # XLA ends a process of which a device waits 40 s.
+if PATIENCE not in os.environ["XLA_FLAGS"]:
+    os.environ["XLA_FLAGS"] += f" {PATIENCE}=600"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu, where it is installed, would ask a server that is not there
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # otherwise the second of two processes fails at libtpu's lock file
