@@ -253,7 +253,7 @@ def _skips(comm: MPI.Intracomm, nodes: int, odd: int, first: bool) -> None:
         _moves(own)
     for _ in range(2):
         if own.rank != odd:
-            caught, seconds = _caught(lambda: _moves(own, limit=0.4))
+            caught, seconds = _caught(lambda: _moves(own, limit=0.1))
             assert type(caught) is RankError, caught
             assert seconds < LIMIT / 2, seconds
         comm.Barrier()
