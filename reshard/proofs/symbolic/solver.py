@@ -37,7 +37,8 @@ def decide(claims: Sequence[Query], work: int = WORK) -> None:
         if verdict == z3().sat:
             raise UndecidedError(f"{claim.about}: z3 finds that it fails where {_spelled(solver.model())}")
         if verdict != z3().unsat:
-            raise UndecidedError(f"{claim.about}: z3 does not decide it ({solver.reason_unknown()})")
+            reason = f"within {work:,} units of its work ({solver.reason_unknown()})"
+            raise UndecidedError(f"{claim.about}: z3 does not decide it {reason}")
 
 
 def to_smt2(claim: Query) -> str:
