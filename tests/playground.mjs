@@ -17,7 +17,7 @@ async function open(hash) {
 }
 const text = (page, id) => page.textContent("#" + id);
 async function settled(page, words) {
-  await page.waitForFunction(words => document.querySelector("#status").textContent === words, words, { timeout: 30000 });
+  await page.waitForFunction(words => document.querySelector("#status").textContent === words, words, { timeout: 90000 });
 }
 
 let page = await open("");
@@ -33,7 +33,7 @@ for (let at = 0; at < 14; at++) {
 say("tabs", names);
 await page.focus("[name=budget]");
 await page.keyboard.type("4500");
-await page.waitForFunction(() => document.querySelector("#command").textContent.includes("--budget 4500"), null, { timeout: 30000 });
+await page.waitForFunction(() => document.querySelector("#command").textContent.includes("--budget 4500"), null, { timeout: 90000 });
 say("budget", await text(page, "sums"));
 const link = await page.evaluate(() => location.hash);
 say("link", link);
