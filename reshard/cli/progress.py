@@ -1,4 +1,4 @@
-"""What a command says on stderr while it works, if that takes longer than people wait without a word."""
+"""What a command prints on stderr while it works, if it takes longer than people wait in silence."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def run(options: ProveOptions) -> int:
     from reshard.proofs.proof import WIDTH
     from reshard.show import terminal
 
-    if not options.limit >= 0:  # A nan is refused, too.
+    if not options.limit >= 0:  # Refuses nan, too.
         raise ReshardError(f"--limit {options.limit}: give a number of seconds, 0 or more")
     try:
         proof = prove(planned(options).plan, launches=options.launches, limit=options.limit)

@@ -113,7 +113,7 @@ class _Examination:
 
     @cached_property
     def proposed(self) -> list[Proposal]:
-        """The proposals in the order of the program; none is better if all together are not worth their while."""
+        """The proposals in the order of the program; none counts as better if all together are not worth it."""
         every = sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
 
         def estimates() -> tuple[int, int]:

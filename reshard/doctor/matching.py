@@ -89,7 +89,7 @@ def _same_digits(move: Known, traced: TracedMove) -> bool:
 
 
 def _likeness(move: Known, traced: TracedMove) -> int:
-    """How much the tiles' dims and the order of the digits speak for a move, rather than for its reverse."""
+    """How well the tiles' dims and the order of the digits fit a move, rather than its reverse."""
     before, after = (_without_ones(layout.tile_shape) for layout in (move.source, move.target))
     tiles = (before in map(_without_ones, traced.before)) + (after in map(_without_ones, traced.after))
     moved = _moved_digits(traced.layouts)

@@ -1,6 +1,6 @@
 """Where an operation's rows may be: the layouts of what it takes and of its results, and of both where it runs.
 
-Every dim is a list of digits, each held by devices or local. Where the operation runs, the digits inside of a row are
+Every dim is a list of digits, each held by devices or local. Where the operation runs, the digits inside a row are
 local, and those that count rows are held as they are before, or as they are afterwards.
 """
 

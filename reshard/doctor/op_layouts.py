@@ -134,7 +134,7 @@ class OpFinder:
         return value.opcode == "iota"
 
     def _input(self, value: HloValue, op: BatchOp) -> OpInput:
-        """What an operand is; an index along a dim inside of the rows need not be moved."""
+        """What an operand is; an index along a dim inside the rows need not be moved."""
         leaf = value
         while (sources := self.maps.sources(leaf)) is not None and len(sources) == 1:  # ends: no value is its own form
             leaf = sources[0]

@@ -36,10 +36,10 @@ class Known(NamedTuple):
 class ArrayMove:
     """An array that a place moves.
 
-    `before` and `after` are the tiles of one device. `source` and `target` are the layouts, if they are known: those
-    of the `whole` array, or of the part that a group of devices has. If `exact`, `needed_bytes` is what some device
-    must receive; otherwise it is an upper bound of that. `plan` is what `reshard` would do. So many
-    `arrays` move alike.
+    `before` and `after` are the tiles of one device. `source` and `target` are the layouts, if they are known: those of
+    the `whole` array, or of the part that a group of devices has. If `exact`, `needed_bytes` is what some device must
+    receive; otherwise it is an upper bound of that. `plan` is what `reshard` would do. `arrays` is the number of arrays
+    that move alike.
     """
 
     before: Array | None

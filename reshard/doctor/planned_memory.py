@@ -126,7 +126,7 @@ class _NeededHere:
         return [self._take(scope, name, operand) for operand in instruction.operands]
 
     def _take(self, scope: Scope, name: str, operand: str) -> _Instruction:
-        """Notes that an instruction takes an operand."""
+        """Records that an instruction takes an operand."""
         if scope is self.region:
             self.taken.setdefault(name, {})[operand] = None
         return scope, operand

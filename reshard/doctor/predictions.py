@@ -1,7 +1,7 @@
 """What a proposal costs, by the figures of its plans alone; the pass measures it by compiling.
 
 A compiler may send more bytes than the plan has. XLA:CPU is known to: it has no collectives of 16-bit floats, and sends
-32 bits for each. A program is taken for one of these if none of its own collectives sends 16-bit floats.
+32 bits for each. A program is assumed to come from such a compiler if none of its own collectives sends 16-bit floats.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ class Finder:
         return self._stored_leaf(chain)
 
     def _narrower(self, region: Scope, name: str) -> str:
-        """The instruction that has the same elements in a narrower dtype, before a conversion; else the same one."""
+        """The instruction that has the same elements in a narrower dtype, before a conversion; else the one given."""
         value = self.flow.origin(HloValue(region, name))
         while value.array is not None and value.opcode in _FORMS:  # ends: each step goes back to an operand
             (before,) = self.flow.operands(value)

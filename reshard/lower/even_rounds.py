@@ -35,7 +35,7 @@ SPREAD = 256
 
 
 class RoundShift(NamedTuple):
-    """What a device adds to the number of a round: so many times its coordinate along a factor of the positions."""
+    """What a device adds to the number of a round: a multiple of its coordinate along a factor of the positions."""
 
     times: int
     stride: int
@@ -68,7 +68,7 @@ class EvenRounds:
 
     @classmethod
     def of_exchange(cls, r: Refinement, devices: int) -> EvenRounds:
-        """The rounds of an exchange that is not in place among so many devices."""
+        """The rounds of an exchange among this number of devices, not in place."""
         return cls(r, spread=devices <= SPREAD)
 
     def _head(self, stride: int) -> int:

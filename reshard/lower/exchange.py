@@ -47,7 +47,7 @@ class Box(NamedTuple):
         return tuple(extent for _, extent in self.src), tuple(extent for _, extent in self.dst)
 
     def cut(self, most: int) -> Iterator[Box]:
-        """The box in boxes of at most so many elements; one whose axes differ at the two ends stays whole.
+        """The box in boxes of at most `most` elements; one whose axes differ at the two ends stays whole.
 
         >>> [box.dst for box in Box(((0, 4),), ((2, 4),)).cut(2)]
         [((2, 2),), ((4, 2),)]

@@ -49,8 +49,9 @@ def new_held(
 ) -> WindowTile:
     """A new tile, once all ranks agree on `what`, which is asked for when arguments are checked; `fill` writes it.
 
-    All ranks fill: where the array has no tile, one without elements. With `clear`, padding is set to zero. `alone`
-    says that `fill` waits for no rank and cannot fail; if there is memory for the tile, the call ends without a wait.
+    All ranks call `fill`: those without a tile with one that has no elements. With `clear`, padding is set to zero.
+    `alone` says that `fill` waits for no rank and cannot fail; if there is memory for the tile, the call ends without a
+    wait.
     """
 
     def prepare(team: Team) -> np.dtype[Any]:

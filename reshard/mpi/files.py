@@ -82,14 +82,14 @@ def save(call: Call, path: Folder, layout: Layout, seat: int | None, tile: NDArr
 
 
 def write(path: Folder, seat: int, tile: NDArray[Any], name: str) -> None:
-    """Writes the tile of a seat, of the save called `name`, which is not to be seen before `publish`."""
+    """Writes the tile of a seat, of the save called `name`, which nobody sees before `publish`."""
     with _synced(_tile(path, seat, name)) as file:
         np.save(file, tile, allow_pickle=False)
         file.write(_mark(seat, name))
 
 
 def publish(path: Folder, layout: Layout, name: str) -> None:
-    """Makes a save of which all tiles are written the folder's array, and removes the files of others."""
+    """Makes a save whose tiles have all been written the folder's array, and removes the files of others."""
     ids = None if layout.mesh.device_ids is None else list(layout.mesh.device_ids)
     mesh = {"mesh": dict(layout.mesh.axes), "device_ids": ids}
     text = json.dumps({"format": _FORMAT, "layout": str(layout), **mesh, "save": name}, indent=2)
@@ -100,7 +100,7 @@ def publish(path: Folder, layout: Layout, name: str) -> None:
     _sync(Path(path))
     for old in (*Path(path).glob("tile-*.npy"), *Path(path).glob("layout-*.json")):
         if not old.name.endswith(f"-{name}.npy"):
-            with contextlib.suppress(OSError):  # What is left over of an earlier save does no harm.
+            with contextlib.suppress(OSError):  # Remains of an earlier save do no harm.
                 old.unlink()
 
 

@@ -75,7 +75,7 @@ class MoveHandle:
     """A prepared move: `handle(tile)` returns this rank's tile of the target, as `redistribute` does.
 
     Calls are collective. Moves of small tiles inside a node cost one synchronization of the ranks; others are those of
-    `redistribute`. `free`, or a `with`, lets go of what the handle keeps; it ends with its communicator, too.
+    `redistribute`. `free`, or the end of a `with`, releases what the handle keeps; so does freeing its communicator.
     """
 
     def __init__(self, move: TileMove, comm: Comm, limit: float, staged: StagedMove | None) -> None:
@@ -128,7 +128,9 @@ class MoveHandle:
         return move
 
     def free(self) -> None:
-        """Lets go of what the handle keeps; each rank by itself, and any number of times. It cannot be called again."""
+        """Releases what the handle keeps, on this rank only; may be called any number of times. The handle cannot be
+        called again.
+        """
         self._freed, self._staged = True, None
 
     def __enter__(self) -> Self:
@@ -185,7 +187,7 @@ class StartedMove:
         return self._thread.ident or 0
 
     def finish(self) -> None:
-        """Waits for the end, without its error."""
+        """Waits for the end, and leaves its error to `wait`."""
         if self._thread is not None:
             self._thread.join()
         else:

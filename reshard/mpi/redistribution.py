@@ -206,8 +206,8 @@ class TileMove:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a request for two layouts without options, as is kept for the next call; the same on all ranks,
-        or an error.
+        """Whether it is a request for two layouts without options, the kind that is kept for the next call. The ranks
+        agree on this, or on an error.
         """
         options = self.budget is self.network is None and self.donate is self.relabel is False and not self.of_trees
         return options and type(self.source) is type(self.target) is Layout

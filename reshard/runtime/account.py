@@ -58,7 +58,9 @@ class Account:
 
     @property
     def elements(self) -> Counter[int]:
-        """Elements that each device received, those of another dtype as what they make of this one."""
+        """Elements that each device received; those of another dtype count as the elements of this one that they
+        fill.
+        """
         each = dtypes.bits(self.dtype)
         return Counter({device: bits // each for device, bits in self._received_bits.items()})
 

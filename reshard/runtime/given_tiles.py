@@ -61,7 +61,8 @@ def in_native_order(array: Array) -> Array:
 def tile_per_device(shapes: Mapping[int, Sequence[tuple[int, ...]]], tiles: object) -> dict[int, Array]:
     """The tiles, one for each device id, in the machine's byte order.
 
-    `shapes` has those that each device's tile may have. Raises `TileError` if tiles lack, are unknown or no arrays.
+    `shapes` has those that each device's tile may have. Raises `TileError` if tiles are missing, unknown, or not
+    arrays.
 
     >>> tile_per_device({7: [(2,)], 3: [(2,)]}, {3: [1, 2], 7: [3, 4]})
     {7: array([3, 4]), 3: array([1, 2])}

@@ -64,7 +64,9 @@ def padding_of(layout: Layout) -> int:
 
 
 def _of_scratch(step: Step) -> int:
-    """Buffers are padded as the tile is that is padded more; a slice at once has one if another dim becomes minor."""
+    """Buffers are padded like the more padded of the two tiles; a slice at once has a buffer if another dim becomes
+    minor.
+    """
     part = part_of(step)
     if step.kind == "slice":
         return relaid_bytes(step) if part is None else _of_sliced(part)
@@ -76,8 +78,9 @@ def _of_scratch(step: Step) -> int:
 
 
 def _of_sliced(part: Part) -> int:
-    """A slice in parts reads a whole part if it keeps several ranges of the minor dim, and relays it to cut out narrow
-    ones."""
+    """A slice in parts reads a whole part if it keeps several ranges of the minor dim, and rearranges it in memory to
+    cut out narrow ones.
+    """
     ends = padding_of(part.operand) + padding_of(part.result) + _relaid_slice(part.operand, part.result)
     if one_range(part.operand, part.result):
         return ends
@@ -88,7 +91,9 @@ def _of_sliced(part: Part) -> int:
 
 
 def _of_part(step: Step, part: Part) -> int:
-    """Messages of narrow boxes are packed, sent, and relaid; ends in another order than they are relaid to theirs."""
+    """Messages of narrow boxes are packed, sent, and rearranged; so are tiles whose dims lie in another order than
+    theirs.
+    """
     dtype, order = part.operand.dtype, memory_order(part.block, part.operand.dtype)
     times = padding_of_block(part)
     if step.mode.in_place:
@@ -106,8 +111,9 @@ def _of_part(step: Step, part: Part) -> int:
 
 
 def padding_of_block(part: Part) -> float:
-    """How many times its bytes a block needs that travels in a part; one of less than 8 x 128 elements as if it had
-    so many."""
+    """How many times its own bytes a block that travels in a part needs; a block of fewer than 8 x 128 elements is
+    padded to that many.
+    """
     elements = math.prod(part.block)
     padded = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(elements)
     return max(padded, SUBLANES * LANES / elements)

@@ -62,7 +62,7 @@ def _with_steps(plan: Plan, moves: Sequence[StepSpec]) -> Plan:
 def _overwriting(step: Step, least: int, count: int) -> StepSpec | None:
     """The step in parts that take each other's place, in the tiles' own memory; None if that cannot be.
 
-    Of the numbers of parts from half of `count` up, one that needs no slots rearranged is taken if there is such.
+    Among the numbers of parts from half of `count` up, one for which no slots are rearranged is preferred.
     """
     if not _has_parts(step, least) or step.operand.tile_bytes != step.result.tile_bytes:
         return None
@@ -84,7 +84,7 @@ def _regions(step: Step, parts: int) -> Regions | None:
 
 
 def _has_parts(step: Step, least: int) -> bool:
-    """Whether a step is large enough for parts, and one that can go in parts."""
+    """Whether a step is large enough for parts, and can be cut into them."""
     if step.kind in VIEW_RULES or not one_set(step.operand.mesh, step.result.mesh):
         return False  # Messages to other devices are cut where they are carried.
     return step.mode == PLAIN and step.operand.tile_bytes + step.result.tile_bytes >= least
@@ -138,7 +138,7 @@ def _parted(step: Step, least: int, count: int, overlap: bool, lanes: bool) -> S
 
 
 def _finer(step: Step, following: Step, move: StepSpec, most: int) -> StepSpec:
-    """The step after a slice in at most so many parts, if the slice reads whole parts of a far larger tile."""
+    """The step after a slice, in at most `most` parts if the slice reads whole parts of a far larger tile."""
     if step.kind != "slice" or move.mode.parts == 1 or move.mode.overlap:
         return move
     if 4 * step.result.tile_bytes > step.operand.tile_bytes or tpu_memory.one_range(step.operand, step.result):
@@ -192,8 +192,9 @@ def _unpadded(parts: Mapping[int, Part], count: int) -> int | None:
 
 
 def _overlapping(step: Step, possible: Sequence[int], count: int) -> int | None:
-    """The number of parts that overlap, from `count` to twice that, aligned ones if there are such; None for a step
-    that has no such number, or is too small to gain by it."""
+    """The number of parts that overlap, from `count` to twice that, aligned if possible; None for a step that has no
+    such number, or is too small to gain by it.
+    """
     if step.kind not in OVERLAPPING or step.operand.tile_bytes + step.result.tile_bytes < OVERLAPPED:
         return None
     enough = [number for number in possible if count <= number <= 2 * count]

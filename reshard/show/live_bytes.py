@@ -25,7 +25,7 @@ class Moment(NamedTuple):
 
 
 class Timeline(NamedTuple):
-    """What is live on a device from the first moment to the last, the most of it, and what nothing can do without."""
+    """What is live on a device from the first moment to the last, its peak, and the floor, which no plan goes below."""
 
     moments: tuple[Moment, ...]
     peak_bytes: int

@@ -20,7 +20,7 @@ LEAST_BUFFERS = 32 << 20
 """Bytes on a device that a batch may always take for its buffers."""
 
 SHARE = 16
-"""The buffers of a batch take at most one part in so many of all sources and targets."""
+"""The buffers of a batch take at most one part in this many of all sources and targets."""
 
 _FAST = 1e300
 """A bandwidth, in bytes/second, at which only latency is left."""
@@ -53,7 +53,7 @@ def batches_of(plans: Mapping[str, Plan], network: Network | None) -> list[Batch
 
 
 def _alike(plans: Mapping[str, Plan]) -> Iterator[list[str]]:
-    """The names of the plans that can share launches; of a plan that cannot, its name alone."""
+    """The names of the plans that can share launches; a plan that cannot is alone in its group."""
     groups: dict[object, list[str]] = {}
     keys: dict[Plan, object] = {}
     for name, each in plans.items():
@@ -74,7 +74,7 @@ def batch_of(names: Sequence[str], plans: Mapping[str, Plan], network: Network |
 
 
 def _latency(plan: Plan, network: Network | None) -> float:
-    """The part of a plan's time in which its bytes have no share."""
+    """The part of a plan's time that does not depend on its bytes."""
     if network is None:
         return 0.0
     total = 0.0

@@ -48,7 +48,7 @@ class Link:
 
     @property
     def speed(self) -> tuple[float, float]:
-        """What orders links from slow to fast."""
+        """The key that sorts links from slow to fast."""
         return self.bandwidth, -self.latency
 
 

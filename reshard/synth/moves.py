@@ -41,7 +41,7 @@ def plans(move: Move, between: Between, budget: int | None, donate: bool) -> lis
     """
     made: list[Plan] = []
     for specs in _routes(move, between, budget):
-        with suppress(StepError):  # Not every place is one for a transposition.
+        with suppress(StepError):  # A transposition does not fit every place.
             made.append(chain(move.source, move.target, specs, donate, None, move.view))
     if not made:
         raise PlanError(
@@ -60,7 +60,7 @@ def plans(move: Move, between: Between, budget: int | None, donate: bool) -> lis
 
 
 def _routes(move: Move, between: Between, budget: int | None) -> Iterator[Specs]:
-    """Every route, with its cast: before all steps if that makes fewer bytes, else as late as need be."""
+    """Every route, with its cast: before all steps if that makes fewer bytes, else as late as necessary."""
     for specs in _uncast(_in_dtype(move), between, budget):
         yield _with_cast(move, specs) if move.casts else specs
 
@@ -119,7 +119,7 @@ def _uncast(move: Move, between: Between, budget: int | None) -> Iterator[Specs]
 
 
 def _chunk(move: Move, budget: int) -> int:
-    """The elements of a message that has room twice beside both tiles."""
+    """The elements of the largest message that fits twice beside both tiles."""
     spare = budget - move.source.tile_bytes - move.target.tile_bytes
     return max(1, spare // max(1, 2 * move.source.nbytes(1)))
 

@@ -1,9 +1,9 @@
 """Networks: what it costs to send bytes along each mesh axis.
 
-A `Link` is the alpha-beta model of one axis: a message of n bytes takes `latency + n / bandwidth` seconds. A
-`Network` has the link of every axis of a mesh: `Network.preset("h100")` on `<dp=16, tp=8>` gives `tp` NVLink and
-`dp` InfiniBand. Where its inner fabric is a torus, the axes of the mesh lie on physical ones (`torus`), and `wires`
-says what those carry. How the links of a step's axes add up to its time is the business of `cost`.
+A `Link` is the alpha-beta model of one axis: a message of n bytes takes `latency + n / bandwidth` seconds. A `Network`
+has the link of every axis of a mesh: `Network.preset("h100")` on `<dp=16, tp=8>` gives `tp` NVLink and `dp` InfiniBand.
+Where its inner fabric is a torus, the axes of the mesh lie on physical ones (`torus`), and `wires` says what those
+carry. `cost` says how the links of a step's axes add up to its time.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def message_count(plan: Plan) -> int:
 def short_plans(
     source: Layout, target: Layout, messages: int, network: Network, budget: int | None = None, donate: bool = False
 ) -> list[Plan]:
-    """The plans on one set of devices that list at most so many messages, within a budget in bytes a device.
+    """The plans on one set of devices that list at most this many `messages`, within a budget in bytes a device.
 
     Steps are not cut to fit the budget, which would make more messages, and no tile on the way is larger than those at
     the ends. There may be no such plan.

@@ -60,7 +60,7 @@ class Torus:
         object.__setattr__(self, "shape", tuple(sizes))
 
     def sizes(self, devices: int) -> tuple[int, ...]:
-        """The sizes of the physical axes of so many devices, ascending, or as given, major to minor.
+        """The sizes of the physical axes of a number of devices: ascending, or as given, major to minor.
 
         Raises `NetworkError` if the shape that was given has another number of devices.
         """
@@ -88,8 +88,8 @@ class Torus:
     def under(self, mesh_axes: Sequence[int]) -> tuple[tuple[int, bool], ...]:
         """The physical axes (size, wraps) below mesh axes of these sizes, major to minor.
 
-        Of the orders of the physical axes, it is one in which most of them end where a mesh axis does. Where none nests
-        with the mesh axes, every mesh axis is taken as a physical one.
+        The physical axes are in the order in which most of them end where a mesh axis does. If no order nests with the
+        mesh axes, every mesh axis counts as a physical one.
 
         >>> Torus(axes=3, wrap=4, cubes=True).under([4, 8, 4])
         ((4, True), (8, True), (4, True))

@@ -96,7 +96,7 @@ class _Live:
         self.now: Bytes = tuple(map(sum, zip(*(each.before for each in footprints), strict=True)))
 
     def fits(self, needs: Footprint, budget: int) -> bool:
-        """Whether what needs so much can run next."""
+        """Whether what has these needs can run next."""
         return all(n - b + d <= budget for n, b, d in zip(self.now, needs.before, needs.during, strict=True))
 
     def room(self, needs: Footprint, budget: int) -> int:

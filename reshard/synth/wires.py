@@ -93,11 +93,12 @@ class Spans(tuple[Span, ...]):
         return sum(span.hops * span.axis.link.latency for span in self)
 
     def swap(self, tile: float) -> float:
-        """Seconds of the bytes of an all-to-all of tiles."""
+        """Seconds that the bytes of an all-to-all of tiles take."""
         return max((span.swap * tile for span in self), default=0.0)
 
     def gather(self, tile: float) -> float:
-        """Seconds of the bytes of an all-gather of tiles: every subset of the axes has to bring in what comes over it.
+        """Seconds that the bytes of an all-gather of tiles take: every subset of the axes has to bring in what comes
+        over it.
 
         >>> ring = Span(PhysicalAxis(4, True, Link(0, 1, "ring")), ((1, 4),), 4)
         >>> Spans((ring,)).gather(1), Spans((ring, ring)).gather(1)
@@ -108,7 +109,7 @@ class Spans(tuple[Span, ...]):
         return max((_brought(subset) * tile for subset in subsets), default=0.0)
 
     def permute(self, tile: float) -> float:
-        """Seconds of the bytes of any permutation of tiles."""
+        """Seconds that the bytes of any permutation of tiles take."""
         return 2 * self.swap(tile)
 
 
@@ -205,7 +206,7 @@ class Wires(Mapping[str, Link]):
 
 
 def _ring(size: int) -> float:
-    """What an all-to-all of a ring of so many devices takes, in tiles over the bandwidth of a device's wires.
+    """The time of an all-to-all on a ring of `size` devices, in tiles over the bandwidth of a device's wires.
 
     >>> _ring(4), _ring(3), _ring(1)
     (1.0, 0.6666666666666666, 0.0)

@@ -15,7 +15,7 @@ _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 
 class planning_until:
-    """Ends planning inside this context by a `PlanError` once `time.monotonic()` has passed `moment`.
+    """Ends planning inside this context with a `PlanError` once `time.monotonic()` has passed `moment`.
 
     >>> with planning_until(time.monotonic() + 60):
     ...     check_deadline()

@@ -138,7 +138,9 @@ class Proofs:
         return pairs is not None and not replicas.differ(leaf, *np.divmod(pairs, replicas.devices)).any()
 
     def add(self, key: Key | None, one: Numbers, other: Numbers, devices: int) -> None:
-        """Notes that two values have the same elements if each device of `one` has the same tile as that of `other`."""
+        """Records that two values have the same elements if each device of `one` has the same tile as that of
+        `other`.
+        """
         if key is not None:
             pairs = (one * devices + other)[one != other]
             self._pairs[key] = np.flatnonzero(np.bincount(pairs, minlength=1))

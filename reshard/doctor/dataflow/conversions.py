@@ -4,8 +4,8 @@
     %g = f32[8,8] all-gather(%w)
     %n = bf16[8,8] convert(%g)         bf16, f32, bf16: nothing was lost, and bf16 is enough
 
-Converting is elementwise, so it may as well happen before or after a move. If the dtypes are two and one has all values
-of the other, an element is rounded to the narrow one at most once, and all orders give the same bits.
+Converting is elementwise, so it may as well happen before or after a move. If there are two dtypes and one has all
+values of the other, an element is rounded to the narrow one at most once, and all orders give the same bits.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Flow:
         return self._makers[region]
 
     def _starting(self, scope: Scope) -> Iterator[Site]:
-        """The instructions of a region that may start others; those inside of fusions never do."""
+        """The instructions of a region that may start others; those inside fusions never do."""
         for instruction in scope.computation.instructions:
             if instruction.opcode in _STARTS_REGIONS:
                 yield Site(scope, instruction)

@@ -21,7 +21,7 @@ _MOVES = ("bitcast", "reshape", "transpose", "slice", "dynamic-slice", "concaten
 class Numbering:
     """Numbers values so that equal values get equal numbers; a copy in another memory layout is equal.
 
-    Outside of fusions only moves are compared. Compilers leave no computation there twice.
+    Outside of fusions only moves are compared. There, compilers have removed duplicate computations.
     """
 
     def __init__(self, flow: Flow) -> None:

@@ -132,7 +132,7 @@ def _snippet(where: Source) -> str:
 
 
 def _article(at: int, row: Row, longest: int) -> str:
-    """All about a wasteful place."""
+    """Everything about a wasteful place."""
     place = row.place
     plan, rebuilt = phrases.plan_text(place), phrases.rebuilt(place)
     css = "bad" if place.rebuilds_whole else ""

@@ -25,7 +25,7 @@ from reshard.types.rules.tile_view import TileView
 Array = jax.Array
 
 _WHOLE_SLICE = 64
-"""From so many TPU chips on, libtpu makes an all-reduce of a gather among all of them: twice the bytes."""
+"""From this number of TPU chips on, libtpu turns a gather among all of them into an all-reduce: twice the bytes."""
 
 
 def slice_(step: Slice, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:

@@ -111,7 +111,7 @@ class PartLoop:
         return overlapped(put.parts, unfilled(shape, tile.dtype), packed, collective.send, written)
 
     def _after(self, count: int, tile: Array, number: Array) -> Array:
-        """A part of the tile after so many steps."""
+        """A part of the tile after the first `count` steps."""
         first, shape = self.steps[0], _part_shape(self.steps[0].put, self.shapes[0])
         part = None
         if isinstance(first.each, Slice) and len(self.steps) > 1:

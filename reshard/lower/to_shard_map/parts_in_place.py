@@ -33,7 +33,7 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class TileMemory:
-    """How a tile lies in memory: its dims, major first, the last ones in units of so many elements."""
+    """How a tile lies in memory: its dims, major first, the last ones in units of several elements."""
 
     order: tuple[int, ...]
     unit: tuple[int, ...] = ()
@@ -181,7 +181,7 @@ class PartsInPlace:
 
 
 def _transposed(slots: Array, rows: int) -> Array:
-    """The slots along axis 1, so many rows of them, transposed where they are, with one in hand."""
+    """The slots along axis 1, `rows` rows of them, transposed in place, with one slot in hand."""
     stops = transposing(rows, slots.shape[1] // rows)
     if not stops:
         return slots

@@ -7,8 +7,8 @@
             8 x 2            one for each 1 x 128 block
             2 x 1            one for each tile
 
-Each dim of a scale divides that of the array, whose indices are in so many equal blocks. The devices that hold a part
-of the array are given the part of the scale that belongs to it, so nothing is as large as the array.
+Each dim of a scale divides that of the array, and cuts its indices into that many equal blocks. The devices that hold a
+part of the array are given the part of the scale that belongs to it, so nothing is as large as the array.
 """
 
 # jax annotates its functions only in part.

@@ -58,7 +58,9 @@ def padded_elements(extents: Sequence[int], dtype: str) -> int:
 
 
 def _rows(count: int, bits: int) -> int:
-    """The rows that so many take: elements of less than 32 bits share a word with those of the next rows."""
+    """The rows that `count` rows take in memory: elements of less than 32 bits share a word with those of the next
+    rows.
+    """
     if count >= SUBLANES:
         return _up(count, SUBLANES)
     return max(1 << (count - 1).bit_length(), 32 // bits) if count else 0

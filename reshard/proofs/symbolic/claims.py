@@ -55,7 +55,7 @@ class Fewer:
 
 
 class ShiftAlong(NamedTuple):
-    """So many times `coordinate // place % size`, of the coordinate along a stride."""
+    """A multiple of `coordinate // place % size`, of the coordinate along a stride."""
 
     times: int
     stride: int

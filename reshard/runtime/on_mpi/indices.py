@@ -56,7 +56,7 @@ def padding(layout: Layout, seat: int) -> tuple[NDArray[np.intp], ...]:
 
 
 def clear_padding(layout: Layout, seat: int, tile: NDArray[Any]) -> None:
-    """Writes zeros to the padding of the tile of a seat."""
+    """Writes zeros to the padding of a seat's tile."""
     for dim, local in enumerate(padding(layout, seat)):
         if local.size:
             tile[(slice(None),) * dim + (local,)] = np.zeros((), tile.dtype)

@@ -34,7 +34,7 @@ def move(
     outside = out is not None and out.place == ABSENT
     if outside and not team.into:
         out = None
-    # Some rank's node has had no room, or this one, without a result, has not known of the others' `out`.
+    # Some node had no room, or this rank, which has no result, did not know of the others' `out`.
     agreed = replace(request, shared=request.shared and team.shared, into=team.into if outside else request.into)
     if agreed != request:
         request, ready = agreed, prepared(team, agreed, held.tile)

@@ -17,7 +17,7 @@ from reshard.synth import Network
 FREE = 4 << 20
 """Bytes a rank, in the memory that its node keeps, that a call without a budget may use uncounted."""
 
-_LATENCY, _BANDWIDTH = 2e-6, 2e9  # Seconds, and a rank's bytes/second, between nodes that nobody has described.
+_LATENCY, _BANDWIDTH = 2e-6, 2e9  # Seconds, and bytes/second of a rank, between nodes whose network is unknown.
 _HANDLING = 2e-6  # Seconds that a message takes a rank's processor, measured: to post, test and complete both ends.
 _COPY = 5e9  # Bytes/second that one core copies, where the network has no inner link.
 _WAITS = 60e-6  # Seconds of the four waits for the other ranks of the node.

@@ -182,7 +182,7 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
     if not isinstance(request.network, str):
         network_of(request.network)
     ready = _prepared(request, team.rank, team.facts, tile.itemsize)
-    ready.compile()  # What fails here fails on all ranks.
+    ready.compile()  # A failure here is one on all ranks.
     if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(
             f"the budget of {request.budget} B is met only by overwriting the donated tile, which is not C-ordered or "

@@ -26,7 +26,7 @@ General = Callable[[Any, Any, Any], Any]
 
 _KEPT = 64  # Requests that a communicator keeps: the oldest go.
 _AFTER = 1  # General calls of a request before the one that prepares a `StagedMove`.
-_LONGEST = 2**53  # Larger ints are no float.
+_LONGEST = 2**53  # Larger ints need not be exact as floats.
 _AFTER_DEFERRED = 8  # The same, after a rank has deferred.
 
 

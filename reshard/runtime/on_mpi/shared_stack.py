@@ -67,7 +67,7 @@ def _cleared(call: Call, target: Layout, out: Array) -> Array:
 
 
 def _fill(outs: list[Array], copies: list[ByteCopy], memory: Array, step: int) -> None:
-    """Fills the results of arrays whose tiles lie at steps of so many bytes."""
+    """Fills the results of arrays whose tiles lie `step` bytes apart."""
     array: Any = np.ndarray
     for copy in copies:
         (start, into, extents, before, after), width = wide(copy, outs[0].itemsize)

@@ -43,7 +43,7 @@ _NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # States, whose bits are joined: w
 _SMALL = 2 << 10  # Bytes of a result below which the number of numpy's calls is all that counts.
 _LOOKS = 64  # Pauses before a wait looks at the clock.
 
-_ndarray, _may_share_memory = np.ndarray, np.may_share_memory  # Looked up once: a call is made of such things.
+_ndarray, _may_share_memory = np.ndarray, np.may_share_memory  # Looked up once: such look-ups are most of a small call.
 
 
 class Outcome(Enum):

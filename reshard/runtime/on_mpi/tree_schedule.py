@@ -33,7 +33,7 @@ STACKED = 256 << 10
 """The most bytes of a tile that is copied to a stack; a larger one takes longer to copy than to move alone."""
 
 ROOM = 32 << 20
-"""Bytes for messages that are enough, whatever moves."""
+"""Bytes for messages that suffice for any move."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +221,7 @@ def _alike(plans: Mapping[str, Plan]) -> Iterator[tuple[str, ...]]:
 
 @lru_cache(maxsize=1024)
 def _stacked(one: Plan, count: int, room: int) -> Plan | None:
-    """The plan of so many equal moves as one array; None unless it needs no more room than there is beside them.
+    """The plan of `count` equal moves as one array; None unless it needs no more room than there is beside them.
 
     An array that goes straight needs none but for the copy of the tiles, and for a few of its messages.
     """
@@ -238,7 +238,7 @@ def _stacked(one: Plan, count: int, room: int) -> Plan | None:
 
 
 def lifted(layout: Layout, count: int) -> Layout:
-    """The layout of so many arrays along a new dim in front, which stays whole on each device.
+    """The layout of `count` arrays along a new dim in front, which stays whole on each device.
 
     >>> from reshard.types import Mesh
     >>> str(lifted(Layout.parse("f32[{x}4, 8]", Mesh(x=2)), 3))

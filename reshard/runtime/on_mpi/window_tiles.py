@@ -78,7 +78,7 @@ def posted_by_rank(team: Team) -> dict[int, Posted]:
 
 
 def new_place(team: Team, watch: Watch, layout: Layout, nbytes: int) -> int:
-    """The place of so many bytes on every rank of the node that has a tile of this layout; 0 if it has no room.
+    """The place of `nbytes` bytes on every rank of the node that has a tile of this layout; 0 if it has no room.
 
     Collective among the ranks of the node. `ABSENT` if none of them has a tile.
     """

@@ -156,7 +156,7 @@ def _coarser(source: Layout, fine: Holders, kept: Holders) -> Layout:
 def _paths(source: Layout, target: Layout, thorough: bool) -> Iterator[list[Layout]]:
     """Layouts to pass through after the source, target included; each should nest in the next or be permuted to it.
 
-    Not `thorough` tries only permutes that let the source count as the target does.
+    Without `thorough`, only permutes that let the source count as the target does are tried.
     """
     holders = _both(source, target)
     if holders is None:

@@ -100,7 +100,7 @@ def _spelled_on(mesh: Mesh, layout: Layout) -> Layout | None:
 
 
 def _starts(pair: Pair) -> Iterator[Start]:
-    """Ways to finish the partial sub-axes that the target has not."""
+    """Ways to finish the partial sub-axes that the target does not have."""
     source, target = pair.source, pair.target
     bare = Layout(source.mesh, source.dims, source.dtype, target.reduction, target.partial)
     reduced = _reduced(pair)

@@ -2,9 +2,9 @@
 
     routes(pair: Pair, links: Links | None) -> Iterator[Route]
 
-A route is a sequence of unchecked steps that leads from `pair.source` to `pair.target`; `()` does nothing. `links`
-are those of the source's mesh; without them only bytes and launches count. A module yields nothing for a pair that
-is not its business. Its routes need not be good, only right: the planner checks, prices and compares them.
+A route is a sequence of unchecked steps that leads from `pair.source` to `pair.target`; `()` does nothing. `links` are
+those of the source's mesh; without them only bytes and launches count. A module yields nothing for a pair that it does
+not handle. Its routes need not be good, only right: the planner checks, prices and compares them.
 """
 
 from __future__ import annotations

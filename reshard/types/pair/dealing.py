@@ -18,7 +18,7 @@ from operator import sub
 from typing import NamedTuple
 
 _FEW = 16
-"""Requests that are left out are passed over if they are so few; else the others are listed anew."""
+"""Up to this many left-out requests are skipped one by one; with more, the others are listed anew."""
 
 
 class Share(NamedTuple):
@@ -106,7 +106,7 @@ class Queue(NamedTuple):
         return _kept([*map(sub, self.ends[1:], self.ends)], self.gone)
 
     def first(self, requests: int) -> int:
-        """What so many requests, the first ones, ask for together."""
+        """The elements that the first of the `requests` ask for together."""
         less = 0
         for at in self.gone:
             if at >= requests:
@@ -126,7 +126,7 @@ class Queue(NamedTuple):
         return rest if len(rest.gone) <= _FEW else rest.listed()
 
     def listed(self) -> Queue:
-        """The same with nothing gone."""
+        """The same queue with nothing left out."""
         if not self.gone:
             return self
         kept = _kept(self.positions, self.gone)
@@ -134,11 +134,11 @@ class Queue(NamedTuple):
         return Queue(kept, self.ends[: len(kept) + 1] if alike else [*itertools.accumulate(self.sizes(), initial=0)])
 
     def whole(self, holders: int, limit: int) -> bool:
-        """Whether whole requests, dealt evenly, load none of so many holders more than `limit`."""
+        """Whether whole requests, dealt evenly to this number of holders, load none of them more than `limit`."""
         return all(load <= limit for load in self._loads(holders))
 
     def shares(self, position: int, holders: int, limit: int) -> Iterator[Share]:
-        """What the holders send to a position, as `dealt` has it.
+        """What the holders send to a position, as `dealt` says.
 
         >>> [tuple(share) for share in Queue.of([(2, 6), (5, 6), (7, 6)]).shares(5, holders=4, limit=5)]
         [(1, 1, 0, 4), (2, 1, 4, 6)]

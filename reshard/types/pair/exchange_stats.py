@@ -239,7 +239,7 @@ def _requests(group: DimGroup, wants: Counter[Pieces]) -> Counter[Pieces]:
 
 
 def _requests_of_one(dim: Sequence[DimShares], wants: Mapping[Pieces, int]) -> Counter[Pieces]:
-    """The same for a single dim, from how many target pieces are wanted by so many devices each."""
+    """The same for a single dim, whose target pieces are grouped by the number of devices that want them."""
     by_count: dict[int, list[Mapping[int, int]]] = {}
     for (q,), count in wants.items():
         by_count.setdefault(count, []).append(dim[q].by_source)

@@ -161,7 +161,7 @@ def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Messag
 
 
 def _given(classes: Sequence[_Class], counts: Sequence[Sequence[int]]) -> Iterator[_Given]:
-    """Each class divided among the devices that lack it, of whom each passes on so many elements."""
+    """Each class divided among the devices that lack it, by the number of elements that each passes on."""
     for each, some in zip(classes, counts, strict=True):
         ends = list(itertools.accumulate(some, initial=0))
         for device, (low, high) in zip(each.lacking, itertools.pairwise(ends), strict=True):

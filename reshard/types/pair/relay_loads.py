@@ -169,7 +169,9 @@ def _rounded(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tuple[i
 
 
 def _sent(demand: Demand, counts: Sequence[int], loads: _Loads) -> list[float]:
-    """What the holders of a class, and then those that lack it, send if the latter pass on so many elements."""
+    """What the holders of a class, and then those that lack it, send if the latter pass on these `counts` of
+    elements.
+    """
     rest = demand.size * len(demand.lacking) - sum(counts) * demand.further
     held = _pour([loads[device] for device in demand.holders], rest)
     return [*held, *(float(count * demand.further) for count in counts)]

@@ -132,7 +132,7 @@ Progression(src=15, dst=6, length=1, repeats=()))
 
 
 def _between(each: Progression, low: int, high: int) -> Iterator[Progression]:
-    """Whole repeats stay one progression; the repeats that `low` and `high` cut are gone into."""
+    """Whole repeats stay one progression; the repeats that `low` and `high` cut are split further."""
     if low >= high:
         return
     if (low, high) == (0, each.elements):

@@ -21,7 +21,7 @@ from reshard.types.layout import Dim
 from reshard.types.pair.overlap import Level, levels, shares
 
 _FASTER = 8
-"""Blocks are counted in about the time in which a walk makes one step for so many of them."""
+"""Counting this many blocks takes about as long as one step of a walk."""
 
 
 @lru_cache(maxsize=256)
@@ -51,7 +51,7 @@ def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
 def _count(
     source: Sequence[Level], target: Sequence[Level], size: int, times: int, counts: list[dict[int, int]]
 ) -> None:
-    """Adds the first `size` indices, which occur so many times."""
+    """Adds the first `size` indices, which occur `times` times."""
     if not size:
         return
     a, b = source[-1].radix, target[-1].radix

@@ -36,8 +36,8 @@ LOG = 512
 """Entries of a rank's log. It is a ring: at each sync a rank adds at most half of it, while others read the rest."""
 
 _FIRST = 64 << 10  # Bytes that each rank has in the first segment; the next ones are as large as all before them.
-_PATIENCE = 64  # After a refusal, so many blocks that need more room are refused without a further try.
-_BITS = 40  # A place is 1 plus the number of the segment, then so many bits for the byte at which the block starts.
+_PATIENCE = 64  # After a refusal, this many blocks that need more room are refused without another try.
+_BITS = 40  # A place is 1 plus the number of the segment, then this many bits for the byte at which the block starts.
 
 
 Members = tuple[int, ...]

@@ -29,7 +29,7 @@ _Hole = tuple[int, int, int]
 
 
 def rounded(nbytes: int) -> int:
-    """Bytes of the block for so many: whole cache lines, or pages.
+    """Bytes of the block for `nbytes`: whole cache lines, or pages.
 
     >>> [rounded(nbytes) for nbytes in (0, 65, 5000)]
     [64, 128, 8192]

@@ -120,8 +120,8 @@ class NodeSync:
         return [member for member in range(self.size) if self._words[member * _LINE] < self._synced]
 
     def complete(self, looks: int = 1) -> bool:
-        """Whether all members have arrived, after so many looks at each; what each wrote before that is then visible
-        here.
+        """Whether all members have arrived, after this number of looks at each; what each wrote before that is then
+        visible here.
         """
         words, synced = self._words, self._synced
         for other in self._others:

@@ -100,7 +100,7 @@ def _shared(kind: int, me: int, nbytes: int, gather: Gather) -> int | None:
 
 
 def _created(kind: int, nbytes: int) -> tuple[int | None, _Site]:
-    """A new file and its site; none if the system cannot, or has not as much memory."""
+    """A new file and its site; none if the system cannot make one, or lacks the memory."""
     if nbytes > _available():
         return None, _Site()
     number = secrets.randbits(60)
@@ -162,7 +162,7 @@ def _mapped(file: int, size: int) -> Array:
 
 
 def _available() -> int:
-    """Bytes of memory that this machine can give without taking them from somebody, as far as it says so."""
+    """Bytes of memory that this machine can give without taking them from another process, as far as it tells."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

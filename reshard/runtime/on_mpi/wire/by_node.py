@@ -4,7 +4,7 @@
     2  send      when all members have, the carriers of its stripes send them, and receive those of other nodes
     3  take      when all members have what they carry, each rank copies what is its own into its result
 
-The result is written to in the last part alone, so a call that fails before has not changed it.
+The result is written only in the last part, so a call that fails before then has not changed it.
 """
 
 from __future__ import annotations
