@@ -284,6 +284,7 @@ TABLE = [
     Bad("plan of steps that are text", lambda: Plan(HERE, HERE, ("slice",)), "'slice'", "chain()"),  # type: ignore[arg-type]
     Bad("lowering text", lambda: lower_plan("plan"), "str", "reshard.plan()"),  # type: ignore[arg-type]
     # ---- tiles
+    Bad("a plan whose view is text", lambda: Plan(HERE, HERE, (), view="a -> a"), "'a -> a'", "give that of a Move"),  # type: ignore[arg-type]
     Bad("a tile missing", simulate({d: t for d, t in TILES.items() if d != 5}), "missing [5]", "one tile per device"),
     Bad("a tile too many", simulate({**TILES, 9: TILES[0]}), "unknown [9]", "one tile per device"),
     Bad("no tiles", simulate({}), "0 devices", "one tile per device"),

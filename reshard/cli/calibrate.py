@@ -26,7 +26,7 @@ class CalibrateOptions(Options):
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
         """Adds the number of ranks, and the file and the name of the network."""
-        what = "start so many (default: those that run it)"
+        what = "how many ranks to start (default: those that run it)"
         parser.add_argument("-n", "--ranks", type=int, metavar="N", help=what)
         what = "where the network is written (default: stdout)"
         parser.add_argument("-o", "--output", metavar="FILE", help=what)

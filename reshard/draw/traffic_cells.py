@@ -104,7 +104,7 @@ def traffic_of(plan: Plan) -> TrafficMatrix:
     if size * plan.launches > MOST_TRANSFERS:
         raise ReshardError(
             f"{plan.launches} launches on {size} devices are too many to count one by one (at most "
-            f"{MOST_TRANSFERS // size} on so many devices); plan with a larger budget, or use draw('memory')"
+            f"{MOST_TRANSFERS // size} on that many devices); plan with a larger budget, or use draw('memory')"
         )
     return traffic(lower_plan(plan))
 

@@ -24,6 +24,7 @@ from reshard.jax.arguments import checked_function
 from reshard.jax.platform_network import checked, network_on
 from reshard.jax.stablehlo_pass import explicit_reshards
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
+from reshard.jax.stablehlo_pass.module_pass import check_main
 from reshard.jax.stablehlo_pass.shardy_ops import make_compilable
 from reshard.lower.to_stablehlo import Module, ir
 from reshard.synth import Network
@@ -81,8 +82,7 @@ def report_program(
         module = _parsed(program)
     except (ir.MLIRError, ValueError, RuntimeError) as error:
         raise ProgramError(f"the program is not StableHLO: {error}") from None
-    if not _has_main(module):  # Shardy's propagation would abort the process.
-        raise ProgramError("the program has no function @main with a body; give the whole module")
+    check_main(module)
     partitions = _partitions(module)
     known = known_moves(module)
     make_compilable(module)
@@ -150,11 +150,6 @@ def _parsed(program: str | bytes) -> Module:
         return _mlir.deserialize_portable_artifact(program, context)
     with context:
         return ir.Module.parse(program)
-
-
-def _has_main(module: Module) -> bool:
-    functions = (op for op in module.body.operations if op.operation.name == "func.func" and len(op.regions[0].blocks))
-    return any(op.attributes["sym_name"].value == "main" for op in functions)
 
 
 def _copy(module: Module) -> Module:

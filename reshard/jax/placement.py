@@ -111,8 +111,10 @@ def named_sharding(given: object, x: Any, what: str) -> NamedSharding:
         return given.to_jax(mesh)
     try:
         return NamedSharding(mesh, given)
-    except ValueError as error:
-        raise MeshError(f"the {what} {given} on mesh {dict(mesh.shape)}: {error}; name axes of that mesh") from None
+    except Exception as error:  # An axis that occurs twice is no ValueError, but one of jax's own.
+        raise MeshError(
+            f"the {what} {given} on mesh {dict(mesh.shape)}: {error}; name axes of that mesh, each once"
+        ) from None
 
 
 def _check_array(given: Layout, x: Any, what: str) -> None:

@@ -117,4 +117,4 @@ def _short_plan(fast: Plan, network: Network, budget: int | None, donate: bool, 
 
 def checked(given: Network | str | None) -> Network | str | None:
     """What a caller gives, loaded, but with none and the platform's left apart: `NONE`, and None."""
-    return NONE if given == NONE else network_of(given)
+    return NONE if isinstance(given, str) and given == NONE else network_of(given)

@@ -6,6 +6,7 @@ from typing import Any
 
 from reshard.errors import ReshardError, quoted
 from reshard.types.layout import Layout
+from reshard.types.whole import whole
 
 _ROWS = 32  # As many as `reshard show` prints.
 
@@ -27,7 +28,8 @@ def show(array: Any, limit: int = _ROWS) -> None:
     """
     from reshard.show.layout_picture import show_layout  # Only here does `reshard.jax` need rich.
 
-    if type(limit) is not int or limit < 1:
+    rows = whole(limit, 1)
+    if rows is None:
         raise ReshardError(f"limit {quoted(limit)}: give the most lines of the picture, a whole number from 1 up")
     try:
         shape, dtype, sharding = array.shape, array.dtype, array.sharding
@@ -38,4 +40,4 @@ def show(array: Any, limit: int = _ROWS) -> None:
             f"{quoted(array)} has no sharding: give a jax.Array, outside jax.jit; inside it, "
             f"jax.debug.inspect_array_sharding(x, callback=...) tells what the compiler chose"
         )
-    show_layout(Layout.from_jax(sharding, shape, dtype), limit)
+    show_layout(Layout.from_jax(sharding, shape, dtype), rows)

@@ -46,6 +46,7 @@ from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, loca
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
+from reshard.types.flags import checked_flag
 
 Array = NDArray[Any]
 
@@ -161,7 +162,11 @@ class DistArray(NumpyMethods):
         def fill(call: Call, tile: Array) -> None:
             seat = seat_of(layout.mesh, comm.rank, comm.size)
             if seat is not None and tile.size and math.prod(layout.shape):
-                tile[...] = function(*np.ix_(*(indices(layout, dim, seat) for dim in range(tile.ndim))))
+                values = function(*np.ix_(*(indices(layout, dim, seat) for dim in range(tile.ndim))))
+                try:
+                    tile[...] = values
+                except (TypeError, ValueError, OverflowError) as error:
+                    raise TileError(f"the function returns {quoted(values)}, not {tile.dtype}: {error}") from None
 
         def dtype_of() -> np.dtype[Any]:
             if not callable(function):
@@ -368,10 +373,10 @@ def _leave(_: Array) -> None:
 
 
 def _destination(layout: Layout, target: object, relabel: object) -> Layout | Exception:
-    """Where an array goes; an error instead, which the ranks must agree on before it is raised."""
+    """Where an array goes, or an error, which the ranks must agree on before it is raised."""
     try:
         end = with_local_dim(layout, target) if _is_dim(target) else check_layout(target, "target")
-        return relabelled(layout, end) if relabel else end
+        return relabelled(layout, end) if checked_flag(relabel, "relabel") else end
     except Exception as error:
         return error
 

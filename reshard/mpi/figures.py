@@ -1,4 +1,6 @@
-"""What a rank's part of a move takes to work out, found out in one process: for jobs larger than what is at hand."""
+"""What it takes to work out a rank's part of a move, measured in one process: for jobs larger than the machine at
+hand.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def _node_of_each(nodes: int | Sequence[int] | None, size: int) -> tuple[int, ..
             raise PlanError(f"nodes {quoted(nodes)}: give the node of each of the {size} ranks as a number, or a count")
         return tuple(nodes)
     if whole(nodes, 1, size) is None or size % nodes:
-        raise PlanError(f"nodes {quoted(nodes)}: {size} ranks are not on so many nodes evenly; give the node of each")
+        raise PlanError(
+            f"nodes {quoted(nodes)}: {size} ranks are not spread evenly over that many; give the node of each"
+        )
     return tuple(at // (size // nodes) for at in range(size))
 
 

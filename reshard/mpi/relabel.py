@@ -30,6 +30,11 @@ def relabelled(source: Layout, target: Layout) -> Layout:
     """
     check_layout(source, "source")
     check_layout(target, "target")
+    if source.shape != target.shape:
+        raise PlanError(
+            f"source {source} has global shape {source.shape}, target {target} has {target.shape}; give two layouts of "
+            f"one array"
+        )
     try:
         assign: Any = import_module("scipy.optimize").linear_sum_assignment
     except ImportError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sized
 from functools import lru_cache
 from typing import Any, SupportsIndex, cast
 
@@ -13,12 +14,13 @@ from reshard.errors import LayoutError, PlanError, TileError, quoted, shortened
 from reshard.lower.to_mpi import ranks, seat_of
 from reshard.runtime import Account
 from reshard.runtime.given_tiles import in_native_order, with_padding, without_padding
-from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.numpy_dtypes import as_array, numpy_dtype
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.window_tiles import absent
 from reshard.runtime.on_mpi.wire.reduction import combines
 from reshard.types import Layout, Mesh, dtypes
 from reshard.types.flags import checked_flag
+from reshard.types.whole import counted
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 """The layout dtypes of 1, 2, 4, 8 and 16 bytes; they also stand for numpy dtypes of that size without a layout name.
@@ -91,8 +93,9 @@ def check_given_tile(tile: Any, layout: Layout, seat: int, budget: object = None
             f"the tile is None, but {layout} on {layout.mesh!r} has one here (device {ranks(layout.mesh)[seat]}); give "
             f"an array of shape {layout.tile_shape}"
         )
-    given = np.asarray(tile)
-    array = with_padding(layout, ranks(layout.mesh)[seat], in_native_order(given))
+    device = ranks(layout.mesh)[seat]
+    given = as_array(device, tile, layout.tile_shape, layout.tile_shape_of(device))
+    array = with_padding(layout, device, in_native_order(given))
     if array is not given and budget is not None:
         raise TileError(
             f"the tile, of shape {given.shape} and dtype {given.dtype}, would be copied beside the budget; give one of "
@@ -127,8 +130,8 @@ def check_source(tile: Any, layout: Layout, rank: int, size: int, budget: object
 
 
 def _fits_as_it_is(given: Any, layout: Layout) -> bool:
-    """Whether what is given is a C-ordered array with a tile of the layout, of the dtype that has the layout's name:
-    most are, and that is seen in less time than what may be wrong.
+    """Whether what is given is a C-ordered tile of the layout, of the dtype that the layout names: most are, and
+    checking this takes less time than finding out what is wrong.
     """
     plain = type(given) is np.ndarray and given.shape == layout.tile_shape
     return plain and given.dtype == numpy_dtype(layout.dtype) and given.flags.c_contiguous
@@ -222,7 +225,7 @@ def element_dtype(layout: Layout, dtype: DTypeLike | None) -> np.dtype[Any]:
     """
     try:
         element = numpy_dtype(layout.dtype) if dtype is None else np.dtype(dtype)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # numpy asks what is given, which may be the caller's code.
         raise TileError(f"dtype {quoted(dtype)} is not one of numpy's ({error}); leave it out, or give one") from None
     if not represents(layout, element):
         advice = "" if element.isnative else "; give it in the byte order of this machine"
@@ -275,11 +278,13 @@ def check_root(root: object, size: int) -> None:
 
 def check_fill(value: object, layout: Layout, dtype: np.dtype[Any]) -> None:
     """Raises `TileError` unless the elements of a tile can be set to `value`."""
+    if isinstance(value, Sized) and not hasattr(value, "shape") and counted(value) not in (1, *layout.tile_shape):
+        raise TileError(f"the value {quoted(value)} does not broadcast to tiles of {layout}; give a number")
     try:
         shape = np.shape(cast("Any", value))
         np.empty(shape, dtype)[...] = value
         fits = np.broadcast_shapes(shape, layout.tile_shape) == layout.tile_shape
-    except (TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # What converts itself to an array is the caller's code.
         raise TileError(f"the value {quoted(value)} is not one of dtype {dtype}: {error}") from None
     if not fits:
         raise TileError(f"the value has shape {shape}, but tiles of {layout} have {layout.tile_shape}; give a number")

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from reshard.errors import LayoutError, PlanError, ReshardError, TileError, quoted
 from reshard.types import Layout
 from reshard.types.move import Move
+from reshard.types.tree_names import MOST_DEPTH, key_text
 
 Array = NDArray[Any]
 Tree = Mapping[str, Any]
@@ -31,7 +32,7 @@ def distinct(ends: Mapping[str, Ends]) -> list[tuple[str, Ends]]:
 
 
 class NamedErrors:
-    """Errors inside name the array that is looked at."""
+    """A context whose errors name the array that is being looked at."""
 
     name = ""
 
@@ -43,14 +44,15 @@ class NamedErrors:
             raise type(error)(f"{self.name}: {error}") from None
 
 
-def leaves_of(tree: Tree, path: str) -> list[tuple[str, Any]]:
+def leaves_of(tree: Tree, path: str, depth: int = 0) -> list[tuple[str, Any]]:
     """The tiles by name, as `types.tree_names` names them; only dicts are nested, since lists may be tiles."""
+    if depth >= MOST_DEPTH:
+        raise PlanError(f"the tree of tiles is nested more than {MOST_DEPTH} deep at {quoted(path)}")
     leaves: list[tuple[str, Any]] = []
     for key, below in tree.items():
-        if not isinstance(key, str | int):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlanError(f"the key {quoted(key)} of the tree of tiles: give text or an int")
-        name = f"{path}{key}"
-        leaves += leaves_of(cast("Tree", below), f"{name}.") if isinstance(below, Mapping) else [(name, below)]
+        name = f"{path}{key_text(key, [path] if path else [])}"
+        below_it = leaves_of(cast("Tree", below), f"{name}.", depth + 1) if isinstance(below, Mapping) else None
+        leaves += [(name, below)] if below_it is None else below_it
     names = [name for name, _ in leaves]
     if len(set(names)) < len(names):
         raise PlanError(f"two tiles of the tree have one name, of {quoted(names)}; give each its own")

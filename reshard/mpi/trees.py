@@ -48,7 +48,7 @@ from reshard.synth import Network, plan_tree
 from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout
 from reshard.types.flags import checked_flag
-from reshard.types.manifest import Manifest, Version
+from reshard.types.manifest import Manifest, Version, checked_version
 from reshard.types.move import Move
 from reshard.types.plan import Plan
 from reshard.types.plan_tree import TreePlan
@@ -155,11 +155,10 @@ class TreeMove:
         with NamedErrors() as at:
             for at.name, pair in distinct(ends):
                 check_seats(*pair, team.size)
-        bytes_of(self.budget)
+        budget = bytes_of(self.budget)
         if not isinstance(self.network, str):
             network_of(self.network)
-        options = self.budget, self.network
-        planned = _planned(tuple(leaves.items()), _frozen(self.version), *options, team.rank, team.facts)
+        planned = _planned(tuple(leaves.items()), _frozen(self.version), budget, self.network, team.rank, team.facts)
         tiles: dict[str, Array] = {}
         with NamedErrors() as at:
             for at.name, (source, _) in ends.items():
@@ -177,7 +176,7 @@ class TreeMove:
         given = [name for name, value in self.of_one.items() if checked_flag(value, name)]
         if given:
             raise PlanError(f"{', '.join(given)}: for one tile, and a tree of {len(self.tiles)} is given; leave it out")
-        if self.verify not in (None, "hash"):
+        if not (self.verify is None or (isinstance(self.verify, str) and self.verify == "hash")):  # pyright: ignore
             raise PlanError(f'verify {quoted(self.verify)}: give "hash", which compares the values, or None')
         check_options(False, False, self.memory, None, self.padded)
 
@@ -202,7 +201,7 @@ class TreeMove:
 def _check_given(
     given: Mapping[str, Any], names: Collection[str], filled: Collection[str], others: Collection[str]
 ) -> None:
-    """Refuses arrays for results that are no arrays of the tree, and missing ones."""
+    """Refuses arrays for results that are not in the tree, and missing ones."""
     unknown = [name for name in given if name not in names]
     if unknown:
         raise TileError(f"out: {quoted(unknown[:4])} are not arrays of the tree")
@@ -317,7 +316,11 @@ def _check_scale(plan: Plan, scale: Any, team: Team) -> None:
 
 
 def _frozen(version: object) -> object:
-    return tuple(sorted(cast("Mapping[str, Any]", version).items())) if isinstance(version, Mapping) else version
+    """The version of all arrays, or of each by its name, as a cache takes it; raises `PlanError` for anything else."""
+    if not isinstance(version, Mapping):
+        return checked_version(version, "all arrays")
+    each = cast("Mapping[object, object]", version)
+    return tuple(sorted((str(name), checked_version(one, quoted(name))) for name, one in each.items()))
 
 
 @lru_cache(maxsize=64)

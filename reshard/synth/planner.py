@@ -295,7 +295,7 @@ def bytes_of(budget: object, what: str = "budget") -> int | None:
 
 def checked_slack(slack: object) -> float:
     """The share of bytes that may be spent to save launches; `PlanError` for what is not a finite number from 0 up."""
-    if isinstance(slack, Real) and not isinstance(slack, bool):
+    if not isinstance(slack, bool) and isinstance(slack, Real):
         with suppress(OverflowError):
             if 0 <= float(slack) < math.inf:
                 return float(slack)

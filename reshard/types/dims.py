@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from reshard.errors import LayoutError, quoted
 from reshard.types.mesh import SubAxis
@@ -95,7 +95,6 @@ def checked_shape(shape: object) -> tuple[int, ...]:
     sizes = listed(shape)
     if sizes is None:
         raise LayoutError(
-            f"global shape {quoted(cast('object', shape))}: give one size per dim, such as (16, 8), for at most "
-            f"{MOST_LISTED} dims"
+            f"global shape {quoted(shape)}: give one size per dim, such as (16, 8), for at most {MOST_LISTED} dims"
         )
     return tuple(checked_size(size) for size in sizes)

@@ -22,6 +22,7 @@ from reshard.errors import AgreementError, PlanError, quoted
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.tree_names import flattened
+from reshard.types.whole import MOST
 
 FORMAT = 1
 _MOST_SHOWN = 4
@@ -107,7 +108,7 @@ class Manifest:
 
 
 def differences(a: Manifest, b: Manifest, here: str = "here", there: str = "there") -> list[str]:
-    """What differs between two manifests, at most a few things of each sort."""
+    """What differs between two manifests, at most a few things of each kind."""
     ours, theirs = ({entry.name: entry for entry in side.entries} for side in (a, b))
     only = ((_missing(ours, theirs), here), (_missing(theirs, ours), there))
     lines = [f"{_listed(names)} only {where}" for names, where in only if names]
@@ -140,9 +141,16 @@ def _listed(names: Sequence[str]) -> str:
 
 def _version(version: object, name: str) -> Version:
     one = cast("Mapping[str, object]", version).get(name) if isinstance(version, Mapping) else version
-    if one is None or isinstance(one, str) or (isinstance(one, int) and not isinstance(one, bool)):
-        return one
-    raise PlanError(f"the version {quoted(one)} of {name!r}: give text, an int, or None")
+    return checked_version(one, repr(name))
+
+
+def checked_version(version: object, whose: str) -> Version:
+    """The version of an array's values; raises `PlanError` for what is not one."""
+    if version is None or isinstance(version, str):
+        return version
+    if isinstance(version, int) and not isinstance(version, bool) and abs(version) <= MOST:
+        return version
+    raise PlanError(f"the version {quoted(version)} of {whose}: give text, an int of 64 bits, or None")
 
 
 def _entry(name: str, leaf: object, version: Version) -> ManifestEntry:

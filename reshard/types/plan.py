@@ -66,6 +66,8 @@ class Plan:
     def __post_init__(self) -> None:
         _check_parts(self.source, self.target, self.steps)
         checked_seconds(self.seconds)
+        if not isinstance(self.view, View | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlanError(f"the view {quoted(self.view)} of a plan is not a View; give that of a Move, or None")
         object.__setattr__(self, "donate", checked_flag(self.donate, "donate"))
         at = self.source
         retained = _retained(self.source, self.target, [step.spec for step in self.steps], self.donate)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from reshard.errors import PlanError, quoted
 from reshard.types.layout import Layout
+from reshard.types.whole import MOST
 
-_MOST_DEPTH = 64
+MOST_DEPTH = 64
 _MOST_ARRAYS = 1 << 17
 
 
@@ -50,17 +51,22 @@ def _leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
     if _is_leaf(tree):
         yield path, tree
         return
-    if len(path) >= _MOST_DEPTH:
-        raise PlanError(f"the tree is nested more than {_MOST_DEPTH} deep at {quoted('.'.join(path))}")
+    if len(path) >= MOST_DEPTH:
+        raise PlanError(f"the tree is nested more than {MOST_DEPTH} deep at {quoted('.'.join(path))}")
     if isinstance(tree, Mapping):
         for key, below in cast("Mapping[object, object]", tree).items():
-            yield from _leaves(below, (*path, _key(key, path)))
+            yield from _leaves(below, (*path, key_text(key, path)))
     else:
         for number, below in enumerate(cast("list[object]", tree)):
             yield from _leaves(below, (*path, str(number)))
 
 
-def _key(key: object, path: tuple[str, ...]) -> str:
-    if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
+def key_text(key: object, path: Sequence[str]) -> str:
+    """The key of a tree as a part of names; raises `PlanError` for what is neither text nor an int."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int) and not isinstance(key, bool) and abs(key) <= MOST:
         return str(key)
-    raise PlanError(f"the key {quoted(key)} at {quoted('.'.join(path) or 'the top')} of the tree: give text or an int")
+    raise PlanError(
+        f"the key {quoted(key)} at {quoted('.'.join(path) or 'the top')} of the tree: give text, or an int of 64 bits"
+    )

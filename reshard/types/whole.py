@@ -68,7 +68,7 @@ def counted(given: Sized) -> int | None:
     """
     try:
         return len(given)
-    except (TypeError, OverflowError):
+    except Exception:  # `__len__` may be the caller's code.
         return None
 
 

@@ -56,6 +56,7 @@ def test_a_layout_is_on_the_same_mesh_as_a_spec() -> None:
     [
         ("x", LayoutError, "the target 'x' is a str; give a NamedSharding"),
         (P("z"), MeshError, "name axes of that mesh"),
+        (P(("x", "y"), "x"), MeshError, "name axes of that mesh, each once"),
         (P(None, None, "x"), LayoutError, "3 entries"),
         (rs.Layout.parse("f32[{x}2, {y}2]", rs.Mesh(x=4, y=2)), LayoutError, "is for an array of shape (8, 4)"),
         (rs.Layout.parse("bf16[{x}2, {y}4]", rs.Mesh(x=4, y=2)), LayoutError, "but this array has (8, 8) and float32"),

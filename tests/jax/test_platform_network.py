@@ -62,6 +62,8 @@ def test_what_a_caller_names_comes_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RESHARD_NETWORK", "h100")
     assert network_on(jax.devices(), "tpu-v4") is PRESETS["tpu-v4"] and network_on(jax.devices(), "none") is None
     assert network_on(jax.devices(), None) is PRESETS["h100"]
+    with pytest.raises(PlanError, match="network"):
+        checked(np.arange(3))  # pyright: ignore[reportArgumentType]
     assert checked(None) is None and checked("none") == "none" and checked("h100") is PRESETS["h100"]
     with pytest.raises(PlanError, match="network 3 is not a Network"):
         checked(3)  # pyright: ignore[reportArgumentType]

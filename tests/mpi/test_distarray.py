@@ -69,6 +69,12 @@ def test_elements_without_a_name() -> None:
         (lambda: DistArray.from_global(np.zeros((7, 5)), LAYOUT, COMM), TileError, "of shape (7, 5) and dtype float64"),
         (lambda: DistArray.from_global(np.zeros((5, 7)), LAYOUT, COMM, root=1), PlanError, "root 1 is not a rank"),
         (lambda: DistArray.zeros(Layout.parse("f64[{x}4]", Mesh(x=2)), COMM), PlanError, "not every device is one of"),
+        (lambda: DistArray.full(LAYOUT, range(10**12), COMM), TileError, "does not broadcast to tiles"),
+        (
+            lambda: DistArray.from_function(lambda i, j: "x", LAYOUT, COMM),
+            TileError,
+            "the function returns 'x', not float64",
+        ),
         (lambda: DistArray.full(LAYOUT, 1, COMM, limit=0), PlanError, "limit 0: give a positive number of seconds"),
         (lambda: DistArray.zeros(LAYOUT, COMM).redistribute(LAYOUT, limit=-1), PlanError, "limit -1: give a positive"),
         (

@@ -55,7 +55,7 @@ def test_reductions_and_other_devices() -> None:
     ("options", "message"),
     [
         ({"rank": 8}, "rank 8: .* has ranks 0 to 7"),
-        ({"nodes": 3}, "nodes 3: 8 ranks are not on so many nodes evenly"),
+        ({"nodes": 3}, "nodes 3: 8 ranks are not spread evenly over that many"),
         ({"nodes": [0, 1]}, "give the node of each of the 8 ranks"),
     ],
 )

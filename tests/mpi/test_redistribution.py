@@ -62,6 +62,8 @@ def test_relabelling_returns_the_layout_too() -> None:
         (TILE, {"budget": 3}, BudgetError, "budget 3 B"),
         (TILE, {"budget": "3 B"}, BudgetError, "budget 3 B"),
         (TILE, {"budget": "3 apples"}, PlanError, "'3 apples'"),
+        (range(10**12), {}, TileError, "device 0's tile range(0, 1000000000000) is not an array of shape (5, 7)"),
+        ([[1.0], [2.0, 3.0]], {}, TileError, "is not an array of shape (5, 7)"),
         (TILE, {"limit": 0}, PlanError, "limit 0: give a positive number of seconds"),
         (TILE, {"limit": float("nan")}, PlanError, "limit nan: give a positive number of seconds"),
         (TILE, {"donate": "no"}, PlanError, "donate 'no': give True or False"),

@@ -82,5 +82,7 @@ def test_what_is_not_a_layout_is_refused():
     layout = Layout.parse("f32[{x}4, 6]", Mesh(x=3))
     with pytest.raises(LayoutError, match=r"the target .* is a list, not a Layout"):
         relabelled(layout, [1.0])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PlanError, match="give two layouts of one array"):
+        relabelled(layout, Layout.parse("f32[{x}4, 5]", Mesh(x=3)))
     with pytest.raises(LayoutError, match=r"the layout .* is a ndarray, not a Layout"):
         DistArray(np.zeros((4, 6)), layout, comm=None)  # pyright: ignore[reportArgumentType]

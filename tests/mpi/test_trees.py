@@ -72,12 +72,16 @@ def test_tiles_without_padding() -> None:
     assert np.array_equal(moved["a"], np.arange(5.0))
 
 
+NESTED: dict[str, object] = {}
+NESTED["again"] = NESTED
+
+
 @pytest.mark.parametrize(
     ("tiles", "source", "options", "error", "message"),
     [
         ({"a": TILE}, 7, {}, LayoutError, "the source of a tree of tiles is a int"),
         ({"a": TILE}, {"a": 7}, {}, LayoutError, "the source of 'a' is 7"),
-        ({"a": TILE}, {"b": SOURCE}, {}, LayoutError, "have not the same names"),
+        ({"a": TILE}, {"b": SOURCE}, {}, LayoutError, "have different names"),
         ({"a": TILE}, {"a": SOURCE}, {"out": TILE}, TileError, "the out of a tree of tiles is a ndarray"),
         ({"a": TILE}, {"a": SOURCE}, {"out": {"b": TILE}}, TileError, r"out: \['b'\] are not arrays of the tree"),
         ({"a": TILE}, {"a": SOURCE}, {"out": {"a": TILE}}, TileError, "a: out overlaps the tile"),
@@ -91,6 +95,17 @@ def test_tiles_without_padding() -> None:
         ({"a": TILE}, {"a": SOURCE}, {"network": []}, PlanError, r"network \[\]"),
         ({"a": TILE[1:]}, {"a": SOURCE}, {}, TileError, r"a: the tile has shape \(4, 7\)"),
         ({None: TILE}, SOURCE, {}, PlanError, "the key None"),
+        ({10**5000: TILE}, SOURCE, {}, PlanError, "the key an int of 16610 bits"),
+        (NESTED, SOURCE, {}, PlanError, "nested more than 64 deep"),
+        (
+            {"a": TILE},
+            {"a": SOURCE},
+            {"version": 10**5000},
+            PlanError,
+            "the version an int of 16610 bits of all arrays",
+        ),
+        ({"a": TILE}, {"a": SOURCE}, {"version": {"a": []}}, PlanError, r"the version \[\] of 'a'"),
+        ({"a": TILE}, {"a": SOURCE}, {"verify": np.arange(3)}, PlanError, "verify array"),
         ({"a.b": TILE, "a": {"b": TILE}}, SOURCE, {}, PlanError, "one name"),
     ],
 )

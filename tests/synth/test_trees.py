@@ -144,6 +144,7 @@ def test_an_empty_tree_has_nothing_to_do():
         (pair("f32[{x}4]", "f32[16]"), PlanError, "not a tree of moves"),
         ({"a": 7}, PlanError, "a: .*not a Layout|a: .*not a move"),
         ({"a": {None: pair("f32[4]", "f32[4]")}}, PlanError, "the key None at 'a'"),
+        ({10**5000: pair("f32[4]", "f32[4]")}, PlanError, "the key an int of 16610 bits at 'the top'"),
         ({"a.b": pair("f32[4]", "f32[4]"), "a": {"b": pair("f32[4]", "f32[4]")}}, PlanError, "two arrays .* 'a.b'"),
         ({"w": pair("f32[{x}4]", "f32[8]")}, PlanError, "w: source .* global shape"),
         (

@@ -192,7 +192,18 @@ def _name(op: Operation) -> str:
 
 
 def _parsed(program: Any) -> Module:
-    """The program as a new module, which may be changed."""
+    """The program as a new module with a function `main`, which may be changed."""
+    module = _read(program)
+    check_main(module)
+    if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
+        raise ProgramError(
+            "the program has its shardings as attributes for XLA, not as operations of Shardy; give the module that "
+            "`lower(...).compiler_ir('stablehlo')` or `jax.export.export` returns"
+        )
+    return module
+
+
+def _read(program: Any) -> Module:
     if isinstance(program, ir.Module):
         with program.context:
             return ir.Module.parse(program.operation.get_asm(binary=False, enable_debug_info=True))
@@ -205,14 +216,16 @@ def _parsed(program: Any) -> Module:
             module = _mlir.deserialize_portable_artifact(program, context)
         else:
             module = ir.Module.parse(program, context)
-    except (ir.MLIRError, ValueError, RuntimeError) as error:
+    except (ir.MLIRError, TypeError, ValueError, RuntimeError) as error:  # TypeError: text that is not UTF-8.
         raise ProgramError(f"the program is not StableHLO: {error}") from None
-    if _EXPORTED in str(module.operation.attributes.get("mhlo.frontend_attributes")):
-        raise ProgramError(
-            "the program has its shardings as attributes for XLA, not as operations of Shardy; give the module that "
-            "`lower(...).compiler_ir('stablehlo')` or `jax.export.export` returns"
-        )
     return module
+
+
+def check_main(module: Module) -> None:
+    """Raises `ProgramError` for a module without a program: Shardy's propagation would abort the process."""
+    functions = (op for op in module.body.operations if op.operation.name == "func.func" and len(op.regions[0].blocks))
+    if not any(op.attributes["sym_name"].value == "main" for op in functions):
+        raise ProgramError("the program has no function @main with a body; give the whole module")
 
 
 def _artifact(module: Module) -> bytes:

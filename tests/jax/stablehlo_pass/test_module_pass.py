@@ -105,7 +105,7 @@ def test_budget_and_network_reach_the_planner() -> None:
         transform(text, network=rs.Network("short", inner=(1e-6, 1e9), domain=2))
 
 
-@pytest.mark.parametrize("program", ["what", b"what", b"ML\xefRwhat", 3, None])
+@pytest.mark.parametrize("program", ["what", b"what", b"ML\xefRwhat", 3, None, "module {}"])
 def test_invalid_programs_are_refused(program: Any) -> None:
     with pytest.raises(ProgramError):
         transform(program)

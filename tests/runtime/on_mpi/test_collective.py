@@ -40,7 +40,7 @@ def test_limits(limit: Any):
     if limit in (1, 0.5, float("inf")) and limit is not True:
         assert run() <= limit
     else:
-        with pytest.raises(PlanError, match="give seconds"):
+        with pytest.raises(PlanError, match="give a positive number of seconds"):
             run()
     assert limit is not None or TIME_LIMIT == 60
 

@@ -15,7 +15,8 @@ from reshard.types import Layout, Mesh
 
 
 @pytest.mark.parametrize(
-    ("limit", "wanted"), [(2.5, 2.5), (0.0, 0.0), (-1.0, TIME_LIMIT), ("soon", TIME_LIMIT), (float("nan"), TIME_LIMIT)]
+    ("limit", "wanted"),
+    [(2.5, 2.5), (0.0, TIME_LIMIT), (-1.0, TIME_LIMIT), ("soon", TIME_LIMIT), (float("nan"), TIME_LIMIT)],
 )
 def test_a_wrong_limit_is_replaced(limit: object, wanted: float):
     assert seconds(limit) == wanted
