@@ -89,7 +89,7 @@ def deserialize(data: bytes) -> Compiled:
         ids, *parts, decision, report = pickle.loads(data)
         known = {device.id: device for device in _jax.devices()}
         missing = [each for each in ids if each not in known]
-    except Exception as error:  # Unpickling fails in any way.
+    except Exception as error:  # Unpickling can raise anything.
         raise ProgramError(f"the bytes are not those of a compiled program's serialize(): {error}") from None
     if missing:
         raise ProgramError(

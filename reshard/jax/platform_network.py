@@ -22,14 +22,15 @@ from reshard.types.move import Move
 from reshard.types.plan import Plan
 
 NONE = "none"
-"""What names no network at all, so that plans have the fewest bytes."""
+"""The name of no network at all, with which plans have the fewest bytes."""
 
 LONG = 8192
 """The most messages that permutes and exchanges may list, 270 kB of text: two permutes on 4,096 devices, or 32 rounds
 of an exchange on 256, which need less memory and fewer bytes than two all-to-alls."""
 SLOWER = 1.6
-"""What a plan of few messages may take of the time of one of many: 1.5 for an all-to-all and a permute in place of an
-exchange that does both."""
+"""How many times as long a plan of few messages may take as one of many: 1.5 for an all-to-all and a permute in place
+of an exchange that does both.
+"""
 
 _KINDS = (
     (r"TPU v4\b", "tpu-v4"),
@@ -75,8 +76,8 @@ def best_plan(
 ) -> Plan:
     """The best plan on the network that a caller gives, else on that of the devices.
 
-    The platform's network, which nobody asked for, is not worth memory: its plan is the fastest one only where that
-    needs no more of it than the plan of fewest bytes, both with their large steps in parts.
+    A platform network that nobody asked for may not cost memory: the fastest plan on it is taken only if it needs no
+    more memory than the plan of fewest bytes, both with their large steps in parts.
     """
     used = network_on(devices, network)
     fastest = plan(move, None, budget, used, donate)
@@ -116,5 +117,5 @@ def _short_plan(fast: Plan, network: Network, budget: int | None, donate: bool, 
 
 
 def checked(given: Network | str | None) -> Network | str | None:
-    """What a caller gives, loaded, but with none and the platform's left apart: `NONE`, and None."""
+    """What a caller gives, loaded. `NONE` (no network) and None (that of the platform) stay as they are."""
     return NONE if isinstance(given, str) and given == NONE else network_of(given)

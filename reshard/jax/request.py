@@ -87,7 +87,7 @@ def _on_cpu(request: ReshardRequest, best: Plan) -> Plan:
 
 
 def _on_tpu(request: ReshardRequest, plan: Plan) -> Plan:
-    """The plan in parts, by other steps where nobody named the network and these need far less of a TPU's memory."""
+    """The plan in parts; by other steps if nobody named the network and these need far less of a TPU's memory."""
     if request.network is not None:
         return on_jax.in_parts(plan)
     parted, network = on_jax.in_parts_on_tpu(plan), network_of_mesh(request.target.mesh, None)

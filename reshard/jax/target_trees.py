@@ -17,8 +17,9 @@ _MOST_SHOWN = 4
 
 
 def spread(given: Any, arrays: Any, what: str) -> list[Any]:
-    """What each leaf of `arrays` gets, of one sharding for all, or of a tree of them whose structure is that of the
-    arrays, or of its top; `what` they are, "target" or "source". Raises `PlanError` for a tree of another structure.
+    """What each leaf of `arrays` gets, from one sharding for all or from a tree of them with the structure of the
+    arrays, or of its top. `what` says what they are: "target" or "source". Raises `PlanError` for a tree of another
+    structure.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> spread({"a": P("x"), "b": P()}, {"a": [1, 2], "b": 3}, "target")

@@ -234,7 +234,9 @@ def _scale_on(there: NamedSharding, scale: Any) -> jax.Array:
 
 
 def _view(shape: tuple[int, ...], given: ViewOptions, sharding: object) -> View:
-    """The view of a call, whose target has the shape of `out`, or of a layout, or the one that follows."""
+    """The view of a call; its target has the shape of `out`, or of a layout, or the one that follows from the
+    pattern.
+    """
     target = given.out.shape if given.out is not None else sharding.shape if isinstance(sharding, Layout) else None
     if given.view is None and not given.take and not given.into:
         return View.identity(shape)

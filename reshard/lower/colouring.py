@@ -107,7 +107,7 @@ class _Taken:
 
 
 def _fitted(edges: Sequence[Edge], colours: Colours, left: Sequence[int]) -> Colours:
-    """Fits edges into the colours of others, of which each device leaves one free.
+    """Fits edges into the colours of others, one of which is free at each device.
 
     An edge takes the lowest colour that is free at both ends. If there is none, it takes the lowest that is free at
     its sender, and the path from its receiver that alternates between the two ends' free colours swaps these first.

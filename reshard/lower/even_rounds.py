@@ -55,7 +55,7 @@ class EvenRounds:
 
     The *chain* of a stride leads from the stride to the one that held, before, the digit that the stride holds after,
     and so on; its head is the last. With `spread`, the number of the share is counted on by a shift, so that devices
-    that keep a share do so in as many different rounds as can be.
+    that keep a share do so in as many different rounds as possible.
     """
 
     def __init__(self, r: Refinement, *, spread: bool = False) -> None:

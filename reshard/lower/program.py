@@ -105,7 +105,8 @@ class Permute:
 class Exchange:
     """Boxes go from the operand's digits to the result's, in rounds; `staged` if messages need buffers.
 
-    `receivers` are the devices that have a tile of the result: other ones than have the operand's, if it crosses.
+    `receivers` are the devices that have a tile of the result; in a crossing these are not the ones that have the
+    operand's.
     """
 
     send: TileView

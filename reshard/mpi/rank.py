@@ -59,7 +59,7 @@ def _wait(done: Path) -> None:
 
 
 def main() -> None:
-    """Runs the script or module that the arguments name, as mpi4py does."""
+    """Runs the script or module that the arguments name, like `python -m mpi4py`."""
     from mpi4py.run import main as run
 
     sys.excepthook = show

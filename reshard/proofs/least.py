@@ -110,7 +110,7 @@ def _some_idle(source: Layout, target: Layout) -> bool:
 
 
 def _even(digits: tuple[FormDigit, ...]) -> Floor:
-    """Digit by digit: the part of its target tile that a device already holds."""
+    """The bound, digit by digit, from the part of its target tile that a device already holds."""
     tile = math.prod(a.radix for a in digits if a.dst is None)
     pieces = math.prod(a.radix for a in digits if a.src is not None and a.dst is None)
     swapped = [a for a in digits if a.src is not None and a.dst not in (None, a.src)]
@@ -131,7 +131,9 @@ def _even(digits: tuple[FormDigit, ...]) -> Floor:
 
 
 def _elsewhere(source: Layout, target: Layout) -> Floor:
-    """On another set of devices: what a tile's devices lack; all of it, if the source is a sum to be finished."""
+    """The bound on another set of devices: what a tile's devices lack, which is all of it if the source is a sum to be
+    finished.
+    """
     if not source.partial and not target.partial:
         return _counted(source, target)
     summands = math.prod(axis.size for axis in target.partial)

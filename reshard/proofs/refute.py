@@ -125,7 +125,7 @@ def _viewed(plan: Plan, arrays: oracle.Arrays) -> oracle.Arrays:
 
 
 def fits(plan: Plan) -> bool:
-    """Whether the array and all its tiles are small enough to run here."""
+    """Whether the array and all its tiles are small enough to run in this process."""
     tiles = (math.prod(lay.tile_shape) for lay in (plan.source, *(s.result for s in plan.steps)))
     planes = math.prod(a.size for a in (*plan.source.partial, *plan.target.partial))
     return max(*tiles, 1) * max(plan.source.mesh.size, plan.target.mesh.size) * planes <= MOST_ELEMENTS

@@ -53,7 +53,7 @@ class Lowered:
     def compile(self) -> Compiled:
         """Compiles the program before and after the pass, and keeps the best one that strict mode accepts.
 
-        Raises `StrictError`, the one of the best program, if strict mode refuses all.
+        Raises the `StrictError` of the best program if strict mode refuses all of them.
         """
         limits = effective_limits(self.limits)
         best, *others = self.candidates()

@@ -32,8 +32,8 @@ _outcomes: WeakKeyDictionary[Any, tuple[Decision, PassReport]] = WeakKeyDictiona
 class LoweredInXla:
     """A lowered program, `lowered` as JAX's own `jax.stages.Lowered`, which compiles with the pass.
 
-    `again` lowers it anew: if jax has compiled the program already, it does not come past the pass, so what the pass
-    did is not known. What is not defined here is that of `lowered`.
+    `again` lowers it anew: if jax has compiled the program already, the pass does not see it, so what the pass did is
+    not known. What is not defined here is that of `lowered`.
     """
 
     lowered: Any

@@ -28,7 +28,7 @@ def version() -> str:
     """What tells this version of the pass from any other: a digest of the package's source, read once in a process.
 
     The version number stays as it is while the code changes, and the times of files differ between machines that share
-    a cache. Without files of source it is the number all the same.
+    a cache. Without source files it is the version number after all.
     """
     digest, files = hashlib.blake2b(digest_size=8), sorted(_sources())
     for name in files:  # Not as a `Path`: that takes three times as long.

@@ -1,8 +1,8 @@
 """The peak of a program that XLA is compiling, by compiling it again: as it is, and as the pass has rewritten it.
 
-What a compiler makes of a module is only known when it has: it chooses an order, fuses, and lets buffers share memory.
-So where no estimate shows that a rewritten program needs less, both are compiled, and the compiler says. It says what
-they receive, too: XLA may make by itself what the pass has made, after the pass.
+What a compiler makes of a module is known only once it has compiled it: it chooses an order, fuses, and lets buffers
+share memory. So where no estimate shows that a rewritten program needs less, both are compiled, and the compiler says.
+It says what they receive, too: XLA may make by itself what the pass has made, after the pass.
 """
 
 # jax annotates its functions only in part.
@@ -28,7 +28,7 @@ Again = Callable[[], Any]
 
 
 class Peaks(Protocol):
-    """What a device holds at the peak of a program, and what it receives."""
+    """The memory that a device holds at the peak of a program, and the bytes that it receives."""
 
     def of(self, module: bytes | None) -> ProgramCost:
         """The cost with this module in place of the program's own, None for that one."""
@@ -71,7 +71,7 @@ class ProgramPeaks:
     def _compiled(self, one: _PeakRun) -> ProgramCost:
         try:
             cost = _compiling.run(one, lambda: _cost(self._again()))
-        except Exception as error:  # XLA raises what it likes.
+        except Exception as error:  # XLA's errors have no class of their own.
             reason = str(error).partition("\n")[0]
             raise SpliceError(f"the program cannot be compiled for its peak ({reason})") from error
         if [digest(each) for each in one.handed_out] != [digest(one.module)]:

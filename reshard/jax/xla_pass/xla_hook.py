@@ -265,7 +265,7 @@ def _cache_key() -> str:
 
 
 def _on_module(module: bytes) -> bytes | None:
-    """XLA's call with each module that it compiles; never raises."""
+    """Called by XLA with each module that it compiles; never raises."""
     try:
         if fragments.capture(module):
             return None

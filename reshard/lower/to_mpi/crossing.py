@@ -90,7 +90,7 @@ def messages_across(source: Layout, target: Layout, device: int) -> Iterator[Mes
 
 
 def _taken(source: Layout, target: Layout, device: int, nodes: Nodes | None) -> Iterator[tuple[int, tuple[Runs, ...]]]:
-    """What a device takes from each giver. Only where a giver is one of several, the requests of others matter."""
+    """What a device takes from each giver. The requests of others matter only if there are several givers."""
     dims = zip(source.dims, target.dims, tile_of(target, device), strict=True)
     queues = _Queues(source, target, nodes)
     for parts in itertools.product(*(shares_of(s, t, q).items() for s, t, q in dims)):

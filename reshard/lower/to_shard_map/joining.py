@@ -1,4 +1,4 @@
-"""An exchange whose messages are joined once all have arrived, for a platform that keeps them all anyway.
+"""An exchange whose messages are joined once all have arrived, for a platform that holds all of them at once anyway.
 
 XLA:CPU starts all rounds at once, whatever barriers separate them. Joining the messages at the end is then one copy,
 while updating the result in place round by round is a fill and two copies.

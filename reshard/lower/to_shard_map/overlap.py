@@ -3,8 +3,8 @@
     sent       part 1            part 2            part 3            ...
     beside     part 0 written    part 1 written    part 2 written
 
-A turn of the loop does two parts. With one, the part that the loop carries to the next turn would have to be where the
-one before it is, which is being written meanwhile, and XLA would copy it there. With two, each has the other's place.
+A turn of the loop does two parts. With one, the part that the loop carries to the next turn would have to take the
+place of the one before it, which is still being written, so XLA would copy it. With two, each takes the other's place.
 At most two parts of what is sent and two of what arrives are in memory.
 """
 

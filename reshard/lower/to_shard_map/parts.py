@@ -137,7 +137,7 @@ def _part_shape(put: Cut, shape: Shape) -> list[int]:
 
 
 def _cut_out(part: Array) -> Array:
-    """The part, on a TPU cut out before anything is done with it: XLA may give the tile the part's layout there."""
+    """The part, on a TPU cut out before anything is done with it: otherwise XLA may give the tile the part's layout."""
 
     def as_it_is(part: Array) -> Array:
         return part

@@ -75,7 +75,8 @@ class MeshPlace:
         return _element(jnp.asarray(narrow), (turn.astype(np.int32), self._along(digits)))
 
     def _entry(self, table: np.ndarray[Any, Any]) -> Array:
-        """This device's entry; one read before is ordered after what `after` was given since, and not read again.
+        """This device's entry. An entry that was read before is not read again, but ordered after what `after` was
+        given since.
 
         The rounds of an exchange share most tables. On many devices these are most of the program's text.
         """
@@ -157,7 +158,7 @@ class MeshPlace:
 
 
 def _element(table: Array, at: Sequence[Array]) -> Array:
-    """One element of a table; the indices are not negative, of which plain indexing would make sure."""
+    """One element of a table; the indices are not negative, which plain indexing would check."""
     return lax.dynamic_slice(table, at, (1,) * len(at), allow_negative_indices=False).reshape(())
 
 

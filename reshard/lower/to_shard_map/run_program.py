@@ -43,7 +43,7 @@ Array = jax.Array
 def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Array]:
     """The function from a device's tile of the source to its tile of the target.
 
-    A program that fills part of its target, or casts by a scale, takes what it needs `Beside` the tile.
+    A program that fills part of its target, or casts by a scale, takes these `Beside` the tile.
 
     `axes` are the mesh axes in order, with their sizes; the n-th device of the program is the n-th of the mesh.
     Raises `PlanError` if the sizes do not multiply to the number of the program's devices.

@@ -102,7 +102,7 @@ def closed(view: TileView, blocks: Array) -> Array:
 
 
 def piece(tile: Array, starts: Sequence[Array], extents: Sequence[int]) -> Array:
-    """The box of these extents that begins at `starts`, which are not negative: XLA need not make sure."""
+    """The box of these extents that begins at `starts`, which are not negative, so XLA need not check."""
     return lax.dynamic_slice(tile, starts, extents, allow_negative_indices=False)
 
 

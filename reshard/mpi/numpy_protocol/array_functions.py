@@ -44,7 +44,7 @@ def call(function: Callable[..., Any], arguments: Sequence[Any], options: Mappin
 
 
 def _is_default(key: str, value: Any) -> bool:
-    """Whether an option says nothing: numpy's own functions pass such options on."""
+    """Whether an option has no effect: numpy's own functions pass such options on."""
     return value is np._NoValue or (key == "out" and value is None)  # pyright: ignore
 
 

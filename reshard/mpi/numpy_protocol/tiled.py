@@ -153,7 +153,7 @@ def is_named(dtype: np.dtype[Any]) -> bool:
 
 
 def check_arithmetic(name: str, array: TiledArray) -> None:
-    """Raises `TypeError` for elements such as dates, whose layout dtype says nothing of their arithmetic."""
+    """Raises `TypeError` for elements such as dates, whose layout dtype does not tell how to compute with them."""
     if not is_named(whole_tile(array).dtype):
         raise TypeError(f"{name} of a DistArray of dtype {whole_tile(array).dtype} is not implemented; {INSTEAD}")
 

@@ -129,7 +129,7 @@ _MOMENTS: dict[type[Any], Callable[[Any, int, int], Iterator[Buffers]]] = {
     ByFormula: _by_formula,
     ExchangeInPlace: _exchange_in_place,
 }
-"""What has buffers beside the operand and the result."""
+"""The kinds of instruction that have buffers beside the operand and the result."""
 
 
 def _staged(step: Exchange) -> int:

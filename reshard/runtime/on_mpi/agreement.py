@@ -113,7 +113,7 @@ def disagree(team: Team, watch: Watch, request: str) -> NoReturn:
 
 
 def _stated(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
-    """What all ranks request, or fail by, after their digests differed."""
+    """What each rank requested, or why it failed, once the digests differ."""
     kind = "" if error is None else type(error).__name__
     mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
     statements = _exchanged(team, watch, mine)

@@ -57,7 +57,7 @@ def checksum(layout: Layout, rank: int, tile: Array, view: View | None = None, *
 
 
 def _summed(tile: Array, places: Sequence[Array], moving: Sequence[Array]) -> int:
-    """The sum of a block's elements, of which each index of a dim has a place, and moves or does not."""
+    """The sum of a block's elements; each index of a dim has a place, and moves or does not."""
     position = np.zeros((), np.uint64)
     for place in places:
         position = position[..., np.newaxis] + place

@@ -87,7 +87,7 @@ class _Placed(NamedTuple):
 
 
 def _with_reads(parts: Sequence[_Placed], elements: int, itemsize: int) -> Iterator[CopyPart]:
-    """The parts, the first of each turn with what the turn reads, if it reads most of that."""
+    """The parts; the first one of each turn comes with what the turn reads, if it reads most of that."""
     turns = list(_turns(parts))
     for turn, later in zip(turns, [*turns[1:], None], strict=True):
         low, high = turn[0].offset, elements if later is None else later[0].offset

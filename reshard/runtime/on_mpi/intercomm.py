@@ -6,7 +6,10 @@
     a layout on <x=2> of group B               is on ranks 3 and 4
 
 MPI merges once, for all later calls, and may put either group first. That blocks inside MPI, so the ranks meet before:
-they ask for a duplicate, which MPI makes, without blocking, when all ranks of both groups have asked for it.
+they ask for a duplicate, which MPI makes, without blocking, when all ranks of both groups have asked for it. One gap is
+left: a rank whose limit ends in the milliseconds between the last request and its own look at it gives up, and the
+others wait inside MPI until it makes its next call. `meeting` closes that gap inside one communicator by a message that
+says who leaves; between two groups nobody can collect these before the groups are merged.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _WAITS = 60e-6  # Seconds of the four waits for the other ranks of the node.
 
 
 class NodeLoad(NamedTuple):
-    """What a rank receives if every message goes by itself: from other nodes in messages, and from its own."""
+    """What a rank receives if every message is sent separately: from other nodes in messages, and from its own."""
 
     messages: int
     far_bytes: int

@@ -91,7 +91,7 @@ class StagedMove:
     def __init__(self, team: Team, request: MoveRequest, ready: Prepared) -> None:
         source, target = request.source, request.target
         self.team, self._sync, self._log = team, team.node_sync, team.arena
-        self._looks = 4 * SPINS if team.size <= CORES else 1  # Each takes a quarter of one of `Watch`.
+        self._looks = 4 * SPINS if team.size <= CORES else 1  # A look takes a quarter of the time of one of `Watch`.
         self._text = str(request)
         self._digest = STATES * (digest_of(f"staged {self._text}") // STATES)
         self._digest_new, self._digest_out = self._digest + _NEW, self._digest + _OUT

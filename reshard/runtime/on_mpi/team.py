@@ -172,7 +172,7 @@ class Team:
         return not self.broken
 
     def some(self, watch: Watch, one: bool, other: bool) -> tuple[bool, bool]:
-        """Of two things, whether each is so on some rank."""
+        """Whether each of two conditions holds on some rank."""
         self.sync(watch, plain=not one, shared=not other)
         return not self.plain, not self.shared
 
@@ -248,7 +248,7 @@ class Watch:
         return min(1.0, self._limit / 4)
 
     def until(self, done: Callable[[], bool]) -> None:
-        """Waits until `done()` is true: with a core for each rank, it looks a while before it gives up its own."""
+        """Waits until `done()` is true: with a core for each rank, it polls for a while before it yields its own."""
         for _ in range(SPINS if self._team.size <= CORES else 0):
             if done():
                 return
@@ -307,7 +307,7 @@ def _forget(comm: MPI.Comm, _: int, team: Team) -> None:
 
     A broken team is left as it is: its messages may still be under way, and would reach a communicator made later.
     """
-    team.repeated.clear()  # They have the team, and its memory.
+    team.repeated.clear()  # They keep the team and its memory alive.
     if not team.broken and comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):
         team.free()
 

@@ -90,7 +90,7 @@ class Turns:
 
     @property
     def came(self) -> int:
-        """How many threads have come while another one was here."""
+        """How many threads have come while another one had the turn."""
         return self._came
 
 

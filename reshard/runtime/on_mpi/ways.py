@@ -55,7 +55,9 @@ from reshard.types import Layout
 
 @dataclass
 class TileTransfer:
-    """One rank's move, agreed by all: its tile, `out` if the caller gave one, and what its node's ranks posted."""
+    """One rank's part of a move that all ranks have agreed on: its tile, `out` if the caller gave one, and what its
+    node's ranks posted.
+    """
 
     call: Call
     ready: Prepared

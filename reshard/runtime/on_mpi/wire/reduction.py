@@ -59,7 +59,7 @@ def reduce(
         for pieces in zip(*(cut(block, cap) for block in blocks), strict=True):
             _packed(call, comm, step, pieces, source, target, ready or _nothing)
             ready = None
-    if ready is not None:  # There was nothing to reduce, but other ranks wait for both calls.
+    if ready is not None:  # Nothing is to be reduced here, but other ranks wait for both calls.
         ready()
         ready()
 
