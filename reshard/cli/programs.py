@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from reshard.errors import NotationError, ReshardError
+from reshard.errors import NotationError, ReshardError, quoted
 from reshard.hlo.proto import ModuleProto
 from reshard.types.units import bytes_text
 
@@ -51,8 +51,10 @@ def read(path: str, log_mark: str | None = None, *, protos: bool = False) -> Pro
     try:
         with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
             content = _content(file, path)
-    except OSError as error:
-        raise ReshardError(f"cannot read {path or 'a file without a name'}: {error.strerror}; {_WANTED}") from None
+    except NotationError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ReshardError(f"cannot read {_named(path)}: {_reason(error)}; {_WANTED}") from None
     if content.startswith(ARTIFACT):
         return ProgramText(content, False)
     if protos and _is_proto(content):
@@ -99,11 +101,20 @@ def write(path: str, content: str | bytes) -> None:
             sys.stdout.write(content)
         else:
             Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ReshardError(
-            f"cannot write {path or 'a file without a name'}: {error.strerror}; give a file in a folder that is there "
-            f"and may be written"
+            f"cannot write {_named(path)}: {_reason(error)}; give a file in a folder that is there and may be written"
         ) from None
+
+
+def _named(path: str) -> str:
+    """A file as errors name it; a name that cannot be printed is quoted."""
+    return (path if path.isprintable() else quoted(path)) or "a file without a name"
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Why a file cannot be opened: what the system says, or that the name has a null byte or a lone surrogate."""
+    return error.strerror or str(error) if isinstance(error, OSError) else f"no file can have this name ({error})"
 
 
 def quiet_jax() -> None:

@@ -125,6 +125,8 @@ BAD = [
     (("simulate", *MESH, "f32[{x}65536, 65536]", "f32[262144, {x}16384]"), "times fewer elements"),
     (("simulate", "--mesh", "x=8192", "f32[{x}1]", "f32[8192]"), "at most 4096"),
     (("simulate", *MESH, *PAIR, "--seed", "-1"), "--seed -1"),
+    (("doctor", "\0"), "cannot read '\\x00': no file can have this name"),
+    (("plan", *MESH, *PAIR, "--html", "\ud800"), "cannot write '\\ud800': no file can have this name"),
 ]
 
 
