@@ -235,7 +235,7 @@ def _type_of(x: Any) -> Any:
     """The shape and dtype of the array that JAX makes of a number or of a numpy array."""
     try:
         return jax.typeof(x)
-    except (TypeError, ValueError, OverflowError) as error:
+    except Exception as error:  # jax quotes what is given, whose repr is the caller's code.
         raise LayoutError(
             f"{quoted(x)} is a {type(x).__name__}, of which JAX makes no array: {error}; give arrays of numbers, bools "
             f"or random keys, or a tree of them"

@@ -11,6 +11,8 @@ from reshard.doctor.memory import ProgramMemory
 from reshard.doctor.places import Place
 from reshard.doctor.report.accounts import Accounts, accounts
 from reshard.hlo import Traffic
+from reshard.types.flags import checked_flag
+from reshard.types.plan_data import checked_indent
 
 
 class CompiledMemory(NamedTuple):
@@ -64,7 +66,7 @@ class ReportData:
 
     def accounts(self, every: bool = False) -> Accounts:
         """All received bytes in three lists: places, reductions and others; with `every`, all are places."""
-        return accounts(self.places, self.received_bytes, every)
+        return accounts(self.places, self.received_bytes, checked_flag(every, "every"))
 
     @property
     def rebuilt(self) -> tuple[Place, ...]:
@@ -96,4 +98,4 @@ class ReportData:
 
     def to_json(self, indent: int | None = None, every: bool = False) -> str:
         """The report as one JSON object, that of `to_dict`."""
-        return json.dumps(self.to_dict(every), indent=indent)
+        return json.dumps(self.to_dict(every), indent=checked_indent(indent))

@@ -15,6 +15,7 @@ from reshard.doctor.report.plain import plain_text
 from reshard.doctor.xla_log import MARK, Rematerialization, read_warnings
 from reshard.show import terminal
 from reshard.synth import Network
+from reshard.types.plan_data import checked_indent
 from reshard.types.units import bytes_text, counted
 
 _COLUMNS = ("", "where", "times", "array", "received", "reshard would", "receive", "saves")
@@ -73,7 +74,7 @@ class LogReport:
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as one JSON object."""
-        return json.dumps(self.to_dict(), indent=indent)
+        return json.dumps(self.to_dict(), indent=checked_indent(indent))
 
     def __str__(self) -> str:
         return plain_text(lambda out: show_log(out, self))

@@ -2,8 +2,11 @@
 
 import json
 
+import pytest
+
 from reshard import hlo
 from reshard.doctor import CompiledMemory, examine
+from reshard.errors import PlanError
 from tests.doctor.report.reports import TRAIN, report_of_all_kinds
 
 
@@ -21,6 +24,14 @@ def test_json_is_plain_data_and_round_trips():
     assert every == report.to_dict(every=True) and every["reductions"] == every["others"] == []
     names = [one["name"] for place in every["places"] for one in place["collectives"]]
     assert sorted(names) == sorted(one.name for one in hlo.collectives(hlo.parse(TRAIN)))
+
+
+def test_options_of_other_kinds_are_refused():
+    report = report_of_all_kinds()
+    with pytest.raises(PlanError, match="every 'no': give True or False"):
+        report.to_dict(every="no")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PlanError, match="indent -1: give a whole number"):
+        report.to_json(indent=-1)
 
 
 def test_totals_are_sums_over_the_places():
