@@ -99,7 +99,7 @@ class _Panel:
         return left * wide, top + low * tall, right * wide, top + high * tall
 
     def _cell(self, cell: Cell, top: float) -> str:
-        """A cell, as far as it is not padding, with its label and what a pointer on it says."""
+        """The part of a cell that is not padding, with its label and what a pointer on it shows."""
         if self._is_padding(cell):
             return ""
         corners = self._corners(cell, top, clear=True)

@@ -16,7 +16,8 @@ _KEPT = (
 
 
 def remove_unused(module: ModuleProto, computation: ComputationProto, entered: Set[int]) -> bool:
-    """Removes what nobody uses from a computation and from the fusions that run an `entered` one; whether it was any.
+    """Removes what nobody uses from a computation and from the fusions that run an `entered` one; returns whether it
+    removed anything.
 
     Instructions that may have an effect stay, used or not. Operands stand before their users, so one pass from the last
     instruction to the first removes everything.

@@ -20,7 +20,7 @@ _results: deque[weakref.ref[jax.Array]] = deque()
 
 
 def add(result: jax.Array) -> None:
-    """Notes a program that was just started by one of its results, and waits until at most `MOST` are running.
+    """Records a program that was just started, by one of its results, and waits until at most `MOST` are running.
 
     Programs on the same devices finish in the order in which they were started, so a result that is gone (deleted,
     donated or garbage) is covered by a later one.

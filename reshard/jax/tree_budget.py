@@ -328,7 +328,7 @@ def _apart(
 
 
 def _placed(arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]) -> list[jax.Array]:
-    """Arrays that are where they go already."""
+    """The arrays, which are already where they should go."""
     return [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
 
 

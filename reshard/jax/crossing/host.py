@@ -34,7 +34,7 @@ Array = np.ndarray[Any, Any]
 ALIGNMENT = 64
 """XLA takes memory as it is from this alignment on, and copies other memory."""
 THREADED = 32 << 20
-"""From this many bytes on, several threads copy: below, to wake them costs what they gain."""
+"""From this many bytes on, several threads copy; below it, waking them costs as much as they gain."""
 
 
 class Strides(NamedTuple):
@@ -127,7 +127,7 @@ def exchanged(
     `into` are the target's tiles by their numbers, if part of them stays.
     """
     uses = Counter(copy.sender for copy in exchange.copies)
-    # JAX gives the first shard of a replicated array for all others, which is as good to read, and not to delete.
+    # JAX returns the first shard of a replicated array for all others: good enough to read, but not to delete.
     shards = shards_of(near) if donate else {at: near.addressable_data(at) for at in uses}
     if donate:
         _delete(shard for at, shard in shards.items() if not uses[at])

@@ -40,7 +40,7 @@ class CompilingThread(Generic[Mark]):
             self._local.mark = mark
             try:
                 results.append(work())
-            except Exception as error:  # XLA raises what it likes.
+            except Exception as error:  # XLA's errors have no class of their own.
                 errors.append(error)
 
         thread = threading.Thread(target=marked, name=self._name)

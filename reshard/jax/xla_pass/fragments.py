@@ -154,7 +154,7 @@ class Fragments:
         captured: list[bytes] = []
         try:
             peak, received, launches = _capturing.run(captured, lambda: self._costs(key))
-        except Exception as error:  # XLA raises what it likes; the chain stays as it is.
+        except Exception as error:  # XLA's errors have no class of their own; the chain stays as it is.
             reason = str(error).partition("\n")[0]
             raise SpliceError(f"{key}: it does not compile here ({reason})") from error
         if len(captured) != 1:

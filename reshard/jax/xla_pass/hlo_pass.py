@@ -217,7 +217,7 @@ class _Round:
         )  # fmt: skip
 
     def _candidates(self) -> Iterator[Proposal]:
-        """The chains with a better plan; the others' fates are noted."""
+        """The chains with a better plan; the fates of the others are recorded."""
         for one in self.proposals:
             if one.replacements:
                 yield one
