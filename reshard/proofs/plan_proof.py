@@ -16,7 +16,7 @@ from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
 from reshard.lower.program import Instruction
 from reshard.proofs import symbolic
-from reshard.proofs.launches import fewest
+from reshard.proofs.launches import check_limit, fewest
 from reshard.proofs.least import floor, plans_meant
 from reshard.proofs.proof import Proof, ProofPart
 from reshard.proofs.refute import fits, refute
@@ -38,6 +38,7 @@ def prove_plan(plan: Plan, program: Program | None = None, *, launches: bool = F
     """Proves one plan; see `prove`, which takes trees too."""
     _check_given(plan, program)
     launches = checked_flag(launches, "launches")
+    check_limit(limit)
     if plan.view is not None or any(step.kind in VIEW_RULES for step in plan.steps):
         if launches:
             raise PlanError(f"{plan.source} -> {plan.target}: the search for fewer launches knows no views or casts")

@@ -31,14 +31,19 @@ def fewest(plan: Plan, limit: float = 30.0) -> Fewest:
     """
     if not isinstance(plan, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"{quoted(plan)} is a {type(plan).__name__}, not a Plan; give what reshard.plan() returns")
-    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:  # pyright: ignore
-        raise PlanError(f"limit {quoted(limit)}: give the seconds that the search may take, a number of at least 0")
+    check_limit(limit)
     try:
         return _without_search(plan) or _search_alone(plan, time.monotonic() + limit)
     except TimeoutError:
         return _undecided(f"the search was ended after {limit:g} s")
     except UndecidedError as error:
         return _undecided(str(error))
+
+
+def check_limit(limit: object) -> None:
+    """Raises `PlanError` for what is not a number of seconds, at least 0, that the search may take."""
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0:
+        raise PlanError(f"limit {quoted(limit)}: give the seconds that the search may take, a number of at least 0")
 
 
 def _undecided(why: str) -> Fewest:

@@ -16,7 +16,7 @@ from functools import cache
 import pytest
 
 import reshard as rs
-from reshard.errors import StepError
+from reshard.errors import PlanError, StepError
 from reshard.proofs import Fewest, fewest, prove
 from reshard.types import Layout, Mesh
 from reshard.types.plan import Plan, Step, StepSpec, chain
@@ -160,6 +160,15 @@ def test_what_is_not_searched_is_not_decided(source: str, target: str, mesh: Mes
 def test_a_time_limit_is_kept():
     plan = rs.plan(Layout.parse("f32[{x}4, {y}4]", EIGHT), Layout.parse("f32[{y}4, 8]", EIGHT))
     assert fewest(plan, limit=0).statement == "not decided: the search was ended after 0 s"
+
+
+def test_options_are_checked_whether_a_search_follows_or_not():
+    plan = rs.plan(Layout.parse("f32[{x}4, {y}4]", EIGHT), Layout.parse("f32[{y}4, 8]", EIGHT))
+    for limit in ("soon", -1, True, float("nan")):
+        with pytest.raises(PlanError, match=f"limit {limit!r}: give the seconds"):
+            rs.prove(plan, limit=limit)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(PlanError, match="launches 'no': give True or False"):
+        rs.prove(plan, launches="no")  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.slow
