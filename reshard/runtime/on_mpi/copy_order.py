@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reshard.runtime.on_mpi.stream_copy import stream_steps
 from reshard.runtime.on_mpi.strided_copy import LINE, Array, blocked, copy, widened
 from reshard.runtime.on_mpi.wire.chunks import Region
 from reshard.types.pair import pieces
@@ -147,6 +148,9 @@ def copy_steps(
     """
     if any(blocked(*pair) for pair in views):
         return [partial(copy, *pair) for pair in views]
+    streamed = stream_steps(views)
+    if streamed is not None:
+        return streamed
     wide = [widened(*pair) for pair in views]
     memory = None if tile is None or not tile.flags.c_contiguous else tile.reshape(-1).view(np.uint8)
     steps: list[Callable[[], object]] = []

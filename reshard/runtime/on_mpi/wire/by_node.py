@@ -17,7 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.lower.to_mpi import NodePlace, Stripes, members, stripes
-from reshard.runtime.on_mpi.strided_copy import Array, copy
+from reshard.runtime.on_mpi.stream_copy import copy_all
+from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region
 from reshard.runtime.on_mpi.wire.exchange import Call
@@ -122,8 +123,8 @@ def exchange_by_node(
     carried = memory[team.members.index(team.rank)].view(_BYTE)
     taken = -(-table_bytes(team.facts.nodes) // source.itemsize) + allotment.elements if allotment.counted else 0
     call.memory.take(call.device, taken)
-    for chunk, place in _in_turn(messages.sends.chunks, mine.puts):
-        chunk.pack(source, _part(memory, place, chunk))
+    puts = _in_turn(messages.sends.chunks, mine.puts)
+    copy_all([pair for chunk, place in puts for pair in chunk.packing(source, _part(memory, place, chunk))])
 
     def part(start: int, elements: int) -> list[object]:
         return [carried[start * source.itemsize : (start + elements) * source.itemsize], MPI.BYTE]
@@ -138,16 +139,15 @@ def exchange_by_node(
     if ready is not None:
         ready()
         _copy(own, source, target)
-    for chunk, place in _in_turn(messages.receives.chunks, mine.finds):
-        chunk.unpack(target, _part(memory, place, chunk))
-        call.memory.receive(call.device, chunk.elements)
+    finds = list(_in_turn(messages.receives.chunks, mine.finds))
+    copy_all([pair for chunk, place in finds for pair in chunk.unpacking(target, _part(memory, place, chunk))])
+    call.memory.receive(call.device, sum(chunk.elements for chunk, _ in finds))
     call.memory.free(call.device, taken)
     team.arena.release(allotment.place)  # Peers may still be reading it: it is used again once all have released it.
 
 
 def _copy(own: Pairs, source: Array, target: Array) -> None:
-    for region, into in own:
-        copy(into.of(target), region.of(source))
+    copy_all([(into.of(target), region.of(source)) for region, into in own])
 
 
 def _part(memory: Sequence[Array], place: NodePlace, chunk: Chunk) -> Array:

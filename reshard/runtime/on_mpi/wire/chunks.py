@@ -19,7 +19,7 @@ from typing import NamedTuple
 from reshard.lower.exchange import Span
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut, fits, inside
-from reshard.runtime.on_mpi.strided_copy import Array, copy, view
+from reshard.runtime.on_mpi.strided_copy import Array, view
 from reshard.types.deadline import check_deadline
 
 
@@ -83,21 +83,21 @@ class Chunk(NamedTuple):
         elements = self.pieces[0].parts[0][1].of(tile)
         return elements.reshape(-1) if elements.flags.c_contiguous else None
 
-    def pack(self, tile: Array, buffer: Array) -> None:
-        """Copies the pieces out of the tile into the message's buffer, with zeros for padding."""
+    def packing(self, tile: Array, buffer: Array) -> Iterator[tuple[Array, Array]]:
+        """The copies, as (target, source), of the pieces out of the tile into the message's buffer; writes zeros for
+        padding.
+        """
         for piece in self.pieces:
-            whole = piece.of(buffer)
             if piece.padded:
-                whole[...] = 0
-            for index, region in piece.parts:
-                copy(whole[index], region.of(tile))
+                piece.of(buffer)[...] = 0
+        return ((whole, part) for part, whole in self.unpacking(tile, buffer))
 
-    def unpack(self, tile: Array, buffer: Array) -> None:
-        """Copies the pieces out of the message's buffer into the tile, except for padding."""
+    def unpacking(self, tile: Array, buffer: Array) -> Iterator[tuple[Array, Array]]:
+        """The copies, as (target, source), of the pieces out of the message's buffer into the tile, without padding."""
         for piece in self.pieces:
             whole = piece.of(buffer)
             for index, region in piece.parts:
-                copy(region.of(tile), whole[index])
+                yield region.of(tile), whole[index]
 
 
 def chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequence[int]) -> Iterator[Chunk]:

@@ -13,13 +13,14 @@ On Open MPI, datatypes are as fast as packing first if every rank has a core, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from reshard.runtime.on_mpi.stream_copy import SHORT
 from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region
 
@@ -97,13 +98,18 @@ class Side:
             return [memory_of(tile), 1, self.types.of(number, chunk, tile)]
         return None
 
-    def pack(self, number: int, tile: Array, buffer: Array) -> None:
-        """Copies message `number` out of the tile into its buffer."""
-        self.chunks[number].pack(tile, buffer)
+    def is_short(self, number: int, tile: Array) -> bool:
+        """Whether message `number` has short runs in the tile."""
+        regions = [region for piece in self.chunks[number].pieces[:1] for _, region in piece.parts[:1]]
+        return all(_run(region, tile)[0] < SHORT for region in regions)
 
-    def unpack(self, number: int, tile: Array, buffer: Array) -> None:
-        """Copies message `number` out of its buffer into the tile."""
-        self.chunks[number].unpack(tile, buffer)
+    def packing(self, number: int, tile: Array, buffer: Array) -> Iterator[tuple[Array, Array]]:
+        """The copies of message `number` out of the tile into its buffer, see `Chunk`."""
+        return self.chunks[number].packing(tile, buffer)
+
+    def unpacking(self, number: int, tile: Array, buffer: Array) -> Iterator[tuple[Array, Array]]:
+        """The copies of message `number` out of its buffer into the tile."""
+        return self.chunks[number].unpacking(tile, buffer)
 
 
 def memory_of(tile: Array) -> MPI.memory:

@@ -8,7 +8,7 @@ there are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.pool import Pool
+from reshard.runtime.on_mpi.stream_copy import copy_all
 from reshard.runtime.on_mpi.strided_copy import Array, copy
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
@@ -85,6 +86,22 @@ class _Lane:
         buffer = self._stage(chunk.elements)
         return _PostedMessage(number, chunk.peer, chunk.elements, [buffer.view(_BYTE), MPI.BYTE], buffer)
 
+    def _has_room(self) -> bool:
+        """Whether there is room for the next message to each peer, if these should be packed together.
+
+        Together, those of short runs read the tile in order, see `stream_copy`.
+        """
+        if not self.waiting or not self.staged or not self._side.is_short(self.waiting[0][0], self.tile):
+            return True
+        turn = 0
+        peers: set[int] = set()
+        for _, chunk in self.waiting:
+            if chunk.peer in peers:
+                break
+            peers.add(chunk.peer)
+            turn += chunk.elements
+        return turn > self.staging or self.staged + turn <= self.staging
+
     def unstaged(self) -> int:
         """Elements of the waiting messages that must be staged."""
         return sum(chunk.elements for number, chunk in self.waiting if self._unstaged(number) is None)
@@ -93,16 +110,19 @@ class _Lane:
         """The specification with which MPI sends from, or receives into, the tile itself; None if it must be staged."""
         return None if self.held else self._side.unstaged(number, self.tile, self.staging)
 
-    def pack(self, flight: _PostedMessage) -> None:
-        """Copies a message out of the tile into its buffer, if it has one."""
-        if flight.buffer is not None:
-            self._side.pack(flight.number, self.tile, flight.buffer)
+    def pack(self) -> list[_PostedMessage]:
+        """The next messages for which there is room, those that have buffers copied out of the tile into these."""
+        flights = list(iter(self.next, None)) if self._has_room() else []
+        staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
+        copy_all([pair for number, buffer in staged for pair in self._side.packing(number, self.tile, buffer)])
+        return flights
 
-    def unpack(self, flight: _PostedMessage) -> None:
-        """Copies a message out of its buffer, if it has one, into the tile, and releases what it used."""
-        if flight.buffer is not None:
-            self._side.unpack(flight.number, self.tile, flight.buffer)
-        self.done(flight)
+    def unpack(self, flights: Collection[_PostedMessage]) -> None:
+        """Copies messages out of their buffers, where they have one, into the tile, and releases what they used."""
+        staged = [(each.number, each.buffer) for each in flights if each.buffer is not None]
+        copy_all([pair for number, buffer in staged for pair in self._side.unpacking(number, self.tile, buffer)])
+        for flight in flights:
+            self.done(flight)
 
     def done(self, flight: _PostedMessage) -> None:
         """Releases what a finished message used."""
@@ -166,15 +186,14 @@ class MessageExchange:
             self._add(self._receives, flight, request)
         while self._packed:
             self._send(self._packed.popleft())
-        while (flight := self._sends.next()) is not None:
-            self._sends.pack(flight)
+        for flight in self._sends.pack():
             self._send(flight)
 
     def finish(self) -> None:
         """Waits until all messages have been sent and received, and unpacks those that were held."""
         self._wait()
-        while self._arrived:
-            self._receives.unpack(self._arrived.popleft())
+        self._receives.unpack(self._arrived)
+        self._arrived.clear()
 
     def progress(self) -> bool:
         """Unpacks messages that have arrived and posts others in their room; returns whether any were finished."""
@@ -190,7 +209,7 @@ class MessageExchange:
             if lane.held:
                 self._arrived.append(flight)
             else:
-                lane.unpack(flight)
+                lane.unpack([flight])
         if done:
             self.start()
         return bool(done)
@@ -208,9 +227,7 @@ class MessageExchange:
             return
         self._sends.staging = staged
         self._receives.staging = 2 * self._messages.staging - staged
-        while (flight := self._sends.next()) is not None:
-            self._sends.pack(flight)
-            self._packed.append(flight)
+        self._packed += self._sends.pack()
 
     def _send(self, flight: _PostedMessage) -> None:
         request = self._call.team.comm.Isend(flight.spec, flight.peer, EXCHANGE)

@@ -41,15 +41,20 @@ class JointSide:
         array, its = parts[0]
         return self.sides[array].unstaged(its, tiles[array], staging)
 
-    def pack(self, number: int, tiles: Sequence[Array], buffer: Array) -> None:
-        """Copies message `number` out of the tiles into its buffer."""
-        for array, its, part in self._parts(number, buffer):
-            self.sides[array].pack(its, tiles[array], part)
+    def is_short(self, number: int, tiles: Sequence[Array]) -> bool:
+        """As `Side.is_short`, of the message's first part."""
+        array, its = self.chunks[number].parts[0]
+        return self.sides[array].is_short(its, tiles[array])
 
-    def unpack(self, number: int, tiles: Sequence[Array], buffer: Array) -> None:
-        """Copies message `number` out of its buffer into the tiles."""
+    def packing(self, number: int, tiles: Sequence[Array], buffer: Array) -> Iterator[tuple[Array, Array]]:
+        """The copies of message `number` out of the tiles into its buffer, see `Chunk`."""
         for array, its, part in self._parts(number, buffer):
-            self.sides[array].unpack(its, tiles[array], part)
+            yield from self.sides[array].packing(its, tiles[array], part)
+
+    def unpacking(self, number: int, tiles: Sequence[Array], buffer: Array) -> Iterator[tuple[Array, Array]]:
+        """The copies of message `number` out of its buffer into the tiles."""
+        for array, its, part in self._parts(number, buffer):
+            yield from self.sides[array].unpacking(its, tiles[array], part)
 
     def _parts(self, number: int, buffer: Array) -> Iterator[tuple[int, int, Array]]:
         start = 0

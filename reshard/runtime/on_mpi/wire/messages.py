@@ -5,13 +5,14 @@ The cut depends on the plan alone, never on the memory order of one rank's tile,
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reshard.lower.to_mpi import Axis, Block, SendReceive, StepMessages
-from reshard.runtime.on_mpi.wire.chunks import Chunk, Region, chunks, copies
+from reshard.runtime.on_mpi.wire.chunks import Region, chunks, copies
 from reshard.runtime.on_mpi.wire.datatypes import Side
 
 DIRECT = 64 << 20
@@ -93,10 +94,9 @@ def between(
     cap = message_cap(staging, itemsize)
 
     def side(by_rank: BlocksByRank, end: str, shape: Sequence[int]) -> Side:
-        cut: list[Chunk] = []
-        for peer, blocks in by_rank:
-            cut += chunks(peer, blocks, cap, end, shape)
-        return Side(tuple(cut))
+        by_peer = [tuple(chunks(peer, blocks, cap, end, shape)) for peer, blocks in by_rank]
+        turns = itertools.zip_longest(*by_peer)
+        return Side(tuple(chunk for turn in turns for chunk in turn if chunk is not None))
 
     pairs = tuple(pair for block in local for pair in copies(block, before, after))
     return Messages(side(sent, "src", before), side(received, "dst", after), pairs, staging, held)

@@ -1,0 +1,131 @@
+"""Copies past the caches write what numpy's do, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reshard.runtime.on_mpi import stream_copy
+from reshard.runtime.on_mpi.stream_copy import LARGE, copy_all, stream_steps
+from reshard.runtime.on_mpi.stream_kernel import kernel
+from reshard.runtime.on_mpi.strided_copy import Array
+
+needs_kernel = pytest.mark.skipif(kernel() is None, reason="no kernel for this processor")
+
+GUARD = 256
+
+
+def memory(nbytes: int, offset: int) -> Array:
+    """Memory of bytes that starts this far from a cache line's beginning, with guards around it."""
+    whole = np.full(nbytes + 2 * GUARD + 64, 0xEE, np.uint8)
+    start = -whole.ctypes.data % 64 + offset + 64
+    return whole[start : start + nbytes]
+
+
+def guarded(part: Array) -> bool:
+    """Whether the memory around a part is untouched."""
+    whole = part
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    start = part.ctypes.data - whole.ctypes.data
+    return bool((whole[:start] == 0xEE).all() and (whole[start + part.nbytes :] == 0xEE).all())
+
+
+@needs_kernel
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_same_as_numpy(data: st.DataObject) -> None:
+    """Several parts of rows into tiles of their own, or back, some backwards, with axes in another order."""
+    lead = data.draw(st.lists(st.integers(1, 5), max_size=3))
+    row, copies = data.draw(st.sampled_from([16, 48, 64, 128, 192, 1040])), data.draw(st.integers(1, 4))
+    taken = data.draw(st.lists(st.integers(0, copies - 1), min_size=1, unique=True))
+    order = [*data.draw(st.permutations(range(len(lead)))), len(lead)]
+    offsets = data.draw(st.tuples(*[st.sampled_from([0, 0, 16, 8])] * 2))
+    itemsize = data.draw(st.sampled_from([1, 4, 8, 16]))
+    dtype = np.dtype({1: "u1", 4: "u4", 8: "u8", 16: "c16"}[itemsize])
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+
+    shape = [*lead, copies * row]
+    big = memory(int(np.prod(shape)) * itemsize, offsets[0])
+    parts = [memory(big.size // copies, offsets[1]) for _ in taken]
+    views: list[tuple[Array, Array]] = []
+    for part, number in zip(parts, taken, strict=True):
+        mine = part.view(dtype).reshape([[*lead, row][axis] for axis in order]).transpose(np.argsort(order))
+        views.append((mine, big.view(dtype).reshape(shape)[..., number * row : (number + 1) * row]))
+    if data.draw(st.booleans()):
+        views = [(one[::-1], other[::-1]) for one, other in views]
+    if data.draw(st.booleans()):
+        views = [(other, one) for one, other in views]
+    for view in views:
+        view[1][...] = rng.integers(0, 255, view[1].shape)
+    wanted = [source.copy() for _, source in views]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_copy, "_PART", data.draw(st.sampled_from([256, 2048, 1 << 20])))
+        patch.setattr(stream_copy, "_LEAST", 0)
+        steps = stream_steps(views, 0)
+    for step in steps or ():
+        step()
+    if steps is not None:
+        assert all(np.array_equal(target, source) for (target, _), source in zip(views, wanted, strict=True))
+    assert all(map(guarded, [big, *parts]))
+
+
+def pencils(run: int, gap: int = 0, rows: int = 2048) -> list[tuple[Array, Array]]:
+    """Four parts of rows, in runs of so many bytes, into tiles of their own; with a gap at the end of each row."""
+    source = memory(rows * (4 * run + gap), 0).reshape(rows, 4 * run + gap)
+    source[...] = np.arange(source.size, dtype=np.uint32).astype(np.uint8).reshape(source.shape)
+    return [(memory(rows * run, 0).reshape(rows, run), source[:, n * run : (n + 1) * run]) for n in range(4)]
+
+
+def matches(views: Sequence[tuple[Array, Array]]) -> bool:
+    return all(np.array_equal(*pair) for pair in views)
+
+
+@needs_kernel
+@pytest.mark.parametrize("run, gap", [(512, 0), (512, 512), (64, 128), (512, 100 * 64)])
+def test_rows_and_gaps(run: int, gap: int) -> None:
+    views = pencils(run, gap)
+    steps = stream_steps(views, 0)
+    assert steps is not None
+    for step in steps:
+        step()
+    assert matches(views) and all(guarded(target) for target, _ in views)
+
+
+@needs_kernel
+@pytest.mark.parametrize("run, why", [(72, "runs are no multiple of 16 bytes"), (80, "short runs at no cache line")])
+def test_left_to_numpy(run: int, why: str) -> None:
+    views = pencils(run)
+    assert stream_steps(views, 0) is None, why
+    copy_all(views)
+    assert matches(views)
+
+
+@needs_kernel
+def test_large_only() -> None:
+    """Of fewer bytes than `LARGE`, or in steps that are too small, numpy makes the copies."""
+    assert stream_steps(pencils(512, rows=LARGE // 2048 - 1)) is None
+    assert stream_steps(pencils(512, rows=LARGE // 2048)) is not None
+    source = memory(LARGE, 0).reshape(16, 16, 16, 16, 64)[:, ::2, ::2, ::2]
+    assert stream_steps([(np.empty(source.shape, np.uint8), source)], 0) is None
+
+
+@needs_kernel
+def test_steps_keep_their_arrays() -> None:
+    target = memory(LARGE, 0)
+    steps = stream_steps([(target, np.full(LARGE, 7, np.uint8))])
+    for step in steps or ():
+        step()
+    assert (target == 7).all()
+
+
+def test_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_copy, "kernel", lambda: None)
+    views = pencils(512)
+    assert stream_steps(views, 0) is None
+    copy_all(views)
+    assert matches(views)
