@@ -151,14 +151,14 @@ def failing(comm: MPI.Intracomm) -> Iterator[Case]:
 def _failed(comm: MPI.Intracomm, source: Layout, target: Layout) -> None:
     team_of(comm, nodes=2)
     tile, out = given_tile(source, comm.rank, "int32"), np.full(target.tile_shape, -7, "int32")
-    pack = chunks.Chunk.pack
+    packing = chunks.Chunk.packing
 
-    def fails(chunk: chunks.Chunk, tile: np.ndarray, buffer: np.ndarray) -> None:
+    def fails(chunk: chunks.Chunk, tile: np.ndarray, buffer: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if comm.rank == 1 and chunk.peer == 0:
             raise ZeroDivisionError("no")
-        pack(chunk, tile, buffer)
+        return packing(chunk, tile, buffer)
 
-    with joining(), mock.patch.object(chunks.Chunk, "pack", fails):
+    with joining(), mock.patch.object(chunks.Chunk, "packing", fails):
         try:
             redistribute(tile, source, target, comm, out=out, limit=LIMIT)
         except (RankError, ZeroDivisionError) as error:

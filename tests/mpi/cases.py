@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from unittest.mock import patch
 
 import numpy as np
 from mpi4py import MPI
 
-from reshard.runtime.on_mpi.team import team_of
+from reshard.runtime.on_mpi import copy_order, stream_copy
+from reshard.runtime.on_mpi.stream_kernel import kernel
+from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout, sample_pairs
 from tests.mpi.moving import MoveOptions, any_options, check_move
@@ -116,6 +120,36 @@ def dtypes(comm: MPI.Intracomm) -> Iterator[Case]:
                 move = every_move[(at + turn) % len(every_move)]
                 case = partial(check_move, comm, team, source, target, move, dtype)
                 yield f"{dtype} as {name} {before} -> {after}, {nodes} nodes, {move}", case
+
+
+def streamed(comm: MPI.Intracomm) -> Iterator[Case]:
+    """Moves of runs of whole cache lines, small as they are, past the caches: in windows, staged, and in messages."""
+    mesh = Mesh(x=2, y=comm.size // 2)
+    used: list[int] = []
+
+    def check(team: Team, source: Layout, target: Layout, move: MoveOptions) -> None:
+        def steps(views: Sequence[tuple[Array, Array]]) -> list[Callable[[], object]] | None:
+            made = stream_copy.stream_steps(views, 0)
+            used.append(made is not None)
+            return made
+
+        with patch.multiple(copy_order, stream_steps=steps), patch.multiple(stream_copy, LARGE=0, _LEAST=0, _PART=4096):
+            check_move(comm, team, source, target, move)
+
+    every_move = [MoveOptions(), MoveOptions("stage"), MoveOptions(shared=True)]
+    for nodes in sorted({1, 2, comm.size}):
+        team = team_of(comm, nodes=nodes)
+        for before, after in (("[{x}3, {y}8, 256]", "[{x}3, 16, {y}128]"), ("[{x}{y}8, 256]", "[32, {y}{x}64]")):
+            source, target = Layout.parse(f"f32{before}", mesh), Layout.parse(f"f32{after}", mesh)
+            for move in every_move:
+                name = f"{source} -> {target}, {nodes} nodes, {move}"
+                yield name, partial(check, team, source, target, move)
+                yield f"back: {name}", partial(check, team, target, source, move)
+
+    def some() -> None:
+        assert any(used) or kernel() is None
+
+    yield "some have gone past the caches", some
 
 
 def _small() -> list[str]:

@@ -215,15 +215,15 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
                 yield f"{way}, {nodes} nodes, after {turn} messages", case
 
 
-_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "pack"), (ways, "copy"), (ways, "pack")]
+_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "packing"), (ways, "copy"), (ways, "pack")]
 
 
-def _after(turns: int, wrapped: Callable[..., None], wrong: Callable[..., None]) -> Callable[..., None]:
+def _after(turns: int, wrapped: Callable[..., Any], wrong: Callable[..., None]) -> Callable[..., Any]:
     """Calls `wrapped` for the first `turns` calls and `wrong` afterwards."""
     left = iter(range(turns))
 
-    def run(*arguments: Any) -> None:
-        (wrong if next(left, None) is None else wrapped)(*arguments)
+    def run(*arguments: Any) -> Any:
+        return (wrong if next(left, None) is None else wrapped)(*arguments)
 
     return run
 

@@ -20,7 +20,7 @@ TOPICS = {
         *("sharing.arenas", "sharing.segments", "calls.global_arrays", "crossing.groups"),
         *("trees.across_sampled", "trees.shared", "again.creations", "again.mistakes", "again.endings"),
     ],
-    4: ["calls.plans", "cases.moves_sampled", "by_node.joined", "again.moves"],
+    4: ["calls.plans", "cases.moves_sampled", "cases.streamed", "by_node.joined", "again.moves"],
 }
 
 

@@ -40,7 +40,7 @@ class _RunAxis(NamedTuple):
     target: int
 
 
-class _Runs(NamedTuple):
+class _CopyRuns(NamedTuple):
     """Runs of so many bytes, and the axes along which they repeat, innermost last; `row` are the bytes from one run to
     the next on the side that has the shorter runs, the source if `by_source`.
     """
@@ -62,10 +62,11 @@ class _Start(NamedTuple):
     target: int
 
 
-def stream_steps(views: Sequence[tuple[Array, Array]], least: int = LARGE) -> list[Callable[[], object]] | None:
+def stream_steps(views: Sequence[tuple[Array, Array]], least: int | None = None) -> list[Callable[[], object]] | None:
     """The copies of raw (target, source) views as functions; None if they are for numpy.
 
-    `least` are the bytes of all copies together from which it is worth it. The functions keep the arrays alive.
+    `least` are the bytes of all copies together from which it is worth it, by default `LARGE`. The functions keep the
+    arrays alive.
 
     >>> import numpy as np
     >>> one, other = np.arange(1 << 20), np.zeros(1 << 20, int)
@@ -75,10 +76,10 @@ def stream_steps(views: Sequence[tuple[Array, Array]], least: int = LARGE) -> li
     True
     """
     nbytes = sum(target.nbytes for target, _ in views)
-    streaming = kernel() if nbytes >= least else None
+    streaming = kernel() if nbytes >= (LARGE if least is None else least) else None
     if streaming is None:
         return None
-    alike: dict[_Runs, list[_Start]] = {}
+    alike: dict[_CopyRuns, list[_Start]] = {}
     for target, source in views:
         runs = _runs(target, source)
         if runs is None:
@@ -106,7 +107,7 @@ def _copy(kernel: Kernel, table: bytes, _: object) -> None:
     kernel(table)
 
 
-def _runs(target: Array, source: Array) -> _Runs | None:
+def _runs(target: Array, source: Array) -> _CopyRuns | None:
     """A copy as runs that are contiguous on both sides; None if it is for numpy."""
     axes = [_RunAxis(*axis) for axis in zip(target.shape, source.strides, target.strides, strict=True) if axis[0] != 1]
     by_source = _contiguous(axes, 1, target.itemsize) <= _contiguous(axes, 2, target.itemsize)
@@ -118,7 +119,7 @@ def _runs(target: Array, source: Array) -> _Runs | None:
     lines = [target.ctypes.data, run, *(axis.target for axis in axes)]
     if any(n % WORD for n in places) or (run < _UNEVEN and any(n % LINE for n in lines)) or run == 0:
         return None
-    return _Runs(run, tuple(_joined(axes)), by_source)
+    return _CopyRuns(run, tuple(_joined(axes)), by_source)
 
 
 def _contiguous(axes: Sequence[_RunAxis], side: int, itemsize: int) -> int:
@@ -142,7 +143,7 @@ def _joined(axes: Sequence[_RunAxis]) -> list[_RunAxis]:
     return joined
 
 
-def _interleaved(runs: _Runs, starts: Sequence[_Start]) -> Iterator[list[_Start]]:
+def _interleaved(runs: _CopyRuns, starts: Sequence[_Start]) -> Iterator[list[_Start]]:
     """The copies that go row by row together, because they fill each other's gaps."""
     row = runs.row if runs.run < _NEAR else 0
     together: list[_Start] = []
@@ -155,7 +156,7 @@ def _interleaved(runs: _Runs, starts: Sequence[_Start]) -> Iterator[list[_Start]
         yield together
 
 
-def _with_gaps(runs: _Runs, starts: Sequence[_Start]) -> list[_Start]:
+def _with_gaps(runs: _CopyRuns, starts: Sequence[_Start]) -> list[_Start]:
     """The same copies, and as gaps what they leave out of short rows of the source, if that is little."""
     row, run = runs.row, runs.run
     if not runs.by_source or run >= SHORT or _OF_ROW * run * len(starts) < row:
@@ -169,7 +170,7 @@ def _between(one: _Start, other: _Start, by_source: bool) -> int:
     return other.source - one.source if by_source else other.target - one.target
 
 
-def _tables(runs: _Runs, starts: Sequence[_Start]) -> Iterator[bytes]:
+def _tables(runs: _CopyRuns, starts: Sequence[_Start]) -> Iterator[bytes]:
     """What the kernel takes, step by step: parts of the outer axis, or of the row of one of its indices."""
     if runs.run > _PART:
         yield from _tables_of_long(runs, starts)
@@ -188,7 +189,7 @@ def _tables(runs: _Runs, starts: Sequence[_Start]) -> Iterator[bytes]:
             yield struct.pack(f"{8 + 2 * len(starts)}q", *sizes, *outer[1:], *row[1:], *places)
 
 
-def _tables_of_long(runs: _Runs, starts: Sequence[_Start]) -> Iterator[bytes]:
+def _tables_of_long(runs: _CopyRuns, starts: Sequence[_Start]) -> Iterator[bytes]:
     """The same of runs that are longer than a step."""
     whole, rest = divmod(runs.run, _PART)
     yield from _tables(runs._replace(run=_PART, axes=(*runs.axes, _RunAxis(whole, _PART, _PART))), starts)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from reshard.lower.exchange import Span
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut, fits, inside
+from reshard.runtime.on_mpi.stream_copy import copy_all
 from reshard.runtime.on_mpi.strided_copy import Array, view
 from reshard.types.deadline import check_deadline
 
@@ -98,6 +99,14 @@ class Chunk(NamedTuple):
             whole = piece.of(buffer)
             for index, region in piece.parts:
                 yield region.of(tile), whole[index]
+
+    def pack(self, tile: Array, buffer: Array) -> None:
+        """Copies the pieces out of the tile into the message's buffer."""
+        copy_all(list(self.packing(tile, buffer)))
+
+    def unpack(self, tile: Array, buffer: Array) -> None:
+        """Copies the pieces out of the message's buffer into the tile."""
+        copy_all(list(self.unpacking(tile, buffer)))
 
 
 def chunks(peer: int, blocks: Sequence[Block], cap: int, end: str, shape: Sequence[int]) -> Iterator[Chunk]:

@@ -21,7 +21,6 @@ from mpi4py import MPI
 
 from reshard.lower.to_mpi import Block, Reduce
 from reshard.lower.to_mpi.blocks import cut
-from reshard.runtime.on_mpi.stream_copy import copy_all
 from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.wire.chunks import chunks
 from reshard.runtime.on_mpi.wire.exchange import Call
@@ -112,13 +111,13 @@ def _packed(
     buffer = call.pool.take(elements * source.itemsize)
     packed = buffer.view(source.dtype)
     (out,) = chunks(-1, blocks, elements, "src", source.shape)
-    copy_all(list(out.packing(source, packed)))
+    out.pack(source, packed)
     ready()
     _combine(call, comm, step, None, packed)
     ready()
     mine = blocks[comm.rank if step.scatter else 0]
     (into,) = chunks(-1, [mine], mine.elements, "dst", target.shape)
-    copy_all(list(into.unpacking(target, packed)))
+    into.unpack(target, packed)
     call.pool.give(buffer)
     call.memory.free(call.device, elements)
 

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.runtime.on_mpi.direct import direct
+from reshard.runtime.on_mpi.stream_copy import copy_all
 from reshard.runtime.on_mpi.wire.joint import joint
 from reshard.runtime.on_mpi.wire.messages import message_cap
 from reshard.types import Layout, Mesh
@@ -33,7 +34,7 @@ def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
     for rank, mine in enumerate(together):
         for number, chunk in enumerate(mine.sends.chunks):
             buffer = np.zeros(chunk.elements, np.int64)
-            mine.sends.pack(number, [of[rank] for of in before], buffer)
+            copy_all(list(mine.sends.packing(number, [of[rank] for of in before], buffer)))
             wire.setdefault((rank, chunk.peer), []).append(buffer)
     for rank, mine in enumerate(together):
         for move, result, of in zip(each[rank], results[rank], before, strict=True):
@@ -42,7 +43,7 @@ def test_every_element_arrives_in_as_few_messages_as_fit(staging: int) -> None:
         for number, chunk in enumerate(mine.receives.chunks):
             buffer = wire[chunk.peer, rank].pop(0)
             assert buffer.size == chunk.elements <= message_cap(staging, 8)
-            mine.receives.unpack(number, results[rank], buffer)
+            copy_all(list(mine.receives.unpacking(number, results[rank], buffer)))
     assert not any(wire.values())
     for rank, at in itertools.product(NODES, range(len(PAIRS))):
         wanted = after[at][rank]
