@@ -8,6 +8,8 @@ Caches and prefetchers fetch the gaps of a strided copy too. If all copies of on
 part is in the core's cache, each line is fetched once: 512^3 floats in pencils take 1.2 times a plain copy instead of
 1.6, on eight ranks 1.3 instead of 2.1; blocks of 64 x 64 doubles 1.2 instead of 1.6.
 
+This is how numpy makes copies; large ones mostly go past the caches instead, see `stream_copy`.
+
 Copies that read short runs of one tile leave the prefetchers little to see. So the part is first read in order, one
 byte of each cache line: in shared memory, runs of 512 bytes then take 1.6 times a plain copy instead of 2.3, runs of 64
 bytes 1.4 instead of 2.
