@@ -139,8 +139,11 @@ def streamed(comm: MPI.Intracomm) -> Iterator[Case]:
     every_move = [MoveOptions(), MoveOptions("stage"), MoveOptions(shared=True)]
     for nodes in sorted({1, 2, comm.size}):
         team = team_of(comm, nodes=nodes)
-        for before, after in (("[{x}3, {y}8, 256]", "[{x}3, 16, {y}128]"), ("[{x}{y}8, 256]", "[32, {y}{x}64]")):
-            source, target = Layout.parse(f"f32{before}", mesh), Layout.parse(f"f32{after}", mesh)
+        for shape, before, after in (
+            ((6, 32, 256), [["x"], ["y"], []], [["x"], [], ["y"]]),
+            ((64, 256), [["x", "y"], []], [[], ["y", "x"]]),
+        ):
+            source, target = (Layout.from_spec(mesh, shape, "float32", held) for held in (before, after))
             for move in every_move:
                 name = f"{source} -> {target}, {nodes} nodes, {move}"
                 yield name, partial(check, team, source, target, move)
