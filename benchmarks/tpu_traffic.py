@@ -105,9 +105,10 @@ def _fusion(inside: Computation, one: Instruction, fused: Computation) -> int:
             outer = inside.by_name[one.operands[int(each.rest.split(")")[0])]]
             total += 0 if _on_chip(outer.shape_text) else _read(fused, each)
     results = [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    for result in results:
+    shapes = [part[0] for part in _ARRAY.finditer(one.shape_text)]
+    for result, shape in zip(results, shapes, strict=True):
         made = _behind_bitcasts(fused, result)
-        if len(results) == 1 and _on_chip(one.shape_text):
+        if _on_chip(shape):
             continue
         updated = made.opcode == "dynamic-update-slice"
         total += _logical(fused.by_name[made.operands[1]].shape_text) if updated else _size(result.shape_text)

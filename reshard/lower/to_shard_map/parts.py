@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -118,7 +120,8 @@ class PartLoop:
             part = sliced(first.each, first.take, self.place.anew(), tile, number)
         done = part is not None
         part = resized(part, shape) if part is not None else _part(first.take, tile, number)
-        part = _cut_out(part)
+        if not _reads_little(self.steps[0].each, part):
+            part = _cut_out(part)
         for step, after in list(zip(self.steps[:count], self.shapes, strict=False))[done:]:
             part = self.run(step.each, self.place.anew(), part, _part_shape(step.put, after))
         return part
@@ -129,7 +132,17 @@ class PartLoop:
         if message is None or not isinstance(step, Exchange):
             return self.run(step, place, part, shape)
         moved = self.run(in_order(step, message), place, part.transpose(message), [shape[dim] for dim in message])
-        return moved.transpose(np.argsort(message))
+        return laid_out(moved).transpose(np.argsort(message))
+
+
+def _reads_little(step: Plain, part: Array) -> bool:
+    """Whether an exchange sends and keeps at most half of a part: cut out first, all of it would be read."""
+    if not isinstance(step, Exchange):
+        return False
+    read = Counter[int]()
+    for transfer in itertools.chain(step.local, *step.rounds):
+        read[transfer.sender] += transfer.elements
+    return 2 * max(read.values(), default=0) <= part.size
 
 
 def _part_shape(put: Cut, shape: Shape) -> list[int]:
