@@ -17,8 +17,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -30,92 +30,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import aot
+from benchmarks.schedule import clock
 from benchmarks.tpu_traffic import instruction_bytes
 from reshard import hlo
-from reshard.hlo.module import Computation, Instruction, Module
 from reshard.runtime import on_jax
 
 WIRE, HBM = 450e9, 3.35e12
 """Bytes a second of an H100: NVLink, each way, and memory."""
-SHORT = 1e-6
-"""Seconds of kernels that count as none: a loop adds to its counter beside everything."""
-
-
-# ---- the schedule --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Clock:
-    """The time so far, when memory and the network are free again, and what has started and is not yet waited for."""
-
-    wires: Mapping[str, float]
-    now: float = 0.0
-    memory: float = 0.0
-    network: float = 0.0
-    local: float = 0.0
-    sent: float = 0.0
-    overlapped: int = 0
-    copies: list[tuple[float, float]] = field(default_factory=list)
-    started: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def copy(self, name: str, seconds: float) -> None:
-        """Starts a kernel, after those before it."""
-        begin = max(self.now, self.memory)
-        self.memory = begin + seconds
-        self.local += seconds
-        self.copies.append((begin, self.memory))
-        self.started[name] = self.copies[-1]
-
-    def send(self, name: str, wire: str) -> None:
-        """Starts a collective, after those before it."""
-        begin = max(self.now, self.network)
-        self.network = begin + self.wires[wire]
-        self.sent += self.wires[wire]
-        self.started[name] = (begin, self.network)
-
-    def wait(self, name: str) -> tuple[float, float]:
-        """Waits for a kernel or a collective."""
-        begin, end = self.started.pop(name)
-        self.now = max(self.now, end)
-        return begin, end
-
-    def received(self, name: str) -> None:
-        """Waits for a collective, and counts it if kernels ran meanwhile."""
-        begin, end = self.wait(name)
-        beside = sum(max(0.0, min(end, last) - max(begin, first)) for first, last in self.copies[-16:])
-        self.overlapped += beside > SHORT
-
-    def run(self, module: Module, computation: Computation) -> None:
-        """Runs a computation in the order of its text."""
-        for one in computation.instructions:
-            if one.opcode == "while":
-                body = module.computation(one.attributes["body"].lstrip("%"))
-                for _ in range(hlo.trip_count(module, computation, one) or 1):
-                    self.run(module, body)
-            elif one.opcode.removesuffix("-start") in hlo.KINDS:
-                self.send(one.name, _at(computation, one))
-                if not one.opcode.endswith("-start"):
-                    self.received(one.name)
-            elif one.opcode.removesuffix("-done") in hlo.KINDS:
-                self.received(one.operands[0])
-            elif one.opcode.endswith("-done"):
-                self.wait(one.operands[0])
-            else:
-                self.copy(one.name, instruction_bytes(module, computation, one) / HBM)
-                if not one.opcode.endswith("-start"):
-                    self.wait(one.name)
-
-
-def _at(computation: Computation, one: Instruction) -> str:
-    return f"{computation.name}/{one.name}"
-
-
-def clock(module: Module) -> Clock:
-    """The clock at the end of a module."""
-    wires = {f"{each.computation}/{each.name}": each.received_bytes / WIRE for each in hlo.collectives(module)}
-    clock = Clock(wires)
-    clock.run(module, module.entry)
-    return clock
 
 
 # ---- a pair ----------------------------------------------------------------------------------------------
@@ -147,7 +68,7 @@ def row(pair: aot.Pair, on: Sequence[Any]) -> Row:
     seconds = time.perf_counter() - start
     text = compiled.as_text()
     module = hlo.parse(text)
-    ran = clock(module)
+    ran = clock(module, WIRE, lambda *instruction: instruction_bytes(*instruction) / HBM)
     tiles = plan.source.tile_bytes + plan.target.tile_bytes
     return Row(
         f"{pair[0]} -> {pair[1]}",

@@ -12,7 +12,6 @@ from reshard.lower.part_loops import loops, share_loop
 from reshard.lower.to_shard_map import LANES, SUBLANES, regions_on_tpu
 from reshard.runtime import tpu_memory
 from reshard.types.pair.device_sets import one_set
-from reshard.types.pair.refine import refine
 from reshard.types.plan import Plan, Step, StepSpec, chain
 from reshard.types.rules.checker import OVERLAPPING, VIEW_RULES
 from reshard.types.rules.cost import PLAIN, StepMode
@@ -90,32 +89,6 @@ def _has_parts(step: Step, least: int) -> bool:
     return step.mode == PLAIN and step.operand.tile_bytes + step.result.tile_bytes >= least
 
 
-def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
-    """`in_parts`, or one exchange from end to end, where a TPU needs more than 1.5 times source and target for tiles
-    between steps that do not share a loop, and three quarters of that for the exchange.
-
-    It receives no more bytes. For example, three steps from `bf16[{z}32, {y}64, {x}64, 64]` to
-    `bf16[64, 128, {z}{x}32, 64]` on `<x=2, y=2, z=2>`, whose tiles have 64 lanes of 128, need 2.73 times source and
-    target, and an exchange 1.54.
-    """
-    parted = in_parts(plan, least)
-    ends = plan.source.tile_bytes + plan.target.tile_bytes
-    if len(loops(parted.steps)) == 1 or ends < least or 2 * peak_bytes(parted, padded=True) <= 3 * ends:
-        return parted
-    if (
-        plan.donate
-        or plan.view is not None
-        or not plan.source.partial_as(plan.target)
-        or not one_set(plan.source.mesh, plan.target.mesh)
-    ):
-        return parted
-    if refine(plan.source, plan.target) is None or exchange_size(plan.source, plan.target).rounds > 2 * PARTS:
-        return parted
-    straight = in_parts(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate), least)
-    needs, otherwise = (peak_bytes(each, padded=True) for each in (straight, parted))
-    return straight if 4 * needs <= 3 * otherwise else parted
-
-
 def _parted(step: Step, least: int, count: int, overlap: bool, lanes: bool) -> StepSpec:
     """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
     as_it_is = StepSpec(step.kind, step.result, step.mode)
@@ -126,7 +99,7 @@ def _parted(step: Step, least: int, count: int, overlap: bool, lanes: bool) -> S
     if step.kind == "exchange" and step.launches >= count:
         return as_it_is  # Its rounds are parts already.
     possible = counts(step.operand, step.result)
-    double = _overlapping(step, possible, 2 * count) if overlap else None
+    double = _overlapping(step, 2 * count) if overlap else None
     if double is not None:
         return as_it_is._replace(mode=StepMode(parts=double, overlap=True))
     parts = _in_parts(step, possible, count, lanes)
@@ -144,7 +117,7 @@ def _finer(step: Step, following: Step, move: StepSpec, most: int) -> StepSpec:
     if 4 * step.result.tile_bytes > step.operand.tile_bytes or tpu_memory.one_range(step.operand, step.result):
         return move
     able = [number for number in counts(following.operand, following.result) if move.mode.parts < number <= most]
-    parts = next((number for number in reversed(able) if _share_loop(step, following, number)), move.mode.parts)
+    parts = next((number for number in reversed(able) if can_share_loop(step, following, number)), move.mode.parts)
     return move._replace(mode=StepMode(parts=parts))
 
 
@@ -152,10 +125,11 @@ def _joining(step: Step, move: StepSpec, following: Step, parts: int) -> StepSpe
     """A slice in the parts of the step that follows, if these are its own."""
     if step.kind != "slice" or parts == 1:
         return move
-    return move._replace(mode=StepMode(parts=parts)) if _share_loop(step, following, parts) else move
+    return move._replace(mode=StepMode(parts=parts)) if can_share_loop(step, following, parts) else move
 
 
-def _share_loop(step: Step, following: Step, parts: int) -> bool:
+def can_share_loop(step: Step, following: Step, parts: int) -> bool:
+    """Whether two steps in so many parts would share a loop."""
     splits = [split_step(each.operand, each.result, parts) for each in (step, following)]
     return share_loop(*splits)
 
@@ -191,13 +165,16 @@ def _unpadded(parts: Mapping[int, Part], count: int) -> int | None:
     return next((n for n in able if n >= count * (1 + (tpu_memory.padding_of_block(parts[n]) >= 2))), None)
 
 
-def _overlapping(step: Step, possible: Sequence[int], count: int) -> int | None:
-    """The number of parts that overlap, from `count` to twice that, aligned if possible; None for a step that has no
-    such number, or is too small to gain by it.
-    """
+def _overlapping(step: Step, count: int) -> int | None:
     if step.kind not in OVERLAPPING or step.operand.tile_bytes + step.result.tile_bytes < OVERLAPPED:
         return None
-    enough = [number for number in possible if count <= number <= 2 * count]
+    return overlapping_parts(step, count)
+
+
+def overlapping_parts(step: Step, count: int) -> int | None:
+    """The number of parts that overlap, from `count` to twice that, aligned ones if there are such; None if a step has
+    no such number."""
+    enough = [number for number in counts(step.operand, step.result) if count <= number <= 2 * count]
     parts = {number: split_step(step.operand, step.result, number) for number in enough}
     aligned = [number for number, part in parts.items() if part is not None and part.aligned]
     return next(iter((*aligned, *enough)), None)

@@ -163,20 +163,6 @@ def test_a_slice_is_in_parts_where_a_tpu_would_copy_more_than_it_keeps():
         assert modes(xla_parts.in_parts(planned(source, target, mesh), least=0)) == [("slice", parts)]
 
 
-def test_one_exchange_where_tiles_between_steps_need_much_memory():
-    """Three steps in loops of their own, whose tiles a TPU pads to twice their bytes: 64 lanes of 128."""
-    mesh = Mesh(x=2, y=2, z=2)
-    narrow = planned("bf16[{z}32, {y}64, {x}64, 64]", "bf16[64, 128, {z}{x}32, 64]", mesh)
-    steps = modes(xla_parts.in_parts(narrow, least=0))
-    assert len(steps) == 3 and modes(xla_parts.in_parts_on_tpu(narrow, least=0)) == [("exchange", 16)]
-    straight = xla_parts.in_parts_on_tpu(narrow, least=0)
-    assert straight.received_bytes == narrow.received_bytes
-    assert xla_parts.peak_bytes(straight, padded=True) < 0.6 * xla_parts.peak_bytes(narrow, padded=True)
-    shared = planned("bf16[{x}{y}{z}64, 512, 512]", "bf16[{x}{z}128, 512, 512]", mesh)
-    assert xla_parts.in_parts_on_tpu(shared, least=0) == xla_parts.in_parts(shared, least=0)
-    assert xla_parts.in_parts_on_tpu(narrow, least=1 << 40) == narrow
-
-
 def test_a_slice_of_narrow_ranges_has_more_parts():
     """It reads whole parts of a tile 32 times its result: the fewer rows in each, the better."""
     mesh = Mesh(x=32, y=32)

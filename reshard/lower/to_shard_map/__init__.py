@@ -5,6 +5,7 @@ Beside                 what some programs take beside the source's tile
 batch_function         the same for the tiles of several arrays whose steps share launches
 shares_lie_in_order    whether XLA can run a program's in-place exchanges without copying the tile
 joins_in_one_copy      whether XLA:CPU joins the messages of an exchange in one copy
+sent_as_it_lies        whether a TPU copies neither what an all-to-all sends nor its result more than once
 regions_on_tpu         where the parts of a step in place lie in a TPU's memory
 memory_order           the order of dims in a TPU's memory
 padded_elements        the elements that an array takes there
@@ -21,6 +22,7 @@ while the next one is on its way, `parts_in_place` the one that overwrites the t
 `run_program` goes through the steps, `run_batch` through those of several arrays.
 """
 
+from reshard.lower.to_shard_map.block_writes import sent_as_it_lies as sent_as_it_lies
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
 from reshard.lower.to_shard_map.joining import joins_in_one_copy as joins_in_one_copy
 from reshard.lower.to_shard_map.parts_in_place import regions_on_tpu as regions_on_tpu

@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 
 from reshard.lower.exchange_order import box_extents
-from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Slice
+from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice
 from reshard.lower.to_shard_map import tpu_layout
 from reshard.lower.to_shard_map.collectives import gathered, gathered_dim
 from reshard.lower.to_shard_map.place import MeshPlace
@@ -192,6 +192,27 @@ def _free(view: TileView, order: Sequence[int]) -> Writes | None:
         return None
     writes = Writes.of(view, order)
     return writes if writes.free else None
+
+
+def sent_as_it_lies(program: Program) -> bool:
+    """Whether a program is one all-to-all whose operand a TPU sends without a copy, and puts together in one.
+
+    Blocks lie one after another in memory then, and each is a box of full lanes in the result.
+
+    >>> from reshard.lower import lower_plan
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> def lies(*texts):
+    ...     return sent_as_it_lies(lower_plan(plan(*(Layout.parse(text, Mesh(x=8)) for text in texts))))
+    >>> lies("bf16[64, {x}8, 512]", "bf16[{x}8, 64, 512]"), lies("bf16[{x}8, 64, 512]", "bf16[64, {x}8, 512]")
+    (True, False)
+    """
+    step = program.instructions[0] if len(program.instructions) == 1 else None
+    if not isinstance(step, AllToAll) or step.send.tile != step.send.padded:
+        return False
+    sent = Writes.of(step.send, memory_order(program.tile_shape, program.dtype)).view
+    at_front = sent.blocks == tuple(range(len(sent.blocks)))
+    return at_front and _free(step.receive, memory_order(program.tile_shapes[0], program.dtype)) is not None
 
 
 def block_extents(view: TileView) -> list[int]:

@@ -55,19 +55,24 @@ class PartLoop:
         """The tile after all steps."""
         shape, last = self.shapes[-1], self.steps[-1]
         parts = phases(last.each, self.place, _part_shape(last.put, shape)) if last.overlap else None
-        if parts is not None:
-            return self._overlapped(parts, tile)
         dtype = tile.dtype.name
-        order, spelling = memory_order(shape, dtype), blockwise(last, shape, dtype)
+        order = memory_order(shape, dtype)
+        if parts is not None:
+            return self._in_order(partial(self._overlapped, parts), order, tile)
+        spelling = blockwise(last, shape, dtype)
         if spelling is not None:
             return lax.platform_dependent(tile, tpu=partial(self.by_blocks, spelling), default=self.by_parts)
         message = message_order(self.steps[-1].each, order)
         if message is not None:
             on_tpu = partial(self.by_parts, order=order, message=message)
             return lax.platform_dependent(tile, tpu=on_tpu, default=self.by_parts)
-        if order == tuple(range(len(shape))):
-            return self.by_parts(tile)
-        return lax.platform_dependent(tile, tpu=partial(self.by_parts, order=order), default=self.by_parts)
+        return self._in_order(self.by_parts, order, tile)
+
+    def _in_order(self, loop: Callable[..., Array], order: tuple[int, ...], tile: Array) -> Array:
+        """The result of a loop that keeps its dims in this order on a TPU."""
+        if order == tuple(range(len(order))):
+            return loop(tile)
+        return lax.platform_dependent(tile, tpu=partial(loop, order=order), default=loop)
 
     def by_parts(self, tile: Array, order: Sequence[int] | None = None, message: Sequence[int] | None = None) -> Array:
         """The result of all parts, its dims kept in this order while the loop runs, and in that of `message` where an
@@ -100,17 +105,21 @@ class PartLoop:
         filled = lax.fori_loop(0, put.parts, one, start)
         return filled.reshape(carried).transpose(np.argsort(spelling.carried))
 
-    def _overlapped(self, collective: Phases, tile: Array) -> Array:
-        """The result of all parts, each written while the next one is on its way."""
+    def _overlapped(self, collective: Phases, tile: Array, order: Sequence[int] | None = None) -> Array:
+        """The result of all parts, each written while the next one is on its way, dims in this order meanwhile."""
         shape, put = self.shapes[-1], self.steps[-1].put
+        order = order or range(len(shape))
+        place_of = put._replace(axis=list(order).index(put.axis))
 
         def packed(number: Number) -> Array:
             return collective.pack(self._after(len(self.steps) - 1, tile, jnp.asarray(number, jnp.int32)))
 
         def written(filled: Array, arrived: Array, number: Number) -> Array:
-            return _with_part(put, filled, collective.unpack(arrived), jnp.asarray(number, jnp.int32))
+            part = collective.unpack(arrived).transpose(order)
+            return laid_out(_with_part(place_of, filled, part, jnp.asarray(number, jnp.int32)))
 
-        return overlapped(put.parts, unfilled(shape, tile.dtype), packed, collective.send, written)
+        start = unfilled([shape[dim] for dim in order], tile.dtype)
+        return overlapped(put.parts, start, packed, collective.send, written).transpose(np.argsort(order))
 
     def _after(self, count: int, tile: Array, number: Array) -> Array:
         """A part of the tile after the first `count` steps."""

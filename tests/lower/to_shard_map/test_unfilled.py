@@ -20,6 +20,8 @@ STEPS = [
     ("exchange", "f32[16, 16, {x}{y}2]", "f32[16, {x}4, 16]", StepMode(parts=2)),  # in loops, its lanes in dim 1
     ("exchange", "f32[{x}4, 8, 3]", "f32[16, {x}2, 3]", StepMode(2)),  # in rounds, in pieces
     ("all_to_all", "f32[16, 16, {x}3]", "f32[16, {x}4, 12]", StepMode(parts=4, overlap=True)),
+    ("permute", "f32[16, 8, {x}{y}3]", "f32[16, 8, {y}{x}3]", StepMode(parts=4, overlap=True)),  # in the result's order
+    ("exchange", "f32[{y}16, 8, 16]", "f32[32, {y}4, {x}4]", StepMode(parts=2)),  # reads little of a part
     ("all_to_all", "f32[16, {x}8, 8]", "f32[{x}4, 32, 8]", StepMode(parts=2, in_place=True)),  # slots change places
 ]
 
