@@ -31,6 +31,7 @@ def planned(source: str, target: str, mesh: Mesh = CUBE) -> Plan:
         ("bf16[{x}{y}128, 512, 512]", "bf16[512, {x}{y}128, 512]", [("all_to_all", 8)]),  # packed
         ("bf16[512, 512, {x}{y}128]", "bf16[{x}{y}128, 512, 512]", [("all_to_all", 1)]),  # to full lanes
         ("bf16[4096, {x}{y}1024, 512]", "bf16[{x}{y}1024, 4096, 512]", [("all_to_all", 8)]),  # too large a buffer
+        ("bf16[512, {x}256, {y}256]", "bf16[{y}{x}128, 512, 512]", [("all_to_all", 8)]),  # copied twice at once
         ("bf16[512, {x}{y}128, 512]", "bf16[512, {y}{x}128, 512]", [("permute", 16)]),
         ("bf16[512, {x}256, 512]", "bf16[512, {y}{x}128, 512]", [("slice", 16), ("permute", 16)]),
         ("bf16[64, {x}{y}16, 512]", "bf16[64, {y}{x}16, 512]", [("permute", 1)]),  # small
@@ -65,7 +66,8 @@ def test_the_forms_move_each_element(source: str, target: str, monkeypatch: pyte
 
 
 def test_a_donated_source_is_overwritten_and_not_sent_at_once():
-    plan = rs.plan(*(Layout.parse(text, CUBE) for text in MOVE), donate=True)
+    source, target = (Layout.parse(text, CUBE) for text in MOVE)
+    plan = rs.plan(source, target, donate=True)
     assert in_parts_on_tpu(plan) == xla_parts.in_parts(plan)
 
 

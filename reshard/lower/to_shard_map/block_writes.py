@@ -32,7 +32,7 @@ from jax import lax
 from reshard.lower.exchange_order import box_extents
 from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice
 from reshard.lower.to_shard_map import tpu_layout
-from reshard.lower.to_shard_map.collectives import gathered, gathered_dim
+from reshard.lower.to_shard_map.collectives import gathered, gathered_dim, to_all
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import cut_out, laid_out, merged, opened, piece, resized, unfilled
 from reshard.lower.to_shard_map.tpu_layout import memory_order
@@ -45,7 +45,7 @@ UNROLLED = 16
 """The most blocks of a part that are copied one by one; more are transposed at once."""
 
 
-def _last(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
+def last_full(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
     """The dims in this order, except that the last one whose extent is full lanes comes last, if there is one."""
     minor = next((dim for dim in reversed(order) if extents[dim] % tpu_layout.LANES == 0), order[-1])
     return (*(dim for dim in order if dim != minor), minor)
@@ -55,7 +55,7 @@ def message_order(step: Plain, carried: Sequence[int]) -> tuple[int, ...] | None
     """The order of dims in which the messages of an exchange have full lanes on a TPU, near that of its result; None
     if it is their own, or if no order gives them."""
     extents = box_extents(step) if isinstance(step, Exchange) else None
-    message = _last(carried, extents) if extents else tuple(range(len(carried)))
+    message = last_full(carried, extents) if extents else tuple(range(len(carried)))
     full = extents is not None and extents[message[-1]] % tpu_layout.LANES == 0
     return message if full and message != tuple(range(len(carried))) else None
 
@@ -176,7 +176,7 @@ def blockwise(step: InParts, shape: Sequence[int], dtype: str) -> Blockwise | No
     if not isinstance(step.each, AllToAll | AllGather):
         return None
     receive, carried = step.each.receive, memory_order(shape, dtype)
-    message = _last(carried, block_extents(receive))
+    message = last_full(carried, block_extents(receive))
     into = staged = None
     along = gathered_dim(receive) if isinstance(step.each, AllGather) else None
     if along is None and receive.count <= UNROLLED:
@@ -212,7 +212,9 @@ def sent_as_it_lies(program: Program) -> bool:
         return False
     sent = Writes.of(step.send, memory_order(program.tile_shape, program.dtype)).view
     at_front = sent.blocks == tuple(range(len(sent.blocks)))
-    return at_front and _free(step.receive, memory_order(program.tile_shapes[0], program.dtype)) is not None
+    along_one = len({step.receive.dims[axis] for axis in step.receive.blocks}) == 1  # Along two, it is copied twice.
+    free = _free(step.receive, memory_order(program.tile_shapes[0], program.dtype)) is not None
+    return at_front and along_one and free
 
 
 def block_extents(view: TileView) -> list[int]:
@@ -233,11 +235,10 @@ def arrived(spelling: Blockwise, place: MeshPlace, part: Array) -> Array:
 
 
 def _exchanged(step: AllToAll, message: Sequence[int], place: MeshPlace, part: Array) -> Array:
-    blocks = _packed(step.send, message, part)
-    return lax.all_to_all(blocks, split_axis=0, concat_axis=0, tiled=True, **place.group(step.groups))
+    return to_all(step.groups, place, packed(step.send, message, part))
 
 
-def _packed(view: TileView, message: Sequence[int], part: Array) -> Array:
+def packed(view: TileView, message: Sequence[int], part: Array) -> Array:
     """The blocks of a part, one after another: copied one by one on the chip, if they are ranges of the minor dim."""
     extents = [block_extents(view)[dim] for dim in message]
     ranges = tuple(message) == memory_order(view.tile, part.dtype.name) and message[-1] in {

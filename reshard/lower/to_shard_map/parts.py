@@ -27,6 +27,7 @@ from reshard.lower.to_shard_map.block_writes import (
     sliced,
     written_into,
 )
+from reshard.lower.to_shard_map.lane_pairs import LanePairs, lane_pairs
 from reshard.lower.to_shard_map.overlap import Number, Phases, overlapped, phases
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
@@ -59,6 +60,9 @@ class PartLoop:
         order = memory_order(shape, dtype)
         if parts is not None:
             return self._in_order(partial(self._overlapped, parts), order, tile)
+        pairs = lane_pairs(last, shape, dtype)
+        if pairs is not None:
+            return lax.platform_dependent(tile, tpu=partial(self.by_pairs, pairs), default=self.by_parts)
         spelling = blockwise(last, shape, dtype)
         if spelling is not None:
             return lax.platform_dependent(tile, tpu=partial(self.by_blocks, spelling), default=self.by_parts)
@@ -105,6 +109,17 @@ class PartLoop:
         filled = lax.fori_loop(0, put.parts, one, start)
         return filled.reshape(carried).transpose(np.argsort(spelling.carried))
 
+    def by_pairs(self, pairs: LanePairs, tile: Array) -> Array:
+        """The result of all parts, whose rows travel in pairs in the last step."""
+
+        def one(number: Array, filled: Array) -> Array:
+            part = self._after(len(self.steps) - 1, tile, number)
+            return pairs.written_into(filled, pairs.arrived(self.place.anew(), part), number)
+
+        filled = lax.fori_loop(0, pairs.put.parts, one, unfilled(pairs.opened(self.shapes[-1]), tile.dtype))
+        carried = filled.reshape([self.shapes[-1][dim] for dim in pairs.carried])
+        return carried.transpose(np.argsort(pairs.carried))
+
     def _overlapped(self, collective: Phases, tile: Array, order: Sequence[int] | None = None) -> Array:
         """The result of all parts, each written while the next one is on its way, dims in this order meanwhile."""
         shape, put = self.shapes[-1], self.steps[-1].put
@@ -129,7 +144,7 @@ class PartLoop:
             part = sliced(first.each, first.take, self.place.anew(), tile, number)
         done = part is not None
         part = resized(part, shape) if part is not None else _part(first.take, tile, number)
-        if not _reads_little(self.steps[0].each, part):
+        if not _reads_little(self.steps[0].each, part, self.shapes[0]):
             part = _cut_out(part)
         for step, after in list(zip(self.steps[:count], self.shapes, strict=False))[done:]:
             part = self.run(step.each, self.place.anew(), part, _part_shape(step.put, after))
@@ -144,9 +159,12 @@ class PartLoop:
         return laid_out(moved).transpose(np.argsort(message))
 
 
-def _reads_little(step: Plain, part: Array) -> bool:
-    """Whether an exchange sends and keeps at most half of a part: cut out first, all of it would be read."""
-    if not isinstance(step, Exchange):
+def _reads_little(step: Plain, part: Array, shape: Shape) -> bool:
+    """Whether an exchange reads at most half of a part as it lies: of a part that is cut out first, all is read.
+
+    The tile after it has this shape.
+    """
+    if not isinstance(step, Exchange) or message_order(step, memory_order(shape, part.dtype.name)) is not None:
         return False
     read = Counter[int]()
     for transfer in itertools.chain(step.local, *step.rounds):

@@ -10,13 +10,24 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from reshard.lower.to_shard_map import block_writes, exchange, joining, parts, parts_in_place, tiles, tpu_layout
+from reshard.lower.to_shard_map import (
+    block_writes,
+    exchange,
+    joining,
+    lane_pairs,
+    parts,
+    parts_in_place,
+    tiles,
+    tpu_layout,
+)
 from reshard.types.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 
 STEPS = [
     ("all_to_all", "f32[16, 16, {x}3]", "f32[16, {x}4, 12]", StepMode(parts=2)),  # staged, then into the result
     ("all_gather", "f32[16, {x}4, {y}8]", "f32[16, 16, 16]", StepMode(parts=2)),
+    ("all_gather", "f32[8, 12, {x}2]", "f32[8, 12, 8]", StepMode(parts=2)),  # two rows of two lanes side by side
+    ("all_to_all", "f32[16, 12, {y}{x}2]", "f32[{x}4, 12, {y}8]", StepMode(parts=2)),
     ("exchange", "f32[16, 16, {x}{y}2]", "f32[16, {x}4, 16]", StepMode(parts=2)),  # in loops, its lanes in dim 1
     ("exchange", "f32[{x}4, 8, 3]", "f32[16, {x}2, 3]", StepMode(2)),  # in rounds, in pieces
     ("all_to_all", "f32[16, 16, {x}3]", "f32[16, {x}4, 12]", StepMode(parts=4, overlap=True)),
@@ -48,7 +59,7 @@ def test_each_element_is_written(kind: str, source: str, target: str, mode: Step
     monkeypatch.setattr(exchange, "LOOPED", 2)
     for module in (parts, parts_in_place, block_writes, exchange):
         monkeypatch.setattr(module, "unfilled", used_memory)
-    for module in (parts, parts_in_place, block_writes, exchange, tiles):
+    for module in (parts, parts_in_place, block_writes, exchange, lane_pairs, tiles):
         monkeypatch.setattr(module, "laid_out", lambda tile, order=None: tile)  # layouts are a TPU's
     used.clear()
     check_on_xla(one_step(kind, source, target, mode, donate=mode.in_place))
