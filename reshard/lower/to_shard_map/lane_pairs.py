@@ -70,8 +70,9 @@ class LanePairs:
         shape = (*filled.shape[:-5], 1, filled.shape[-4], 1, filled.shape[-2], pairs.shape[-1])
         half = pairs.shape[-1] // 2
         for member in range(0, len(pairs), 2):
+            near = pairs[member], pairs[member + 1]  # Whole: halves take as much of the chip each.
             for row in range(2):
-                halves = [pairs[member + at, ..., row * half : (row + 1) * half] for at in range(2)]
+                halves = [block[..., row * half : (row + 1) * half] for block in near]
                 content = jnp.concatenate(halves, -1).reshape(shape)
                 starts = [*[0] * (filled.ndim - 5), number, 0, row, 0, member * half]
                 indices = [jnp.asarray(start, jnp.int32) for start in starts]
