@@ -19,6 +19,7 @@ blocks of 64 lanes would travel with 64 of padding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,10 +35,13 @@ from reshard.lower.to_shard_map.collectives import gathered, to_all
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, resized
 from reshard.lower.to_shard_map.tpu_layout import memory_order
+from reshard.types import dtypes
 from reshard.types.rules.parts import Cut
 from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
+ON_CHIP = 32 << 20
+"""The most bytes of a part that is put together of halves of rows: of larger ones these would be in HBM, padded."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ def lane_pairs(step: InParts, shape: Sequence[int], dtype: str) -> LanePairs | N
     extents = block_extents(view)
     message = (*major, rows, lanes, wide)
     if last_full(carried, extents) != message or 2 * extents[lanes] != tpu_layout.LANES:
+        return None
+    if math.prod(view.tile) * dtypes.bits(dtype) > 8 * ON_CHIP:
         return None
     able = _side_by_side(view, lanes) and step.put.axis == rows and step.put.inner % 2 == 0
     return LanePairs(step.each, message, carried, step.put) if able else None

@@ -160,11 +160,12 @@ class PartLoop:
 
 
 def _reads_little(step: Plain, part: Array, shape: Shape) -> bool:
-    """Whether an exchange reads at most half of a part as it lies: of a part that is cut out first, all is read.
+    """Whether an exchange reads at most half of a part, whose minor dim on a TPU stays minor in a tile of this shape.
 
-    The tile after it has this shape.
+    All is read of a part that is cut out first.
     """
-    if not isinstance(step, Exchange) or message_order(step, memory_order(shape, part.dtype.name)) is not None:
+    dtype = part.dtype.name
+    if not isinstance(step, Exchange) or memory_order(part.shape, dtype)[-1] != memory_order(shape, dtype)[-1]:
         return False
     read = Counter[int]()
     for transfer in itertools.chain(step.local, *step.rounds):
