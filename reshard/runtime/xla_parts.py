@@ -150,13 +150,18 @@ def _in_parts(step: Step, possible: Sequence[int], count: int, lanes: bool) -> i
     """
     enough = [number for number in possible if count <= number <= 4 * count]
     preferred = [*enough, *reversed([number for number in possible if number < count])]
-    parts = {number: split_step(step.operand, step.result, number) for number in preferred}
-    suited = {number: part for number, part in parts.items() if part is not None and part.aligned}
-    if step.kind == "all_to_all":
-        wide = {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)}
-        suited = wide or suited
+    suited = _aligned(step, preferred, count)
     padded = _unpadded(suited, count) if lanes else None
     return padded or next(iter(suited), next(iter(preferred), 1))
+
+
+def _aligned(step: Step, preferred: Sequence[int], count: int) -> dict[int, Part]:
+    """The parts by the preferred numbers of them that are aligned; of an all-to-all, those with full lanes if any."""
+    parts = {number: split_step(step.operand, step.result, number) for number in preferred}
+    suited = {number: part for number, part in parts.items() if part is not None and part.aligned}
+    if step.kind != "all_to_all":
+        return suited
+    return {number: part for number, part in suited.items() if 2 * number >= count and _fills_lanes(part)} or suited
 
 
 def _unpadded(parts: Mapping[int, Part], count: int) -> int | None:
