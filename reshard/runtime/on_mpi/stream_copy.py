@@ -4,7 +4,7 @@
     here     a row of each copy, then the next row of each: together they read the tile from its beginning to its end
 
 Prefetchers follow memory that is read in order, not runs with gaps, and numpy walks along the target alone. Copies that
-do not lie at multiples of 16 bytes, and those that transpose, remain numpy's.
+do not lie at multiples of 16 bytes, those that transpose, and those onto their own source remain numpy's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
+
+import numpy as np
 
 from reshard.runtime.on_mpi.stream_kernel import WORD, Kernel, kernel
 from reshard.runtime.on_mpi.strided_copy import LINE, Array, copy
@@ -41,8 +43,9 @@ class _RunAxis(NamedTuple):
 
 
 class _CopyRuns(NamedTuple):
-    """Runs of so many bytes, and the axes along which they repeat, innermost last; `row` are the bytes from one run to
-    the next on the side that has the shorter runs, the source if `by_source`.
+    """Runs of `run` bytes, and the axes along which they repeat, innermost last.
+
+    `by_source` says which side has the shorter runs.
     """
 
     run: int
@@ -118,6 +121,8 @@ def _runs(target: Array, source: Array) -> _CopyRuns | None:
     places = [source.ctypes.data, target.ctypes.data, run, *(n for axis in axes for n in axis[1:])]
     lines = [target.ctypes.data, run, *(axis.target for axis in axes)]
     if any(n % WORD for n in places) or (run < _UNEVEN and any(n % LINE for n in lines)) or run == 0:
+        return None
+    if np.may_share_memory(target, source):
         return None
     return _CopyRuns(run, tuple(_joined(axes)), by_source)
 

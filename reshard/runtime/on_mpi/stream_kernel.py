@@ -72,12 +72,12 @@ _CODE = """
     73c4                    jae      line
     4883c140        tail:   add      rcx, 64
     7418                    jz       next
-    f30f6f06        word:   movdqu   xmm0, [rsi]
+    f30f6f06        few:    movdqu   xmm0, [rsi]
     66410fe70424            movntdq  [r12], xmm0
     4883c610                add      rsi, 16
     4983c410                add      r12, 16
     4883e910                sub      rcx, 16
-    75e8                    jnz      word
+    75e8                    jnz      few
     4883c310        next:   add      rbx, 16
     48ffcd                  dec      rbp
     0f8579ffffff            jnz      pair
@@ -94,7 +94,7 @@ _CODE = """
     5d                      pop      rbp
     5b                      pop      rbx
     c3                      ret
-    0f1806          gap:    prefetchnta[rsi]
+    0f1806          gap:    prefetchnta [rsi]
     4883c640                add      rsi, 64
     4883e940                sub      rcx, 64
     77f3                    ja       gap
@@ -112,7 +112,7 @@ def kernel() -> Kernel | None:
         return None
     code = bytes.fromhex("".join(line.split()[0] for line in _CODE.strip().splitlines()))
     try:
-        memory = mmap.mmap(-1, mmap.PAGESIZE)
+        memory = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.write(code)
         page = np.frombuffer(memory, np.uint8)
         start: int = page.ctypes.data

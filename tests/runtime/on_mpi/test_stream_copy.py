@@ -75,7 +75,7 @@ def test_same_as_numpy(data: st.DataObject) -> None:
 
 
 def pencils(run: int, gap: int = 0, rows: int = 2048) -> list[tuple[Array, Array]]:
-    """Four parts of rows, in runs of so many bytes, into tiles of their own; with a gap at the end of each row."""
+    """Four parts of rows, in runs of `run` bytes, into tiles of their own; with a gap at the end of each row."""
     source = memory(rows * (4 * run + gap), 0).reshape(rows, 4 * run + gap)
     source[...] = np.arange(source.size, dtype=np.uint32).astype(np.uint8).reshape(source.shape)
     return [(memory(rows * run, 0).reshape(rows, run), source[:, n * run : (n + 1) * run]) for n in range(4)]
@@ -103,6 +103,17 @@ def test_left_to_numpy(run: int, why: str) -> None:
     assert stream_steps(views, 0) is None, why
     copy_all(views)
     assert matches(views)
+
+
+@needs_kernel
+def test_a_tile_that_is_shifted_onto_itself_is_left_to_numpy() -> None:
+    tile = memory(1 << 16, 0)
+    tile[...] = np.arange(1 << 16, dtype=np.uint32).astype(np.uint8)
+    wanted = tile[:-64].copy()
+    views = [(tile[64:], tile[:-64])]
+    assert stream_steps(views, 0) is None
+    copy_all(views)
+    assert np.array_equal(tile[64:], wanted)
 
 
 @needs_kernel
