@@ -21,8 +21,11 @@ from reshard.types.primes import primes
 Array = jax.Array
 Done = TypeVar("Done", Array, list[Array])
 Pairs = Sequence[tuple[int, int]]
+Table = np.ndarray[Any, Any]
 LARGE = 256
 """From more entries on, a table is cut to what it depends on."""
+WIDE = 64
+"""From more entries on, a table is spelled in narrow integers."""
 
 
 class PositionDigit(NamedTuple):
@@ -35,17 +38,23 @@ class PositionDigit(NamedTuple):
 class MeshPlace:
     """The mesh as a collective sees it, and this device's place on it, while the device's program is traced."""
 
-    def __init__(self, devices: Sequence[int], axes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        devices: Sequence[int],
+        axes: Mapping[str, int],
+        constants: dict[bytes, Table] | None = None,
+    ) -> None:
         self.devices = devices
         self.axes = {name: size for name, size in axes.items() if size > 1}
         self.names = tuple(self.axes)
         self.positions = {device: at for at, device in enumerate(devices)}
         self._here: Array | None = None
         self._entries: dict[bytes, tuple[Array, Array]] = {}
+        self._constants = {} if constants is None else constants
 
     def anew(self) -> MeshPlace:
         """The same place for a loop or a branch, which must not use a position that was traced outside of it."""
-        return MeshPlace(self.devices, self.axes)
+        return MeshPlace(self.devices, self.axes, self._constants)
 
     @property
     def here(self) -> Array:
@@ -62,19 +71,16 @@ class MeshPlace:
         done, self._here = lax.optimization_barrier((done, self.here))
         return done
 
-    def look_up(self, values: Sequence[int] | np.ndarray[Any, Any], turn: Array | int | None = None) -> Array:
+    def look_up(self, values: Sequence[int] | Table, turn: Array | int | None = None) -> Array:
         """This device's entry of a table by position, or by turn and position; a constant if all entries are equal."""
         table = np.asarray(values, np.int32)
         if isinstance(turn, int):
             return self.look_up(table[turn])
         if (table == table.flat[0]).all():
             return jnp.asarray(table.flat[0])
-        if turn is None:
-            return self._entry(table)
-        narrow, digits = self._narrowed(table)
-        return _element(jnp.asarray(narrow), (turn.astype(np.int32), self._along(digits)))
+        return self._entry(table) if turn is None else self._read(table, turn.astype(np.int32))
 
-    def _entry(self, table: np.ndarray[Any, Any]) -> Array:
+    def _entry(self, table: Table) -> Array:
         """This device's entry. An entry that was read before is not read again, but ordered after what `after` was
         given since.
 
@@ -82,14 +88,25 @@ class MeshPlace:
         """
         entry, since = self._entries.get(table.tobytes(), (None, None))
         if entry is None:
-            narrow, digits = self._narrowed(table[np.newaxis])
-            entry = _element(jnp.asarray(narrow[0]), (self._along(digits),))
+            entry = self._read(table[np.newaxis], np.int32(0))
         elif since is not self.here:
             entry, _ = lax.optimization_barrier((entry, self.here))
         self._entries[table.tobytes()] = entry, self.here
         return entry
 
-    def _narrowed(self, table: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], tuple[PositionDigit, ...]]:
+    def _read(self, table: Table, turn: Array | np.int32) -> Array:
+        """The entry of a table by turn and position for this device and a turn."""
+        narrow, digits = self._narrowed(table)
+        units, unit = in_units(narrow) if narrow.size > WIDE else (narrow, 1)
+        entries = jnp.asarray(self._constant(units)).astype(np.int32)
+        entry = _element(entries, (turn, self._along(digits)))
+        return entry if unit == 1 else entry * np.int32(unit)
+
+    def _constant(self, table: Table) -> Table:
+        """The table as one object for all loops and branches: a program's text has it once."""
+        return self._constants.setdefault(repr((table.shape, table.dtype)).encode() + table.tobytes(), table)
+
+    def _narrowed(self, table: Table) -> tuple[Table, tuple[PositionDigit, ...]]:
         """A large table by turn and position as one by turn and the digits of the position that it depends on.
 
         On 4,096 devices, the coordinate along an axis of 16 is a table of 16 entries.
@@ -162,9 +179,7 @@ def _element(table: Array, at: Sequence[Array]) -> Array:
     return lax.dynamic_slice(table, at, (1,) * len(at), allow_negative_indices=False).reshape(())
 
 
-def narrowed(
-    table: np.ndarray[Any, Any], sizes: Sequence[int]
-) -> tuple[np.ndarray[Any, Any], tuple[PositionDigit, ...]]:
+def narrowed(table: Table, sizes: Sequence[int]) -> tuple[Table, tuple[PositionDigit, ...]]:
     """A table by turn and position on axes of these sizes as one by turn and those digits of the position that it
     depends on, major first.
 
@@ -185,6 +200,20 @@ def narrowed(
             digits.insert(0, PositionDigit(stride, radix))
         stride *= radix
     return grid.reshape(len(table), -1), tuple(digits)
+
+
+def in_units(table: Table) -> tuple[Table, int]:
+    """A table as multiples of a unit, in the narrowest integers that hold them.
+
+    A program's text spells every entry: places in a tile on 1,024 devices, as bytes, are a quarter as long.
+
+    >>> in_units(np.array([0, 512, 131072]))
+    (array([  0,   1, 256], dtype=uint16), 512)
+    """
+    unit = max(1, int(np.gcd.reduce(table, axis=None)))
+    units = table // unit
+    narrowest = np.result_type(*(np.min_scalar_type(int(end)) for end in (units.min(), units.max())))
+    return units.astype(narrowest if narrowest.itemsize < 4 else np.int32), unit
 
 
 @lru_cache(maxsize=1024)

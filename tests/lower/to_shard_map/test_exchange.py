@@ -80,10 +80,11 @@ def test_many_rounds_alike_are_one_loop(monkeypatch: pytest.MonkeyPatch):
 def test_loops_over_rounds_between_any_devices(
     source: str, target: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    """One loop, with a branch for each list of pairs; tables are cut to what they depend on."""
+    """One loop, with a branch for each list of pairs; tables are cut to what they depend on, in bytes."""
     monkeypatch.setattr(joining, "orders", lambda step: None)
     monkeypatch.setattr(exchange, "LOOPED", 2)
     monkeypatch.setattr(place, "LARGE", 1)
+    monkeypatch.setattr(place, "WIDE", 1)
     check_on_xla(one_step("exchange", source, target, StepMode(chunk)))
 
 

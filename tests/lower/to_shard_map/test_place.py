@@ -116,3 +116,21 @@ def test_a_table_of_equal_entries_is_a_constant():
 def test_a_permute_sends_whole_arrays():
     pairs = [(0, 1), (1, 2), (2, 0)]
     assert on_each_device(lambda place: place.permute(place.here + 10, pairs)) == [12, 10, 11, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("entries", "dtype", "unit"),
+    [
+        ([0, 512, 130560], "uint8", 512),
+        ([0, 1, 256], "uint16", 1),
+        ([-6, 3], "int16", 3),
+        ([0, 0], "uint8", 1),
+        ([7, 70001], "int32", 1),
+        ([2**31 - 1, 2], "int32", 1),
+        ([-(2**31), 2**31 - 1], "int32", 1),
+    ],
+)
+def test_tables_in_narrow_integers(entries: list[int], dtype: str, unit: int):
+    units, of = place.in_units(np.array(entries, np.int32))
+    assert (units.dtype, of) == (dtype, unit)
+    assert (units.astype(np.int32) * np.int32(of)).tolist() == entries
