@@ -6,20 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reshard.lower.exchange import Box, Span, Transfer
+from reshard.lower.exchange import Box, Transfer
 from reshard.lower.program import Exchange
 from reshard.types.rules.tile_view import TileView
 
 
 def box_extents(step: Exchange) -> list[int] | None:
     """The extents by dim of the boxes of all messages, or None if they differ."""
-    forms = {_extents(step.send, box.src) for turn in (step.local, *step.rounds) for t in turn for box in t.boxes}
+    boxes = (box for turn in (step.local, *step.rounds) for t in turn for box in t.boxes)
+    forms = {_extents(step.send, extents) for extents in {box.form[0] for box in boxes}}
     return list(forms.pop()) if len(forms) == 1 else None
 
 
-def _extents(view: TileView, spans: Sequence[Span]) -> tuple[int, ...]:
-    by_axis = list(zip(view.dims, spans, strict=True))
-    return tuple(math.prod(extent for dim, (_, extent) in by_axis if dim == of) for of in range(len(view.tile)))
+def _extents(view: TileView, extents: Sequence[int]) -> tuple[int, ...]:
+    by_axis = list(zip(view.dims, extents, strict=True))
+    return tuple(math.prod(extent for dim, extent in by_axis if dim == of) for of in range(len(view.tile)))
 
 
 def in_order(step: Exchange, order: Sequence[int]) -> Exchange:

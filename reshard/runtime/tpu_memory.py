@@ -12,10 +12,13 @@ from collections.abc import Sequence
 
 from reshard.lower.part_loops import loops
 from reshard.lower.program import part_of
-from reshard.lower.to_shard_map import LANES, SUBLANES, memory_order, padded_elements
+from reshard.lower.to_shard_map import LANES, SUBLANES, in_place_of, memory_order, padded_elements
 from reshard.types import dtypes
 from reshard.types.layout import Layout
+from reshard.types.pair.device_sets import one_set
+from reshard.types.pair.refine import refine
 from reshard.types.plan import Plan, Step
+from reshard.types.rules.cost import PLAIN
 from reshard.types.rules.parts import Part
 
 
@@ -72,9 +75,32 @@ def _of_scratch(step: Step) -> int:
         return relaid_bytes(step) if part is None else _of_sliced(part)
     if part is not None:
         return _of_part(step, part)
+    box = _message(step)
+    if box is not None:
+        return max(0, _of_messages(step, box) - step.cost.scratch)
     ends = [end for end in (step.operand, step.result) if end.tile_bytes]
     times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
     return int((times - 1) * step.cost.scratch)
+
+
+def _message(step: Step) -> tuple[int, ...] | None:
+    """The extents of the messages of an exchange at once; None where they differ, and for other steps."""
+    if step.kind != "exchange" or step.mode != PLAIN or not one_set(step.operand.mesh, step.result.mesh):
+        return None
+    r = refine(step.operand, step.result)
+    return r.box if r is not None and r.exact and step.launches else None
+
+
+def _of_messages(step: Step, box: Sequence[int]) -> int:
+    """Two messages, the wider one in the order of dims of an end; and the copies of ends that messages do not fit."""
+    dtype, own = step.operand.dtype, padded_bytes(box, step.operand.dtype)
+    widest, copies = own, 0
+    for tile in (step.operand.tile_shape, step.result.tile_shape):
+        if in_place_of(tile, box, dtype):
+            widest = max(widest, _bytes_in(memory_order(tile, dtype), box, dtype))
+        else:
+            copies += _bytes_in(memory_order(box, dtype), tile, dtype)
+    return own + widest + copies
 
 
 def _of_sliced(part: Part) -> int:

@@ -311,6 +311,25 @@ def test_256_chips(sizes: dict[str, int], before: str, after: str):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "before", "after"),
+    [
+        # A loop over 32 rounds whose messages have 32 lanes of 128 at both ends; 8 rounds, of 16 lanes in the result.
+        ({"x": 4, "y": 8, "z": 8}, "bf16[{z}256, {y}{x}64, 2048]", "bf16[2048, {z}256, {y}{x}64]"),
+        ({"x": 8, "y": 8}, "bf16[1024, 1024, {x}{y}16]", "bf16[1024, {x}128, {y}128]"),
+    ],
+)
+def test_exchanges_of_many_rounds_keep_to_the_promise(sizes: dict[str, int], before: str, after: str):
+    """No tile is copied to the messages' order of dims unless the promise says so."""
+    mesh = rs.Mesh(sizes)
+    pair = Layout.parse(before, mesh), Layout.parse(after, mesh)
+    plan, executable = on_jax.in_parts(rs.plan(*pair)), compiled({64: "v5p:4x4x4", 256: "v5p:4x8x8"}[mesh.size], pair)
+    assert [step.kind for step in plan.steps] == ["exchange"] and executed(executable) == promised(plan)
+    used, promise = executable.memory_analysis().peak_memory_in_bytes, on_jax.peak_bytes(plan, padded=True)
+    assert promise / 1.1 <= used <= promise + 4 * TABLES, f"{used / promise:.3f} times the promise: {plan}"
+
+
+@pytest.mark.slow
 def test_addresses_are_no_trees_of_selects():
     """Where all devices send in a round, libtpu spells them so unless it is told not to: many times the code."""
     mesh = rs.Mesh(x=8, y=8)

@@ -24,7 +24,7 @@ from jax import lax
 
 from reshard.lower.exchange import Transfer
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import piece, written
+from reshard.lower.to_shard_map.tiles import laid_out, piece, written
 from reshard.lower.views import StridedTransfer
 
 Array = jax.Array
@@ -96,10 +96,11 @@ class BoxMessages(_Messages[Transfer]):
         box = transfer.boxes[number]
         return [start for start, _ in (box.src if side == "sender" else box.dst)]
 
-    def take(self, opened: Array) -> Array:
-        """This device's boxes in one message."""
+    def take(self, opened: Array, order: Sequence[int] | None = None) -> Array:
+        """This device's boxes in one message, on a TPU cut out of a tile whose axes have this order in memory."""
         boxes = enumerate(self.first.boxes)
         parts = [piece(opened, self._columns(at, "sender"), box.form[0]) for at, box in boxes]
+        parts = parts if order is None else [laid_out(part, order) for part in parts]
         # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
         return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,16 @@ import numpy as np
 from jax import lax
 
 from reshard.lower.batch import JointExchange
+from reshard.lower.exchange import Transfer
+from reshard.lower.exchange_order import box_extents
 from reshard.lower.program import Exchange
 from reshard.lower.to_shard_map import joining
 from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.rounds import LOOPED
 from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
-from reshard.lower.to_shard_map.tpu_layout import memory_order
+from reshard.lower.to_shard_map.tpu_layout import in_place_of, memory_order
+from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
 PIECES = 4
@@ -36,11 +40,14 @@ PIECES = 4
 """
 
 
-def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    """Round by round; on CPUs, which hold all messages at once anyway, joined at the end if none is in pieces."""
+def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int], in_part: bool = False) -> Array:
+    """Round by round; on CPUs, which hold all messages at once anyway, joined at the end if none is in pieces.
+
+    `in_part` says that the tile is a part of one: what is around it has chosen its order of dims.
+    """
     by_device = joining.orders(step)
     if by_device is None:
-        return _by_rounds(step, place, tile, shape)
+        return _by_rounds(step, place, shape, in_part, tile)
 
     def at_once(tile: Array) -> Array:
         here = place.anew()
@@ -48,10 +55,7 @@ def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]
         messages = [_message(BoxMessages([turn], here), here, opened) for turn in joining.turns(step)]
         return joining.joined(step, here, by_device, messages).reshape(shape)
 
-    def by_rounds(tile: Array) -> Array:
-        return _by_rounds(step, place.anew(), tile, shape)
-
-    return lax.platform_dependent(tile, cpu=at_once, default=by_rounds)
+    return lax.platform_dependent(tile, cpu=at_once, default=partial(_by_rounds, step, place.anew(), shape, in_part))
 
 
 def joint_exchange(
@@ -107,16 +111,81 @@ def _message(boxes: BoxMessages, place: MeshPlace, opened: Array) -> Array:
     return message if local else place.permute(message, _pairs(boxes.transfers))
 
 
-def _by_rounds(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def _by_rounds(step: Exchange, place: MeshPlace, shape: Sequence[int], in_part: bool, tile: Array) -> Array:
+    rounds = LoopedRounds.of(step, tile.dtype.name, in_part)
+    on_tpu = partial(_ordered, rounds, place, shape, rounds.orders)
+    if rounds.orders.as_they_are:
+        return on_tpu(tile)
+    plain = partial(_ordered, rounds, place.anew(), shape, PLAIN)
+    return lax.platform_dependent(tile, tpu=on_tpu, default=plain)
+
+
+@dataclass(frozen=True)
+class LoopedRounds:
+    """An exchange, its rounds grouped into loops, its local copies by form, and the orders of its tiles on a TPU."""
+
+    step: Exchange
+    local: list[list[Transfer]]
+    groups: list[list[Turn]]
+    orders: Orders
+
+    @classmethod
+    def of(cls, step: Exchange, dtype: str, in_part: bool) -> LoopedRounds:
+        groups = _alike(step.rounds)
+        loops = any(len(turns) > 1 for turns in groups)
+        return cls(step, kinds_of(step.local), groups, Orders.of(step, dtype, loops, in_part))
+
+
+class Orders(NamedTuple):
+    """The orders in which a TPU has the axes of the operand, of a message, and of the result in memory, while messages
+    are cut out of the one and written to the other; None leaves them to XLA."""
+
+    send: tuple[int, ...] | None
+    message: tuple[int, ...] | None
+    receive: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, step: Exchange, dtype: str, loops: bool, in_part: bool) -> Orders:
+        """Those in which the tiles lie, or of the messages where these would be padded too much.
+
+        In a part, and where messages differ in form, only the result of loops has one: XLA would lay it out as the
+        loop writes it, whatever the padding.
+        """
+        box = None if in_part else box_extents(step)
+        if box is None:
+            return cls(None, None, memory_order(step.receive.digits, dtype)) if loops else PLAIN
+        sent, written = next(itertools.chain(step.local, *step.rounds)).boxes[0].form
+        return cls(
+            _order(step.send, box, sent, dtype), memory_order(sent, dtype), _order(step.receive, box, written, dtype)
+        )
+
+    @property
+    def as_they_are(self) -> bool:
+        """Whether all axes are in their own order."""
+        return all(order is None or order == tuple(range(len(order))) for order in self)
+
+
+PLAIN = Orders(None, None, None)
+
+
+def _order(view: TileView, box: Sequence[int], form: Sequence[int], dtype: str) -> tuple[int, ...]:
+    return memory_order(view.digits if in_place_of(view.tile, box, dtype) else form, dtype)
+
+
+def _ordered(rounds: LoopedRounds, place: MeshPlace, shape: Sequence[int], orders: Orders, tile: Array) -> Array:
+    """The result, round by round."""
+    step = rounds.step
     opened = tile.reshape(step.send.digits)
-    filled = _start(step, tile)
-    for kind in kinds_of(step.local):
+    order = orders.receive or range(len(step.receive.digits))
+    filled = _start(step, tile).transpose(order)
+    for kind in rounds.local:
         boxes = BoxMessages([kind], place)
-        filled = boxes.put(filled, boxes.take(opened))
-    for number, turns in enumerate(_alike(step.rounds)):
+        filled = boxes.put(filled, boxes.take(opened, orders.send), orders.receive)
+    for number, turns in enumerate(rounds.groups):
         filled = place.after(filled) if number else filled
-        filled = _turns(turns, place, opened, filled)
-    return filled.reshape(shape)
+        filled = _turns(turns, place, orders, opened, filled)
+    filled = filled if orders.receive is None else laid_out(filled)
+    return filled.transpose(np.argsort(order)).reshape(shape)
 
 
 def _start(step: Exchange, tile: Array) -> Array:
@@ -155,34 +224,24 @@ def _form(turn: Turn) -> tuple[Any, ...] | None:
     return turn[0].form if len(kinds_of(turn)) == 1 else None
 
 
-def _turns(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array) -> Array:
+def _turns(turns: Sequence[Turn], place: MeshPlace, orders: Orders, opened: Array, filled: Array) -> Array:
     if len(turns) == 1:
-        return _turn(turns[0], place, opened, filled)
-    as_it_is = partial(_loop, turns, place, opened, order=range(filled.ndim))
-    order = memory_order(filled.shape, filled.dtype.name)
-    if order == tuple(range(filled.ndim)):
-        return as_it_is(filled)
-    return lax.platform_dependent(filled, tpu=partial(_loop, turns, place, opened, order=order), default=as_it_is)
-
-
-def _loop(turns: Sequence[Turn], place: MeshPlace, opened: Array, filled: Array, order: Sequence[int]) -> Array:
-    """The result after these turns, its axes kept in this order while the loop runs."""
+        return _turn(turns[0], place, orders, opened, filled)
 
     def one(number: Array, filled: Array) -> Array:
         here = place.anew()
         boxes = BoxMessages(turns, here, number)
-        message = here.permute_in_turn(boxes.take(opened), [_pairs(turn) for turn in turns], number)
-        return laid_out(boxes.put(filled, message, order))
+        permute = partial(here.permute_in_turn, pairs=[_pairs(turn) for turn in turns], turn=number)
+        return laid_out(_sent(boxes, permute, orders, opened, filled))
 
-    filled = lax.fori_loop(0, len(turns), one, filled.transpose(order))
-    return filled.transpose(np.argsort(order))
+    return lax.fori_loop(0, len(turns), one, filled)
 
 
-def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
+def _turn(turn: Turn, place: MeshPlace, orders: Orders, opened: Array, filled: Array) -> Array:
     """One round: each device packs the boxes that it sends, if any, and writes those that it receives."""
     kinds = [BoxMessages([kind], place) for kind in kinds_of(turn)]
     if len(kinds) == 1:
-        return kinds[0].put(filled, place.permute(kinds[0].take(opened), _pairs(turn)))
+        return _sent(kinds[0], partial(place.permute, pairs=_pairs(turn)), orders, opened, filled)
     size = (max(kind.elements for kind in kinds),)
     message = jnp.zeros(size, opened.dtype)
     for kind in kinds:
@@ -190,8 +249,18 @@ def _turn(turn: Turn, place: MeshPlace, opened: Array, filled: Array) -> Array:
         message = lax.select(jnp.broadcast_to(kind.sends(), size), packed, message)
     message = place.permute(message, _pairs(turn))
     for kind in kinds:
-        filled = kind.put(filled, message[: kind.elements])
+        filled = kind.put(filled, message[: kind.elements], orders.receive)
     return filled
+
+
+def _sent(boxes: BoxMessages, permute: Callable[[Array], Array], orders: Orders, opened: Array, filled: Array) -> Array:
+    """`filled` with the message that arrives written to it; on a TPU it travels in the order of least padding."""
+    message = boxes.take(opened, orders.send)
+    if orders.message is None or len(boxes.first.boxes) > 1:
+        return boxes.put(filled, permute(message), orders.receive)
+    message = message.transpose(orders.message)
+    message = permute(message if orders.message == orders.send else laid_out(message))
+    return boxes.put(filled, message.transpose(np.argsort(orders.message)), orders.receive)
 
 
 def _pairs(turn: Turn) -> list[tuple[int, int]]:

@@ -80,10 +80,10 @@ def _run(
     if isinstance(step, VIEW_INSTRUCTIONS):
         return run_view(step, place, tile, shapes[0], beside)
     if isinstance(step, InParts) and step.in_place:
-        return PartsInPlace(step, shapes[0], place, _plain).on(tile)
+        return PartsInPlace(step, shapes[0], place, _on_part).on(tile)
     if isinstance(step, InParts):
-        return PartLoop([step for step in steps if isinstance(step, InParts)], shapes, place, _plain).on(tile)
-    return _plain(step, place, tile, shapes[0])
+        return PartLoop([step for step in steps if isinstance(step, InParts)], shapes, place, _on_part).on(tile)
+    return _RUN[type(step)](step, place, tile, shapes[0])
 
 
 def run_instruction(instruction: Plain | InParts, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
@@ -91,7 +91,10 @@ def run_instruction(instruction: Plain | InParts, place: MeshPlace, tile: Array,
     return _run([instruction], place, tile, [shape], ALONE)
 
 
-def _plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+def _on_part(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """One instruction on a part of a tile."""
+    if isinstance(step, Exchange):
+        return exchange(step, place, tile, shape, in_part=True)
     return _RUN[type(step)](step, place, tile, shape)
 
 

@@ -100,9 +100,15 @@ class Refinement:
         return tuple(d for d in self.digits if d.src != d.dst and d.src is not None and d.dst is not None)
 
     @cached_property
+    def box(self) -> tuple[int, ...]:
+        """By dim, the extents of what is local on both sides: of one message of an exchange."""
+        both = [d for d in self.digits if d.src is None and d.dst is None]
+        return tuple(math.prod(d.radix for d in both if d.dim == dim) for dim in range(len(self.padded)))
+
+    @cached_property
     def common(self) -> int:
-        """Elements that are local on both sides: the size of one message of an exchange."""
-        return math.prod(d.radix for d in self.digits if d.src is None and d.dst is None)
+        """The elements of one message of an exchange."""
+        return math.prod(self.box)
 
     @cached_property
     def pieces(self) -> int:

@@ -217,9 +217,7 @@ def _part(operand: Layout, result: Layout, r: Refinement, at: int, count: int) -
     place = math.prod(d.radix for d in r.digits[at + 1 :] if d.dim == dim)
     before = [d.src is None for d in r.digits]
     after = [d.dst is None for d in r.digits]
-    stays = [d for n, d in enumerate(r.digits) if before[n] and after[n]]
-    block = [math.prod(d.radix for d in stays if d.dim == of) for of in range(len(operand.shape))]
-    block[dim] //= count
+    block = [extent // (count if of == dim else 1) for of, extent in enumerate(r.box)]
     return Part(
         _smaller(operand, dim, place, count),
         _smaller(result, dim, place, count),

@@ -12,6 +12,7 @@ from jax import lax
 
 from reshard.lower.to_shard_map import (
     block_writes,
+    boxes,
     exchange,
     joining,
     lane_pairs,
@@ -30,6 +31,9 @@ STEPS = [
     ("all_to_all", "f32[16, 12, {y}{x}2]", "f32[{x}4, 12, {y}8]", StepMode(parts=2)),
     ("exchange", "f32[16, 16, {x}{y}2]", "f32[16, {x}4, 16]", StepMode(parts=2)),  # in loops, its lanes in dim 1
     ("exchange", "f32[{x}4, 8, 3]", "f32[16, {x}2, 3]", StepMode(2)),  # in rounds, in pieces
+    ("exchange", "f32[16, {y}4, {x}4]", "f32[16, {x}2, {y}8]", StepMode()),  # messages are narrow at both ends
+    ("exchange", "f32[{x}{y}2, 8, 24]", "f32[16, 8, {y}{x}3]", StepMode()),  # too narrow for the order of the result
+    ("exchange", "f32[24, 8, {x}{y}1]", "f32[{y}12, 8, {x}2]", StepMode()),  # another dim is minor in the operand
     ("all_to_all", "f32[16, 16, {x}3]", "f32[16, {x}4, 12]", StepMode(parts=4, overlap=True)),
     ("permute", "f32[16, 8, {x}{y}3]", "f32[16, 8, {y}{x}3]", StepMode(parts=4, overlap=True)),  # in the result's order
     ("exchange", "f32[{y}16, 8, 16]", "f32[32, {y}4, {x}4]", StepMode(parts=2)),  # reads little of a part
@@ -59,7 +63,7 @@ def test_each_element_is_written(kind: str, source: str, target: str, mode: Step
     monkeypatch.setattr(exchange, "LOOPED", 2)
     for module in (parts, parts_in_place, block_writes, exchange):
         monkeypatch.setattr(module, "unfilled", used_memory)
-    for module in (parts, parts_in_place, block_writes, exchange, lane_pairs, tiles):
+    for module in (parts, parts_in_place, block_writes, boxes, exchange, lane_pairs, tiles):
         monkeypatch.setattr(module, "laid_out", lambda tile, order=None: tile)  # layouts are a TPU's
     used.clear()
     check_on_xla(one_step(kind, source, target, mode, donate=mode.in_place))
