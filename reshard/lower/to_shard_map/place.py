@@ -174,7 +174,7 @@ class MeshPlace:
         return lax.switch(_element(table, (turn.astype(np.int32),)), branches, tile)
 
 
-def _element(table: Array, at: Sequence[Array]) -> Array:
+def _element(table: Array, at: Sequence[Array | np.int32]) -> Array:
     """One element of a table; the indices are not negative, which plain indexing would check."""
     return lax.dynamic_slice(table, at, (1,) * len(at), allow_negative_indices=False).reshape(())
 
