@@ -156,7 +156,9 @@ class PartLoop:
         if message is None or not isinstance(step, Exchange):
             return self.run(step, place, part, shape)
         moved = self.run(in_order(step, message), place, part.transpose(message), [shape[dim] for dim in message])
-        return laid_out(moved).transpose(np.argsort(message))
+        if tuple(message) != memory_order(self.shapes[-1], part.dtype.name):
+            moved = laid_out(moved)  # Once all have arrived, they are transposed at once.
+        return moved.transpose(np.argsort(message))
 
 
 def _reads_little(step: Plain, part: Array, shape: Shape) -> bool:
