@@ -17,7 +17,8 @@ transposes. Whatever differs from device to device (the block, the box) is looke
 small table, so that all devices run one program.
 
 `tpu_layout` says how arrays lie in a TPU's memory, `collectives` has a function for each collective, `exchange` the
-rounds, `boxes` and `block_writes` what a message takes and where it is written, `joining` exchanges joined at their
+rounds, `boxes` and `block_writes` what a message takes and where it is written, `lane_pairs` blocks of half a row of
+lanes that travel in pairs, `joining` exchanges joined at their
 end, `messages` the two halves of a crossing, `parts` the loop over parts, `overlap` the one in which a part is written
 while the next one is on its way, `parts_in_place` the one that overwrites the tile, `scales` those of casts;
 `run_program` goes through the steps, `run_batch` through those of several arrays.
