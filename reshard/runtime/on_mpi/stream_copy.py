@@ -85,7 +85,7 @@ def stream_steps(views: Sequence[tuple[Array, Array]], least: int | None = None)
     alike: dict[_CopyRuns, list[_Start]] = {}
     for target, source in views:
         runs = _runs(target, source)
-        if runs is None:
+        if runs is None or np.may_share_memory(target, source):
             return None
         alike.setdefault(runs, []).append(_Start(source.ctypes.data, target.ctypes.data))
     groups = [(runs, rows) for runs, starts in alike.items() for rows in _interleaved(runs, starts)]
@@ -121,8 +121,6 @@ def _runs(target: Array, source: Array) -> _CopyRuns | None:
     places = [source.ctypes.data, target.ctypes.data, run, *(n for axis in axes for n in axis[1:])]
     lines = [target.ctypes.data, run, *(axis.target for axis in axes)]
     if any(n % WORD for n in places) or (run < _UNEVEN and any(n % LINE for n in lines)) or run == 0:
-        return None
-    if np.may_share_memory(target, source):
         return None
     return _CopyRuns(run, tuple(_joined(axes)), by_source)
 
