@@ -82,17 +82,25 @@ def stream_steps(views: Sequence[tuple[Array, Array]], least: int | None = None)
     streaming = kernel() if nbytes >= (LARGE if least is None else least) else None
     if streaming is None:
         return None
-    alike: dict[_CopyRuns, list[_Start]] = {}
-    for target, source in views:
-        runs = _runs(target, source)
-        if runs is None or np.may_share_memory(target, source):
-            return None
-        alike.setdefault(runs, []).append(_Start(source.ctypes.data, target.ctypes.data))
+    alike = _alike(views)
+    if alike is None:
+        return None
     groups = [(runs, rows) for runs, starts in alike.items() for rows in _interleaved(runs, starts)]
     if nbytes < _LEAST * sum(math.prod(axis.extent for axis in runs.axes[:-2]) for runs, _ in groups):
         return None
     tables = (table for runs, rows in groups for table in _tables(runs, _with_gaps(runs, rows)))
     return [partial(_copy, streaming, table, views) for table in tables]
+
+
+def _alike(views: Sequence[tuple[Array, Array]]) -> dict[_CopyRuns, list[_Start]] | None:
+    """The copies by their runs; None if one of them is for numpy."""
+    alike: dict[_CopyRuns, list[_Start]] = {}
+    for target, source in views:
+        runs = None if np.may_share_memory(target, source) else _runs(target, source)
+        if runs is None:
+            return None
+        alike.setdefault(runs, []).append(_Start(source.ctypes.data, target.ctypes.data))
+    return alike
 
 
 def copy_all(views: Sequence[tuple[Array, Array]]) -> None:
