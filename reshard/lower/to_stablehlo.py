@@ -171,9 +171,18 @@ def _closed(computation: Operation) -> Block:
     for at in reversed(range(len(computation.operands))):
         maker = computation.operands[at].owner
         if not isinstance(maker, ir.Block):
-            block.arguments[at].replace_all_uses_with(maker.operation.clone(start).results[0])
+            block.arguments[at].replace_all_uses_with(_cloned(maker.operation, start).results[0])
             block.erase_argument(at)
     return block
+
+
+def _cloned(maker: Operation, start: Any) -> Operation:
+    """A copy of what makes a constant, after copies of what makes its operands."""
+    operands = [_cloned(operand.owner.operation, start).results[0] for operand in maker.operands]
+    clone = maker.clone(start)
+    for at, operand in enumerate(operands):
+        clone.operands[at] = operand
+    return clone
 
 
 def _inline(call: Operation, module: Module) -> None:

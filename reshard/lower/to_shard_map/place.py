@@ -103,8 +103,11 @@ class MeshPlace:
         return entry if unit == 1 else entry * np.int32(unit)
 
     def _constant(self, table: Table) -> Table:
-        """The table as one object for all loops and branches: a program's text has it once."""
-        return self._constants.setdefault(repr((table.shape, table.dtype)).encode() + table.tobytes(), table)
+        """The table as one object for all loops and branches: a program's text has it once.
+
+        A copy, since jax spells a table with an axis of stride 0 as a broadcast of another constant.
+        """
+        return self._constants.setdefault(repr((table.shape, table.dtype)).encode() + table.tobytes(), table.copy())
 
     def _narrowed(self, table: Table) -> tuple[Table, tuple[PositionDigit, ...]]:
         """A large table by turn and position as one by turn and the digits of the position that it depends on.
