@@ -21,7 +21,7 @@ from reshard.mpi import DistArray, redistribute
 from reshard.runtime.on_mpi import direct, ways
 from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.team import team_of
-from reshard.runtime.on_mpi.wire import chunks, overwrite, reduction
+from reshard.runtime.on_mpi.wire import by_node, chunks, exchange, overwrite, reduction
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, MoveOptions, check_move, check_tile, forced, given_tile
 from tests.mpi.worker import Case
@@ -148,7 +148,9 @@ def arrays_disagree(comm: MPI.Intracomm) -> Iterator[Case]:
 
 _WORK: list[tuple[Any, str]] = [
     (direct, "copy_steps"),
-    (chunks, "copy"),
+    (chunks, "copy_all"),
+    (exchange, "copy_all"),
+    (by_node, "copy_all"),
     (ways, "copy"),
     (reduction, "_combine"),
     (overwrite, "_rearrange"),
