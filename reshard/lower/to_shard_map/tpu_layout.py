@@ -49,7 +49,7 @@ def in_place_of(tile: Sequence[int], box: Sequence[int], dtype: str) -> bool:
     """Whether boxes are cut out of a tile, or written to it, as it lies in memory: with their padding they take at most
     half of it. For larger ones XLA copies the tile to another order of dims.
 
-    >>> in_place_of((1024, 256, 4096), (1024, 256, 512), "bfloat16"), in_place_of((64, 256, 4), (64, 128, 4), "int8")
+    >>> in_place_of((1024, 256, 4096), (1024, 256, 512), "bfloat16"), in_place_of((64, 256, 4), (64, 192, 4), "int8")
     (True, False)
     """
     order = memory_order(tile, dtype)

@@ -15,7 +15,7 @@ from reshard.jax.xla_pass.program_peaks import ProgramPeaks
 
 def module(name: str, number: int) -> bytes:
     """A module of that name, with the number that a process gives it, and lines that it was traced from."""
-    message = wire.Message([])
+    message = wire.ProtoMessage([])
     message.set_data(1, name.encode())
     message.set_number(5, number)
     message.set_data(17, f"train.py:{number}".encode())
