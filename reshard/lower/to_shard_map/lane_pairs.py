@@ -1,5 +1,6 @@
-"""Blocks of half a row of lanes on a TPU: two rows of a block travel side by side, and are laid beside those of a
-neighbour where they arrive.
+"""Blocks of 64 lanes on a TPU, half a row: two rows of a block travel side by side.
+
+Where they arrive, they are laid beside those of a neighbour.
 
     mesh <x=8>, bf16[512, 512, {x}64] -> bf16[512, 512, 512], the part of rows 0 to 63
 

@@ -107,11 +107,13 @@ def test_left_to_numpy(run: int, why: str) -> None:
 
 @needs_kernel
 def test_a_tile_that_is_shifted_onto_itself_is_left_to_numpy() -> None:
-    tile = memory(1 << 16, 0)
-    tile[...] = np.arange(1 << 16, dtype=np.uint32).astype(np.uint8)
-    wanted = tile[:-64].copy()
+    tile = memory(1 << 20, 0)
+    tile[...] = np.arange(1 << 20, dtype=np.uint32).astype(np.uint8)
+    wanted = memory((1 << 20) - 64, 0)
+    wanted[...] = tile[:-64]
     views = [(tile[64:], tile[:-64])]
     assert stream_steps(views, 0) is None
+    assert stream_steps([(wanted, tile[:-64])], 0) is not None
     copy_all(views)
     assert np.array_equal(tile[64:], wanted)
 
