@@ -28,12 +28,12 @@ if __package__ in (None, ""):  # run as a file: the folder above is the project
 
 from benchmarks.shardy_peer import Steps, shardy_many
 from reshard.errors import NetworkError, StepError
+from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.synth import cost
 from reshard.synth.network import PRESETS, Network
 from reshard.synth.planner import plan
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.plan import Plan, StepSpec, chain
 from tests.layouts import sample_pairs
 
 MESHES = ("2x2", "2x3", "2x4", "2x2x2", "2x2x2x2", "3x5", "8x10", "4x6x2", "16x16x2")

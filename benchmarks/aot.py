@@ -48,10 +48,10 @@ from benchmarks.against_shardy import named
 from reshard import hlo
 from reshard.jax import placement, redistribute
 from reshard.jax.request import ReshardRequest, plan_of
+from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.plan import Plan
 from tests.layouts import contiguous_layouts
 
 HERE = Path(__file__).resolve().parent

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import reshard as rs
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import PLAIN, StepMode
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import PLAIN, StepMode
 from tests.endpoint_lp import forwarded, pulled
 from tests.layouts import random_crossing, random_layout
 

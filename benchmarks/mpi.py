@@ -285,8 +285,8 @@ def in_blocks(into: np.ndarray, given: np.ndarray) -> None:
 
 def packing(bench: Bench, order: str, repeats: int) -> dict[str, float]:
     """Median processor seconds of packing all that leaves a tile of this order, of the slowest rank."""
+    from reshard.runtime.on_mpi.copies.strided_copy import raw
     from reshard.runtime.on_mpi.direct import node_packing, pack
-    from reshard.runtime.on_mpi.strided_copy import raw
 
     comm, tile = bench.comm, np.asarray(bench.tile, order=order)
     plan = node_packing(bench.source, bench.target, comm.rank, (0,) * comm.size, tile.itemsize)

@@ -20,11 +20,11 @@ from typing import NamedTuple
 if __package__ in (None, ""):  # run as a file: the folder above is the project
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from reshard.plans.plan import StepSpec
 from reshard.synth import Link, Network, cost, plan
 from reshard.synth.network import Links
 from reshard.synth.routes import ROUTES, Pair
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec
 from tests.layouts import sample_pairs
 
 CASES = (

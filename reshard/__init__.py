@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from reshard import draw as draw
     from reshard import jax as jax
     from reshard import mpi as mpi
+    from reshard.plans.manifest import Manifest as Manifest
+    from reshard.plans.plan import Plan as Plan
+    from reshard.plans.plan_tree import TreePlan as TreePlan
+    from reshard.plans.step import Step as Step
     from reshard.proofs import Proof as Proof
     from reshard.proofs import prove as prove
     from reshard.runtime import simulate as simulate
@@ -45,13 +49,9 @@ if TYPE_CHECKING:
     from reshard.synth import Network as Network
     from reshard.synth import plan as plan
     from reshard.synth import plan_tree as plan_tree
-    from reshard.types.manifest import Manifest as Manifest
     from reshard.types.move import Move as Move
     from reshard.types.named_dims import from_jaxtyping as from_jaxtyping
     from reshard.types.named_dims import from_xarray as from_xarray
-    from reshard.types.plan import Plan as Plan
-    from reshard.types.plan_tree import TreePlan as TreePlan
-    from reshard.types.step import Step as Step
 
 __version__ = "0.1.0"
 
@@ -79,12 +79,12 @@ __all__ = [
 _HOMES = {
     "Link": "reshard.synth",
     "Move": "reshard.types.move",
-    "Manifest": "reshard.types.manifest",
+    "Manifest": "reshard.plans.manifest",
     "Network": "reshard.synth",
-    "Plan": "reshard.types.plan",
+    "Plan": "reshard.plans.plan",
     "Proof": "reshard.proofs",
-    "Step": "reshard.types.step",
-    "TreePlan": "reshard.types.plan_tree",
+    "Step": "reshard.plans.step",
+    "TreePlan": "reshard.plans.plan_tree",
     "from_jaxtyping": "reshard.types.named_dims",
     "from_xarray": "reshard.types.named_dims",
     "plan": "reshard.synth",

@@ -21,10 +21,10 @@ from reshard.lower import Program, lower_plan
 from reshard.lower.exchange import Box, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace, offsets
 from reshard.lower.program import AllGather, AllReduce, AllToAll, Exchange, Permute, ReduceScatter, Slice, SplitSum
+from reshard.plans.plan import Plan, Step
+from reshard.plans.rules.tile_view import TileView
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.plan import Plan, Step
-from reshard.types.rules.tile_view import TileView
 from tests.oracle import check, of_boxes
 
 MOST_PER_KIND = 40

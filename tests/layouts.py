@@ -12,9 +12,9 @@ from itertools import combinations_with_replacement, pairwise, permutations
 from math import prod
 from typing import TYPE_CHECKING
 
+from reshard.geometry.remesh import one_set
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.pair.device_sets import one_set
 from reshard.types.reductions import REDUCTIONS, supports
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 import numpy as np
 
 import reshard as rs
+from reshard.geometry.refine import refine
 from reshard.lower import Program, lower_plan
 from reshard.runtime import Account, run
 from reshard.types import Layout
 from reshard.types.meaning import meaning
-from reshard.types.pair.refine import refine
 
 PADDING = -7
 

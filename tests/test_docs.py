@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from reshard.geometry.detect import read
 from reshard.jax.xla_pass.xla_hook import hook_exists
 from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
-from reshard.types.notation.detect import read
 from tests.test_examples import bin_folder as bin_folder
 from tests.test_examples import console_problems, python_problems
 

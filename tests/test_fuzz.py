@@ -81,7 +81,7 @@ def _greedy(program: Any, tiles: Any, memory: Any = None) -> Any:
 
 def _detour(source: Layout, target: Layout, **options: Any) -> Any:
     """A planner that gathers everything first."""
-    from reshard.types.plan import StepSpec, chain
+    from reshard.plans.plan import StepSpec, chain
 
     whole = Layout.tiled(source.mesh, source.shape, source.dtype, [[] for _ in source.shape])
     if source.partial or target.partial or options:

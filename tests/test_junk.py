@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.doctor import examine
 from reshard.errors import ReshardError
+from reshard.geometry import detect
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.proofs import fewest
 from reshard.types import Digit, Dim, SubAxis
-from reshard.types.notation import detect
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from reshard.types.units import parse_bytes, parse_shape
 
 MESH = rs.Mesh(x=4, y=2)

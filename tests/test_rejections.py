@@ -17,11 +17,11 @@ import pytest
 
 import reshard as rs
 from reshard.errors import LayoutError, ReshardError
+from reshard.geometry.detect import read
 from reshard.lower import lower_plan
+from reshard.plans.plan import Plan, Step
+from reshard.plans.rules.cost import StepMode
 from reshard.types import canonical
-from reshard.types.notation.detect import read
-from reshard.types.plan import Plan, Step
-from reshard.types.rules.cost import StepMode
 
 MESH = rs.Mesh(x=4, y=2)
 HERE = rs.Layout.parse("f32[{x}4, 8]", MESH)

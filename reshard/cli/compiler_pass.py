@@ -16,7 +16,7 @@ from reshard.types.units import bytes_text, counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reshard.doctor.chain_fate import ChainFate
+    from reshard.doctor.places import ChainFate
     from reshard.jax.pass_report import PassReport, Reshard
     from reshard.jax.stablehlo_pass.module_pass import Transformed
 

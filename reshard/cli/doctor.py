@@ -94,7 +94,7 @@ def run(options: DoctorOptions) -> int:
 
 def _run_on_log(log: str, options: DoctorOptions) -> int:
     """Prints the moves that XLA warns of in a log; returns 1 with `--fail-on-rebuild`, since each is a rebuild."""
-    from reshard.doctor.report.log_report import LogReport, show_log
+    from reshard.doctor.report.table import LogReport, show_log
     from reshard.show import terminal
 
     if options.html is not None:

@@ -6,12 +6,15 @@ import argparse
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Any, NoReturn
 
 from reshard import __version__
-from reshard.cli import calibrate, compiler_pass, completion, doctor, plan, prove, run, show, simulate
-from reshard.cli.options import NOTATIONS, CommandCall, options_of
-from reshard.errors import did_you_mean, quoted
+from reshard.cli import calibrate, compiler_pass, doctor, plan, prove, run, show, simulate
+from reshard.cli.options import NOTATIONS, CommandCall, Commands, Options, add_command, options_of
+from reshard.errors import ReshardError, did_you_mean, quoted
 
 _EXAMPLES = """\
 examples:
@@ -105,5 +108,64 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (plan, show, simulate, prove, doctor, compiler_pass, run, calibrate):
         command.add(commands)
-    completion.add(commands, top)
+    add(commands, top)
     return top
+
+
+# `reshard completion`: commands, options, files and presets for the Tab key of a shell, by shtab from the parser.
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+_COMPLETION_EXAMPLES = """\
+examples:
+  eval "$(reshard completion bash)"   # in ~/.bashrc
+  eval "$(reshard completion zsh)"    # in ~/.zshrc
+  reshard completion fish \\
+      > ~/.config/fish/completions/reshard.fish
+"""
+
+
+@dataclass(frozen=True)
+class CompletionOptions(Options):
+    """The options of `reshard completion`."""
+
+    shell: str
+
+    @classmethod
+    def add_to(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds the name of the shell."""
+        parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+
+
+def add(commands: Commands, top: argparse.ArgumentParser) -> None:
+    """Adds `reshard completion`, which completes the command `top`."""
+    summary = "a script that completes this command in a shell"
+    add_command(
+        commands,
+        "completion",
+        summary,
+        _COMPLETION_EXAMPLES,
+        CompletionOptions,
+        partial(print_completion, commands=commands, top=top),
+    )
+
+
+def print_completion(options: CompletionOptions, commands: Commands, top: argparse.ArgumentParser) -> int:
+    """Prints the script that completes this command; raises `ReshardError` without shtab."""
+    from reshard.synth.network import PRESETS
+
+    try:
+        shtab: Any = import_module("shtab")
+    except ImportError as error:
+        raise ReshardError(
+            f"completion needs shtab, which cannot be imported ({error}): pip install 'reshard[completion]'"
+        ) from None
+    actions: list[Any] = [action for command in commands.choices.values() for action in command._actions]  # pyright: ignore[reportPrivateUsage]
+    for action in actions:
+        if action.metavar == "FILE":
+            action.complete = shtab.FILE
+        if "--network" in action.option_strings:
+            action.choices = list(PRESETS)  # Of this parser, which parses nothing more.
+    print(shtab.complete(top, options.shell))
+    return 0

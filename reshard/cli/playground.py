@@ -6,11 +6,10 @@ import shlex
 from collections.abc import Mapping
 
 from reshard.cli.options import PairOptions
-from reshard.cli.plan_request import PlanRequest, planned
-from reshard.draw.plan_page import steps_of, sums_of, tiles_of, traffic_in
-from reshard.draw.vector_memory import memory_bars
+from reshard.cli.plan import PlanRequest, planned
+from reshard.draw.plan_page import memory_bars, steps_of, sums_of, tiles_of, traffic_in
 from reshard.errors import ReshardError
-from reshard.show.headings import size_text
+from reshard.show.plan_table import size_text
 from reshard.types.units import parse_bytes
 
 FIELDS = ("mesh", "source", "target", "target_mesh", "shape", "dtype", "budget", "network", "donate")

@@ -53,7 +53,7 @@ def run(options: ProveOptions) -> int:
 
     A counterexample goes to stderr.
     """
-    from reshard.cli.plan_request import planned
+    from reshard.cli.plan import planned
     from reshard.cli.programs import write
     from reshard.proofs import prove
     from reshard.proofs.proof import WIDTH

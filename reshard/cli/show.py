@@ -48,7 +48,7 @@ def add(commands: Commands) -> None:
 
 def run(options: ShowOptions) -> int:
     """Prints the layout, its sizes, and its picture."""
-    from reshard.cli.plan_request import one_layout
+    from reshard.cli.plan import one_layout
     from reshard.show.layout_picture import show_layout
 
     if not 1 <= options.limit <= _MOST_ROWS:

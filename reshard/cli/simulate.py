@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 def run(options: SimulateOptions) -> int:
     """Plans, runs and checks; returns 0 if the result and the plan's promises hold, else 1."""
-    from reshard.cli.plan_request import planned
+    from reshard.cli.plan import planned
     from reshard.cli.trial import Trial
     from reshard.cli.trial_report import check_size, promises, show_promises, show_verdict
     from reshard.runtime import Account, simulate

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from reshard.cli.trial import Fault
 from reshard.errors import ReshardError
+from reshard.plans.plan import Plan
 from reshard.runtime import Account
 from reshard.show import terminal
 from reshard.types import dtypes
-from reshard.types.plan import Plan
 from reshard.types.units import bytes_text, counted
 
 MOST_BYTES = 1 << 30

@@ -9,25 +9,30 @@ from functools import cached_property
 
 from reshard import hlo
 from reshard.doctor.chains import Chain
-from reshard.doctor.dataflow.flow import Flow
+from reshard.doctor.dataflow.flow import Flow, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps
-from reshard.doctor.dataflow.numbering import Numbering
 from reshard.doctor.dataflow.scalars import Scalars
 from reshard.doctor.elements import LeafOrigin
-from reshard.doctor.matching import Matcher
 from reshard.doctor.memory import ProgramMemory, program_memory
-from reshard.doctor.moves import Mover
 from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
 from reshard.doctor.planned_memory import edits
-from reshard.doctor.predictions import planned_temp_bytes, prediction, proposed_moves
-from reshard.doctor.proposals import Proposal, ProposalOptions, Proposals, why_unmeasured
+from reshard.doctor.proposals import (
+    Proposal,
+    ProposalOptions,
+    Proposals,
+    planned_temp_bytes,
+    prediction,
+    proposed_moves,
+    why_unmeasured,
+)
 from reshard.doctor.rebuilds import rebuilt
+from reshard.doctor.replacements import Matcher, Mover
 from reshard.doctor.report.data import CompiledMemory
 from reshard.doctor.report.report import Report
 from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Array, Collective, Module, Source
 from reshard.hlo.frames import metadata_fields
-from reshard.hlo.platform import platform_of
+from reshard.hlo.module import platform_of
 from reshard.synth import Network
 from reshard.synth.planner import network_of
 from reshard.types.mesh import Mesh

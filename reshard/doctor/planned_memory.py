@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from reshard.doctor.dataflow.flow import Flow, HloValue, Scope, parameter_number
 from reshard.doctor.memory import Edits
 from reshard.doctor.op_layouts import OpReplacement
-from reshard.doctor.predictions import planned_temp_bytes
-from reshard.doctor.proposals import Proposal
+from reshard.doctor.proposals import Proposal, planned_temp_bytes
 
 _Instruction = tuple[Scope, str]
 

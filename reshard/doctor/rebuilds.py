@@ -26,9 +26,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from reshard.doctor.chains import Chain
-from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Mask, Untraceable
-from reshard.doctor.dataflow.numbering import Numbering
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import Origins, Tracer, at_places
 from reshard.doctor.elements import ElementKeys, HeldElements, LeafOrigin, groups_of

@@ -11,20 +11,33 @@ rewritten module is traced again, and must take every element from where it came
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
 
 from reshard.doctor.chains import REDUCTIONS, Chain
-from reshard.doctor.dataflow.conversions import Unconvertible, conversion
-from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
-from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Untraceable
-from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
+from reshard.doctor.dataflow.index_maps import COLLECTIVES, IndexMaps, Unconvertible, Untraceable, conversion
+from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.sums import is_sum, summed_digits
 from reshard.doctor.dataflow.trace import Tracer
+from reshard.doctor.elements import LeafOrigin, first_copies
 from reshard.doctor.infer_layouts import InferredMove, Pick, infer_layouts, infer_pick
+from reshard.doctor.places import ArrayMove, Known
 from reshard.doctor.shifts import Shift, infer_shift
-from reshard.hlo import Array, Collective
+from reshard.errors import ReshardError
+from reshard.geometry.refine import prime_digits, refine
+from reshard.hlo import Array, Collective, Source
 from reshard.hlo.splice import Use
+from reshard.plans.plan import Plan
+from reshard.plans.rules.bounds import lower_bound
+from reshard.synth import Network
+from reshard.synth import plan as best_plan
+from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
 _FORMS = ("convert", "copy", "bitcast", "reshape", "transpose")
@@ -235,3 +248,335 @@ def finished(value: HloValue) -> str:
     if len(ends) != 1:
         raise Unfit(f"{value.name} has {len(ends)} ends")
     return ends[0]
+
+
+# Matches a traced move with one of the moves that the program is known to need.
+#
+# XLA may reshape, convert or transpose the data, and gives it the line of a neighbouring instruction. So a known move
+# fits if its tiles, its lower bound and the digits that change holders agree; lines and shapes decide between several.
+
+
+Dims = tuple[int, ...]
+Pair = tuple[Layout, Layout]
+
+
+class TracedMove(NamedTuple):
+    """A move as the HLO has it: its origin, the dtype it sends, the dims of its tiles, and its layouts if known.
+
+    The tiles have several forms each: padded, reshaped, and as used. `needed_bytes` is None if the move could not be
+    traced.
+    """
+
+    where: Source
+    dtype: str
+    before: Collection[Dims]
+    after: Collection[Dims]
+    received_bytes: int
+    needed_bytes: int | None
+    layouts: Pair | None
+
+
+class Matcher:
+    """The known moves, and how often each has been matched."""
+
+    def __init__(self, known: Sequence[Known]) -> None:
+        self.known = [move for move in known if move.source != move.target]
+        self.matched: Counter[int] = Counter()
+
+    def match(self, traced: TracedMove) -> Known | None:
+        """The known move that fits a traced one, with its layouts in the dtype that is sent; None if there is none.
+
+        Moves of the same line come first, then those next to it. Otherwise the match must be unambiguous: every move
+        that fits is of one line.
+        """
+        fits = [at for at, move in enumerate(self.known) if _fits(move, traced)]
+        candidates = self._nearest(fits, f"{traced.where.file}:{traced.where.line}")
+        if not candidates:
+            return None
+        at = min(candidates, key=lambda at: (-_likeness(self.known[at], traced), self.matched[at], at))
+        self.matched[at] += 1
+        return _as_sent(self.known[at], traced.dtype)
+
+    def _nearest(self, fits: Sequence[int], line: str) -> Sequence[int]:
+        same = [at for at in fits if self.known[at].where == line]
+        near = [at for at in fits if line in self.known[at].near]
+        if same or near:
+            return same or near
+        return fits if len({self.known[at].where for at in fits}) == 1 else []
+
+
+def _fits(move: Known, traced: TracedMove) -> bool:
+    before, after = (math.prod(layout.tile_shape) for layout in (move.source, move.target))
+    if before not in map(math.prod, traced.before) or after not in map(math.prod, traced.after):
+        return False
+    try:
+        sent = _as_sent(move, traced.dtype)
+        bound = lower_bound(sent.source, sent.target)
+    except ReshardError:
+        return False
+    if bound > traced.received_bytes or traced.needed_bytes not in (None, bound):
+        return False
+    return _likeness(move, traced) > 0 and _same_digits(move, traced)
+
+
+def _same_digits(move: Known, traced: TracedMove) -> bool:
+    """Whether the same digits change holders, in any order: XLA may transpose arrays on the way."""
+    moved, expected = _moved_digits(traced.layouts), _moved_digits((move.source, move.target))
+    return moved is None or expected is None or sorted(moved) == sorted(expected)
+
+
+def _likeness(move: Known, traced: TracedMove) -> int:
+    """How well the tiles' dims and the order of the digits fit a move, rather than its reverse."""
+    before, after = (_without_ones(layout.tile_shape) for layout in (move.source, move.target))
+    tiles = (before in map(_without_ones, traced.before)) + (after in map(_without_ones, traced.after))
+    moved = _moved_digits(traced.layouts)
+    return 2 * tiles + (moved is not None and moved == _moved_digits((move.source, move.target)))
+
+
+def _moved_digits(pair: Pair | None) -> list[tuple[int, int, int]] | None:
+    """The digits that change holders, major to minor: radix, and strides of the holders (0 for none)."""
+    refinement = None if pair is None else refine(*pair)
+    if refinement is None:
+        return None
+    return [
+        (digit.radix, digit.src or 0, digit.dst or 0) for digit in prime_digits(refinement) if digit.src != digit.dst
+    ]
+
+
+def _without_ones(dims: Dims) -> Dims:
+    return tuple(size for size in dims if size != 1)
+
+
+def _as_sent(move: Known, dtype: str) -> Known:
+    """The move in another dtype: XLA may convert before it sends."""
+    return move._replace(source=replace(move.source, dtype=dtype), target=replace(move.target, dtype=dtype))
+
+
+# The arrays that a chain moves: their layouts, the bytes that the move needs, and the plan of `reshard` for it.
+
+
+class ChainMoves(NamedTuple):
+    """The moves of a chain, and its origin: the user's own line, if one of the moves is a known one.
+
+    `leaves` says what is known of the arrays before the chain, by their numbers. `counted_bytes` are the bytes that
+    arrive and are used in all moves together, None if that was not counted.
+    """
+
+    moves: tuple[ArrayMove, ...]
+    where: Source
+    leaves: Mapping[int, LeafOrigin]
+    counted_bytes: int | None = None
+
+
+class _Needed(NamedTuple):
+    """The layouts that a result is a move between, and the bytes that some device must receive; None if unknown.
+
+    `firsts` is the first device, for each, that has a copy of its tile, as far as the trace shows.
+    """
+
+    layouts: Pair | None
+    needed_bytes: int | None
+    firsts: Numbers
+
+
+class Mover:
+    """Reads the moves of the chains of a module; `mesh` is the user's, if it is known."""
+
+    def __init__(
+        self, maps: IndexMaps, numbering: Numbering, matcher: Matcher, mesh: Mesh | None, network: Network | None
+    ) -> None:
+        self.maps = maps
+        self.numbering = numbering
+        self.matcher = matcher
+        self.mesh = mesh
+        self.network = network
+
+    def read(self, chain: Chain, where: Source, planned: bool) -> ChainMoves:
+        """The moves of a chain, equal ones once; with plans if `planned`."""
+        results: dict[int, HloValue] = {}
+        for value in chain.results:
+            results.setdefault(self.numbering.of(value), value)
+        moves: dict[ArrayMove, int] = {}
+        leaves: dict[int, LeafOrigin] = {}
+        for value in results.values():
+            tracer = Tracer(self.maps, self.numbering, chain.leaves)
+            origin = self._move(chain, tracer, value, where, planned)
+            move, where = origin.move, origin.where
+            for leaf in tracer.tiles or map(self.numbering.of, chain.leaves):
+                leaves[leaf] = _joined(leaves.get(leaf), origin)
+            moves[move] = moves.get(move, 0) + 1
+        alike = tuple(replace(move, arrays=count) for move, count in moves.items())
+        return ChainMoves(alike, where, leaves, self._counted(chain, list(results.values())))
+
+    def _counted(self, chain: Chain, results: Sequence[HloValue]) -> int | None:
+        """The bytes that arrive and are used in several results, an element that is in more than one counted once."""
+        if len(results) < 2 or not _is_traceable(chain):
+            return None
+        used = [form for value in results for form in chain.results[value] or (value,)]
+        try:
+            count = Tracer(self.maps, self.numbering, chain.leaves).arriving(used)
+        except Untraceable:
+            return None
+        return None if count is None else Array(_sent_dtype(chain), (count,)).nbytes
+
+    def _move(self, chain: Chain, tracer: Tracer, value: HloValue, where: Source, planned: bool) -> LeafOrigin:
+        """The move whose result is `value`, and what is known of its origin."""
+        dtype = _sent_dtype(chain)
+        used = chain.results[value] or (value,)
+        pair, needed, firsts = self._needed(chain, tracer, value, dtype)
+        received = sum(collective.received_bytes for collective in chain.collectives)
+        forms = {one.array.dims for one in (value, *used) if one.array is not None}
+        known = self.matcher.match(TracedMove(where, dtype, _dims_before(chain), forms, received, needed, pair))
+        if known is not None:
+            pair, where = (known.source, known.target), _at_line(where, known.where)
+            needed = lower_bound(*pair)
+        before, form = _tile_before(tracer, chain, dtype), _used_form(value, used)
+        after = replace(form.array or Array(dtype, ()), dtype=dtype, layout="")
+        if pair is None:
+            most = min(received, after.nbytes)
+            move = ArrayMove(before, after, most if needed is None else needed, False)
+            return LeafOrigin(firsts, move, where, False)
+        whole = known is not None or holds_whole_array(pair[0])
+        plan = self._plan(pair) if planned else None
+        move = ArrayMove(before, after, lower_bound(*pair), True, *pair, whole, plan)
+        if known is not None and _is_numbered(known.source.mesh, tracer.devices):
+            firsts = first_copies(known.source)
+        return LeafOrigin(firsts, move, where, known is not None)
+
+    def _needed(self, chain: Chain, tracer: Tracer, value: HloValue, dtype: str) -> _Needed:
+        """What a result is a move between, and what it needs.
+
+        If only part of a result is used, only that part is needed, and comparing whole layouts overestimates it.
+        """
+        if not _is_traceable(chain):
+            return _Needed(None, None, np.arange(tracer.devices))
+        used = chain.results[value] or (value,)
+        move = infer_layouts(tracer, _used_form(value, used), self.mesh, dtype)
+        pair = None if move is None else (move.source, move.target)
+        firsts = np.arange(tracer.devices) if move is None else move.firsts
+        bound = None if pair is None else lower_bound(*pair)
+        if pair is not None and any(_elements(form) >= _elements(value) for form in used):
+            return _Needed(pair, bound, firsts)
+        counted = _count_arriving(tracer, value, used, dtype)
+        if counted is not None and counted == bound:
+            return _Needed(pair, bound, firsts)
+        return _Needed(None, min((count for count in (counted, bound) if count is not None), default=None), firsts)
+
+    def _plan(self, pair: Pair) -> Plan | None:
+        try:
+            return best_plan(*pair, network=self.network)
+        except ReshardError:
+            return None
+
+
+def _joined(one: LeafOrigin | None, other: LeafOrigin) -> LeafOrigin:
+    """What two moves of an array say of it together: the first that the program names, else the copies of both."""
+    if one is None or (other.named and not one.named):
+        return other
+    return one if one.named else one._replace(firsts=other.firsts[one.firsts])
+
+
+def _is_numbered(mesh: Mesh, devices: int) -> bool:
+    """Whether the positions of a mesh are the numbers of the module's devices."""
+    return mesh.size == devices and mesh.device_ids is None
+
+
+def holds_whole_array(layout: Layout) -> bool:
+    """Whether every mesh axis holds a digit: else, devices along the others may hold other parts of a larger array."""
+    return math.prod(axis.size for axis in layout.held) == layout.mesh.size
+
+
+def _count_arriving(tracer: Tracer, value: HloValue, used: Sequence[HloValue], dtype: str) -> int | None:
+    """The bytes that arrive and are used, counted element by element; None if untraceable or too many."""
+    try:
+        counts = [tracer.arriving([value]), tracer.arriving(used)]
+    except Untraceable:
+        return None
+    known = [count for count in counts if count is not None]
+    return Array(dtype, (min(known),)).nbytes if known else None
+
+
+def _used_form(value: HloValue, used: Sequence[HloValue]) -> HloValue:
+    """The form with the fewest dims in which all of a result is used: most likely the user's own shape."""
+    whole = [form for form in used if _elements(form) == _elements(value)]
+    return min([value, *whole], key=lambda one: 0 if one.array is None else len(one.array.dims))
+
+
+def _elements(value: HloValue) -> int:
+    return 0 if value.array is None else value.array.elements
+
+
+def _sent_dtype(chain: Chain) -> str:
+    """The dtype that is sent, the widest of several."""
+    arrays = [array for collective in chain.collectives for array in collective.results]
+    return max(arrays, key=lambda array: array.nbytes / max(1, array.elements)).dtype
+
+
+def _is_traceable(chain: Chain) -> bool:
+    """Whether the text says where every element goes, which it does not for receives between slices."""
+    return all(collective.opcode.removesuffix("-start") in COLLECTIVES for collective in chain.collectives)
+
+
+def _dims_before(chain: Chain) -> set[Dims]:
+    """The dims of the tile before the collectives; only its size if it is split into several operands."""
+    leaves = {leaf.array.dims for leaf in chain.leaves if leaf.array is not None}
+    operands = [collective.operands for collective in chain.collectives]
+    whole = {
+        arrays[0].dims if len(arrays) == 1 else (sum(a.elements for a in arrays),) for arrays in operands if arrays
+    }
+    return leaves | whole
+
+
+def _tile_before(tracer: Tracer, chain: Chain, dtype: str) -> Array | None:
+    """The tile before the move, None if several arrays are moved together."""
+    tiles = list(tracer.tiles.values()) or [leaf.array for leaf in chain.leaves if leaf.array is not None]
+    return replace(tiles[0], dtype=dtype, layout="") if len(tiles) == 1 else None
+
+
+def _at_line(where: Source, line: str) -> Source:
+    """The origin moved to another line, `file:line`; unchanged if that is not one."""
+    file, _, number = line.rpartition(":")
+    if not file or not number.isdigit():
+        return where
+    same = (file, int(number)) == (where.file, where.line)
+    return replace(where, file=file, line=int(number), function=where.function if same else None, exact=True)
+
+
+# Chains that surely receive no more than is needed, seen without inferring layouts.
+#
+# Most collectives of a large program are such, as the gathers of weights in FSDP: one collective, whose result is used
+# as it is. Inferring the layouts of each would take most of the time of the pass.
+
+
+_NEEDED_FORMS = ("copy", "bitcast", "reshape", "transpose")
+_MOVES = ("all_gather", "all_to_all")
+
+
+def is_needed(chain: Chain, flow: Flow) -> bool:
+    """Whether one collective makes the whole of what is used, from data of the same dtype.
+
+    Where the data has another dtype before or after, a plan could move that, so layouts have to say.
+    """
+    if len(chain.collectives) != 1 or chain.collectives[0].kind not in _MOVES or len(chain.leaves) != 1:
+        return False
+    made = next((one for one in chain.values if one.name == chain.collectives[0].name), None)
+    if made is None or made.array is None or not chain.results or _is_converted(made, flow):
+        return False
+    used = [form for value, forms in chain.results.items() for form in forms or (value,)]
+    return _have_dtype(chain.values, made.array.dtype) and _are_as_large(used, made.array.elements)
+
+
+def _is_converted(made: HloValue, flow: Flow) -> bool:
+    """Whether a conversion makes what the collective takes."""
+    operands = flow.operands(made)
+    while len(operands) == 1 and operands[0].opcode in _NEEDED_FORMS:  # ends: each step goes back to an operand
+        operands = flow.operands(operands[0])
+    return len(operands) != 1 or operands[0].opcode == "convert"
+
+
+def _have_dtype(values: Iterable[HloValue], dtype: str) -> bool:
+    return all(value.array is not None and value.array.dtype == dtype for value in values)
+
+
+def _are_as_large(values: Iterable[HloValue], elements: int) -> bool:
+    return all(value.array is not None and value.array.elements >= elements for value in values)

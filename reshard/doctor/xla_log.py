@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 
 from reshard.doctor.places import source_data
 from reshard.errors import ReshardError
+from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
 from reshard.hlo.frames import metadata_fields
-from reshard.hlo.shapes import ARRAY, parse_arrays
+from reshard.hlo.module import ARRAY, parse_arrays
+from reshard.plans.plan import Plan
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
 from reshard.synth.planner import network_of
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.pair.remesh import common_mesh, remesh
-from reshard.types.plan import Plan
 
 MARK = "Involuntary full rematerialization"
 _SHARDINGS = re.compile(r" from sharding (?P<source>\{.+?\}) to (?P<target>\{.+?\}) (?:efficiently|without) ")

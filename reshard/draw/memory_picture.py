@@ -21,7 +21,7 @@ from reshard.draw.canvas import (
     width_of,
     words_on,
 )
-from reshard.show.live_bytes import Timeline
+from reshard.show.plan_table import Timeline
 from reshard.types.units import bytes_text
 
 _HEIGHT, _HEAD, _FOOT, _KEY, _LEFT, _RIGHT = 2.6, 0.35, 0.5, 0.25, 0.8, 1.2

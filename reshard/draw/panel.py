@@ -21,8 +21,7 @@ from reshard.draw.canvas import (
     width_of,
     words_on,
 )
-from reshard.draw.cells import Cell
-from reshard.draw.scene import Scene, fills
+from reshard.draw.vector_tiles import Cell, Scene, fills
 
 SLICE_NAME, SLICE_GAP = 0.17, 0.07
 FINEST = 0.045  # Inches; smaller cells have no borders.

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from reshard.errors import ReshardError, quoted
-from reshard.show.live_bytes import Timeline, moments
-from reshard.show.tree_live_bytes import tree_timeline
-from reshard.types.plan import Plan
-from reshard.types.plan_tree import TreePlan
+from reshard.plans.plan import Plan
+from reshard.plans.plan_tree import TreePlan
+from reshard.show.plan_table import Timeline, moments, tree_timeline
 
 NAMES = ("tiles", "memory", "traffic")
 _GAP, _EDGE = 0.35, 0.1

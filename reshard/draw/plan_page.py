@@ -5,17 +5,19 @@ The standard library is enough. The playground shows the same parts, so that a p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
-from reshard.draw.vector_memory import memory_bars
+from reshard.draw.shapes import PART
 from reshard.draw.vector_tiles import tiles_notes, tiles_svg
 from reshard.draw.vector_traffic import traffic_svg
 from reshard.errors import ReshardError
+from reshard.plans.plan import Plan, Step
+from reshard.plans.plan_tree import TreePlan
 from reshard.show.explain import assessed, why
-from reshard.show.headings import size_text
 from reshard.show.html import cards, document, table
-from reshard.types.plan import Plan, Step
-from reshard.types.units import bytes_text, seconds_text
+from reshard.show.plan_table import Moment, meshes_text, moments, size_text, tree_timeline
+from reshard.types.units import bytes_text, counted, seconds_text
 
 STYLE = """
 h1 code, h1 .mark { display: inline-block; margin-right: .25em; }
@@ -119,3 +121,142 @@ def traffic_in(plan: Plan) -> str:
 
 def _without(error: ReshardError) -> str:
     return f"<p class='faint'>{escape(str(error))}</p>"
+
+
+# A plan in a notebook: HTML with inline styles only, in the colours of the page around it.
+
+
+_CELL = "padding:.15em .8em;vertical-align:middle;background:none;border:0;"
+_LEFT, _RIGHT = f"{_CELL}text-align:left;", f"{_CELL}text-align:right;white-space:nowrap;"
+_WHOLE = f"{_LEFT}white-space:nowrap;"
+_TABLE = "border-collapse:collapse;margin:.4em 0;color:inherit;font-variant-numeric:tabular-nums"
+_LIVE = "live, up to the peak; | is the floor"
+_RULE = "border-bottom:1px solid currentColor;"
+_CODE = "font-family:monospace;color:inherit;background:none;overflow-wrap:anywhere;"
+
+
+def fragment(plan: Plan) -> str:
+    """A plan as HTML: layouts, steps, a bar of live bytes for each step, and totals; no scripts, nothing to load.
+
+    >>> from reshard.types import Layout, Mesh
+    >>> same = Layout.parse("f32[{x}4]", Mesh(x=2))
+    >>> print(fragment(Plan(same, same, ())).count("nothing to do"))
+    1
+    """
+    source, target = plan.source, plan.target
+    head = f"{_code(source)} &rarr; {_code(target)} on {escape(meshes_text(source, target))}"
+    body = _table(plan) if plan.steps else "<div>nothing to do: the two are the same layout</div>"
+    return (
+        f'<div style="color:inherit;font-size:.92em;max-width:100%;overflow-x:auto"><div>{head}</div>'
+        f"{body}<div>{_totals(plan)}</div></div>"
+    )
+
+
+def tree_fragment(tree: TreePlan) -> str:
+    """A tree as HTML: its table of batches, and a bar of what is live before, while and after they run.
+
+    >>> tree_fragment(TreePlan((), ())).count("<tr")
+    3
+    """
+    shown = tree_timeline(tree)
+    rows = "".join(
+        f'<tr style="background:none"><td style="{_WHOLE}">{escape(moment.name)}</td>'
+        f'<td style="{_RIGHT}">{bytes_text(moment.live_bytes)}</td>'
+        f'<td style="{_LEFT}">{_bar(moment.live_bytes, shown.floor_bytes, shown.peak_bytes)}</td></tr>'
+        for moment in shown.moments
+    )
+    return (
+        f'<div style="color:inherit;max-width:100%;overflow-x:auto"><pre style="{_CODE}">{escape(str(tree))}</pre>'
+        f'<table style="{_TABLE}"><tr style="background:none">{_heads([("", _LEFT), ("live", _RIGHT), (_LIVE, _LEFT)])}'
+        f"</tr>{rows}</table></div>"
+    )
+
+
+def _code(what: object) -> str:
+    return f'<code style="{_CODE}">{escape(str(what))}</code>'
+
+
+def _table(plan: Plan) -> str:
+    timed = plan.seconds is not None
+    names = [("step", _LEFT), ("type after it", _LEFT), ("received", _RIGHT), ("live", _RIGHT)]
+    names += [("seconds", _RIGHT)] if timed else []
+    names.append((_LIVE, _LEFT))
+    rows = "".join(f'<tr style="background:none">{_fragment_row(plan, step, timed)}</tr>' for step in plan.steps)
+    return f'<table style="{_TABLE}"><tr style="background:none">{_heads(names)}</tr>{rows}</table>'
+
+
+def _heads(names: Sequence[tuple[str, str]]) -> str:
+    return "".join(f'<th style="{style}{_RULE}font-weight:600">{name}</th>' for name, style in names)
+
+
+def _fragment_row(plan: Plan, step: Step, timed: bool) -> str:
+    launches = f" ({counted(step.launches, 'launch')})" if step.launches > 1 else ""
+    cells = [(f"{step.kind}{launches}", _WHOLE), (_code(step.result), _WHOLE)]
+    cells += [(bytes_text(step.received_bytes), _RIGHT), (bytes_text(step.live_bytes), _RIGHT)]
+    cells += [(seconds_text(step.seconds or 0.0), _RIGHT)] if timed else []
+    cells.append((_bar(step.live_bytes, plan.floor_bytes, plan.peak_bytes), _LEFT))
+    return "".join(f'<td style="{style}">{cell}</td>' for cell, style in cells)
+
+
+def _bar(live: int, floor: int, peak: int) -> str:
+    """A bar of the live bytes as a share of the peak, with a mark at the floor."""
+    of = max(1, peak)
+    return (
+        '<div style="position:relative;width:14em;height:.8em;border:1px solid currentColor;border-radius:2px">'
+        f'<div style="width:{100 * live / of:.2f}%;height:100%;background:currentColor;opacity:.35"></div>'
+        f'<div style="position:absolute;left:{100 * floor / of:.2f}%;top:-.25em;height:1.3em;margin-left:-1px;'
+        'border-left:2px solid currentColor"></div></div>'
+    )
+
+
+def _totals(plan: Plan) -> str:
+    bound = plan.lower_bound_bytes
+    against = "the lower bound" if plan.received_bytes == bound else f"lower bound {bytes_text(bound)}"
+    words = [
+        f"received {bytes_text(plan.received_bytes)} ({against})",
+        counted(plan.launches, "launch"),
+        f"peak {bytes_text(plan.peak_bytes)} a device (floor {bytes_text(plan.floor_bytes)})",
+    ]
+    words += [] if plan.seconds is None else [f"{seconds_text(plan.seconds)} predicted"]
+    return ", ".join(words)
+
+
+# The live bytes of a plan as bars of HTML, without matplotlib: a bar for each moment, and a mark at the floor.
+
+
+def memory_bars(plan: Plan, budget: int | None = None) -> str:
+    """A row for each moment of a plan: its name, a bar of what is live, and the bytes; then a key.
+
+    The end of the scale is the budget, where there is one, else the peak; a mark in each bar is the floor.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> mesh = Mesh(x=4)
+    >>> bars = memory_bars(plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)))
+    >>> bars.count("<svg"), "80 B" in bars
+    (3, True)
+    """
+    rows, scale = moments(plan), max(plan.peak_bytes, budget or 0, 1)
+    lines = "".join(
+        f"<span>{escape(moment.name)}</span>{_memory_bar(moment, scale, plan.floor_bytes)}"
+        f'<span class="end">{bytes_text(moment.live_bytes)}</span>'
+        for moment in rows
+    )
+    names = dict.fromkeys(name for moment in rows for name, size in moment.parts if size)
+    key = "".join(f'<span><i style="background:{PART[name]}"></i>{escape(name)}</span>' for name in names)
+    end = f"the budget, {bytes_text(budget)}" if budget else f"the peak, {bytes_text(scale)}"
+    return (
+        f'<div class="bars">{lines}</div><p class="key">{key}'
+        f"<span>a bar ends at {end}; the line is the floor, {bytes_text(plan.floor_bytes)}</span></p>"
+    )
+
+
+def _memory_bar(moment: Moment, scale: int, floor: int) -> str:
+    parts: list[str] = []
+    start = 0.0
+    for name, size in moment.parts:
+        wide = 100 * size / scale
+        parts.append(f'<rect x="{start:.3f}" width="{wide:.3f}" height="1" fill="{PART[name]}"/>')
+        start += wide
+    mark = f'<rect x="{min(99.4, 100 * floor / scale):.3f}" width=".6" height="1" style="fill:var(--text)"/>'
+    return f'<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">{"".join(parts)}{mark}</svg>'

@@ -10,7 +10,7 @@ import colorsys
 from collections.abc import Sequence
 from itertools import pairwise
 
-from reshard.show.live_bytes import IN_PLACE, OPERAND, RESULT, RUNNING, SCRATCH, SOURCE
+from reshard.show.plan_table import IN_PLACE, OPERAND, RESULT, RUNNING, SCRATCH, SOURCE
 from reshard.types.mesh import Mesh
 
 FEW = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#cc79a7", "#0072b2", "#d55e00", "#999999")

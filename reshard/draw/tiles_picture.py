@@ -7,8 +7,8 @@ from functools import cached_property
 
 from reshard.draw.canvas import LARGE, NORMAL, SMALL, Area, Size, box, polygons, width_of, words_on
 from reshard.draw.panel import SLICE_NAME, Panel
-from reshard.draw.scene import scene
-from reshard.types.plan import Plan, Step
+from reshard.draw.vector_tiles import scene
+from reshard.plans.plan import Plan, Step
 from reshard.types.units import bytes_text, counted
 
 _PER_ROW = 3

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from reshard.draw import canvas
 from reshard.draw.canvas import LARGE, LEGIBLE, SMALL, Area, Size, box, byte_ticks, polygons, short_bytes, width_of
 from reshard.draw.shapes import colours
-from reshard.draw.traffic_cells import TrafficCells
-from reshard.types.plan import Plan
+from reshard.draw.vector_traffic import TrafficCells
+from reshard.plans.plan import Plan
 
 MOST_CELLS = 256  # Rows and columns; more devices share them.
 _SIDE, _HEAD, _LEFT, _RIGHT, _FOOT = 2.6, 0.62, 0.75, 1.35, 0.62

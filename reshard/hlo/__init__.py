@@ -28,22 +28,22 @@ The grammars are in `module`, `shapes`, `replica_groups` and `frames`; the spell
 `walk` goes through what a module executes, and `loops` counts how often.
 """
 
-from reshard.hlo.arrays import ArrayDefinition as ArrayDefinition
-from reshard.hlo.arrays import large_arrays as large_arrays
-from reshard.hlo.arrays import largest as largest
 from reshard.hlo.forms import KINDS as KINDS
+from reshard.hlo.forms import Groups as Groups
+from reshard.hlo.forms import parse_groups as parse_groups
 from reshard.hlo.frames import Frame as Frame
 from reshard.hlo.frames import Source as Source
-from reshard.hlo.loops import trip_count as trip_count
+from reshard.hlo.module import Array as Array
 from reshard.hlo.module import Computation as Computation
 from reshard.hlo.module import Instruction as Instruction
 from reshard.hlo.module import Module as Module
 from reshard.hlo.module import parse as parse
-from reshard.hlo.replica_groups import Groups as Groups
-from reshard.hlo.replica_groups import parse_groups as parse_groups
-from reshard.hlo.shapes import Array as Array
+from reshard.hlo.walk import ArrayDefinition as ArrayDefinition
 from reshard.hlo.walk import Collective as Collective
 from reshard.hlo.walk import Total as Total
 from reshard.hlo.walk import Traffic as Traffic
 from reshard.hlo.walk import collectives as collectives
+from reshard.hlo.walk import large_arrays as large_arrays
+from reshard.hlo.walk import largest as largest
 from reshard.hlo.walk import traffic as traffic
+from reshard.hlo.walk import trip_count as trip_count

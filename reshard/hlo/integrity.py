@@ -19,8 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from reshard.errors import SpliceError
-from reshard.hlo.instruction_proto import InstructionProto
-from reshard.hlo.proto import ComputationProto, ModuleProto
+from reshard.hlo.proto import ComputationProto, InstructionProto, ModuleProto
 from reshard.hlo.splice import Linked, Splice, SpliceContext, outputs, replaced_values
 
 _OWN_FIELDS = frozenset((1, 7, 9, 26, 35, 36, 37, 38))  # name, metadata, parameter number, channel, ids

@@ -29,9 +29,8 @@ from reshard.jax.eager import EagerMove, EagerProgram, Pending, run
 from reshard.jax.request import plan_of
 from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened
+from reshard.plans.plan import Batch, Plan, lanes
 from reshard.runtime import on_jax
-from reshard.types.batch import Batch, lanes
-from reshard.types.plan import Plan
 
 MOST = 100
 """The most arrays that move in one program: taking a stack apart is a kernel for each array, which is compiled."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reshard.doctor import Known
+from reshard.plans.plan import Plan
 from reshard.types.layout import Layout
-from reshard.types.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reshard.jax import placement
+from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
 from reshard.synth import Network, cost, plan
@@ -19,7 +20,6 @@ from reshard.synth.network import PRESETS
 from reshard.synth.planner import network_of
 from reshard.synth.short import message_count, short_plans
 from reshard.types.move import Move
-from reshard.types.plan import Plan
 
 NONE = "none"
 """The name of no network at all, with which plans have the fewest bytes."""

@@ -40,7 +40,7 @@ from reshard.jax.targets import Target, ViewOptions
 from reshard.jax.tree_budget import is_joint, joint_moves
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
-from reshard.types.flags import checked_flag
+from reshard.types.whole import checked_flag
 
 
 def redistribute(

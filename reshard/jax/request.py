@@ -13,14 +13,14 @@ from typing import NamedTuple
 from jax.sharding import NamedSharding
 
 from reshard.errors import PlanError
+from reshard.geometry.remesh import one_set
 from reshard.jax import placement
 from reshard.jax.platform_network import best_plan_on, network_of_mesh
+from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.synth import Network, cost
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.pair.device_sets import one_set
-from reshard.types.plan import Plan
 
 
 class PlanArguments(NamedTuple):

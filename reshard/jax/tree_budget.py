@@ -26,20 +26,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError, MeshError
 from reshard.jax import crossing, placement, views
-from reshard.jax.crossing.plans import layout_on, numbered
+from reshard.jax.crossing.moves import layout_on, numbered
 from reshard.jax.eager import discard, on_devices
 from reshard.jax.placement import devices_of
 from reshard.jax.platform_network import network_of_mesh
 from reshard.jax.request import PlanArguments, orders_differ
 from reshard.jax.starting import started
 from reshard.jax.targets import Target, ViewOptions
+from reshard.plans.plan import Batch, Plan
+from reshard.plans.plan_tree import TreePlan, device_kinds
+from reshard.plans.tree_memory import peaks
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan_tree
-from reshard.types.batch import Batch
 from reshard.types.move import Move
-from reshard.types.plan import Plan
-from reshard.types.plan_tree import TreePlan, device_kinds
-from reshard.types.tree_memory import peaks
 
 OWN = 64 << 10
 """Bytes that a program on an accelerator needs for itself."""

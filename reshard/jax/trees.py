@@ -23,12 +23,12 @@ from reshard.jax.redistribute import redistribute
 from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target
 from reshard.jax.views import ends
+from reshard.plans.manifest import Manifest, Version, differences
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
-from reshard.types.flags import checked_flag
 from reshard.types.layout import Layout
-from reshard.types.manifest import Manifest, Version, differences
 from reshard.types.move import Move
+from reshard.types.whole import checked_flag
 
 _END = "\n"
 

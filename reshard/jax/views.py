@@ -23,21 +23,20 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import LayoutError, MeshError, PlanError, quoted
 from reshard.jax import crossing, placement
-from reshard.jax.eager import move_now, put
+from reshard.jax.eager import move_now, put, reordered_program
 from reshard.jax.platform_network import best_plan_on
 from reshard.jax.primitive import pinned
-from reshard.jax.reordered import reordered_program
 from reshard.jax.request import PlanArguments, ReshardRequest, orders_differ
 from reshard.jax.starting import started
 from reshard.jax.targets import ViewOptions
 from reshard.lower.to_shard_map.scales import check_scale
+from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.synth import Network
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.notation import einops
-from reshard.types.plan import Plan
 from reshard.types.view import View
 
 

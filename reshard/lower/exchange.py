@@ -13,18 +13,17 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from reshard.lower.colouring import colouring
-from reshard.lower.even_rounds import EvenRounds
+from reshard.geometry import messages
+from reshard.geometry.pieces import count, cut
+from reshard.geometry.refine import Refinement, refine
+from reshard.geometry.relay import relay, relay_figures
+from reshard.lower.colouring import EvenRounds, colouring
 from reshard.lower.groups import coordinate
-from reshard.types.deadline import check_deadline
+from reshard.plans.rules import tile_view
+from reshard.plans.rules.exchange import exchange_size
+from reshard.plans.rules.tile_view import TileView
 from reshard.types.layout import Layout
-from reshard.types.pair import messages
-from reshard.types.pair.pieces import count, cut
-from reshard.types.pair.refine import Refinement, refine
-from reshard.types.pair.relay import relay, relay_figures
-from reshard.types.rules import tile_view
-from reshard.types.rules.exchange import exchange_size
-from reshard.types.rules.tile_view import TileView
+from reshard.types.whole import check_deadline
 
 Span = tuple[int, int]
 """(start, extent) along one axis."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from reshard.lower.exchange import Box, Transfer
 from reshard.lower.program import Exchange
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.tile_view import TileView
 
 
 def box_extents(step: Exchange) -> list[int] | None:
@@ -28,7 +28,7 @@ def in_order(step: Exchange, order: Sequence[int]) -> Exchange:
 
     >>> from reshard.lower import lower_plan
     >>> from reshard.types import Layout, Mesh
-    >>> from reshard.types.plan import StepSpec, chain
+    >>> from reshard.plans.plan import StepSpec, chain
     >>> ends = [Layout.parse(text, Mesh(x=2, y=2)) for text in ("f32[{x}2, 6]", "f32[4, {y}3]")]
     >>> step = lower_plan(chain(*ends, [StepSpec("exchange", ends[1])])).instructions[0]
     >>> step.receive.tile, in_order(step, (1, 0)).receive.tile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reshard.types.dims import numbers_along
 from reshard.types.mesh import Mesh
-from reshard.types.positions import numbers_along
 
 Groups = tuple[tuple[int, ...], ...]
 """Device ids, group by group, each in the order that numbers its blocks."""

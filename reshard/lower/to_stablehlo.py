@@ -24,10 +24,10 @@ from reshard.errors import PlanError
 from reshard.lower.groups import groups_along
 from reshard.lower.program import lower_plan
 from reshard.lower.to_shard_map import tile_function
+from reshard.plans.plan import Plan
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.plan import Plan
 
 # The stubs of jaxlib leave most types of MLIR unknown: they are Any here.
 Module: TypeAlias = Any

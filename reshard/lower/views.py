@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from reshard.geometry.view_boxes import StridedBox
+from reshard.geometry.view_messages import ViewMessage, chunk_cap, view_messages
 from reshard.lower.colouring import colouring
+from reshard.plans.plan import Step
+from reshard.plans.rules.view import TileOrder, tile_order
 from reshard.types.layout import Layout
-from reshard.types.pair.view_boxes import StridedBox
-from reshard.types.pair.view_messages import ViewMessage, chunk_cap, view_messages
-from reshard.types.plan import Step
-from reshard.types.rules.view import TileOrder, tile_order
 from reshard.types.view import View
 
 Spans = tuple[tuple[int, int], ...]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reshard.errors import PlanError, quoted
+from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi import Reduce, incoming, outgoing
 from reshard.mpi.tiles import check_layout
 from reshard.runtime.numpy_dtypes import numpy_dtype
@@ -20,7 +21,6 @@ from reshard.runtime.on_mpi.team import Facts
 from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages
 from reshard.synth import Network
 from reshard.types import Layout
-from reshard.types.pair.device_sets import one_set
 from reshard.types.whole import whole
 
 

@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from reshard.errors import LayoutError, quoted, shortened
 from reshard.lower.to_mpi import Fetch, fetches
 from reshard.mpi.tiles import RAW, element_dtype
+from reshard.runtime.on_mpi.copies.strided_copy import copy, raw
 from reshard.runtime.on_mpi.global_array import scatter
-from reshard.runtime.on_mpi.strided_copy import copy, raw
 from reshard.runtime.on_mpi.wire.chunks import copies
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.types import Layout, Mesh

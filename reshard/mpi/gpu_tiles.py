@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from reshard.errors import TileError
+from reshard.geometry.remesh import one_set
 from reshard.mpi.tiles import check_tile
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.collective import collective
@@ -16,7 +17,6 @@ from reshard.runtime.on_mpi.gpu.staging import DeviceTiles, device_tiles, host_l
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
 from reshard.runtime.on_mpi.team import Comm, Team
 from reshard.types import Layout
-from reshard.types.pair.device_sets import one_set
 
 
 class PreparedOnGpu(NamedTuple):

@@ -18,8 +18,7 @@ from reshard.runtime.account import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.prepare import MoveRequest, check_seats, prepared
-from reshard.runtime.on_mpi.repeated import begin_again, call_again, end_again, keep, kept
-from reshard.runtime.on_mpi.staged import StagedMove
+from reshard.runtime.on_mpi.repeated import StagedMove, begin_again, call_again, end_again, keep, kept
 from reshard.runtime.on_mpi.team import CORES, TIME_LIMIT, Comm, Started, Team, check_alive, team_at_hand
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.synth import Network

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.errors import PlanError
+from reshard.geometry.overlap import piece, shared_elements
 from reshard.lower.to_mpi import ranks
 from reshard.mpi.tiles import check_layout
 from reshard.types import Layout, Mesh
-from reshard.types.pair.overlap import piece
-from reshard.types.pair.shared import shared_elements
 
 
 def relabelled(source: Layout, target: Layout) -> Layout:

@@ -19,8 +19,7 @@ from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
 from reshard.runtime.on_mpi.window_tiles import absent
 from reshard.runtime.on_mpi.wire.reduction import combines
 from reshard.types import Layout, Mesh, dtypes
-from reshard.types.flags import checked_flag
-from reshard.types.whole import counted
+from reshard.types.whole import checked_flag, counted
 
 RAW = ("uint8", "uint16", "uint32", "uint64", "complex128")
 """The layout dtypes of 1, 2, 4, 8 and 16 bytes; they also stand for numpy dtypes of that size without a layout name.

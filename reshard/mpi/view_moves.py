@@ -7,7 +7,7 @@ from typing import Any
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from reshard.mpi.trees import TreeMove
+from reshard.mpi.redistribution import TreeMove
 from reshard.runtime.account import Account
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm
 from reshard.synth import Network

@@ -31,13 +31,13 @@ at most 48 N bytes live on a device (768 here)
 
 from reshard.errors import ProofError as ProofError
 from reshard.errors import UndecidedError as UndecidedError
-from reshard.proofs.instances import instance as instance
 from reshard.proofs.launches import fewest as fewest
+from reshard.proofs.plan_proof import TreeProof as TreeProof
+from reshard.proofs.plan_proof import instance as instance
+from reshard.proofs.plan_proof import prove as prove
 from reshard.proofs.proof import Fewest as Fewest
 from reshard.proofs.proof import Proof as Proof
 from reshard.proofs.proof import ProofPart as ProofPart
 from reshard.proofs.refute import Counterexample as Counterexample
 from reshard.proofs.rules import Rules as Rules
 from reshard.proofs.rules import prove_rules as prove_rules
-from reshard.proofs.tree_proof import TreeProof as TreeProof
-from reshard.proofs.tree_proof import prove as prove

@@ -8,7 +8,7 @@
     needs            0-4    5-9    0-4    5-9    0-4    5-9    0-4    5-9
     lacks            2      5      3      4      5      2      5      4       the bound is 5 elements
 
-`types.rules.bounds` computes the same bound for the planner, by refinements and runs of `types.pair`. None of that is
+`plans.rules.bounds` computes the same bound for the planner, by refinements and runs of `geometry`. None of that is
 used here, because a fault in it would make a plan look minimal: this module counts digits of the prover's own form, or
 indices device by device. The tests compare the two.
 """
@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reshard.plans.plan import Plan
 from reshard.proofs.symbolic import Form
 from reshard.proofs.symbolic.form import FormDigit, step_digits
 from reshard.proofs.symbolic.lists import Factors, Ints, coordinate, held_offset, ids_of, positions
 from reshard.types.layout import Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, merged_spans
-from reshard.types.plan import Plan
 
 
 class Floor(NamedTuple):

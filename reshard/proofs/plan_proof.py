@@ -10,22 +10,31 @@ What is not proved is run on marked elements (`refute`): a counterexample makes 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import overload
+
+import numpy as np
 
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
-from reshard.lower.program import Instruction
+from reshard.lower.program import Instruction, lower_batch
+from reshard.plans.plan import Plan, Step, StepSpec, chain
+from reshard.plans.plan_tree import TreePlan
+from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest
 from reshard.proofs.least import floor, plans_meant
-from reshard.proofs.proof import Proof, ProofPart
+from reshard.proofs.proof import WIDTH, Proof, ProofPart
 from reshard.proofs.refute import fits, refute
 from reshard.proofs.symbolic import ByFormula, Fewer, Form, Outline, Query
-from reshard.proofs.view_proof import prove_view
+from reshard.runtime import oracle
 from reshard.types import dtypes
-from reshard.types.flags import checked_flag
-from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.checker import VIEW_RULES
+from reshard.types.layout import Digit, Dim, Layout
+from reshard.types.units import bytes_text, counted
+from reshard.types.view import View
+from reshard.types.whole import checked_flag
 
 MANY_TRANSFERS = 1 << 14
 """Even exchanges and permutes that list more transfers are proved by the formulas that would list them."""
@@ -206,3 +215,235 @@ def _times(figure: int, unit: int) -> str:
     if unit == 1 or not figure:
         return str(figure)
     return f"{figure // unit} N" if figure % unit == 0 else f"{figure}/{unit} N"
+
+
+# Plans of the same form at other sizes.
+
+
+def instance(plan: Plan, form: Form, sizes: Mapping[str, int]) -> Plan:
+    """The same steps with other sizes for the names of the form; the chunks of an exchange grow with its messages.
+
+    Raises `PlanError` for names that the form does not have, and for sizes below 1.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=4)
+    >>> plan = rs.plan(rs.Layout.parse("f32[{x}4, 16]", mesh), rs.Layout.parse("f32[16, {x}4]", mesh))
+    >>> print(instance(plan, rs.prove(plan).form, {"n0": 7}).target)
+    f32[28, {x}4]
+    """
+    wrong = {name: size for name, size in sizes.items() if name not in form.sizes or size < 1}
+    if wrong:
+        names = ", ".join(form.sizes) or "none"
+        raise PlanError(f"{wrong} are not sizes of this form: its names are {names}, and sizes are 1 or more")
+    at = {**form.sizes, **sizes}
+    growth = math.prod(at.values()), form.unit
+    specs: list[StepSpec] = []
+    for step in plan.steps:
+        chunk = None if step.mode.chunk is None else step.mode.chunk * growth[0] // growth[1]
+        specs.append(StepSpec(step.kind, resized(step.result, form, at), step.mode._replace(chunk=chunk)))
+    return chain(resized(plan.source, form, at), resized(plan.target, form, at), specs, plan.donate)
+
+
+def resized(layout: Layout, form: Form, sizes: Mapping[str, int]) -> Layout:
+    """A layout with other sizes for the names of a form."""
+    dims = tuple(_resized(at, dim, form, sizes) for at, dim in enumerate(layout.dims))
+    return Layout(layout.mesh, dims, layout.dtype, layout.reduction, layout.partial)
+
+
+def _resized(at: int, dim: Dim, form: Form, sizes: Mapping[str, int]) -> Dim:
+    """A dim whose local digits are resized by the names of the form's digits that they contain."""
+    if at in form.fixed:
+        return dim
+    digits: list[Digit] = []
+    low = 1
+    for radix, axis in reversed(dim.digits):
+        inside = [name for (d, place), name in form.names.items() if d == at and low <= place < low * radix]
+        size = radix
+        for name in inside if axis is None else ():
+            size = size // form.sizes[name] * sizes[name]
+        digits.insert(0, Digit(size, axis))
+        low *= radix
+    return Dim(tuple(digits), math.prod(d.radix for d in digits))
+
+
+# The proof of a tree of plans: each different plan is proved, and the programs of each batch are compared.
+#
+# plans      every different plan is right and bounded for all sizes of its form, and minimal where it is
+# batches    the programs of a batch have the same devices in each launch, compared list by list
+# tree       the sums and maxima that follow: bytes received against the joint bound, and the peak
+
+
+@dataclass(frozen=True)
+class TreeProof:
+    """The proofs of a tree's different plans; `of` has that of each array.
+
+    >>> import reshard as rs
+    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("f32[{x}4]", "f32[8]"))
+    >>> proof = rs.prove(rs.plan_tree({"a": (rows, whole), "b": (rows, whole)}))
+    >>> len(proof.proofs), proof.of["b"].right.holds, proof.minimal
+    (1, True, True)
+    """
+
+    tree: TreePlan
+    proofs: tuple[Proof, ...]
+
+    @cached_property
+    def of(self) -> Mapping[str, Proof]:
+        """The proof of each array's plan, by name."""
+        by_plan = {proof.plan: proof for proof in self.proofs}
+        return {name: by_plan[plan] for name, plan in self.tree.plans.items()}
+
+    @property
+    def minimal(self) -> bool:
+        """Whether the busiest device receives no more than some device must, of all arrays together."""
+        return self.tree.received_bytes <= self.tree.lower_bound_bytes
+
+    def explain(self, width: int = WIDTH) -> str:
+        """The proofs of the different plans, and what follows for the tree."""
+        return "\n".join([*self._head(), *(proof.explain(width) for proof in self.proofs)])
+
+    def _head(self) -> Iterator[str]:
+        tree = self.tree
+        yield (
+            f"{counted(len(tree.names), 'array')}, {counted(len(self.proofs), 'different plan')}, all proved; "
+            f"{counted(len(tree.batches), 'batch')}, whose programs have the same devices in every launch"
+        )
+        bound = "as few as in any plans" if self.minimal else f"the bound is {bytes_text(tree.lower_bound_bytes)}"
+        yield f"the busiest device receives {bytes_text(tree.received_bytes)} of all arrays together, {bound}"
+        yield f"at most {bytes_text(tree.peak_bytes)} live on a device"
+
+    def __str__(self) -> str:
+        return self.explain()
+
+
+@overload
+def prove(plan: Plan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0) -> Proof: ...
+
+
+@overload
+def prove(plan: TreePlan, program: None = None, *, launches: bool = False, limit: float = 30.0) -> TreeProof: ...
+
+
+def prove(
+    plan: Plan | TreePlan, program: Program | None = None, *, launches: bool = False, limit: float = 30.0
+) -> Proof | TreeProof:
+    """Proves a plan, by the program that `lower` makes of it or by the given one; or all plans of a tree.
+
+    `launches=True` also searches for a plan with fewer launches, for at most `limit` seconds; see `fewest`.
+    Raises `ProofError` with a counterexample if the program is wrong, and `UndecidedError` if it is neither proved
+    nor refuted. Needs z3: `pip install 'reshard[prove]'`.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=3)
+    >>> proof = prove(rs.plan(rs.Layout.parse("f32[{x}5]", mesh), rs.Layout.parse("f32[15]", mesh)))
+    >>> print(proof.minimal.statement)
+    the worst device receives 8 N bytes, as few as in any plan
+    """
+    if not isinstance(plan, TreePlan):
+        return prove_plan(plan, program, launches=launches, limit=limit)
+    if program is not None:
+        raise PlanError("a tree of plans has a program for each batch; prove the tree without one")
+    for batch in plan.batches:
+        lower_batch(batch)
+    different = dict.fromkeys(plan.plans.values())
+    return TreeProof(plan, tuple(prove_plan(each, launches=launches, limit=limit) for each in different))
+
+
+# The proof of a plan with views: its ordinary steps for all sizes of their form, all of it at the sizes here.
+#
+#     view, take, put, cast   nothing is sent: the typing rule has the same elements on every device, before and after
+#     ordinary steps          each stretch of them is a plan of its own, and is proved like any other
+#     view_exchange           has no form: it is proved at these sizes only
+#
+# At these sizes every element is marked, and the program is run: what a program does never depends on values, so that
+# marks that all differ and all arrive where the view says are a proof, not a sample.
+
+
+_LOCAL = "nothing is sent, and every tile has the elements that the view says (marked and run at these sizes)"
+_BOXES = "each marked element arrives where the view says, at these sizes"
+
+
+def prove_view(plan: Plan, program: Program | None, prove: Callable[[Plan], Proof]) -> Proof:
+    """The proof of a plan that has a view; `prove` proves a plan that has none.
+
+    Raises `ProofError` with a counterexample for a wrong program, and `UndecidedError` for an array that is too large
+    to mark.
+    """
+    made = lower_plan(plan) if program is None else program
+    if not fits(plan):
+        raise UndecidedError(
+            f"{plan.source} -> {plan.target}: steps with a view are proved by marking every element, and here there "
+            f"are too many; prove the plan of a smaller array"
+        )
+    counterexample = refute(plan, made)
+    if counterexample is not None:
+        raise ProofError(f"{plan.source} -> {plan.target}: {counterexample}", counterexample)
+    parts = list(_parts(plan, prove))
+    claims = tuple(claim for _, _, more in parts for claim in more)
+    right = ProofPart(
+        "every device ends with the elements that the target demands",
+        tuple(f"step {number}, {plan.steps[number - 1].kind}: {why}" for number, why, _ in parts)
+        or ("there is nothing to do",),
+        claims,
+    )
+    bounded = ProofPart(f"at most {plan.peak_bytes} bytes live on a device", ("counted while the marks moved",))
+    return Proof(plan, Form({}, {}, {}, {}), right, bounded, _minimal_view(plan))
+
+
+def _parts(plan: Plan, prove: Callable[[Plan], Proof]) -> Iterator[tuple[int, str, tuple[Query, ...]]]:
+    """Each step's number, why it is right, and the claims that were decided for the stretch that it ends."""
+    stretch: list[Step] = []
+    for number, step in enumerate(plan.steps, 1):
+        if step.kind in VIEW_RULES:
+            stretch = []
+            yield number, _BOXES if step.kind == "view_exchange" else _LOCAL, ()
+            continue
+        stretch.append(step)
+        ends = number == len(plan.steps) or plan.steps[number].kind in VIEW_RULES
+        why, claims = _stretch(stretch, prove) if ends else ("", ())
+        yield number, why or "proved with the steps that follow it", claims
+
+
+def _stretch(steps: list[Step], prove: Callable[[Plan], Proof]) -> tuple[str, tuple[Query, ...]]:
+    """Why neighbouring ordinary steps are right: they are a plan of their own."""
+    specs = [StepSpec(step.kind, step.result, step.mode) for step in steps]
+    try:
+        proof = prove(chain(steps[0].operand, steps[-1].result, specs, donate=True))
+    except UndecidedError:
+        return _BOXES, ()
+    sizes = f"all {', '.join(sorted(proof.form.sizes))} >= 1" if proof.form.sizes else "these sizes"
+    form = f"{proof.form.spell(steps[0].operand)} -> {proof.form.spell(steps[-1].result)}"
+    return f"proved for {sizes} of {form}", proof.claims
+
+
+def _minimal_view(plan: Plan) -> ProofPart:
+    """The bytes received against what the neediest device lacks, counted element by element."""
+    if not plan.source.partial_as(plan.target):
+        return ProofPart("not shown: the bound of a sum through a view", (), holds=False)
+    lacked = _lacked(plan)
+    narrow = min((plan.source, plan.target), key=lambda layout: layout.nbytes(8))
+    least = narrow.nbytes(lacked)
+    argument = (f"the neediest device lacks {lacked} elements of its target tile, {least} bytes",)
+    if plan.received_bytes <= least:
+        few = f"as few as in any {plans_meant(plan)}"
+        return ProofPart(f"the worst device receives {plan.received_bytes} bytes, {few}", argument)
+    statement = f"not shown: the worst device receives {plan.received_bytes} bytes, and the bound is {least}"
+    return ProofPart(statement, argument, holds=False)
+
+
+def _lacked(plan: Plan) -> int:
+    """The most elements that a device needs and does not hold: the source's indices, seen through the view."""
+    index = np.full(plan.target.shape, -1, np.int64).reshape(-1)
+    src, dst = oracle.index_pairs(plan.view or View.identity(plan.source.shape))
+    index[dst] = src
+    whole = np.arange(int(np.prod(plan.source.shape)), dtype=np.int64).reshape(plan.source.shape)
+    held, wanted = _cut(plan.source, whole), _cut(plan.target, index.reshape(plan.target.shape))
+    needs = (wanted[device][wanted[device] >= 0] for device in plan.target.mesh.devices)
+    each = zip(plan.target.mesh.devices, needs, strict=True)
+    none = np.empty(0, np.int64)
+    return max(int(np.isin(need, held.get(device, none), invert=True).sum()) for device, need in each)
+
+
+def _cut(layout: Layout, array: np.ndarray) -> dict[int, np.ndarray]:
+    arrays = dict.fromkeys(oracle.summands(layout), array)
+    return oracle.cut_tiles(layout, arrays, lambda: np.full(layout.tile_shape, -1, np.int64))

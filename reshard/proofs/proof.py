@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from reshard.plans.plan import Plan
 from reshard.proofs.symbolic import Form, Query, to_smt2
-from reshard.types.plan import Plan
 
 WIDTH = 100
 """Columns of a proof's text, unless a caller asks for fewer."""

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from reshard.lower import Program
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Exchange
+from reshard.plans.plan import Plan
 from reshard.runtime import Account, oracle, run
-from reshard.runtime.numpy_views import Extras
+from reshard.runtime.on_numpy import Extras
 from reshard.types.layout import Layout
-from reshard.types.plan import Plan
 
 MOST_ELEMENTS = 1 << 24
 """A larger array, over all devices, is not run."""

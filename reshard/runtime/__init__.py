@@ -16,4 +16,4 @@ from reshard.runtime.account import Account as Account
 from reshard.runtime.account import Measured as Measured
 from reshard.runtime.account import measure as measure
 from reshard.runtime.on_numpy import run as run
-from reshard.runtime.simulation import simulate as simulate
+from reshard.runtime.on_numpy import simulate as simulate

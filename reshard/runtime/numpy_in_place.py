@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets
-from reshard.lower.parts_in_place import transposing
+from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer, offsets, transposing
 from reshard.lower.program import InParts, Instruction
+from reshard.plans.rules.parts import Cut, regions
+from reshard.plans.rules.tile_view import TileView
 from reshard.runtime.account import Account
-from reshard.types.rules.parts import Cut, regions
-from reshard.types.rules.tile_view import TileView
 
 Array = NDArray[Any]
 Tiles = dict[int, Array]

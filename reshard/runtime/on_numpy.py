@@ -7,15 +7,20 @@ measurement to compare with what a plan promises and with what `lower.traffic` d
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, cast, overload
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from reshard.lower.exchange import Transfer
+from reshard.errors import TileError, quoted
+from reshard.lower import lower_plan
+from reshard.lower.exchange import Box, Span, Transfer
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
     AllGather,
@@ -24,25 +29,219 @@ from reshard.lower.program import (
     Exchange,
     InParts,
     Instruction,
+    JointExchange,
+    PackedCollective,
     Permute,
     Program,
     ReduceScatter,
     Slice,
     SplitSum,
+    lower_batch,
 )
-from reshard.lower.views import VIEW_INSTRUCTIONS, aliases, last_dtype
-from reshard.runtime.account import Account, begin_account
-from reshard.runtime.given_tiles import checked_tiles
-from reshard.runtime.numpy_dtypes import identities, ufunc
+from reshard.lower.views import (
+    VIEW_INSTRUCTIONS,
+    CastTiles,
+    PutPart,
+    Reorder,
+    Spans,
+    StridedTransfer,
+    TakePart,
+    ViewExchange,
+    ViewInstruction,
+    aliases,
+    fills,
+    last_dtype,
+)
+from reshard.plans.plan import Batch, Plan
+from reshard.plans.plan_tree import TreePlan
+from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.tile_view import TileView
+from reshard.runtime.account import Account, InBytes, begin_account
+from reshard.runtime.given_tiles import checked_tiles, tile_per_device, with_padding, without_padding
+from reshard.runtime.numpy_dtypes import identities, numpy_dtype, ufunc
 from reshard.runtime.numpy_in_place import exchange_in_place, overwrites, parts_in_place
-from reshard.runtime.numpy_tiles import closed, copy_boxes, numbered, opened
-from reshard.runtime.numpy_views import NO_EXTRAS, Extras, run_view
+from reshard.types import dtypes
+from reshard.types.layout import Layout
 from reshard.types.reductions import all_reduce_elements
-from reshard.types.rules.parts import Cut
-from reshard.types.rules.tile_view import TileView
+from reshard.types.whole import checked_flag
 
 Array = NDArray[Any]
 Tiles = dict[int, Array]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a run needs beside the source's tiles: copies of the target's tiles that it fills, and the cast's scales.
+
+    Without `casts`, values stay as they are where a program casts: the prover's marks are counted, not converted.
+    """
+
+    into: Tiles = field(default_factory=dict[int, Array])
+    scale: Mapping[int, Any] = field(default_factory=dict[int, Any])
+    casts: bool = True
+
+
+NO_EXTRAS = Extras()
+
+
+# The steps of a move with a view on numpy: tiles reordered, parts taken and put, casts, exchanges of strided boxes.
+
+
+def extras(plan: Plan, into: object, scale: object) -> Extras:
+    """The extras of a run, checked; raises `TileError` for those that are missing, unknown or do not fit.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> layout = Layout.parse("f32[{x}4]", Mesh(x=2))
+    >>> extras(plan(layout, layout), None, None)
+    Extras(into={}, scale={}, casts=True)
+    """
+    wanted = plan.view is not None and plan.view.into
+    if wanted != (into is not None):
+        need = "fills part of the target: give the target's tiles with into=" if wanted else "fills all of the target"
+        raise TileError(f"the move {plan.source} -> {plan.target} {need}; got into={quoted(into)}")
+    return Extras(_existing(plan, into) if wanted else {}, _scales(plan, scale))
+
+
+def _existing(plan: Plan, into: object) -> Tiles:
+    target = plan.target
+    shapes = {device: (target.tile_shape, target.tile_shape_of(device)) for device in target.mesh.devices}
+    tiles: Tiles = {}
+    for device, tile in tile_per_device(shapes, into).items():
+        padded = with_padding(target, device, tile)
+        if padded.shape != target.tile_shape or padded.dtype.name != target.dtype:
+            raise TileError(
+                f"device {device}'s target tile is {padded.dtype.name}{list(padded.shape)}, and {target} has tiles "
+                f"{list(target.tile_shape)}"
+            )
+        tiles[device] = padded.copy()
+    return tiles
+
+
+def _scales(plan: Plan, scale: object) -> Mapping[int, Any]:
+    if scale is None:
+        return {}
+    if plan.source.dtype == plan.target.dtype:
+        raise TileError(f"scale {quoted(scale)}: {plan.source} -> {plan.target} casts nothing; leave it out")
+    devices = plan.source.mesh.devices
+    if not isinstance(scale, Mapping):
+        return dict.fromkeys(devices, scale)
+    scales = cast("Mapping[int, Any]", scale)
+    missing = [device for device in devices if device not in scales]
+    if missing:
+        raise TileError(f"scale has nothing for the devices {missing[:8]}; give one number or array for each")
+    return scales
+
+
+def run_view(step: ViewInstruction, tiles: Tiles, shape: Sequence[int], memory: Account, more: Extras) -> Tiles:
+    """Runs one instruction; counts what it allocates and receives."""
+    if fills(step):
+        devices = step.receivers if isinstance(step, ViewExchange) else tuple(tiles)
+        result = {device: more.into[device].reshape(tuple(shape)) for device in devices}
+        return _FILL[type(step)](step, tiles, result, memory)
+    if isinstance(step, CastTiles):
+        return _cast(step, tiles, memory, more)
+    if isinstance(step, Reorder):
+        return {device: _reorder(step, device, tile, shape, memory) for device, tile in tiles.items()}
+    dtype = next(iter(tiles.values())).dtype
+    devices = step.receivers if isinstance(step, ViewExchange) else tuple(tiles)
+    result = {device: np.zeros(tuple(shape), dtype) for device in devices}
+    for device, tile in result.items():
+        memory.take(device, tile.size)
+    if isinstance(step, TakePart):
+        for device, tile in tiles.items():
+            result[device][...] = tile[_view_block(step.spans)]
+        return result
+    return _run_view_exchange(cast("ViewExchange", step), tiles, result, memory)
+
+
+def _reorder(step: Reorder, device: int, tile: Array, shape: Sequence[int], memory: Account) -> Array:
+    if step.order.aliases:
+        return tile.reshape(tuple(shape))
+    memory.take(device, tile.size)
+    return np.ascontiguousarray(tile.reshape(step.order.digits).transpose(step.order.order)).reshape(tuple(shape))
+
+
+def _put(step: PutPart, tiles: Tiles, result: Tiles, memory: Account) -> Tiles:
+    for device, tile in tiles.items():
+        result[device][_view_block(step.spans)] = tile
+    return result
+
+
+def _run_view_exchange(step: ViewExchange, tiles: Tiles, result: Tiles, memory: Account) -> Tiles:
+    flat = {device: np.ascontiguousarray(tile).reshape(-1) for device, tile in tiles.items()}
+    filled = {device: tile.reshape(-1) for device, tile in result.items()}
+    for transfer in step.local:
+        _copy(transfer, flat, filled)
+    for turn in step.rounds:
+        memory.launches += 1
+        ends = [(device, t.elements) for t in turn for device in (t.sender, t.receiver)] if step.staged else []
+        for device, elements in ends:
+            memory.take(device, elements)
+        for transfer in turn:
+            memory.receive(transfer.receiver, transfer.elements)
+            _copy(transfer, flat, filled)
+        for device, elements in ends:
+            memory.free(device, elements)
+    return result
+
+
+def _copy(transfer: StridedTransfer, flat: Tiles, filled: Tiles) -> None:
+    source, target = flat[transfer.sender], filled[transfer.receiver]
+    for box in transfer.boxes:
+        there = _strided(target, box.dst, box.extents, box.dst_strides)
+        there[...] = _strided(source, box.src, box.extents, box.src_strides)
+
+
+def _strided(flat: Array, place: int, extents: Sequence[int], strides: Sequence[int]) -> Array:
+    """The elements of a box in a flat tile; the box was checked to lie inside it."""
+    last = place + sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True))
+    if not 0 <= place <= last < flat.size:
+        raise TileError(f"a box from {place} to {last} leaves a tile of {flat.size} elements")
+    return as_strided(flat[place:], tuple(extents), tuple(stride * flat.itemsize for stride in strides))
+
+
+def _cast(step: CastTiles, tiles: Tiles, memory: Account, more: Extras) -> Tiles:
+    narrows = dtypes.bits(step.dtype) < dtypes.bits(memory.dtype)
+    memory.cast(step.dtype)
+    result: Tiles = {}
+    for device, tile in tiles.items():
+        scale = more.scale.get(device)
+        dtype = numpy_dtype(step.dtype) if more.casts else tile.dtype
+        try:
+            result[device] = scaled(tile, dtype, scale, narrows)
+        except (ValueError, TypeError, MemoryError) as error:
+            raise TileError(
+                f"device {device}'s scale {quoted(scale)} does not fit its tile of shape {tile.shape}: {error}; give a "
+                f"number, or an array that broadcasts to the tile"
+            ) from None
+        memory.take(device, tile.size)
+    return result
+
+
+def scaled(tile: Array, dtype: np.dtype[Any], scale: Any, narrows: bool) -> Array:
+    """A tile cast, divided by a scale before where the dtype narrows, multiplied by it after where it widens.
+
+    >>> scaled(np.array([2.0, 4.0]), np.dtype("float32"), 2, narrows=True)
+    array([1., 2.], dtype=float32)
+    """
+    if scale is None:
+        return tile.astype(dtype)
+    if narrows:
+        factor = np.broadcast_to(np.asarray(scale, tile.dtype), tile.shape)
+        return (tile / factor).astype(dtype)
+    wide = tile.astype(dtype)
+    return wide * np.broadcast_to(np.asarray(scale, dtype), wide.shape)
+
+
+def _view_block(spans: Spans) -> tuple[slice, ...]:
+    return tuple(slice(start, start + extent) for start, extent in spans)
+
+
+_FILL: dict[type[ViewInstruction], Callable[[Any, Tiles, Tiles, Account], Tiles]] = {
+    PutPart: _put,
+    ViewExchange: _run_view_exchange,
+}
 
 
 def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = None, more: Extras = NO_EXTRAS) -> Tiles:
@@ -292,3 +491,309 @@ _RUN: dict[type[Instruction], Callable[[Any, Tiles, Sequence[int], Account], Til
     ExchangeInPlace: exchange_in_place,
     InParts: _in_parts,
 }
+
+
+# A tile's digits and blocks as numpy arrays, by the `TileView` that an instruction gives.
+#
+# view of tile (4, 4), digits (4, 2, 2), blocks (1,)     opened: shape (4, 2, 2)     numbered: 2 blocks of (4, 2)
+
+
+def opened(view: TileView, tile: Array) -> Array:
+    """A tile, padded and reshaped to its digits; a view of it if nothing is padded."""
+    if view.tile != view.padded:
+        tile = np.pad(tile, [(0, p - t) for t, p in zip(view.tile, view.padded, strict=True)])
+    return tile.reshape(view.digits)
+
+
+def numbered(view: TileView, digits: Array) -> Array:
+    """The blocks of a tile that is reshaped to its digits, numbered along a new first axis."""
+    rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
+    return digits.transpose(*view.blocks, *rest).reshape(view.count, *view.block_shape)
+
+
+def closed(view: TileView, blocks: Array) -> Array:
+    """The tile that numbered blocks make up, cut to its true shape."""
+    rest = [axis for axis in range(len(view.digits)) if axis not in view.blocks]
+    order = [*view.blocks, *rest]
+    spread = blocks.reshape([view.digits[axis] for axis in order])
+    whole = spread.transpose(np.argsort(order)).reshape(view.padded)
+    return whole[tuple(slice(extent) for extent in view.tile)]
+
+
+def copy_boxes(transfer: Transfer, opened: Mapping[int, Array], filled: Mapping[int, Array]) -> None:
+    """Copies the boxes of a message from the sender's digits to the receiver's."""
+    for box in transfer.boxes:
+        part = (filled if transfer.relayed else opened)[transfer.sender][_at(box.src)]
+        filled[transfer.receiver][_at(box.dst)] = part.reshape(_extents(box))
+
+
+def _extents(box: Box) -> tuple[int, ...]:
+    return tuple(extent for _, extent in box.dst)
+
+
+def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + extent) for start, extent in spans)
+
+
+# Trees of plans on the reference runtime: batch after batch, all sources and all targets counted.
+#
+# A batch runs as it is lowered: blocks are packed side by side, one collective moves them, and they are unpacked. The
+# account counts bytes, because arrays differ in dtype; every buffer is counted while it lives, as in `on_numpy`.
+
+
+def simulate_tree(
+    tree: TreePlan, tiles: Mapping[str, Mapping[int, Array]], memory: Account | None = None, *, padded: bool = True
+) -> dict[str, Tiles]:
+    """Runs the plans of a tree on numpy arrays, all devices in this process: {name: {device id: tile}}.
+
+    Tiles are as in `simulate`, and so is `padded`. `memory`, an account of dtype "uint8", is updated with the bytes
+    live and received. Raises `TileError` for tiles that do not fit.
+
+    >>> import reshard as rs
+    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("int64[{x}1]", "int64[2]"))
+    >>> tree = rs.plan_tree({"a": (rows, whole), "b": (rows, whole)})
+    >>> tiles = {"a": {0: np.array([1]), 1: np.array([2])}, "b": {0: np.array([3]), 1: np.array([4])}}
+    >>> {name: moved[0].tolist() for name, moved in simulate_tree(tree, tiles).items()}
+    {'a': [1, 2], 'b': [3, 4]}
+    """
+    live = _checked(tree, tiles)
+    account = begin_account("uint8", memory)
+    for name, plan in tree.plans.items():
+        _take(InBytes(plan.source.dtype, account), live[name])
+    for batch in tree.batches:
+        moved = _run_batch(batch, [live[name] for name in batch.names], account)
+        live.update(zip(batch.names, moved, strict=True))
+    if padded:
+        return live
+    targets = {name: plan.target for name, plan in tree.plans.items()}
+    return {name: {d: without_padding(targets[name], d, tile) for d, tile in by.items()} for name, by in live.items()}
+
+
+def _checked(tree: TreePlan, tiles: object) -> dict[str, Tiles]:
+    """The tiles of all arrays with padding, each by device."""
+    if not isinstance(tiles, Mapping):
+        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict with the tiles of each array, by its name")
+    given = cast("Mapping[str, object]", tiles)
+    missing = (name for name in tree.names if name not in given)
+    unknown = (name for name in given if name not in tree.plans)
+    wrong = list(itertools.islice(itertools.chain(missing, unknown), 4))
+    if wrong:
+        raise TileError(
+            f"tiles are given for {len(given)} arrays, the tree has {len(tree.names)}; {quoted(wrong)} are missing "
+            f"or unknown; give the tiles of each array by its name"
+        )
+    return {name: _of_layout(name, plan.source, given[name]) for name, plan in tree.plans.items()}
+
+
+def _of_layout(name: str, layout: Layout, tiles: object) -> Tiles:
+    shapes = {device: (layout.tile_shape, layout.tile_shape_of(device)) for device in layout.mesh.devices}
+    try:
+        checked = {d: with_padding(layout, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
+    except TileError as error:
+        raise TileError(f"{name}: {error}") from None
+    for device, tile in checked.items():
+        if tile.shape != layout.tile_shape or tile.dtype.name != layout.dtype:
+            raise TileError(
+                f"{name}: device {device}'s tile has shape {tile.shape} and dtype {tile.dtype.name}, the source's "
+                f"tiles have {layout.tile_shape} and {layout.dtype}"
+            )
+    return checked
+
+
+def _take(memory: Account, tiles: Tiles) -> None:
+    for device, tile in tiles.items():
+        memory.take(device, tile.size)
+
+
+def _free(memory: Account, tiles: Tiles) -> None:
+    for device, tile in tiles.items():
+        memory.free(device, tile.size)
+
+
+def _run_batch(batch: Batch, sources: list[Tiles], account: Account) -> list[Tiles]:
+    """The tiles of a batch's targets; sources are already counted, and freed if they are donated."""
+    memory = InBytes(batch.plans[0].source.dtype, account)
+    if len(batch.plans) == 1:
+        return [_run_alone(batch.plans[0], sources[0], memory, account)]
+    lowered = lower_batch(batch)
+    tiles = sources
+    for number, joint in enumerate(lowered.joint):
+        before = tiles
+        steps = [program.instructions[number] for program in lowered.programs]
+        shapes = [program.tile_shapes[number] for program in lowered.programs]
+        memory.launches = 0
+        if joint is None:
+            tiles = [run_instruction(*each, memory) for each in zip(steps, before, shapes, strict=True)]
+            memory.launches = memory.launches // len(steps)
+        elif isinstance(joint, JointExchange):
+            tiles = _exchanged(joint, before, shapes, memory)
+        else:
+            tiles = _packed_and_moved(joint, before, shapes, memory)
+        account.launches += memory.launches
+        _free_operands(lowered.programs, steps, before, before is sources, memory)
+    if tiles is sources:
+        return [{device: tile.copy() for device, tile in by.items()} for by in sources]
+    return tiles
+
+
+def _run_alone(plan: Plan, tiles: Tiles, memory: Account, account: Account) -> Tiles:
+    """One array as `on_numpy` runs it, which counts its source again."""
+    _free(memory, tiles)
+    moved = run(lower_plan(plan), tiles, memory)
+    account.launches += memory.launches
+    return moved
+
+
+def _free_operands(
+    programs: Sequence[Program], steps: Sequence[Instruction], before: Sequence[Tiles], first: bool, memory: Account
+) -> None:
+    for program, step, tiles in zip(programs, steps, before, strict=True):
+        if not overwrites(step) and not (first and program.keep_source):
+            _free(memory, tiles)
+
+
+def _packed_and_moved(
+    step: PackedCollective, before: Sequence[Tiles], shapes: Sequence[tuple[int, ...]], memory: Account
+) -> list[Tiles]:
+    """Packs the blocks of all arrays, moves them by one collective, and unpacks them."""
+    packed = {device: _packed(step.send, [tiles[device] for tiles in before]) for device in before[0]}
+    _take(memory, packed)
+    size = sum(view.elements for view in step.receive) or next(iter(packed.values())).size
+    arrived = run_instruction(step.packed, packed, (size,), memory)
+    _free(memory, packed)
+    results = [dict[int, Array]() for _ in before]
+    for device, tile in arrived.items():
+        for result, part in zip(results, _unpack_joint(step.receive, tile, shapes), strict=True):
+            result[device] = part
+            memory.take(device, part.size)
+    _free(memory, arrived)
+    return results
+
+
+def _packed(views: Sequence[TileView], tiles: Sequence[Array]) -> Array:
+    """The blocks of the same number side by side, number after number; whole tiles if there are no views."""
+    if not views:
+        return np.concatenate([tile.reshape(-1) for tile in tiles])
+    blocks = [numbered(view, opened(view, tile)) for view, tile in zip(views, tiles, strict=True)]
+    return np.concatenate([each.reshape(len(each), -1) for each in blocks], axis=1).reshape(-1)
+
+
+def _unpack_joint(views: Sequence[TileView], packed: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    sizes = [view.elements // view.count for view in views] or [int(np.prod(shape)) for shape in shapes]
+    rows = packed.reshape(views[0].count if views else 1, sum(sizes))
+    parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+    if not views:
+        return [part.reshape(shape).copy() for part, shape in zip(parts, shapes, strict=True)]
+    closed_parts = [closed(view, part.copy()) for view, part in zip(views, parts, strict=True)]
+    return [part.reshape(shape).copy() for part, shape in zip(closed_parts, shapes, strict=True)]
+
+
+def _exchanged(
+    step: JointExchange, before: Sequence[Tiles], shapes: Sequence[tuple[int, ...]], memory: Account
+) -> list[Tiles]:
+    """The rounds of all exchanges together; each message holds the boxes of all arrays, packed one after another."""
+    dtype = next(iter(before[0].values())).dtype
+    results = [
+        {device: np.zeros(shape, dtype) for device in one.receivers}
+        for one, shape in zip(step.each, shapes, strict=True)
+    ]
+    for result in results:
+        _take(memory, result)
+    sides = [
+        (_views(one.send, tiles), _views(one.receive, result))
+        for one, tiles, result in zip(step.each, before, results, strict=True)
+    ]
+    for one, (source, target) in zip(step.each, sides, strict=True):
+        for transfer in one.local:
+            copy_boxes(transfer, source, target)
+    for turn in zip(*(one.rounds for one in step.each), strict=True):
+        memory.launches += 1
+        _run_tree_turn(turn, sides, memory)
+    return results
+
+
+def _views(view: TileView, tiles: Tiles) -> Tiles:
+    return {device: tile.reshape(view.digits) for device, tile in tiles.items()}
+
+
+def _run_tree_turn(turn: Sequence[Any], sides: Sequence[tuple[Tiles, Tiles]], memory: Account) -> None:
+    """One round: both ends of all messages are live at once."""
+    ends: list[tuple[int, int]] = []
+    for transfers in zip(*turn, strict=True):
+        sender, receiver = transfers[0].sender, transfers[0].receiver
+        elements = sum(transfer.elements for transfer in transfers)
+        if sender != receiver:
+            memory.receive(receiver, elements)
+            ends += [(sender, elements), (receiver, elements)]
+    for end in ends:
+        memory.take(*end)
+    for transfers in zip(*turn, strict=True):
+        for transfer, (source, target) in zip(transfers, sides, strict=True):
+            copy_boxes(transfer, source, target)
+    for end in ends:
+        memory.free(*end)
+
+
+# `simulate`: a plan, or a tree of plans, run on numpy.
+
+
+@overload
+def simulate(
+    plan: Plan,
+    tiles: Mapping[int, Array],
+    memory: Account | None = None,
+    *,
+    padded: bool = True,
+    into: Mapping[int, Array] | None = None,
+    scale: Any = None,
+) -> Tiles: ...
+
+
+@overload
+def simulate(
+    plan: TreePlan, tiles: Mapping[str, Mapping[int, Array]], memory: Account | None = None, *, padded: bool = True
+) -> dict[str, Tiles]: ...
+
+
+def simulate(
+    plan: Plan | TreePlan,
+    tiles: Mapping[Any, Any],
+    memory: Account | None = None,
+    *,
+    padded: bool = True,
+    into: Mapping[int, Array] | None = None,
+    scale: Any = None,
+) -> Tiles | dict[str, Tiles]:
+    """Runs a plan on numpy arrays, all devices in this process; returns the target's tiles by device id.
+
+    Tiles have their layout's tile shape, padding included, or `tile_shape_of(device)` without it, and its dtype. With
+    `padded=False` the result has no padding either. The given tiles are not written to. `memory` is updated with the
+    bytes live and received. A tree of plans takes and returns {name: {device id: tile}}, and a `memory` in bytes,
+    `Account("uint8")`. For a plan of a `Move`, `into` has the target's tiles of which it fills a part, and `scale` is
+    what its cast divides by where it narrows, and multiplies by where it widens: a number, or by device id an array
+    that broadcasts to the wider tile. Raises `TileError` for tiles that do not fit the source.
+
+    >>> import numpy as np, reshard as rs
+    >>> mesh = rs.Mesh(x=2)
+    >>> plan = rs.plan(rs.Layout.parse("int64[{x}2]", mesh), rs.Layout.parse("int64[4]", mesh))
+    >>> rs.simulate(plan, {0: np.array([0, 1]), 1: np.array([2, 3])})[1]
+    array([0, 1, 2, 3])
+    """
+    padded = checked_flag(padded, "padded")
+    if not isinstance(plan, TreePlan):
+        moved = _run(plan, tiles, memory, into, scale)
+        return moved if padded else {d: without_padding(plan.target, d, tile) for d, tile in moved.items()}
+    if into is not None or scale is not None:
+        raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")
+    return simulate_tree(plan, tiles, memory, padded=padded)
+
+
+def _run(
+    plan: Plan, tiles: Mapping[int, Array], memory: Account | None, into: Mapping[int, Array] | None, scale: Any
+) -> Tiles:
+    """The target's tiles of one plan, with padding, from the source's with or without it."""
+    program, source = lower_plan(plan), plan.source
+    shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in program.devices}
+    given = {d: with_padding(source, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
+    more = extras(plan, into, scale)
+    return run(program, given, memory, more)

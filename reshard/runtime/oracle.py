@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.geometry.remesh import one_set
 from reshard.runtime.numpy_dtypes import ufunc
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
-from reshard.types.pair.device_sets import one_set
 from reshard.types.view import View
 
 Array = NDArray[Any]

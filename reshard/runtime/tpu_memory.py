@@ -10,16 +10,16 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from reshard.lower.part_loops import loops
+from reshard.geometry.refine import refine
+from reshard.geometry.remesh import one_set
 from reshard.lower.program import part_of
 from reshard.lower.to_shard_map import LANES, SUBLANES, in_place_of, memory_order, padded_elements
+from reshard.lower.to_shard_map.parts import loops
+from reshard.plans.plan import Plan, Step
+from reshard.plans.rules.cost import PLAIN
+from reshard.plans.rules.parts import Part
 from reshard.types import dtypes
 from reshard.types.layout import Layout
-from reshard.types.pair.device_sets import one_set
-from reshard.types.pair.refine import refine
-from reshard.types.plan import Plan, Step
-from reshard.types.rules.cost import PLAIN
-from reshard.types.rules.parts import Part
 
 
 def padded_bytes(shape: Sequence[int], dtype: str) -> int:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from reshard.lower.part_loops import loops, share_loop
-from reshard.lower.to_shard_map import LANES, SUBLANES, regions_on_tpu
+from reshard.geometry.refine import refine
+from reshard.geometry.remesh import one_set
+from reshard.lower import lower_plan
+from reshard.lower.program import Exchange, lower_steps
+from reshard.lower.to_shard_map import LANES, SUBLANES, joins_in_one_copy, regions_on_tpu, sent_as_it_lies
+from reshard.lower.to_shard_map.parts import loops, share_loop
+from reshard.plans.plan import Plan, Step, StepSpec, chain
+from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
+from reshard.plans.rules.cost import PLAIN, StepMode
+from reshard.plans.rules.exchange import exchange_size
+from reshard.plans.rules.parts import Part, Regions, counts, split_step
 from reshard.runtime import tpu_memory
-from reshard.types.pair.device_sets import one_set
-from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules.checker import OVERLAPPING, VIEW_RULES
-from reshard.types.rules.cost import PLAIN, StepMode
-from reshard.types.rules.exchange import exchange_size
-from reshard.types.rules.parts import Part, Regions, counts, split_step
 
 LEAST = 16 << 20
 """A step is done in parts from this many bytes of operand and result on a device."""
@@ -213,3 +217,129 @@ def _live(plan: Plan, loop: Sequence[Step]) -> int:
 def _scratch(step: Step) -> int:
     """Buffers; XLA packs the messages of a part's next round while those of one are on their way."""
     return step.cost.scratch + (tpu_memory.message_bytes(step) if step.kind == "exchange" else 0)
+
+
+# The forms of a plan's steps that a TPU runs fastest, where XLA's modelled time is that of bytes received and copied.
+#
+# bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512]     an all-to-all, sent as it lies: a part would be cut out first
+#
+# A part of a tile is read and cut out before it is sent, and what a collective receives is read and written once more:
+# local bytes of 1.5 times source and target. A whole operand is sent from where it is, which leaves 1.0, for a buffer
+# as large as the result. Two devices keep half of what they have, which an exchange copies straight into the result:
+# 1.25.
+#
+# Permutes are the only collectives beside which libtpu runs copies.
+
+
+AT_ONCE = 256 << 20
+"""The most bytes of a result that is received at once: its buffer is as large."""
+TPU_OVERLAPPED = 32 << 20
+"""Permutes overlap from this many bytes of operand and result on a device: there are twice as many of them."""
+
+
+def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
+    """`in_parts`, with what a TPU does faster, or in far less memory, in another form; it receives no more bytes.
+
+    An all-to-all that is sent as it lies is one at once, or an exchange among two devices, and permutes overlap.
+
+    One exchange from end to end takes the place of steps that do not share a loop, where these need more than 1.5 times
+    source and target for the tiles between them, and it three quarters of that. For example, three steps from
+    `bf16[{z}32, {y}64, {x}64, 64]` to `bf16[64, 128, {z}{x}32, 64]` on `<x=2, y=2, z=2>`, whose tiles have 64 lanes of
+    128, need 2.73 times source and target, and an exchange 1.54.
+    """
+    parted = in_parts(plan, least)
+    if not plan.donate and plan.view is None:
+        parted = _in_one_copy(plan, parted) or _overlapped(parted)
+    ends = plan.source.tile_bytes + plan.target.tile_bytes
+    if len(loops(parted.steps)) == 1 or ends < least or 2 * peak_bytes(parted, padded=True) <= 3 * ends:
+        return parted
+    if (
+        plan.donate
+        or plan.view is not None
+        or not plan.source.partial_as(plan.target)
+        or not one_set(plan.source.mesh, plan.target.mesh)
+    ):
+        return parted
+    if refine(plan.source, plan.target) is None or exchange_size(plan.source, plan.target).rounds > 2 * PARTS:
+        return parted
+    straight = in_parts(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate), least)
+    needs, otherwise = (peak_bytes(each, padded=True) for each in (straight, parted))
+    return straight if 4 * needs <= 3 * otherwise else parted
+
+
+def _in_one_copy(plan: Plan, parted: Plan) -> Plan | None:
+    """A plan of one all-to-all that is sent as it lies, at once, or among two devices as an exchange in parts; None for
+    other plans, and where the buffer would be large."""
+    step = parted.steps[0] if len(plan.steps) == 1 else None
+    if step is None or step.kind != "all_to_all" or step.mode.parts == 1 or not sent_as_it_lies(lower_plan(plan)):
+        return None
+    if exchange_size(plan.source, plan.target).rounds == 1:
+        move = StepSpec("exchange", plan.target, StepMode(parts=step.mode.parts))
+        return chain(plan.source, plan.target, [move], seconds=[step.seconds])
+    ends = plan.source.tile_bytes + plan.target.tile_bytes
+    fits = plan.target.tile_bytes <= AT_ONCE and 2 * peak_bytes(plan, padded=True) <= 3 * ends
+    return plan if fits else None
+
+
+def _overlapped(parted: Plan) -> Plan:
+    """The plan with the parts of permutes, and of slices before them, written while the next ones are on their way."""
+    moves = [move for loop in loops(parted.steps) for move in _beside(loop)]
+    return chain(parted.source, parted.target, moves, seconds=[step.seconds for step in parted.steps])
+
+
+def _beside(loop: Sequence[Step]) -> list[StepSpec]:
+    """The steps of a loop, in parts that overlap if it ends with a permute and has nothing else but slices."""
+    as_they_are = [StepSpec(step.kind, step.result, step.mode) for step in loop]
+    *slices, last = loop
+    small = last.operand.tile_bytes + last.result.tile_bytes < TPU_OVERLAPPED
+    if small or last.kind != "permute" or last.mode.parts == 1 or any(step.kind != "slice" for step in slices):
+        return as_they_are
+    parts = overlapping_parts(last, 2 * PARTS)
+    if parts is None or not all(can_share_loop(*two, parts) for two in pairwise(loop)):
+        return as_they_are
+    in_turn = [move._replace(mode=StepMode(parts=parts)) for move in as_they_are[:-1]]
+    return [*in_turn, as_they_are[-1]._replace(mode=StepMode(parts=parts, overlap=True))]
+
+
+# Plans for XLA:CPU, where large all-to-alls are faster as rounds of permutes.
+#
+# XLA:CPU packs, sends and joins all blocks of an all-to-all, also the one that stays on its device: three copies of the
+# tile. In rounds, that block is copied twice and needs no buffers, but each round is a launch.
+
+
+LEAST_MESSAGE = 1 << 20
+"""From this many bytes of a message, a round saves more than its launch costs. In more rounds than `FEW_ROUNDS` it is
+twice as many bytes: they save a smaller share."""
+FEW_ROUNDS = 3
+MOST_ROUNDS = 15
+"""The most rounds of an exchange that takes the place of an all-to-all."""
+
+
+def in_rounds(plan: Plan, least: int = LEAST_MESSAGE) -> Plan:
+    """The plan with its all-to-alls as exchanges where messages have `least` bytes or more, twice that in many rounds.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2, 4]", "f32[4, {x}2]"))
+    >>> [step.kind for step in in_rounds(plan(rows, columns), least=16).steps]
+    ['exchange']
+    """
+    specs = [
+        StepSpec("exchange", step.result) if _faster(step, least) else StepSpec(step.kind, step.result, step.mode)
+        for step in plan.steps
+    ]
+    if all(spec.kind == step.kind for spec, step in zip(specs, plan.steps, strict=True)):
+        return plan
+    return chain(plan.source, plan.target, specs, plan.donate, [step.seconds for step in plan.steps], plan.view)
+
+
+def _faster(step: Step, least: int) -> bool:
+    """Whether a step is an all-to-all that takes less time in rounds."""
+    if step.kind != "all_to_all" or step.mode != PLAIN:
+        return False
+    size = exchange_size(step.operand, step.result)
+    enough = least if size.rounds <= FEW_ROUNDS else 2 * least
+    if step.operand.nbytes(size.message) < enough or size.rounds > MOST_ROUNDS:
+        return False
+    (exchange,) = lower_steps(step.operand, [Step("exchange", step.operand, step.result)]).instructions
+    return isinstance(exchange, Exchange) and joins_in_one_copy(exchange)

@@ -7,19 +7,23 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from reshard.errors import BudgetError
-from reshard.show.explain_views import move_of, why_view
+from reshard.geometry.refine import Refinement, refine
+from reshard.geometry.remesh import one_set
+from reshard.plans.idle import idle_text
+from reshard.plans.plan import Plan, Step
+from reshard.plans.rules.collectives import VIEW_RULES
+from reshard.plans.rules.cost import PLAIN
 from reshard.synth import plan as make_plan
 from reshard.types import Dim, Layout, Mesh
-from reshard.types.idle import idle_text
-from reshard.types.pair.device_sets import one_set
-from reshard.types.pair.refine import Refinement, refine
-from reshard.types.plan import Plan, Step
-from reshard.types.rules.checker import VIEW_RULES
-from reshard.types.rules.cost import PLAIN
 from reshard.types.units import bytes_text, counted, listed, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+from reshard.plans.rules.view import aliases
+from reshard.types import dtypes
+from reshard.types.move import Move
+from reshard.types.view import View
 
 _Factor = tuple[int, int]  # (stride, size) of the device positions
 _PERMUTE = "the tiles stay whole and only change devices, because before and after deal them out in different orders."
@@ -309,3 +313,58 @@ def _time(plan: Plan, network: str | None) -> str:
     slow = max(plan.steps, key=lambda step: step.seconds or 0.0)
     share = f", most of it ({seconds_text(slow.seconds or 0.0)}) in the {slow.kind}" if len(plan.steps) > 1 else ""
     return f"Time: {seconds_text(plan.seconds)} are predicted on {network}{share}; no plan tried takes less."
+
+
+# Why the steps of a move with a view are there, in plain words.
+
+
+def move_of(plan: Plan) -> Move:
+    """The move that a plan makes.
+
+    >>> from reshard.types import Layout, Mesh
+    >>> layout = Layout.parse("f32[{x}4]", Mesh(x=2))
+    >>> move_of(Plan(layout, layout, ())) == Move(layout, layout)
+    True
+    """
+    casts = plan.source.dtype != plan.target.dtype
+    return Move(plan.source, plan.target, plan.view or View.identity(plan.source.shape), cast=casts)
+
+
+def why_view(step: Step) -> str:
+    """Why a view, a part, a cast or an exchange through a view is there.
+
+    >>> from reshard.types import Layout, Mesh
+    >>> layouts = [Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "bf16[{x}4]")]
+    >>> why_view(Step("cast", *layouts))
+    'every device casts its tile from float32 to bfloat16: what moves after it has 2 times fewer bytes.'
+    """
+    view = step.mode.view
+    match step.kind:
+        case "cast":
+            return _cast(step)
+        case "take":
+            return f"only part of the array is wanted ({_parts(view)}), and each tile has all of that dim: it keeps it."
+        case "put":
+            return f"the elements go into the target's tile that is there ({_parts(view)}); its other parts stay."
+        case "view_exchange":
+            return (
+                f"{view}: digits lie across the view's atoms on both sides, or a part is of a dim that is spread over "
+                f"devices, so no collective fits. Boxes go straight to their places, in "
+                f"{counted(step.launches, 'round')}, and no device receives more than it needs and lacks."
+            )
+        case _:
+            kept = aliases(step.kind, step.operand, step.result, step.mode)
+            cost = "the tile's memory stays as it is" if kept else "the tile is transposed into a new one"
+            return f"{view}: every element stays on its device under another index, and {cost}. Nothing is sent."
+
+
+def _cast(step: Step) -> str:
+    before, after = dtypes.bits(step.operand.dtype), dtypes.bits(step.result.dtype)
+    what = f"every device casts its tile from {step.operand.dtype} to {step.result.dtype}"
+    if after < before:
+        return f"{what}: what moves after it has {before // after} times fewer bytes."
+    return f"{what}, after all that moves has moved in fewer bytes." if after > before else f"{what}."
+
+
+def _parts(view: View | None) -> str:
+    return "" if view is None else str(view).partition(", ")[2]

@@ -21,4 +21,4 @@ from reshard.synth.network import Link as Link
 from reshard.synth.network import Network as Network
 from reshard.synth.pipeline import overlapped as overlapped
 from reshard.synth.planner import plan as plan
-from reshard.synth.trees import plan_tree as plan_tree
+from reshard.synth.planner import plan_tree as plan_tree

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from reshard.plans.plan import Batch, Plan, StepSpec, buffer_bytes, lanes
+from reshard.plans.tree_memory import DeviceKinds, Footprint
 from reshard.synth import cost
 from reshard.synth.network import Network
-from reshard.types.batch import Batch, buffer_bytes, lanes
-from reshard.types.plan import Plan, StepSpec
-from reshard.types.tree_memory import DeviceKinds, Footprint
 
 LEAST_BUFFERS = 32 << 20
 """Bytes on a device that a batch may always take for its buffers."""

@@ -26,18 +26,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from reshard.errors import MeshError
+from reshard.geometry.refine import Refinement, refine
+from reshard.geometry.remesh import one_set
+from reshard.plans.plan import Plan, Step, StepSpec
+from reshard.plans.rules.collectives import check_step
+from reshard.plans.rules.cost import Cost
 from reshard.synth.link import Link
 from reshard.synth.network import Links as Links
 from reshard.synth.network import Network
 from reshard.synth.wires import Wires
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.pair.device_sets import one_set
-from reshard.types.pair.refine import Refinement, refine
-from reshard.types.plan import Plan, Step, StepSpec
-from reshard.types.primes import primes
-from reshard.types.rules.checker import check_step
-from reshard.types.rules.cost import Cost
+from reshard.types.whole import primes
 
 _Factors = Sequence[tuple[int, int]]
 """(stride, size) factors of the device positions."""

@@ -18,14 +18,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from reshard.errors import BudgetError, PlanError, StepError
+from reshard.geometry.view_layouts import Stages, fused, inverse, stages
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.collectives import check_step
+from reshard.plans.rules.cost import StepMode
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
-from reshard.types.pair.view_layouts import fused, inverse
-from reshard.types.pair.view_stages import Stages, stages
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.checker import check_step
-from reshard.types.rules.cost import StepMode
 from reshard.types.view import Atom, View
 
 Between = Callable[[Layout, Layout, "int | None"], Plan]

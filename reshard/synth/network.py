@@ -21,8 +21,7 @@ from reshard.errors import NetworkError, did_you_mean, quoted, shortened
 from reshard.synth.link import Link as Link
 from reshard.synth.link import LinkLike, link_of
 from reshard.synth.presets import FIGURES, PresetFigures
-from reshard.synth.torus import Torus
-from reshard.synth.wires import PhysicalAxis, Stretch, Wires
+from reshard.synth.wires import PhysicalAxis, Stretch, Torus, Wires
 from reshard.types.mesh import AXIS_NAME, Mesh
 from reshard.types.whole import listed, whole
 

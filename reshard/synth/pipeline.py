@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from reshard.errors import PlanError, StepError
+from reshard.geometry.remesh import disjoint
+from reshard.plans.pipeline import Pipeline, part_of
+from reshard.plans.plan import Plan, chain
 from reshard.synth import cost
 from reshard.synth.network import Network
 from reshard.synth.routes import Pair, crossing
 from reshard.types.layout import Layout
-from reshard.types.pair.device_sets import disjoint
-from reshard.types.pipeline import Pipeline, part_of
-from reshard.types.plan import Plan, chain
 
 MOST = 16
 """The most parts: more gain at most a sixteenth of the shorter step."""

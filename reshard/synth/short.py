@@ -6,12 +6,12 @@ round on 1,024 devices. The groups of an all-to-all are a line.
 
 from __future__ import annotations
 
+from reshard.plans.plan import Plan, chain
 from reshard.synth import cost
 from reshard.synth.network import Network
 from reshard.synth.planner import routes_of
 from reshard.synth.routes import Pair
 from reshard.types.layout import Layout
-from reshard.types.plan import Plan, chain
 
 
 def message_count(plan: Plan) -> int:

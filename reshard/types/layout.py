@@ -174,10 +174,10 @@ class Layout:
         >>> str(Layout.from_shardy('[{"y"}, {"x":(1)2}]', Mesh(x=4, y=2), (16, 16), "float32"))
         'f32[{y}8, {x:(1)2}8]'
         """
-        from reshard.types.notation import shardy
+        from reshard.types.notation import hlo as shardy
         from reshard.types.notation.sharding import place
 
-        sizes, raw = checked_shape(shape), shardy.parse(source)
+        sizes, raw = checked_shape(shape), shardy.parse_shardy(source)
         with about_sharding(source, sizes):
             return cls._placed(place(raw, None if mesh is None else checked_mesh(mesh)), sizes, dtype)
 
@@ -204,7 +204,7 @@ class Layout:
         >>> str(Layout.from_jax_text("P(('x', 'y'), None)", Mesh(x=4, y=2), (16, 16), "float32"))
         'f32[{x}{y}2, 16]'
         """
-        from reshard.types.notation import partition_spec
+        from reshard.types.notation import jax_sharding as partition_spec
         from reshard.types.notation.sharding import place
 
         sizes, raw = checked_shape(shape), partition_spec.parse(source)

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from reshard.errors import MeshError, NotationError, did_you_mean, quoted
 from reshard.types.device_ids import checked_ids, numbered_from, of_jax
-from reshard.types.primes import primes
-from reshard.types.whole import MOST, MOST_DEVICES, listed, whole, written
+from reshard.types.whole import MOST, MOST_DEVICES, listed, primes, whole, written
 
 AXIS_NAME = r"[A-Za-z_][A-Za-z0-9_.\-]*"
 _AXIS = re.compile(rf"\s*({AXIS_NAME})\s*=\s*(-?\d+)\s*")

@@ -18,12 +18,12 @@ from functools import cached_property
 from typing import Any, cast
 
 from reshard.errors import NotationError, PlanError, quoted
-from reshard.types.flags import checked_flag
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from reshard.types.notation import einops
 from reshard.types.view import View
+from reshard.types.whole import checked_flag
 
 
 @dataclass(frozen=True, init=False)

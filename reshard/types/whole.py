@@ -7,8 +7,14 @@ so that nothing downstream divides by zero, rounds, or allocates what no machine
 from __future__ import annotations
 
 import itertools
+import math
+import time
 from collections.abc import Iterable, Mapping, Sized
+from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, cast
+
+from reshard.errors import PlanError, ReshardError, quoted
 
 MOST = (1 << 63) - 1
 """The largest size, radix or count: what an index of 64 bits can say."""
@@ -82,3 +88,144 @@ def written(digits: str) -> int | None:
     """
     significant = digits.lstrip("0") or "0"
     return whole(int(significant)) if len(significant) <= _DIGITS else None
+
+
+# A time by which planning must end: loops that may run for long look at the clock.
+#
+# The deadline never changes a plan. It is set around the planning of a call whose other ranks wait for it.
+
+
+_deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
+
+
+class planning_until:
+    """Ends planning inside this context with a `PlanError` once `time.monotonic()` has passed `moment`.
+
+    >>> with planning_until(time.monotonic() + 60):
+    ...     check_deadline()
+    """
+
+    def __init__(self, moment: float) -> None:
+        self._moment = moment
+
+    def __enter__(self) -> None:
+        self._token = _deadline.set(min(self._moment, _deadline.get()))
+
+    def __exit__(self, *_: object) -> None:
+        _deadline.reset(self._token)
+
+
+def check_deadline() -> None:
+    """Raises `PlanError` once the deadline has passed."""
+    if time.monotonic() > _deadline.get():
+        raise PlanError(
+            "planning took longer than the call's limit allows; give a higher limit, or layouts whose pieces are fewer"
+        )
+
+
+# Boolean options: the one check behind `donate`, `cast`, `padded`, `launches` and the other flags of the package.
+#
+# donate=True, donate=np.True_      True
+# donate="no", donate=1             refused: text is true of itself, and 1 may have been meant for another argument
+
+
+_NUMPY = ("bool", "bool_")
+
+
+def checked_flag(value: object, what: str, error: type[ReshardError] = PlanError) -> bool:
+    """The value as a bool of Python; raises `error` for anything but True and False, numpy's included.
+
+    >>> checked_flag(False, "donate")
+    False
+    >>> checked_flag("no", "donate")
+    Traceback (most recent call last):
+    reshard.errors.PlanError: donate 'no': give True or False
+    """
+    if value is True or value is False:
+        return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ in _NUMPY:
+        return bool(value)
+    raise error(f"{what} {quoted(value)}: give True or False")
+
+
+# Prime factors of sizes, in time that does not depend on how large the primes are.
+#
+# Small primes are divided out. What is left is tested by Miller and Rabin's test, which is exact below 3.3e24 with
+# these bases, and split by Pollard's rho: numbers of 64 bits take milliseconds, where trial division takes a minute.
+
+
+_SMALL = 1 << 10
+"""Trial division ends here; whatever is left and below its square is prime."""
+
+_BASES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+
+
+def primes(size: int) -> list[int]:
+    """The prime factors of a size, ascending; none of 0 and 1.
+
+    >>> primes(12), primes(1), primes(2**61 - 1)
+    ([2, 2, 3], [], [2305843009213693951])
+    """
+    return list(_factors(size))
+
+
+@lru_cache(maxsize=4096)
+def _factors(size: int) -> tuple[int, ...]:
+    small: list[int] = []
+    prime = 2
+    while prime < _SMALL and prime * prime <= size:
+        while size % prime == 0:
+            small.append(prime)
+            size //= prime
+        prime += 1
+    return (*small, *sorted(_large(size)))
+
+
+def _large(size: int) -> list[int]:
+    """The prime factors of a number that no prime below `_SMALL` divides, unless the number is one itself."""
+    if size <= 1:
+        return []
+    if size < _SMALL * _SMALL or _is_prime(size):
+        return [size]
+    divisor = _divisor(size)
+    return [*_large(divisor), *_large(size // divisor)]
+
+
+def _is_prime(size: int) -> bool:
+    """Miller and Rabin's test of an odd number that none of the bases divides."""
+    twos = ((size - 1) & (1 - size)).bit_length() - 1
+    return all(_passes(pow(base, (size - 1) >> twos, size), size, twos) for base in _BASES)
+
+
+def _passes(power: int, size: int, twos: int) -> bool:
+    if power in (1, size - 1):
+        return True
+    for _ in range(twos - 1):
+        power = power * power % size
+        if power == size - 1:
+            return True
+    return False
+
+
+def _divisor(size: int) -> int:
+    """A divisor of an odd composite number, neither 1 nor the number: Pollard's rho.
+
+    A try fails if it meets all prime factors at once; the next one walks another sequence.
+    """
+    step = 1
+    while (divisor := _met(size, step)) == size:
+        step += 1
+    return divisor
+
+
+def _met(size: int, step: int) -> int:
+    """A common divisor of the number and the distance of two walkers, one twice as fast as the other (Floyd)."""
+    slow = fast = 2
+    while True:
+        slow = (slow * slow + step) % size
+        fast = (fast * fast + step) % size
+        fast = (fast * fast + step) % size
+        divisor = math.gcd(slow - fast, size)
+        if divisor > 1:
+            return divisor

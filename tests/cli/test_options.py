@@ -7,10 +7,9 @@ import pytest
 
 from reshard.cli.calibrate import CalibrateOptions
 from reshard.cli.compiler_pass import CompilerPassOptions
-from reshard.cli.completion import CompletionOptions
 from reshard.cli.doctor import DoctorOptions
 from reshard.cli.options import ArrayOptions, Options, PairOptions, add_command
-from reshard.cli.parser import parse
+from reshard.cli.parser import CompletionOptions, parse
 from reshard.cli.plan import PlanOptions
 from reshard.cli.prove import ProveOptions
 from reshard.cli.run import RunOptions

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import reshard as rs
-from reshard.types.plan import Plan, Step
+from reshard.plans.plan import Plan, Step
 from tests.cli.cases import MESH, SOURCE, TARGET
 from tests.markup import Read, check_self_contained
 

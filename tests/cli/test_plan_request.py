@@ -6,7 +6,7 @@ import json
 import pytest
 
 from reshard.cli.options import ArrayOptions
-from reshard.cli.plan_request import LayoutText
+from reshard.cli.plan import LayoutText
 from reshard.errors import ReshardError
 from reshard.types import Layout, Mesh
 from tests.cli.cases import ARRAY, MESH, SOURCE, TARGET

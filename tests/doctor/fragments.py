@@ -6,12 +6,12 @@ from pathlib import Path
 import reshard as rs
 from reshard import hlo
 from reshard.doctor import ArrayMove, Known, Place
-from reshard.doctor.chain_fate import ChainFate
 from reshard.doctor.chains import chains
 from reshard.doctor.dataflow.flow import Flow, HloValue
 from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
 from reshard.doctor.places import RESHARD as KIND
+from reshard.doctor.places import ChainFate
 from reshard.hlo import Array, Source
 
 DATA = Path(__file__).parent / "data"

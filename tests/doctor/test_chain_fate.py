@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import reshard as rs
 from reshard import hlo
-from reshard.doctor.chain_fate import ChainFate, fate_of
 from reshard.doctor.chains import chains
 from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.places import ChainFate, fate_of
 from tests.doctor.fragments import RESHARD, text
 
 LEFT = ChainFate("train.py:7", "main", "2 all_gather", 896, None, why="it receives no more than is needed, 896 B")

@@ -6,11 +6,11 @@ from math import prod
 import pytest
 
 import reshard as rs
-from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.flow import Numbering
 from reshard.doctor.dataflow.trace import Tracer
 from reshard.doctor.infer_layouts import Pick, infer_layouts, infer_pick
+from reshard.geometry.refine import prime_digits, refine
 from reshard.types.meaning import meaning
-from reshard.types.pair.refine import prime_digits, refine
 from tests.doctor.fragments import FORTH, GATHER, OFFSET, RESHARD, ZERO, Analysis, text
 from tests.doctor.tracing import everywhere
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from reshard.doctor.dataflow.numbering import Numbering
-from reshard.doctor.liveness import Liveness
+from reshard.doctor.dataflow.flow import Numbering
+from reshard.doctor.memory import Liveness
 from tests.doctor.fragments import GATHER, RECORDED, RESHARD, Analysis, text
 
 USE = "ROOT %r = f32[8,8]{1,0} add(%g, %g)"

@@ -3,9 +3,8 @@
 import pytest
 
 import reshard as rs
-from reshard.doctor.dataflow.numbering import Numbering
-from reshard.doctor.matching import Matcher
-from reshard.doctor.moves import Mover
+from reshard.doctor.dataflow.flow import Numbering
+from reshard.doctor.replacements import Matcher, Mover
 from tests.doctor.fragments import FORTH, GATHER, HERE, OFFSET, RESHARD, SLICE, ZERO, Analysis, known, text
 
 

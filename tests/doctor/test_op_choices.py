@@ -3,7 +3,7 @@
 import pytest
 
 from reshard.doctor.batch_ops import BatchOp
-from reshard.doctor.op_choices import Choices, RowDigit, by_dim, strides_of
+from reshard.doctor.op_layouts import Choices, RowDigit, by_dim, strides_of
 from reshard.doctor.replacements import Unfit
 from reshard.hlo import Array
 

@@ -3,8 +3,8 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor.chain_fate import ChainFate
 from reshard.doctor.checks.equivalence import Traced
+from reshard.doctor.places import ChainFate
 from reshard.doctor.proposals import (
     PREFERENCES,
     ProposalCost,

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from reshard.doctor.dataflow.flow import Numbering
 from reshard.doctor.dataflow.index_maps import Points, unravel
-from reshard.doctor.dataflow.numbering import Numbering
 from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 from tests.doctor.fragments import Analysis
 from tests.doctor.oracle import Machine

@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import reshard as rs
+from reshard.plans.plan import Plan
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
 
 M42 = Mesh(x=4, y=2)
 M222 = Mesh(x=2, y=2, z=2)

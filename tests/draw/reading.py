@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 from matplotlib.colors import to_hex
 
+from reshard.plans.plan import Plan
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.plan import Plan
 
 
 def layouts(plan: Plan) -> list[Layout]:

@@ -6,7 +6,7 @@ from math import prod
 
 import pytest
 
-from reshard.draw.cells import MOST_CELLS, LayoutCells, bounded, counts
+from reshard.draw.vector_tiles import MOST_CELLS, LayoutCells, bounded, counts
 from reshard.errors import ReshardError
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import reshard as rs
-from reshard.show.live_bytes import moments
+from reshard.show.plan_table import moments
 from reshard.types import Layout, Mesh
 from tests.draw.cases import CASES, picture, planned
 from tests.draw.reading import labelled, words

@@ -6,7 +6,7 @@ import reshard as rs
 from reshard.draw import canvas
 from reshard.draw.canvas import LEGIBLE, NORMAL, Size, width_of
 from reshard.draw.panel import Panel, SliceFrame, fitting
-from reshard.draw.scene import scene
+from reshard.draw.vector_tiles import scene
 from reshard.types import Layout, Mesh
 from tests.draw.cases import CASES, planned
 from tests.draw.reading import Seen

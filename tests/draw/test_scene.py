@@ -6,8 +6,7 @@ from math import prod
 import pytest
 
 import reshard as rs
-from reshard.draw.cells import MOST_CELLS, Cell, counts
-from reshard.draw.scene import MOST_SLICES, MOST_STRIPES, fills, label, scene
+from reshard.draw.vector_tiles import MOST_CELLS, MOST_SLICES, MOST_STRIPES, Cell, counts, fills, label, scene
 from reshard.errors import ReshardError
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning

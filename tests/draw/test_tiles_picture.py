@@ -6,8 +6,8 @@ import pytest
 import reshard as rs
 from reshard.draw import canvas
 from reshard.draw.shapes import by_coordinate
+from reshard.plans.plan import Plan
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
 from tests.draw.cases import CASES, M222, picture, planned
 from tests.draw.reading import holders, layouts, listed, panels, words
 

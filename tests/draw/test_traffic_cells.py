@@ -3,10 +3,10 @@
 import pytest
 
 import reshard as rs
-from reshard.draw.traffic_cells import TrafficCells, traffic_of
+from reshard.draw.vector_traffic import TrafficCells, traffic_of
 from reshard.errors import ReshardError
+from reshard.plans.plan import Plan
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
 
 
 def planned(mesh: Mesh, source: str, target: str, budget: int | None = None) -> Plan:

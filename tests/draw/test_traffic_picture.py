@@ -5,9 +5,9 @@ import pytest
 
 import reshard as rs
 from reshard.draw import canvas
+from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
 from tests.draw.cases import CASES, picture
 from tests.draw.cases import planned as case
 from tests.draw.reading import labelled, words

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from reshard.draw.vector_memory import memory_bars
-from reshard.show.live_bytes import moments
+from reshard.draw.plan_page import memory_bars
+from reshard.show.plan_table import moments
 from reshard.synth import plan
 from reshard.types import Layout, Mesh
 

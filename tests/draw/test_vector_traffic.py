@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import reshard as rs
-from reshard.draw.scene import scene
+from reshard.draw.vector_tiles import scene
 from reshard.draw.vector_traffic import traffic_svg
 from reshard.runtime import Account
 from reshard.types import Layout, Mesh

@@ -1,7 +1,7 @@
 import pytest
 
-from reshard.hlo.dead_code import remove_uncalled, remove_unused
 from reshard.hlo.proto import ModuleProto
+from reshard.hlo.splice import remove_uncalled, remove_unused
 from tests.hlo.splices import NAMES, recorded
 
 

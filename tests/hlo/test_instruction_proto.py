@@ -3,7 +3,7 @@
 import pytest
 
 from reshard.hlo import wire
-from reshard.hlo.instruction_proto import summary_of, summary_of_encoded, without_layout
+from reshard.hlo.proto import summary_of, summary_of_encoded, without_layout
 from tests.hlo.splices import NAMES, recorded
 
 

@@ -2,8 +2,7 @@ import pytest
 
 from reshard import hlo
 from reshard.errors import NotationError
-from reshard.hlo.instruction_proto import parameter_instruction, without_layout
-from reshard.hlo.proto import ModuleProto
+from reshard.hlo.proto import ModuleProto, parameter_instruction, without_layout
 from tests.hlo.splices import NAMES, recorded
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from reshard.errors import NotationError
 from reshard.hlo import Array
-from reshard.hlo.shapes import flatten, parse_arrays, parse_shape
+from reshard.hlo.module import flatten, parse_arrays, parse_shape
 from tests.hlo.fragments import module
 
 

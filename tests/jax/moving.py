@@ -11,10 +11,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
+from reshard.jax.jit import JittedInXla
 from reshard.jax.stablehlo_pass.jitted import Jitted
 from reshard.jax.stablehlo_pass.module_pass import pass_options
 from reshard.jax.strict import Limits
-from reshard.jax.xla_pass.jitted import JittedInXla
 from reshard.jax.xla_pass.xla_hook import hook_exists
 
 SIZE = 16

@@ -8,7 +8,7 @@ import pytest
 
 import reshard.jax
 from reshard.errors import ProgramError
-from reshard.jax.arguments import abstract, placement_of
+from reshard.jax.doctor import abstract, placement_of
 from tests.jax.moving import BEFORE, numbered
 
 

@@ -24,11 +24,11 @@ from reshard.errors import ReshardError
 from reshard.jax import redistribute
 from reshard.lower import lower_plan
 from reshard.lower.program import AllGather, AllToAll, InParts, Permute, Program, Slice
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.collectives import RULES
+from reshard.plans.rules.cost import StepMode
 from reshard.runtime import on_jax
 from reshard.types import Layout
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.checker import RULES
-from reshard.types.rules.cost import StepMode
 from tests.jax.oracle import as_plan, assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import contiguous_layouts
 from tests.sampling import sampled

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from reshard.errors import AgreementError, PlanError
 from reshard.jax import reshard_pytree
 from reshard.jax.trees import agree
-from reshard.types.manifest import Manifest
+from reshard.plans.manifest import Manifest
 from tests.jax import worker
 from tests.jax.oracle import assert_exact, filled, mesh_of
 

@@ -10,10 +10,10 @@ from math import prod
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange, Instruction
+from reshard.plans.plan import Step, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.plan import Step, StepSpec, chain
-from reshard.types.rules.cost import StepMode
 
 MESH = Mesh(x=4, y=2)
 

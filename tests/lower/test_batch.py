@@ -7,8 +7,7 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
-from reshard.lower.batch import JointExchange, PackedCollective, joined, lower_batch
-from reshard.lower.program import AllReduce, Permute
+from reshard.lower.program import AllReduce, JointExchange, PackedCollective, Permute, joined, lower_batch
 from tests.trees import llama
 
 MESH = rs.Mesh(x=4, y=2)

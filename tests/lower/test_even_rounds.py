@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from reshard.lower.even_rounds import EvenRounds
+from reshard.geometry.refine import Refinement, refine
+from reshard.lower.colouring import EvenRounds
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.pair.refine import Refinement, refine
 from tests.layouts import random_pair
 
 PAIRS = [

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from reshard.lower.exchange import rounds
 from reshard.lower.program import Exchange
+from reshard.plans.plan import Step
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Step
-from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs
 from tests.lower.covering import busiest, covers, instruction, matchings
 

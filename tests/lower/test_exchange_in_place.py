@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from reshard.errors import PlanError
+from reshard.geometry.refine import refine
 from reshard.lower.exchange_in_place import ExchangeInPlace, in_place, offsets
+from reshard.plans.plan import Step
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.tile_view import TileView
 from reshard.types import Layout, Mesh
-from reshard.types.pair.refine import refine
-from reshard.types.plan import Step
-from reshard.types.rules.cost import StepMode
-from reshard.types.rules.tile_view import TileView
 from tests.layouts import random_pair
 from tests.oracle import tiles_of
 

@@ -11,9 +11,9 @@ import pytest
 from reshard.lower import lower_plan
 from reshard.lower.exchange_order import box_extents, in_order
 from reshard.lower.program import Exchange
+from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import run
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
 from tests.oracle import source_tiles
 
 

@@ -10,8 +10,8 @@ import pytest
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.program import AllGather
+from reshard.plans.rules.collectives import RULES
 from reshard.types import Layout, Mesh
-from reshard.types.rules.checker import RULES
 from tests.faults import CORPUS, KINDS, WHOLE, detected, plans, planted
 from tests.oracle import check
 

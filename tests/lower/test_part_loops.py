@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from reshard.lower import lower_plan
-from reshard.lower.part_loops import joined, loops
+from reshard.lower.to_shard_map.parts import joined, loops
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, stacked
 
 PLANS = [

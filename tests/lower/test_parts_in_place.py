@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from reshard.lower.parts_in_place import transposing
+from reshard.lower.exchange_in_place import transposing
 
 
 def carried(slots: np.ndarray, stops: Sequence[int]) -> np.ndarray:

@@ -8,7 +8,7 @@ from itertools import permutations
 import pytest
 
 from reshard.errors import PlanError
-from reshard.lower.permutation import permutation
+from reshard.lower.program import permutation
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 

@@ -26,10 +26,10 @@ from reshard.lower.program import (
     ReduceScatter,
     Slice,
 )
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.parts import Cut
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.cost import StepMode
-from reshard.types.rules.parts import Cut
 from tests.layouts import pairs, random_pair
 from tests.lower.covering import MESH, busiest, covers, instruction, matchings
 from tests.sampling import sampled

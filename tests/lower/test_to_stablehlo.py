@@ -14,8 +14,8 @@ from jax.interpreters.mlir import make_ir_context
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower.to_stablehlo import framed, insert, ir, run_passes, tile_module, walk
+from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, StepSpec, chain
 
 M42 = Mesh(x=4, y=2)
 

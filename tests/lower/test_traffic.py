@@ -9,10 +9,10 @@ import pytest
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.traffic import InstructionTraffic, TrafficMatrix, instruction_traffic, traffic
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.layouts import random_pair
 from tests.oracle import PADDING, tiles_of
 

@@ -16,8 +16,7 @@ from reshard.errors import AgreementError, PlanError, RankError, ReshardError, T
 from reshard.mpi import DistArray, handles, prepare, redistribute
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.repeated import KeptRequest
-from reshard.runtime.on_mpi.staged import STAGED, StagedMove
+from reshard.runtime.on_mpi.repeated import STAGED, KeptRequest, StagedMove
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, check_tile, given_tile

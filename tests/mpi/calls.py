@@ -12,17 +12,17 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import RankError
+from reshard.mpi.calibration import measure
+from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather, scatter
-from reshard.runtime.on_mpi.measure import measure
-from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.runtime.on_mpi.ways import move
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
 from tests.mpi.modules import new_call
 from tests.mpi.moving import LIMIT, check_tile, given_tile
 from tests.mpi.worker import Case

@@ -11,9 +11,9 @@ from unittest.mock import patch
 import numpy as np
 from mpi4py import MPI
 
-from reshard.runtime.on_mpi import copy_order, stream_copy
-from reshard.runtime.on_mpi.stream_kernel import kernel
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies import copy_order, stream_copy
+from reshard.runtime.on_mpi.copies.stream_copy import kernel
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.types import Layout, Mesh
 from tests.layouts import SIZES, random_layout, sample_pairs

@@ -21,12 +21,12 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
+from reshard.geometry.crossing import received_by_device, sent_by_device
+from reshard.geometry.relay import relay
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.team import Team, team_of
 from reshard.types import Layout, Mesh
-from reshard.types.pair.crossing import received_by_device, sent_by_device
-from reshard.types.pair.relay import relay
 from tests.layouts import SIZES, random_layout
 from tests.mpi.moving import LIMIT, CountingComm, MoveOptions, any_budget, elements, forced, laid
 from tests.mpi.worker import Case

@@ -16,14 +16,13 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
-from reshard.mpi import DistArray, calibrate, creation, redistribute
+from reshard.mpi import DistArray, calibrate, distarray, redistribute
 from reshard.runtime.on_mpi import prepare, run_plan, ways, window_tiles
-from reshard.runtime.on_mpi.meeting import meet
 from reshard.runtime.on_mpi.node import arena
-from reshard.runtime.on_mpi.team import Watch, team_of
+from reshard.runtime.on_mpi.team import Watch, meet, team_of
 from reshard.runtime.on_mpi.turns import turns_of
 from reshard.types import Layout, Mesh
-from reshard.types.deadline import check_deadline
+from reshard.types.whole import check_deadline
 from tests.mpi.moving import given_tile
 from tests.mpi.worker import Case
 
@@ -346,7 +345,7 @@ def _without_memory(late: bool) -> Iterator[None]:
         _wrong()
 
     allocate = window_tiles.new_tile
-    with mock.patch.object(ways, "new_tile", new_tile), mock.patch.object(creation, "new_tile", new_tile):
+    with mock.patch.object(ways, "new_tile", new_tile), mock.patch.object(distarray, "new_tile", new_tile):
         yield
 
 

@@ -12,10 +12,10 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.lower.to_mpi import schedule
 from reshard.runtime import Account
+from reshard.runtime.on_mpi.copies.strided_copy import raw
+from reshard.runtime.on_mpi.node.arena import segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
-from reshard.runtime.on_mpi.node.segment import segment
-from reshard.runtime.on_mpi.strided_copy import raw
 from reshard.runtime.on_mpi.team import Watch, team_of
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import messages

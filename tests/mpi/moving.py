@@ -21,7 +21,7 @@ from reshard.lower.to_mpi import ranks
 from reshard.mpi import DistArray, redistribute
 from reshard.runtime import Account
 from reshard.runtime.on_mpi import prepare
-from reshard.runtime.on_mpi.node import cma_read, huge_pages
+from reshard.runtime.on_mpi.node import arena, cma_read
 from reshard.runtime.on_mpi.team import Team
 from reshard.runtime.on_mpi.wire import datatypes
 from reshard.types import Layout
@@ -192,7 +192,7 @@ def check_move(
     plan = plan_of(source, target, move)
     options = {"budget": move.budget, "donate": move.donate, "memory": memory, "limit": LIMIT}
     scratch = max(0, plan.peak_bytes - source.tile_bytes - target.tile_bytes) // 2
-    mapped_again = mock.patch.object(huge_pages, "WORTHWHILE", 4096)
+    mapped_again = mock.patch.object(arena, "WORTHWHILE", 4096)
     with forced(move.way, scratch), taking_runs(move.long), mapped_again, counting(team) as counted:
         if move.shared:
             array = DistArray.empty(source, comm, dtype=tile.dtype, limit=LIMIT)

@@ -15,9 +15,8 @@ from mpi4py import MPI
 
 from reshard.errors import RankError
 from reshard.mpi import DistArray, redistribute
-from reshard.runtime.on_mpi.node import segment as segments_module
-from reshard.runtime.on_mpi.node.arena import LOG, Arena
-from reshard.runtime.on_mpi.node.segment import KINDS, PAGE, segment
+from reshard.runtime.on_mpi.node import arena as segments_module
+from reshard.runtime.on_mpi.node.arena import KINDS, LOG, PAGE, Arena, segment
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, MoveOptions, check_move, check_tile, given_tile

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.mpi import calibration
-from reshard.runtime.on_mpi.measure import LinkMeasurement
+from reshard.mpi.calibration import LinkMeasurement
 from reshard.synth import Network
 from tests.mpi import running
 

@@ -54,7 +54,7 @@ import numpy as np
 from mpi4py import MPI
 {early}sys.platform = {platform!r}
 import reshard as rs
-from reshard.runtime.on_mpi.node import segment
+from reshard.runtime.on_mpi.node import arena as segment
 {late}import reshard.mpi
 mesh = rs.Mesh(x=2)
 rows, columns = (rs.Layout.parse(text, mesh) for text in ("f64[{{x}}32, 64]", "f64[64, {{x}}32]"))

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import LayoutError, PlanError, TileError
-from reshard.mpi.tree_leaves import NamedErrors, distinct, flat_or_none, leaves_of, mapped, moves_of, unflattened
+from reshard.mpi.redistribution import NamedErrors, distinct, flat_or_none, leaves_of, mapped, moves_of, unflattened
 from reshard.types import Layout, Mesh
 
 ROWS, WHOLE = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}4]", "f32[8]"))

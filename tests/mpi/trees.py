@@ -16,10 +16,11 @@ import reshard as rs
 from reshard.errors import AgreementError, BudgetError, ReshardError
 from reshard.lower.to_mpi import ranks
 from reshard.mpi import redistribute
-from reshard.mpi import trees as tree_moves
+from reshard.mpi import redistribution as tree_moves
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi import shared_stack, tree_run
+from reshard.runtime.on_mpi import run_plan
+from reshard.runtime.on_mpi import run_plan as tree_run
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
@@ -126,7 +127,7 @@ def _shared(comm: MPI.Intracomm, pair: Pair, room: bool) -> None:
     results: list[bool] = []
 
     def taken(*given: Any) -> bool:
-        results.append(shared_stack.take_shared(*given))
+        results.append(run_plan.take_shared(*given))
         return results[-1]
 
     with mock.patch.object(tree_run, "take_shared", taken):

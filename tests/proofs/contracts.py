@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from reshard.plans.plan import Plan, Step, StepSpec, chain
 from reshard.proofs.symbolic.contract import StepContract
 from reshard.proofs.symbolic.form import form_of, step_digits
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, Step, StepSpec, chain
 
 
 def one_step(kind: str, source: str, target: str, mesh: Mesh, **mode: object) -> Plan:

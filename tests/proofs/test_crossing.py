@@ -14,8 +14,8 @@ from reshard.errors import ProofError, UndecidedError
 from reshard.lower import Program, lower_plan
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from tests.layouts import random_crossing
 
 Rounds = tuple[tuple[Transfer, ...], ...]

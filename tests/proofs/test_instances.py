@@ -11,7 +11,7 @@ import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
 from reshard.proofs import instance, prove
-from reshard.proofs.instances import resized
+from reshard.proofs.plan_proof import resized
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
 from tests.oracle import check

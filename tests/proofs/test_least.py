@@ -8,11 +8,11 @@ from itertools import pairwise, product
 import pytest
 
 import reshard as rs
+from reshard.plans.rules.bounds import lower_bound
 from reshard.proofs.least import Floor, floor
 from reshard.proofs.symbolic.form import form_of
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.rules.bounds import lower_bound
 from tests.layouts import random_pair
 
 

@@ -12,12 +12,12 @@ import pytest
 
 import reshard as rs
 from reshard.lower import Program, lower_plan
+from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import ProofError, prove
 from reshard.proofs.refute import fits, refute
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.plan import StepSpec, chain
 from tests.faults import plans, planted
 from tests.layouts import random_pair
 from tests.oracle import tiles_of

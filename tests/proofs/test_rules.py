@@ -8,6 +8,7 @@ import pytest
 
 from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
+from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import prove_rules, rules
 from reshard.proofs.numerals import DigitRun, MovedDigit, Taken, Typed, commutes
 from reshard.proofs.rules import MID, POST, PRE, R, S, X, Y, number
@@ -16,7 +17,6 @@ from reshard.runtime import run
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit as LayoutDigit
 from reshard.types.layout import Dim
-from reshard.types.plan import StepSpec, chain
 from tests.oracle import summands_of, tiles_of
 from tests.proofs.terms import value
 

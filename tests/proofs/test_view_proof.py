@@ -8,7 +8,7 @@ import reshard as rs
 from reshard.errors import PlanError, ProofError, UndecidedError
 from reshard.lower import lower_plan
 from reshard.lower.views import Reorder, TakePart, ViewExchange
-from reshard.types.rules.view import TileOrder
+from reshard.plans.rules.view import TileOrder
 
 pytest.importorskip("z3", reason="proofs need reshard[prove]")
 

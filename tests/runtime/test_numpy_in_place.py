@@ -13,11 +13,11 @@ import reshard as rs
 from reshard.errors import StepError
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.parts import counts, regions
 from reshard.runtime import numpy_in_place
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
-from reshard.types.rules.parts import counts, regions
 from tests.layouts import pairs
 from tests.oracle import check
 

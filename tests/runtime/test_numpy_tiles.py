@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from reshard.runtime.numpy_tiles import closed, numbered, opened
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.tile_view import TileView
+from reshard.runtime.on_numpy import closed, numbered, opened
 
 COLUMNS = TileView(tile=(2, 4), padded=(2, 4), digits=(2, 2, 2), dims=(0, 1, 1), blocks=(1,))
 PADDED = TileView(tile=(3,), padded=(4,), digits=(2, 2), dims=(0, 0), blocks=(0,))

@@ -9,8 +9,8 @@ import pytest
 
 import reshard as rs
 from reshard.errors import TileError
-from reshard.lower.batch import lower_batch
-from reshard.runtime import Account, measure, numpy_trees
+from reshard.lower.program import lower_batch
+from reshard.runtime import Account, measure, on_numpy
 from tests.oracle import source_tiles
 from tests.trees import check_tree, llama
 
@@ -75,7 +75,7 @@ def test_a_batch_packed_in_the_wrong_order_is_seen(monkeypatch: pytest.MonkeyPat
     ends = [tuple(rs.Layout.parse(t, MESH) for t in (f"s32[{{x}}{n}]", f"s32[{4 * n}]")) for n in (2, 3)]
     tree = rs.plan_tree(ends)
     check_tree(tree)
-    monkeypatch.setattr(numpy_trees, "lower_batch", turned)
+    monkeypatch.setattr(on_numpy, "lower_batch", turned)
     with pytest.raises((AssertionError, ValueError)):
         check_tree(tree)
 

@@ -5,10 +5,10 @@ import pytest
 
 import reshard as rs
 from reshard.errors import TileError
+from reshard.geometry.view_boxes import StridedBox
 from reshard.lower.views import StridedTransfer, ViewExchange
 from reshard.runtime import Account
-from reshard.runtime.numpy_views import NO_EXTRAS, run_view
-from reshard.types.pair.view_boxes import StridedBox
+from reshard.runtime.on_numpy import NO_EXTRAS, run_view
 
 MESH = rs.Mesh(x=2)
 

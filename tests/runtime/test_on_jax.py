@@ -15,10 +15,10 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import LayoutError, MeshError
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.runtime import on_jax
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.oracle import PADDING, tiles_of
 
 M42 = Mesh(x=4, y=2)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import TileError
 from reshard.lower import lower_plan
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.runtime import Account, run
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs
 from tests.oracle import PADDING, check, tiles_of
 

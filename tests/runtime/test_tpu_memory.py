@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import reshard as rs
+from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import on_jax, tpu_memory
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
 
 
 def planned(source: str, target: str) -> rs.Plan:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import reshard as rs
+from reshard.plans.plan import Plan
 from reshard.runtime import xla_parts
-from reshard.runtime.tpu_steps import in_parts_on_tpu
+from reshard.runtime.xla_parts import in_parts_on_tpu
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
 from tests.oracle import check
 
 CUBE = Mesh(x=2, y=2, z=2)
@@ -58,7 +58,7 @@ def test_the_form_of_each_step(source: str, target: str, steps: list[tuple[str, 
     ],
 )
 def test_the_forms_move_each_element(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("reshard.runtime.tpu_steps.OVERLAPPED", 0)
+    monkeypatch.setattr("reshard.runtime.xla_parts.TPU_OVERLAPPED", 0)
     plan = planned(source, target)
     form = in_parts_on_tpu(plan, least=0)
     assert form != xla_parts.in_parts(plan, least=0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import reshard as rs
-from reshard.lower.part_loops import loops
+from reshard.lower.to_shard_map.parts import loops
+from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.runtime import xla_parts
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, StepSpec, chain
 from tests.oracle import check
 
 M42 = Mesh(x=4, y=2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import reshard as rs
-from reshard.runtime import xla_rounds
+from reshard.plans.plan import Plan
+from reshard.runtime import xla_parts
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
 from tests.oracle import check
 
 M42 = Mesh(x=4, y=2)
@@ -31,7 +31,7 @@ def planned(source: str, target: str, mesh: Mesh = M42) -> Plan:
 )
 def test_all_to_alls_become_rounds(source: str, target: str, kinds: list[str]):
     plan = planned(source, target)
-    rounds = xla_rounds.in_rounds(plan, least=0)
+    rounds = xla_parts.in_rounds(plan, least=0)
     assert [step.kind for step in rounds.steps] == kinds
     assert rounds.received_bytes == plan.received_bytes and rounds.peak_bytes <= plan.peak_bytes
     check(rounds)
@@ -40,11 +40,11 @@ def test_all_to_alls_become_rounds(source: str, target: str, kinds: list[str]):
 def test_small_messages_and_many_rounds_stay_an_all_to_all():
     plan = planned("f32[{x}4, 16]", "f32[16, {x}4]")
     message = 4 * 4 * 4
-    assert [step.kind for step in xla_rounds.in_rounds(plan, message).steps] == ["exchange"]
-    assert xla_rounds.in_rounds(plan, message + 1) is plan and xla_rounds.in_rounds(plan) is plan
+    assert [step.kind for step in xla_parts.in_rounds(plan, message).steps] == ["exchange"]
+    assert xla_parts.in_rounds(plan, message + 1) is plan and xla_parts.in_rounds(plan) is plan
     five = planned("f32[{x}4, 20]", "f32[20, {x}4]", Mesh(x=5))
-    assert [step.kind for step in xla_rounds.in_rounds(five, message // 2).steps] == ["exchange"]
-    assert xla_rounds.in_rounds(five, message) is five
+    assert [step.kind for step in xla_parts.in_rounds(five, message // 2).steps] == ["exchange"]
+    assert xla_parts.in_rounds(five, message) is five
     for size, kind in ((16, "exchange"), (17, "all_to_all")):
         wide = planned(f"f32[{{x}}1, {size}]", f"f32[{size}, {{x}}1]", Mesh(x=size))
-        assert [step.kind for step in xla_rounds.in_rounds(wide, least=0).steps] == [kind]
+        assert [step.kind for step in xla_parts.in_rounds(wide, least=0).steps] == [kind]

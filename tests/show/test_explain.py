@@ -7,9 +7,9 @@ import pytest
 
 import reshard as rs
 from reshard.errors import BudgetError
+from reshard.plans.plan import Step
 from reshard.show import explain
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Step
 from reshard.types.units import bytes_text, seconds_text
 from tests.draw.cases import planned
 from tests.layouts import random_layout

@@ -1,8 +1,7 @@
 """Every step of a move with a view has its words."""
 
 import reshard as rs
-from reshard.show.explain import assessed, why
-from reshard.show.explain_views import move_of
+from reshard.show.explain import assessed, move_of, why
 from tests.proofs.test_view_proof import PLANS
 
 

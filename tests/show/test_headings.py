@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.show.headings import array_bytes_text, meshes_text, size_text
+from reshard.show.plan_table import array_bytes_text, meshes_text, size_text
 from reshard.types import Layout, Mesh
 
 

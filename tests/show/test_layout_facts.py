@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from reshard.show.layout_facts import facts
+from reshard.show.layout_picture import facts
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
 from tests.layouts import random_layout

@@ -3,7 +3,7 @@
 import pytest
 
 import reshard as rs
-from reshard.show.live_bytes import IN_PLACE, OPERAND, RESULT, SOURCE, live_parts, moments
+from reshard.show.plan_table import IN_PLACE, OPERAND, RESULT, SOURCE, live_parts, moments
 from reshard.types import Layout, Mesh
 from tests.draw.cases import CASES, planned
 

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("jax.extend.mlir", reason="the peer planner runs inside jaxlib; install jax")
 
 from benchmarks.against_shardy import MESHES, RANKS, Data, compared, explained, failures, named, scaled, summed
+from reshard.plans.plan import StepSpec, chain
 from reshard.synth.network import PRESETS
 from reshard.types.layout import Layout
-from reshard.types.plan import StepSpec, chain
 from tests.layouts import sample_pairs
 
 KINDS = ("one fabric", "slow outer axis", "sums")

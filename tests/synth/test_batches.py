@@ -6,9 +6,9 @@ import itertools
 import random
 
 import reshard as rs
+from reshard.plans.plan_tree import device_kinds
+from reshard.plans.tree_memory import Footprint, peaks
 from reshard.synth.batches import batches_of, in_order, rank
-from reshard.types.plan_tree import device_kinds
-from reshard.types.tree_memory import Footprint, peaks
 from tests.trees import llama
 
 MESH = rs.Mesh(x=4, y=2)

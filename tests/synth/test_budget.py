@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError
+from reshard.geometry.refine import refine
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
-from reshard.types.pair.refine import refine
-from reshard.types.rules.cost import StepMode
 from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_pair
 from tests.oracle import check
 

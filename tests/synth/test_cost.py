@@ -13,12 +13,12 @@ import pytest
 
 import reshard as rs
 from reshard.errors import ReshardError
+from reshard.plans.plan import StepSpec
+from reshard.plans.rules.cost import StepMode
 from reshard.synth import cost
 from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec
-from reshard.types.primes import primes
-from reshard.types.rules.cost import StepMode
+from reshard.types.whole import primes
 from tests.layouts import MESHES, random_layout
 
 INNER, OUTER = rs.Link(1e-6, 1e11), rs.Link(1e-5, 1e9)

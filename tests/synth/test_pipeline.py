@@ -7,9 +7,9 @@ import random
 import pytest
 
 import reshard as rs
+from reshard.plans.pipeline import part_of
 from reshard.synth import overlapped
 from reshard.synth.pipeline import seconds
-from reshard.types.pipeline import part_of
 from tests.layouts import random_crossing
 
 TRAINER, SERVER = rs.Mesh(fsdp=16), rs.Mesh.parse("tp=8,rep=16@16")

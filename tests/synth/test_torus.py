@@ -9,7 +9,7 @@ import pytest
 from reshard.errors import NetworkError
 from reshard.synth.link import Link
 from reshard.synth.network import PRESETS, Network
-from reshard.synth.torus import Torus
+from reshard.synth.wires import Torus
 from reshard.types import Mesh
 
 

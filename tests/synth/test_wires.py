@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import reshard as rs
+from reshard.geometry.refine import refine
+from reshard.plans.plan import Step, StepSpec
 from reshard.synth import cost
 from reshard.synth.link import Link
 from reshard.synth.network import Network
-from reshard.synth.torus import Torus
+from reshard.synth.wires import Torus
 from reshard.types import Layout, Mesh
-from reshard.types.pair.refine import refine
-from reshard.types.plan import Step, StepSpec
 from tests.layouts import random_layout, sample_pairs
 from tests.synth.wire_bounds import Graph, flow_seconds, least_seconds
 

@@ -10,7 +10,7 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.synth import planner
-from reshard.types.deadline import check_deadline, planning_until
+from reshard.types.whole import check_deadline, planning_until
 
 
 def ends(size: int) -> tuple[rs.Layout, rs.Layout]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import NetworkError, PlanError
-from reshard.types.flags import checked_flag
+from reshard.types.whole import checked_flag
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_, np.False_])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reshard.types.positions import numbers_along
+from reshard.types.dims import numbers_along
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from math import isqrt, prod
 import pytest
 
 from reshard.types import Layout, Mesh
-from reshard.types.primes import primes
+from reshard.types.whole import primes
 
 
 def by_trial(size: int) -> list[int]:

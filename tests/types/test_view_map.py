@@ -4,7 +4,7 @@ import itertools
 import random
 from math import prod
 
-from reshard.types.view_map import ViewMap, after, canonical_map
+from reshard.types.view import ViewMap, after, canonical_map
 from tests.view_oracle import random_case
 
 

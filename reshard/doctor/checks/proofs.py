@@ -16,10 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.doctor.batch_ops import batch_op
-from reshard.doctor.dataflow.flow import HloValue
-from reshard.doctor.dataflow.fragment_maps import FragmentMaps
-from reshard.doctor.dataflow.index_maps import IndexMaps
-from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.flow import HloValue, Numbering
+from reshard.doctor.dataflow.index_maps import FragmentMaps, IndexMaps
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.hlo import Instruction

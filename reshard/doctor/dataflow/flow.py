@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from reshard.errors import NotationError
 from reshard.hlo import Array, Computation, Instruction, Module
-from reshard.hlo.shapes import Shape
+from reshard.hlo.module import Shape
 
 _OPENED = ("fusion", "call", "async-start", "call-start")
 _CONTINUES = ("async-update", "async-done", "call-update", "call-done")
@@ -279,3 +279,55 @@ def paths(shape: Shape) -> Iterator[tuple[int, ...]]:
         return
     for at, part in enumerate(shape):
         yield from ((at, *rest) for rest in paths(part))
+
+
+# Value numbering: equal values get equal numbers. Compilers recompute a value inside every fusion that needs it.
+
+
+_IGNORED = (
+    "metadata",
+    "frontend_attributes",
+    "backend_config",
+    "sharding",
+    "calls",
+    "channel_id",
+    "control-predecessors",
+)
+_UNIQUE = ("parameter", "while", "conditional", "custom-call", "rng", "rng-bit-generator", "infeed", "recv", "call")
+_MOVES = ("bitcast", "reshape", "transpose", "slice", "dynamic-slice", "concatenate", "pad", "constant")
+
+
+class Numbering:
+    """Numbers values so that equal values get equal numbers; a copy in another memory layout is equal.
+
+    Outside of fusions only moves are compared. There, compilers have removed duplicate computations.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self._known: dict[HloValue, int] = {}
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def of(self, value: HloValue) -> int:
+        """The number of a value."""
+        value = self.flow.origin(value)
+        if value not in self._known:
+            self._known[value] = self._number(value)
+        return self._known[value]
+
+    def _number(self, value: HloValue) -> int:
+        instruction = value.instruction
+        if instruction.opcode == "copy":
+            return self.of(HloValue(value.scope, instruction.operands[0]))
+        return self._numbers.setdefault(self._key(value, instruction), len(self._numbers))
+
+    def _key(self, value: HloValue, instruction: Instruction) -> tuple[object, ...]:
+        """What makes two values equal: opcode, shape, attributes and the numbers of the operands."""
+        opcode = instruction.opcode
+        if opcode in _UNIQUE or not (value.scope.opened or opcode in _MOVES):
+            return value.scope, value.name, value.path
+        kept = [(key, text) for key, text in instruction.attributes.items() if key not in _IGNORED]
+        literal = instruction.rest.partition(")")[0] if instruction.opcode == "constant" else ""
+        shape = tuple((array.dtype, array.dims) for array in instruction.arrays)
+        operands = tuple(self.of(HloValue(value.scope, name)) for name in instruction.operands)
+        return instruction.opcode, value.path, shape, literal, tuple(kept), operands

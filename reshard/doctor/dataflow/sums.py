@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.dataflow.conversions import Conversion, conversion
-from reshard.doctor.dataflow.flow import Flow, HloValue
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import (
+    Conversion,
     IndexMaps,
     Points,
     Untraceable,
     array_of,
     attribute_ints,
+    conversion,
     device_groups,
     unravel,
 )
-from reshard.doctor.dataflow.numbering import Numbering
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 

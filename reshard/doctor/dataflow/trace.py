@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.flow import HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, Points, Untraceable, ravel, unravel
-from reshard.doctor.dataflow.numbering import Numbering
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.hlo import Array
 

@@ -8,11 +8,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from reshard.doctor.memory import ProgramMemory
-from reshard.doctor.places import Place
-from reshard.doctor.report.accounts import Accounts, accounts
+from reshard.doctor.places import Accounts, Place, accounts
 from reshard.hlo import Traffic
-from reshard.types.flags import checked_flag
-from reshard.types.plan_data import checked_indent
+from reshard.plans.plan_data import checked_indent
+from reshard.types.whole import checked_flag
 
 
 class CompiledMemory(NamedTuple):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
+from typing import NamedTuple
 
-from reshard.doctor.memory import Buffer, ProgramMemory
-from reshard.doctor.places import RESHARD, Place, array_text
+from reshard.doctor.memory import Buffer, InstructionMemory, ProgramMemory
+from reshard.doctor.places import RESHARD, LineSum, Place, array_text
 from reshard.doctor.report import phrases
-from reshard.doctor.report.accounts import LineSum
 from reshard.doctor.report.data import ReportData
 from reshard.doctor.report.phrases import Row
-from reshard.doctor.report.snippet import snippet
-from reshard.doctor.report.timeline import STYLE, timeline
 from reshard.hlo import Collective, Source
 from reshard.show.html import SORT, bar, cards, document, number, table
 from reshard.types.units import bytes_text, counted
@@ -225,3 +224,82 @@ def _row(row: Row) -> list[str]:
         escape(phrases.does(row.place)),
         "<br>".join(f"<code>{_move(phrases.move_text(move))}</code>" for move in row.place.moves),
     ]
+
+
+# The lines of the user's program around the origin of a place, if its file is on this machine.
+
+
+_AROUND = 2
+_LARGEST = 1 << 20  # bytes of a file: no program is larger
+
+
+class SnippetLine(NamedTuple):
+    """A line of a file; `here` is whether it is the one that is meant."""
+
+    number: int
+    text: str
+    here: bool
+
+
+def snippet(where: Source) -> tuple[SnippetLine, ...]:
+    """The line of an origin with two lines before and after; empty if the file cannot be read or has no such line.
+
+    >>> snippet(Source("f", "no/such/file.py", 3))
+    ()
+    """
+    if where.file is None or where.line is None:
+        return ()
+    try:
+        path = Path(where.file)
+        if not path.is_file() or path.stat().st_size > _LARGEST:
+            return ()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        return ()
+    if not 0 < where.line <= len(lines):
+        return ()
+    first = max(1, where.line - _AROUND)
+    shown = lines[first - 1 : where.line + _AROUND]
+    return tuple(SnippetLine(number, text, number == where.line) for number, text in enumerate(shown, first))
+
+
+# A picture of the bytes live on a device while a program runs, instruction by instruction, as inline SVG.
+
+
+STYLE = """
+.timeline { display: block; width: 100%; height: 9rem; background: var(--track); border-radius: 3px; }
+.ends { display: flex; justify-content: space-between; color: var(--faint); font-size: .78rem; }
+.timeline .live { fill: var(--mark); opacity: .55; } .timeline .moves { fill: var(--bad); }
+"""
+_POINTS = 300  # bars that a page has room for
+
+
+def timeline(moments: Sequence[InstructionMemory]) -> str:
+    """An area for the bytes live at each instruction, on a scale up to the peak; red where a move makes data.
+
+    >>> timeline([InstructionMemory("p", 64, False), InstructionMemory("g", 320, True)]).count("<rect")
+    2
+    """
+    bars = list(_draw_timeline_bars(moments))
+    peak = max((bar.live_bytes for bar in bars), default=0)
+    if not peak:
+        return ""
+    rects = (
+        f'<rect class="{"moves" if bar.moves else "live"}" x="{at}" y="{100 - 100 * bar.live_bytes / peak:.2f}" '
+        f'width="1.02" height="{100 * bar.live_bytes / peak:.2f}"><title>{bytes_text(bar.live_bytes)}</title></rect>'
+        for at, bar in enumerate(bars)
+    )
+    return (
+        f'<svg class="timeline" viewBox="0 0 {len(bars)} 100" preserveAspectRatio="none" role="img" '
+        f'aria-label="live bytes, at most {bytes_text(peak)}">{"".join(rects)}</svg>'
+        f'<div class="ends"><span>start</span><span>top: {bytes_text(peak)}</span><span>end</span></div>'
+    )
+
+
+def _draw_timeline_bars(moments: Sequence[InstructionMemory]) -> Iterator[InstructionMemory]:
+    """At most `_POINTS` bars: neighbouring moments share one, which shows the highest of them."""
+    each = -(-len(moments) // _POINTS) or 1
+    for start in range(0, len(moments), each):
+        group = moments[start : start + each]
+        most = max(group, key=lambda moment: moment.live_bytes)
+        yield most._replace(moves=any(moment.moves for moment in group))

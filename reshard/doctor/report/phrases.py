@@ -6,11 +6,10 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, Place, array_text
-from reshard.doctor.report.accounts import LineSum
+from reshard.doctor.places import MANUAL, REDUCTION, SHIFT, ArrayMove, LineSum, Place, array_text
 from reshard.doctor.report.data import ReportData
 from reshard.hlo import Frame, Source
-from reshard.types.plan import Plan
+from reshard.plans.plan import Plan
 from reshard.types.units import bytes_text, counted
 
 OTHER_BRANCH = "in a branch that receives less than another one does: not part of the totals"

@@ -11,6 +11,6 @@ moves        which of these a move takes, compiled once
 from reshard.jax.crossing.moves import casts_before as casts_before
 from reshard.jax.crossing.moves import crosses as crosses
 from reshard.jax.crossing.moves import moving as moving
+from reshard.jax.crossing.moves import plan_across as plan_across
 from reshard.jax.crossing.moves import program_across as program_across
 from reshard.jax.crossing.moves import weakened_on as weakened_on
-from reshard.jax.crossing.plans import plan_across as plan_across

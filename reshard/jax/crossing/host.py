@@ -23,11 +23,11 @@ import jax
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from reshard.geometry import messages
+from reshard.geometry.message import Tile, tile_of
+from reshard.geometry.view_messages import view_messages
 from reshard.jax.placement import devices_of
 from reshard.types.layout import Layout
-from reshard.types.pair import messages
-from reshard.types.pair.message import Tile, tile_of
-from reshard.types.pair.view_messages import view_messages
 from reshard.types.view import View
 
 Array = np.ndarray[Any, Any]

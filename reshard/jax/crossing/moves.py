@@ -8,8 +8,7 @@
 Before and after, steps of the plan run on the source's and on the target's mesh like any other move.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -19,26 +18,47 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, Sharding
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from reshard.errors import LayoutError
+from reshard.errors import BudgetError, LayoutError
+from reshard.geometry.relay import relay_figures
+from reshard.geometry.remesh import disjoint, one_set
+from reshard.geometry.view_messages import view_stats
+from reshard.jax import placement
 from reshard.jax.crossing.host import THREADED, HostExchange, exchanged, host_exchange, shards_of
-from reshard.jax.crossing.pipeline import pipeline_across, run_pipeline
-from reshard.jax.crossing.plans import Leg, Legs, in_messages, legs, numbered, plan_across, pulled
-from reshard.jax.crossing.stages import flat, run_stages, stack_shape, stacked, staged
-from reshard.jax.crossing.transports import BetweenProcesses, InProcess
+from reshard.jax.crossing.stages import (
+    BetweenProcesses,
+    InProcess,
+    StagedExchange,
+    flat,
+    run_stages,
+    stack_shape,
+    stack_spec,
+    stacked,
+    staged,
+)
 from reshard.jax.placement import devices_of
-from reshard.jax.request import ReshardRequest
+from reshard.jax.platform_network import best_plan
+from reshard.jax.request import PlanArguments, ReshardRequest
 from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
-from reshard.lower.to_shard_map import messages
+from reshard.lower.to_shard_map import exchange as messages
 from reshard.lower.views import ViewExchange
+from reshard.plans.pipeline import Pipeline
+from reshard.plans.plan import Plan, Step, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.exchange import exchange_size
+from reshard.plans.rules.parts import Cut
 from reshard.runtime import on_jax
+from reshard.synth import Network, overlapped
 from reshard.types.layout import Layout
-from reshard.types.pipeline import Pipeline
-from reshard.types.plan import Plan
+from reshard.types.move import Move
+from reshard.types.view import View
 
 Moving = Callable[..., jax.Array]
 """Moves an array; beside it takes the array of which a part is filled, and the scale of a cast."""
@@ -319,3 +339,277 @@ def _finish(leg: Leg, target: NamedSharding) -> Moving:
         return started(run, stack, into if fills else None, scale if leg.casts else None)
 
     return finish
+
+
+# A move to other devices in parts: each is gathered on the target's devices while the next one crosses.
+#
+#     source's devices      take 0  take 1          take 2          take 3
+#     between the two               messages 0      messages 1      messages 2      messages 3
+#     target's devices                              gather 0, put   gather 1, put   gather 2, put
+#
+# JAX starts programs and copies and does not wait for them. Part c + 1 is started right after the gather of part c, and
+# the one after it once that gather is done: a device has two parts at once beside its tile. Copies between devices of
+# one process run beside programs on accelerators; between processes a crossing is a program of its own on the target's
+# devices, and on CPUs it is the same memory, so neither has anything to overlap.
+
+
+@lru_cache(maxsize=1024)
+def pipeline_across(
+    source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: str, network: Network | str | None
+) -> Pipeline | None:
+    """The pipeline of least predicted seconds on a network that a caller gives; None if there is none."""
+    if not isinstance(network, Network):
+        return None
+    numbers = numbered(source.mesh, target.mesh)
+    near, far = layout_on(numbers, source, shape, dtype), layout_on(numbers, target, shape, dtype)
+    return overlapped(near, far, network)
+
+
+def run_pipeline(
+    pipeline: Pipeline, source: NamedSharding, target: NamedSharding, donate: bool
+) -> Callable[[jax.Array], jax.Array]:
+    """The compiled move; it deletes a donated source."""
+    whole, each = pipeline.plan, pipeline.each
+    far, after = each.steps[0].result, each.steps[1:]
+    meshes = flat(source.mesh), flat(target.mesh)
+    dtype = jnp.dtype(whole.source.dtype)
+    crossing = _crossing(each, meshes, list(numbered(source.mesh, target.mesh)), dtype)
+    gather, sharding = on_jax.from_stack(far, after, target.mesh, target)
+    take, put = _take(pipeline, meshes[0]), _put(pipeline, meshes[1])
+    stack = NamedSharding(meshes[1], stack_spec(whole.target))
+    start = jax.jit(lambda: jnp.zeros(stack_shape(whole.target), dtype), out_shardings=stack)
+
+    def moved(x: jax.Array) -> jax.Array:
+        near = stacked(_pipeline_shards(x), meshes[0], whole.source, dtype)
+        goal, arriving = started(start), _crossed(crossing, started(take, near, np.int32(0)))
+        for number in range(pipeline.parts):
+            tiles = jax.make_array_from_single_device_arrays(stack_shape(far), sharding, _pipeline_shards(arriving))
+            part = stacked(_pipeline_shards(started(gather, tiles)), meshes[1], each.target, dtype)
+            goal = started(put, goal, part, np.int32(number))
+            del part, tiles
+            if number + 1 < pipeline.parts:
+                arriving = _crossed(crossing, started(take, near, np.int32(number + 1)))
+            elif donate:
+                _delete(near, x)
+            _wait(goal)
+        return jax.make_array_from_single_device_arrays(whole.target.shape, target, _pipeline_shards(goal), dtype=dtype)
+
+    return moved
+
+
+def _crossing(each: Plan, meshes: tuple[JaxMesh, JaxMesh], devices: list[Any], dtype: Any) -> StagedExchange:
+    """The first step of a part in messages, whole tiles too."""
+    result = each.steps[0].result
+    (step,) = lower_plan(chain(each.source, result, [StepSpec("exchange", result)], donate=True)).instructions
+    if not isinstance(step, Exchange):
+        raise LayoutError(f"{each.source} -> {result} does not go in messages; report this")
+    return staged(step, each.source, result, meshes, InProcess(meshes, devices), dtype)
+
+
+def _crossed(exchange: StagedExchange, part: jax.Array) -> Any:
+    """The tiles of a part on the target's devices, under way; the part is freed once it is packed."""
+    return run_stages(exchange, part, donate=True)
+
+
+def _wait(goal: jax.Array) -> None:
+    goal.block_until_ready()
+
+
+def _take(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
+    """The program that cuts a part, of a given number, out of the tiles of the source."""
+    cut, _ = pipeline.cuts
+    before, after = pipeline.plan.source, pipeline.each.source
+
+    def take(tile: jax.Array, number: jax.Array) -> jax.Array:
+        part = lax.dynamic_index_in_dim(tile.reshape(_opened(before, cut)), number, cut.axis + 1, keepdims=False)
+        return part.reshape(after.tile_shape)
+
+    specs = (stack_spec(before), PartitionSpec())
+    return jax.jit(jax.shard_map(take, mesh=mesh, in_specs=specs, out_specs=stack_spec(after), check_vma=False))
+
+
+def _put(pipeline: Pipeline, mesh: JaxMesh) -> Callable[..., jax.Array]:
+    """The program that writes a part, of a given number, into the tiles of the target, in place."""
+    _, cut = pipeline.cuts
+    goal = pipeline.plan.target
+
+    def put(tile: jax.Array, part: jax.Array, number: jax.Array) -> jax.Array:
+        opened = tile.reshape(_opened(goal, cut))
+        fitting = part.reshape((*opened.shape[: cut.axis + 1], *opened.shape[cut.axis + 2 :]))
+        return lax.dynamic_update_index_in_dim(opened, fitting, number, cut.axis + 1).reshape(tile.shape)
+
+    specs = (stack_spec(goal), stack_spec(pipeline.each.target), PartitionSpec())
+    run = jax.shard_map(put, mesh=mesh, in_specs=specs, out_specs=stack_spec(goal), check_vma=False)
+    return jax.jit(run, donate_argnums=0)
+
+
+def _opened(layout: Layout, cut: Cut) -> tuple[int, ...]:
+    """The shape of a tile with its cut axis in three: outer, parts, inner."""
+    tile = layout.tile_shape
+    return (*tile[: cut.axis], cut.outer, cut.parts, cut.inner, *tile[cut.axis + 1 :])
+
+
+def _pipeline_shards(x: jax.Array) -> list[jax.Array]:
+    return [shard.data for shard in x.addressable_shards]
+
+
+def _delete(*arrays: jax.Array) -> None:
+    for x in arrays:
+        if not x.is_deleted():
+            x.delete()
+
+
+# The plan of a move to other devices, and its legs.
+#
+#     trainer <fsdp=4>, devices 0-3 -> server <tp=2, rep=2>, devices 4-7, f32[{fsdp}4, 8] -> f32[16, {tp}4]
+#
+#     before    nothing to do, a sum would be finished    on devices 0-3
+#     across    exchange to f32[{rep}8, {tp}4]            0-3 to 4-7
+#     after     all_gather to f32[16, {tp}4]              on devices 4-7
+#
+# A device is known by its number among those of both meshes, the source's first, since the ids of two platforms, such
+# as GPUs and the host's CPU, may coincide.
+
+
+class Leg(NamedTuple):
+    """Steps on the devices of one side, and what they start from."""
+
+    source: Layout
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def target(self) -> Layout:
+        """What the steps lead to."""
+        return self.steps[-1].result if self.steps else self.source
+
+    @property
+    def casts(self) -> bool:
+        """Whether a step casts."""
+        return any(step.kind == "cast" for step in self.steps)
+
+
+class Legs(NamedTuple):
+    """A plan to other devices in three; `before` and `after` may have no steps, `across` has one."""
+
+    before: Leg
+    across: Plan
+    after: Leg
+
+
+def numbered(*meshes: placement.AnyMesh) -> dict[Any, int]:
+    """The devices of some meshes with their numbers, those of the first mesh first."""
+    return {device: at for at, device in enumerate(dict.fromkeys(d for mesh in meshes for d in devices_of(mesh)))}
+
+
+@lru_cache(maxsize=4096)
+def plan_across(
+    source: NamedSharding,
+    target: NamedSharding,
+    shape: tuple[int, ...],
+    dtype: str,
+    arguments: PlanArguments,
+    view: View | None = None,
+    target_dtype: str | None = None,
+) -> Plan:
+    """The best plan, by a view to another dtype if these are given; `BudgetError` if none keeps to the budget."""
+    numbers = numbered(source.mesh, target.mesh)
+    near = layout_on(numbers, source, shape, dtype)
+    far = layout_on(numbers, target, shape if view is None else view.target_shape, target_dtype or dtype)
+    budget, network, donate = arguments
+    return best_plan(Move(near, far, view, cast=True), devices_of(target.mesh), network, budget, donate)
+
+
+def layout_on(numbers: dict[Any, int], sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Layout:
+    """The layout of an array whose devices are known by these numbers."""
+    own = tuple(numbers[device] for device in devices_of(sharding.mesh))
+    return placement.layout_of(sharding, shape, dtype, numbers=own)
+
+
+def legs(whole: Plan) -> Legs:
+    """The plan in its three legs; what a leg starts from is deleted unless it is the caller's array."""
+    at = next(number for number, step in enumerate(whole.steps) if _crosses(step))
+    step = whole.steps[at]
+    return Legs(
+        Leg(whole.source, whole.steps[:at]),
+        _alone(step, whole.donate),
+        Leg(step.result, whole.steps[at + 1 :]),
+    )
+
+
+def _alone(step: Step, donate: bool) -> Plan:
+    """The step that crosses as a plan."""
+    return chain(step.operand, step.result, [StepSpec(step.kind, step.result, step.mode)], donate, None, step.mode.view)
+
+
+def pulled(whole: Plan) -> Legs:
+    """The legs with the target's tiles read from the source's at once, where no sum is started.
+
+    Where all devices share one memory, gathers among the target's devices would copy data a second time, and so would
+    reshapes and transposes.
+    """
+    parts = legs(whole)
+    target = whole.target
+    if target.partial:
+        return parts
+    if whole.view is None or (whole.view.plain and not parts.before.casts and not parts.after.casts):
+        return Legs(parts.before, _alone(Step("exchange", parts.across.source, target), whole.donate), Leg(target))
+    return parts if whole.source.partial else _at_once(whole, parts)
+
+
+def _at_once(whole: Plan, parts: Legs) -> Legs:
+    """The legs of a move with a view or a cast: the whole view in the exchange, between its casts."""
+    first, last = whole.steps[:1], whole.steps[-1:]
+    before = Leg(whole.source, first if first[0].kind == "cast" else ())
+    after = Leg(whole.target) if last[0].kind != "cast" else Leg(last[0].operand, last)
+    if (before.casts, after.casts) != (parts.before.casts, parts.after.casts) or whole.view is None:
+        return parts  # A cast in between, before a part of the target is filled.
+    kind, mode = ("exchange", StepMode()) if whole.view.plain else ("view_exchange", StepMode(view=whole.view))
+    return Legs(before, _alone(Step(kind, before.target, after.source, mode), whole.donate), after)
+
+
+def in_messages(parts: Legs, budget: int | None, buffers: int, pieces: bool) -> Legs:
+    """The legs as accelerators and several processes run them: messages that are small beside the tiles.
+
+    A device has `buffers` buffers of a message's size beside its tiles, and two if it may send and receive at once.
+    Large moves are cut so that these are small, and with a budget they are cut to fit; `BudgetError` if not even single
+    elements do. With `pieces`, tiles that go to other devices as they are become messages, too.
+    """
+    step = parts.across.steps[0]
+    if step.kind == "permute" and not pieces:
+        return parts
+    operand, result = step.operand, step.result
+    kind = "view_exchange" if step.kind == "view_exchange" else "exchange"
+    mode = StepMode(relay=step.mode.relay, view=step.mode.view)
+    kept = parts.before.source.tile_bytes if parts.before.steps and not parts.across.donate else 0
+    plain = Step(kind, operand, result, mode, kept)
+    message = _message(plain)
+    given = step.mode.chunk or message
+    tiles = plain.live_bytes - plain.cost.scratch
+    buffers = 2 if mode.relay or not disjoint(operand.mesh, result.mesh) else buffers
+    chunk = given
+    if budget is not None:
+        chunk = min(given, (budget - tiles) // (buffers * operand.nbytes(1)))
+        if chunk < 1 <= message:
+            least = tiles + buffers * operand.nbytes(1)
+            raise BudgetError(
+                f"budget {budget} B is too small for {operand} -> {result} (global {operand.shape}, {operand.mesh} to "
+                f"{result.mesh}): beside tiles of {tiles} B a device needs {buffers} times the smallest message; "
+                f"the smallest that works is {least} B",
+                least,
+            )
+    elif operand.tile_bytes + result.tile_bytes >= on_jax.LEAST:
+        chunk = -(-message // on_jax.PARTS)
+    cut = mode if chunk >= message else mode._replace(chunk=chunk)
+    return Legs(parts.before, _alone(Step(kind, operand, result, cut), parts.across.donate), parts.after)
+
+
+def _message(step: Step) -> int:
+    """The elements of the largest message."""
+    operand, result, view = step.operand, step.result, step.mode.view
+    if step.mode.relay:
+        return relay_figures(operand, result).message
+    return exchange_size(operand, result).message if view is None else view_stats(operand, result, view).message
+
+
+def _crosses(step: Step) -> bool:
+    return not one_set(step.operand.mesh, step.result.mesh)

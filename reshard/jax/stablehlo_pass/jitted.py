@@ -15,8 +15,8 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from reshard.errors import LayoutError, NetworkError
-from reshard.jax.arguments import abstract, placement_of
 from reshard.jax.compiled import Compiled
+from reshard.jax.doctor import abstract, placement_of
 from reshard.jax.partitioner_hook import as_constraints
 from reshard.jax.pass_report import PassReport
 from reshard.jax.stablehlo_pass import module_pass

@@ -27,12 +27,12 @@ from reshard.jax.stablehlo_pass import explicit_reshards, rewrite
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp
 from reshard.jax.stablehlo_pass.rewrite import Fate
 from reshard.lower.to_stablehlo import Module, Operation, ir
+from reshard.plans.plan import Plan
 from reshard.runtime.on_jax import in_parts
 from reshard.synth import Network
 from reshard.synth import plan as best_plan
 from reshard.synth.planner import bytes_of, network_of
 from reshard.types.layout import Layout
-from reshard.types.plan import Plan
 
 make_ir_context: Any = _make_ir_context
 _mlir: Any = mlir

@@ -21,9 +21,9 @@ from reshard.jax.stablehlo_pass import handover
 from reshard.jax.stablehlo_pass.explicit_reshards import ReshardOp, changed, unmark
 from reshard.jax.stablehlo_pass.shardings import MANUAL, meshes
 from reshard.lower.to_stablehlo import CHANNEL, Attribute, Module, Operation, Value, framed, insert, ir, walk
+from reshard.plans.plan import Plan
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.plan import Plan
 
 _HANDLE = re.compile(r"handle = (\d+)")
 

@@ -5,17 +5,19 @@ any program, and hands it to our pass at the stage at which it hands over the pr
 as this compiler on this platform spells it, and is never written by hand.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import importlib
+import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
 from jax.experimental.layout import Layout as JaxLayout
@@ -23,18 +25,20 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard import hlo
+from reshard.doctor.batch_ops import BatchOp
 from reshard.doctor.checks.proofs import Proofs
 from reshard.doctor.infer_layouts import Pick
 from reshard.doctor.proposals import ProgramCost
+from reshard.doctor.shifts import Shift, ShiftSource
 from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.jax.xla_pass.compiling_thread import CompilingThread
 from reshard.jax.xla_pass.program_peaks import peak_bytes
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
+from reshard.plans.plan import Plan
 from reshard.types import dtypes
 from reshard.types.mesh import Mesh
-from reshard.types.plan import Plan
 
 _TILE = re.compile(r"\(([\d,]+)\)")
 _ORDER = re.compile(r"^([\d,]*)(?::T((?:\([\d,]+\))+))?$")
@@ -223,3 +227,256 @@ def _layout_of(array: Array) -> JaxLayout:
     minor_to_major = [int(dim) for dim in text[1].split(",") if dim]
     tiles = [tuple(int(size) for size in tile.split(",")) for tile in _TILE.findall(text[2] or "")]
     return JaxLayout(tuple(reversed(minor_to_major)), tuple(tiles) or None)
+
+
+# `JaxlibReader`: serialized modules, read by the jaxlib that compiles them.
+
+
+class JaxlibReader:
+    """Serialized modules as jaxlib reads them."""
+
+    def __init__(self) -> None:
+        self._last: tuple[bytes, Any] | None = None
+
+    def _read(self, module: bytes) -> Any:
+        """The module; the last one is kept, since one is asked for twice."""
+        if self._last is None or self._last[0] is not module:
+            self._last = module, _hlo().HloModule.from_serialized_hlo_module_proto(module)
+        return self._last[1]
+
+    def text(self, module: bytes) -> str:
+        """The text of a module, large constants included."""
+        options = _hlo().HloPrintOptions()
+        options.print_large_constants = True
+        return self._read(module).to_string(options)
+
+    def shardings(self, module: bytes) -> tuple[str, ...]:
+        """The shardings of the entry's parameters, empty if the module does not say."""
+        shardings = self._read(module).spmd_parameters_shardings
+        return tuple(str(_hlo().HloSharding.from_proto(one)) for one in shardings or ())
+
+
+def _hlo() -> Any:
+    """jaxlib's own module for HLO, which has no public name."""
+    return importlib.import_module("jaxlib._hlo")
+
+
+# Fragments that run an operation on each device's own rows: its source is moved there, and its results from there.
+
+
+_jax: Any = jax
+Tiles = tuple[jax.Array, ...]
+
+
+class OutputKey(NamedTuple):
+    """A result of an operation: its number, its plan, the digits of the tile that the plan yields, and its array."""
+
+    number: int
+    plan: Plan
+    order: tuple[tuple[int, int], ...]
+    after: Array
+
+
+@dataclass(frozen=True)
+class OpFragmentKey:
+    """What a fragment with an operation is compiled for.
+
+    `plan` moves the tile `before`, whose digits lie at `places`, to whole rows. `indices` has the dim of which an
+    operand is the index, for each operand; None for the data.
+    """
+
+    op: BatchOp
+    indices: tuple[int | None, ...]
+    plan: Plan
+    before: Array
+    places: tuple[tuple[int, int], ...]
+    outputs: tuple[OutputKey, ...]
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of its layouts."""
+        return self.plan.source.mesh
+
+    @property
+    def afters(self) -> tuple[Array, ...]:
+        """The arrays that it yields."""
+        return tuple(output.after for output in self.outputs)
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives."""
+        return self.plan.received_bytes + sum(output.plan.received_bytes for output in self.outputs)
+
+    def __str__(self) -> str:
+        return f"{self.op.target or self.op.kind} on {self.plan.target}"
+
+    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], Tiles]:
+        """From the tile before to those afterwards, for code inside a `shard_map` over all axes."""
+        gather, run = tile_function(lower_plan(self.plan), axes), rows_function(self.op, self.indices)
+        moves = [tile_function(lower_plan(output.plan), axes) for output in self.outputs]
+
+        def moved(tile: jax.Array) -> Tiles:
+            rows = gather(in_places(tile, self.places).reshape(self.plan.source.tile_shape))
+            results = run(rows)
+            tiles = [move(results[one.number]) for move, one in zip(moves, self.outputs, strict=True)]
+            return tuple(_laid_out(tile, one) for tile, one in zip(tiles, self.outputs, strict=True))
+
+        return moved
+
+
+def _laid_out(tile: jax.Array, output: OutputKey) -> jax.Array:
+    """The tile of a layout as the array that the program uses."""
+    by_place = sorted(range(len(output.order)), key=lambda at: -output.order[at][1])
+    digits = tile.reshape([radix for radix, _ in output.order]).transpose(by_place)
+    return digits.reshape(output.after.dims)
+
+
+def rows_function(op: BatchOp, indices: Sequence[int | None]) -> Callable[[jax.Array], Tiles]:
+    """The operation on some of the rows, which yields all of its results.
+
+    >>> import jax.numpy as jnp
+    >>> rows = Array("f32", (8, 4))
+    >>> sort = BatchOp("sort", "", (0,), (rows, Array("s32", (8, 4))), (rows, Array("s32", (8, 4))), stable=True)
+    >>> values, order = rows_function(sort, (None, 1))(jnp.array([[3.0, 1.0, 2.0, 0.0]]))
+    >>> order
+    Array([[3, 1, 2, 0]], dtype=int32)
+    """
+    return lambda tile: _KINDS[op.kind](op, _operands(op, indices, tile))
+
+
+def _operands(op: BatchOp, indices: Sequence[int | None], tile: jax.Array) -> list[jax.Array]:
+    return [
+        tile if dim is None else jax.lax.broadcasted_iota(dtypes.canonical(array.dtype), tile.shape, dim)
+        for array, dim in zip(op.operands, indices, strict=True)
+    ]
+
+
+def _fft(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+    return (_jax.lax.fft(operands[0], op.target, op.lengths),)
+
+
+def _sort(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+    (dim,) = op.inner(op.operands[0])
+    return tuple(_jax.lax.sort(tuple(operands), dimension=dim, is_stable=op.stable, num_keys=1))
+
+
+def _top_k(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+    return tuple(_jax.lax.top_k(operands[0], op.results[0].dims[-1]))
+
+
+def _ffi(op: BatchOp, operands: list[jax.Array]) -> Tiles:
+    rows = dict(zip(op.batch, (operands[0].shape[dim] for dim in op.batch), strict=True))
+    shapes = [
+        jax.ShapeDtypeStruct(
+            [rows.get(dim, size) for dim, size in enumerate(array.dims)], dtypes.canonical(array.dtype)
+        )
+        for array in op.results
+    ]
+    call = _jax.ffi.ffi_call(
+        op.target,
+        shapes,
+        input_layouts=[_major_to_minor(array) for array in op.operands],
+        output_layouts=[_major_to_minor(array) for array in op.results],
+    )
+    return tuple(call(*operands, **{name: np.dtype(dtype).type(value) for name, value, dtype in op.attributes}))
+
+
+def _major_to_minor(array: Array) -> list[int]:
+    if not re.fullmatch(r"[\d,]*", array.layout):
+        raise SpliceError(f"the memory layout {array.layout} is not known")
+    return [int(dim) for dim in array.layout.split(",") if dim][::-1]
+
+
+_KINDS: dict[str, Callable[[BatchOp, list[jax.Array]], Tiles]] = {
+    "fft": _fft,
+    "sort": _sort,
+    "top_k": _top_k,
+    "ffi": _ffi,
+}
+
+
+# Fragments that put results together from boxes of neighbours' tiles: a permute for each box, and concatenations.
+
+
+Box = tuple[ShiftSource, tuple[int, ...]]
+"""Where a box comes from, and its sizes."""
+
+
+@dataclass(frozen=True)
+class ShiftKey:
+    """What such a fragment is compiled for: the shifts of one tile, what each yields, and the dtype that is moved."""
+
+    shifts: tuple[Shift, ...]
+    before: Array
+    afters: tuple[Array, ...]
+    dtype: str
+
+    @property
+    def mesh(self) -> Mesh:
+        """All devices, along one axis."""
+        return Mesh(devices=self.shifts[0].devices)
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The boxes that come from other devices; one that several results have comes once."""
+        boxes = {
+            (source, shift.sizes(at)): None
+            for shift in self.shifts
+            for at, sources in enumerate(shift.cells)
+            for source in sources
+            if not source.is_local
+        }
+        return tuple(boxes)
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives."""
+        return sum(Array(self.dtype, (math.prod(sizes),)).nbytes for _, sizes in self.boxes)
+
+    def __str__(self) -> str:
+        return f"{len(self.shifts)} shifts of {self.dtype}{list(self.before.dims)}"
+
+    def function(self, axes: dict[str, int]) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+        """From the tile before to those afterwards, for code inside a `shard_map` over one axis."""
+        (axis,) = axes
+
+        def moved(tile: jax.Array) -> tuple[jax.Array, ...]:
+            tile = tile.astype(dtypes.canonical(self.dtype))
+            boxes = {(source, sizes): _permuted(tile, axis, source, sizes) for source, sizes in self.boxes}
+            results = (_result(tile, axis, shift, boxes) for shift in self.shifts)
+            pairs = zip(results, self.afters, strict=True)
+            return tuple(result.astype(dtypes.canonical(after.dtype)) for result, after in pairs)
+
+        return moved
+
+
+def _box(tile: jax.Array, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
+    ends = [first + size for first, size in zip(source.start, sizes, strict=True)]
+    return jax.lax.slice(tile, source.start, ends)
+
+
+def _permuted(tile: jax.Array, axis: str, source: ShiftSource, sizes: tuple[int, ...]) -> jax.Array:
+    pairs = [(device, target) for target, device in enumerate(source.devices) if device >= 0]
+    return jax.lax.ppermute(_box(tile, source, sizes), axis, pairs)
+
+
+def _result(tile: jax.Array, axis: str, shift: Shift, boxes: dict[Box, jax.Array]) -> jax.Array:
+    """A result: its cells, joined along one dim after another, the last one first."""
+    parts = [_cell(tile, axis, shift.sizes(at), sources, boxes) for at, sources in enumerate(shift.cells)]
+    for dim in reversed(range(len(shift.cuts))):
+        count = len(shift.cuts[dim]) - 1
+        rows = [parts[at : at + count] for at in range(0, len(parts), count)]
+        parts = [row[0] if count == 1 else jnp.concatenate(row, dim) for row in rows]
+    return parts[0]
+
+
+def _cell(
+    tile: jax.Array, axis: str, sizes: tuple[int, ...], sources: tuple[ShiftSource, ...], boxes: dict[Box, jax.Array]
+) -> jax.Array:
+    """One cell: what the first source brings, but on the devices that others bring it to."""
+    brought = [_box(tile, one, sizes) if one.is_local else boxes[one, sizes] for one in sources]
+    cell = brought[0]
+    for one, box in zip(sources[1:], brought[1:], strict=True):
+        here = jnp.asarray(np.array(one.devices) >= 0)[jax.lax.axis_index(axis)]
+        cell = jnp.where(here, box, cell)
+    return cell

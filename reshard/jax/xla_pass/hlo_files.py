@@ -13,13 +13,13 @@ from importlib import import_module
 from typing import Any
 
 from reshard import hlo
-from reshard.doctor.chain_fate import ChainFate
+from reshard.doctor.places import ChainFate
 from reshard.errors import NotationError, ProgramError, quoted
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.doctor import devices_for
 from reshard.jax.xla_pass import xla_hook
+from reshard.jax.xla_pass.fragments import JaxlibReader
 from reshard.jax.xla_pass.hlo_pass import improve
-from reshard.jax.xla_pass.jaxlib_reader import JaxlibReader
 from reshard.synth import Network
 from reshard.types.whole import whole
 

@@ -23,14 +23,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from reshard.doctor.chain_fate import ChainFate
+from reshard.doctor.places import ChainFate
 from reshard.doctor.proposals import ProposalOptions, check_preference
 from reshard.errors import ProgramError
 from reshard.jax.platform_network import checked, network_on
 from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
-from reshard.jax.xla_pass.fragments import Fragments
+from reshard.jax.xla_pass.fragments import Fragments, JaxlibReader
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
-from reshard.jax.xla_pass.jaxlib_reader import JaxlibReader
 from reshard.jax.xla_pass.program_peaks import Again, ProgramPeaks
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of

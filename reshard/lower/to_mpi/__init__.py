@@ -24,17 +24,26 @@ a rank fetches straight to the target, and `listed` the same in turns of a relay
 Nothing here imports MPI. Schedules and fetches are plain data, and the same on every rank that computes them.
 """
 
-from reshard.lower.to_mpi import crossing
+from reshard.geometry.holders import holders
+from reshard.geometry.overlap import shares_from, shares_of
+from reshard.lower.to_mpi import direct
 from reshard.lower.to_mpi.blocks import Axis as Axis
 from reshard.lower.to_mpi.blocks import Block as Block
 from reshard.lower.to_mpi.blocks import folded
 from reshard.lower.to_mpi.boxes import places
-from reshard.lower.to_mpi.crossing import fetched_across as fetched_across
-from reshard.lower.to_mpi.crossing import served_across as served_across
 from reshard.lower.to_mpi.direct import Fetch as Fetch
 from reshard.lower.to_mpi.direct import Near as Near
+from reshard.lower.to_mpi.direct import device_of as device_of
+from reshard.lower.to_mpi.direct import fetched_across as fetched_across
 from reshard.lower.to_mpi.direct import fetches as fetches
+from reshard.lower.to_mpi.direct import is_seated as is_seated
+from reshard.lower.to_mpi.direct import rank_of_devices as rank_of_devices
+from reshard.lower.to_mpi.direct import ranks as ranks
+from reshard.lower.to_mpi.direct import seat_of as seat_of
+from reshard.lower.to_mpi.direct import seats as seats
+from reshard.lower.to_mpi.direct import seats_by_position
 from reshard.lower.to_mpi.direct import served as served
+from reshard.lower.to_mpi.direct import served_across as served_across
 from reshard.lower.to_mpi.direct import unreplicated as unreplicated
 from reshard.lower.to_mpi.listed import FIRST as FIRST
 from reshard.lower.to_mpi.listed import SECOND as SECOND
@@ -51,13 +60,6 @@ from reshard.lower.to_mpi.schedule import SendReceive as SendReceive
 from reshard.lower.to_mpi.schedule import SlotMessage as SlotMessage
 from reshard.lower.to_mpi.schedule import StepMessages as StepMessages
 from reshard.lower.to_mpi.schedule import schedule as schedule
-from reshard.lower.to_mpi.seats import device_of as device_of
-from reshard.lower.to_mpi.seats import is_seated as is_seated
-from reshard.lower.to_mpi.seats import rank_of_devices as rank_of_devices
-from reshard.lower.to_mpi.seats import ranks as ranks
-from reshard.lower.to_mpi.seats import seat_of as seat_of
-from reshard.lower.to_mpi.seats import seats as seats
-from reshard.lower.to_mpi.seats import seats_by_position
 from reshard.lower.to_mpi.stripes import NodePlace as NodePlace
 from reshard.lower.to_mpi.stripes import Stripes as Stripes
 from reshard.lower.to_mpi.stripes import incoming as incoming
@@ -66,8 +68,6 @@ from reshard.lower.to_mpi.stripes import most_stripes as most_stripes
 from reshard.lower.to_mpi.stripes import number_of_groups as number_of_groups
 from reshard.lower.to_mpi.stripes import outgoing as outgoing
 from reshard.lower.to_mpi.stripes import stripes as stripes
-from reshard.types.pair.holders import holders
-from reshard.types.pair.overlap import shares_from, shares_of
 
-CACHES = (ranks, seats, seats_by_position, folded, places, *crossing.CACHES, holders, shares_from, shares_of)
+CACHES = (ranks, seats, seats_by_position, folded, places, *direct.CACHES, holders, shares_from, shares_of)
 """What is cached here, for those who measure without."""

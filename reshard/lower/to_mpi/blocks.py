@@ -16,11 +16,11 @@ from operator import lt
 from typing import NamedTuple
 
 from reshard.errors import PlanError
+from reshard.geometry import pieces
+from reshard.geometry.overlap import Progression
 from reshard.lower.exchange import Span
-from reshard.types.pair import pieces
-from reshard.types.pair.runs import Progression
-from reshard.types.rules.parts import Cut
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.tile_view import TileView
 
 
 class Axis(NamedTuple):

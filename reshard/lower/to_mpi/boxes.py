@@ -18,17 +18,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from reshard.geometry.message import Message, Runs
+from reshard.geometry.own_messages import messages_of
+from reshard.geometry.pieces import cut
+from reshard.geometry.refine import refine
+from reshard.geometry.relay import relay, relay_figures
+from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi.blocks import Axis, Block, of_runs
-from reshard.lower.to_mpi.crossing import messages_across
+from reshard.lower.to_mpi.direct import messages_across
+from reshard.plans.plan import Step
+from reshard.plans.rules.exchange import exchange_size
 from reshard.types.layout import Layout
-from reshard.types.pair.device_sets import one_set
-from reshard.types.pair.message import Message, Runs
-from reshard.types.pair.own_messages import messages_of
-from reshard.types.pair.pieces import cut
-from reshard.types.pair.refine import refine
-from reshard.types.pair.relay import relay, relay_figures
-from reshard.types.plan import Step
-from reshard.types.rules.exchange import exchange_size
 
 Blocks = tuple[Block, ...]
 

@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from reshard.geometry.message import Message
+from reshard.geometry.relay import relay
+from reshard.geometry.view_messages import ViewMessage, view_messages
 from reshard.lower.to_mpi.blocks import Block, of_runs
 from reshard.lower.to_mpi.direct import Fetch
-from reshard.lower.to_mpi.views import strided_block
-from reshard.types.deadline import check_deadline
+from reshard.lower.to_mpi.schedule import strided_block
 from reshard.types.layout import Layout
-from reshard.types.pair.message import Message
-from reshard.types.pair.relay import relay
-from reshard.types.pair.view_messages import ViewMessage, view_messages
 from reshard.types.view import View
+from reshard.types.whole import check_deadline
 
 FIRST, SECOND = 1, 2
 

@@ -25,14 +25,14 @@ while the next one is on its way, `parts_in_place` the one that overwrites the t
 """
 
 from reshard.lower.to_shard_map.block_writes import sent_as_it_lies as sent_as_it_lies
+from reshard.lower.to_shard_map.exchange import joins_in_one_copy as joins_in_one_copy
 from reshard.lower.to_shard_map.exchange_in_place import shares_lie_in_order as shares_lie_in_order
-from reshard.lower.to_shard_map.joining import joins_in_one_copy as joins_in_one_copy
 from reshard.lower.to_shard_map.parts_in_place import regions_on_tpu as regions_on_tpu
-from reshard.lower.to_shard_map.run_batch import batch_function as batch_function
+from reshard.lower.to_shard_map.run_program import Beside as Beside
+from reshard.lower.to_shard_map.run_program import batch_function as batch_function
 from reshard.lower.to_shard_map.run_program import tile_function as tile_function
 from reshard.lower.to_shard_map.tpu_layout import LANES as LANES
 from reshard.lower.to_shard_map.tpu_layout import SUBLANES as SUBLANES
 from reshard.lower.to_shard_map.tpu_layout import in_place_of as in_place_of
 from reshard.lower.to_shard_map.tpu_layout import memory_order as memory_order
 from reshard.lower.to_shard_map.tpu_layout import padded_elements as padded_elements
-from reshard.lower.to_shard_map.views import Beside as Beside

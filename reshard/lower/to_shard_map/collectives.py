@@ -19,8 +19,8 @@ from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, Reduc
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import blocks_of, closed, cut_out, piece, resized
 from reshard.lower.to_shard_map.tpu_layout import memory_order
+from reshard.plans.rules.tile_view import TileView
 from reshard.types.reductions import identity
-from reshard.types.rules.tile_view import TileView
 
 Array = jax.Array
 

@@ -4,35 +4,32 @@ Many rounds alike are a loop, whose body packs a message and writes one. A `pper
 the body has a branch for each list of pairs. Unrolled, every round would be packed and written by code of its own.
 """
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.batch import JointExchange
 from reshard.lower.exchange import Transfer
 from reshard.lower.exchange_order import box_extents
-from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import joining
-from reshard.lower.to_shard_map.boxes import BoxMessages, Turn, kinds_of
+from reshard.lower.program import Exchange, JointExchange
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.rounds import LOOPED
-from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
+from reshard.lower.to_shard_map.tiles import laid_out, piece, resized, unfilled, written
 from reshard.lower.to_shard_map.tpu_layout import in_place_of, memory_order
-from reshard.types.rules.tile_view import TileView
+from reshard.lower.views import StridedTransfer, ViewExchange
+from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
 PIECES = 4
@@ -45,15 +42,15 @@ def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int]
 
     `in_part` says that the tile is a part of one: what is around it has chosen its order of dims.
     """
-    by_device = joining.orders(step)
+    by_device = message_orders(step)
     if by_device is None:
         return _by_rounds(step, place, shape, in_part, tile)
 
     def at_once(tile: Array) -> Array:
         here = place.anew()
         opened = tile.reshape(step.send.digits)
-        messages = [_message(BoxMessages([turn], here), here, opened) for turn in joining.turns(step)]
-        return joining.joined(step, here, by_device, messages).reshape(shape)
+        messages = [_message(BoxMessages([turn], here), here, opened) for turn in message_turns(step)]
+        return joined(step, here, by_device, messages).reshape(shape)
 
     return lax.platform_dependent(tile, cpu=at_once, default=partial(_by_rounds, step, place.anew(), shape, in_part))
 
@@ -62,7 +59,7 @@ def joint_exchange(
     step: JointExchange, place: MeshPlace, tiles: Sequence[Array], shapes: Sequence[Sequence[int]]
 ) -> list[Array]:
     """The exchanges of several arrays, one message a round for all of them; one after another if one is in pieces."""
-    orders = [by_device for each in step.each if (by_device := joining.orders(each)) is not None]
+    orders = [by_device for each in step.each if (by_device := message_orders(each)) is not None]
     if len(orders) < len(step.each):
         each = zip(step.each, tiles, shapes, strict=True)
         return [exchange(one, place, tile, shape) for one, tile, shape in each]
@@ -70,10 +67,10 @@ def joint_exchange(
     def at_once(*tiles: Array) -> list[Array]:
         here = place.anew()
         opened = [tile.reshape(one.send.digits) for one, tile in zip(step.each, tiles, strict=True)]
-        turns = zip(*(joining.turns(one) for one in step.each), strict=True)
+        turns = zip(*(message_turns(one) for one in step.each), strict=True)
         messages = zip(*(_joint_message(turn, here, opened) for turn in turns), strict=True)
         each = zip(step.each, orders, messages, shapes, strict=True)
-        return [joining.joined(one, here, by, list(parts)).reshape(shape) for one, by, parts, shape in each]
+        return [joined(one, here, by, list(parts)).reshape(shape) for one, by, parts, shape in each]
 
     def by_rounds(*tiles: Array) -> list[Array]:
         return _joint_rounds(step, place.anew(), tiles, shapes)
@@ -86,7 +83,7 @@ def _joint_rounds(
 ) -> list[Array]:
     opened = [tile.reshape(one.send.digits) for one, tile in zip(step.each, tiles, strict=True)]
     filled = [_start(one, tile) for one, tile in zip(step.each, tiles, strict=True)]
-    for number, turn in enumerate(zip(*(joining.turns(one) for one in step.each), strict=True)):
+    for number, turn in enumerate(zip(*(message_turns(one) for one in step.each), strict=True)):
         filled = place.after(filled) if number else filled
         messages = _joint_message(turn, place, opened)
         boxes = [BoxMessages([each], place) for each in turn]
@@ -265,3 +262,333 @@ def _sent(boxes: BoxMessages, permute: Callable[[Array], Array], orders: Orders,
 
 def _pairs(turn: Turn) -> list[tuple[int, int]]:
     return [(t.sender, t.receiver) for t in turn]
+
+
+# Boxes of tiles as messages: taken out of a tile on the devices that send them, written into one where they arrive.
+#
+# Transfers of one form run as one program on all devices: where a device's boxes start is looked up by its position,
+# and by the number of the turn where one program runs many.
+#
+#   BoxMessages         boxes of a tile's digits, sliced and written in place
+#   StridedMessages     strided boxes of a flat tile, at computed indices: tables have a few numbers a device, whatever
+#                       the box's size
+
+
+Turn = Sequence[Transfer]
+T = TypeVar("T", Transfer, StridedTransfer)
+
+
+def kinds_of(transfers: Sequence[T]) -> list[list[T]]:
+    """Transfers grouped by form, with at most one transfer a device in each group."""
+    kinds: dict[tuple[Any, ...], list[T]] = {}
+    seen: Counter[tuple[int, Any]] = Counter()
+    for t in transfers:
+        form = t.form
+        kinds.setdefault((form, seen[t.receiver, form]), []).append(t)
+        seen[t.receiver, form] += 1
+    return list(kinds.values())
+
+
+class _Messages(Generic[T]):
+    """Transfers of one form in one turn, or in several alike: the devices that take part, and where boxes start."""
+
+    def __init__(self, turns: Sequence[Sequence[T]], place: MeshPlace, number: Array | None = None) -> None:
+        self.turns = turns
+        self.number = number
+        self.transfers = turns[0]
+        self.first = next(t for turn in turns for t in turn)
+        self.elements = self.first.elements
+        self.place = place
+
+    def sends(self) -> Array:
+        """Whether this device sends a message."""
+        return self._look_up(self._members("sender")) != 0
+
+    def _gets(self) -> Array | None:
+        """Whether this device receives a message; None if all devices always do."""
+        table = self._members("receiver")
+        return None if table.all() else self._look_up(table) != 0
+
+    def _members(self, side: str) -> np.ndarray[Any, Any]:
+        """A table by turn and position: 1 for the devices at one side of the transfers."""
+        table = np.zeros((len(self.turns), len(self.place.devices)), np.int32)
+        for turn, transfers in enumerate(self.turns):
+            table[turn, [self.place.positions[getattr(t, side)] for t in transfers]] = 1
+        return table
+
+    def _columns(self, number: int, side: str) -> list[Array]:
+        """What `_row` says of box `number`, for this device and this turn, at its operand's (`side` "sender") or its
+        result's end ("receiver")."""
+        width = len(self._row(self.first, number, side))
+        table = np.zeros((len(self.turns), len(self.place.devices), width), np.int32)
+        for turn, transfers in enumerate(self.turns):
+            for t in transfers:
+                table[turn, self.place.positions[getattr(t, side)]] = self._row(t, number, side)
+        return [self._look_up(table[..., column]) for column in range(width)]
+
+    def _row(self, transfer: T, number: int, side: str) -> Sequence[int]:
+        """Where a box of a transfer lies at one end, in a few numbers."""
+        raise NotImplementedError
+
+    def _look_up(self, table: np.ndarray[Any, Any]) -> Array:
+        """This device's entry of a table by turn and position."""
+        return self.place.look_up(table[0]) if self.number is None else self.place.look_up(table, self.number)
+
+
+class BoxMessages(_Messages[Transfer]):
+    """Boxes of the digits that a tile is reshaped to."""
+
+    def _row(self, transfer: Transfer, number: int, side: str) -> Sequence[int]:
+        box = transfer.boxes[number]
+        return [start for start, _ in (box.src if side == "sender" else box.dst)]
+
+    def take(self, opened: Array, order: Sequence[int] | None = None) -> Array:
+        """This device's boxes in one message, on a TPU cut out of a tile whose axes have this order in memory."""
+        boxes = enumerate(self.first.boxes)
+        parts = [piece(opened, self._columns(at, "sender"), box.form[0]) for at, box in boxes]
+        parts = parts if order is None else [laid_out(part, order) for part in parts]
+        # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
+        return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
+
+    def put(self, filled: Array, message: Array, order: Sequence[int] | None = None) -> Array:
+        """`filled`, its axes in this order, with the boxes written at their places, on the devices that receive one."""
+        gets = self._gets()
+        at = 0
+        for number, box in enumerate(self.first.boxes):
+            part = message if len(self.first.boxes) == 1 else message[at : at + box.elements]
+            content, starts = part.reshape(box.form[1]), self._columns(number, "receiver")
+            if order is not None:
+                content, starts = content.transpose(order), [starts[axis] for axis in order]
+            filled = written(filled, content, starts, gets)
+            at += box.elements
+        return filled
+
+
+class StridedMessages(_Messages[StridedTransfer]):
+    """Strided boxes of flat tiles."""
+
+    def _row(self, transfer: StridedTransfer, number: int, side: str) -> Sequence[int]:
+        box = transfer.boxes[number]
+        return (box.src, *box.src_strides) if side == "sender" else (box.dst, *box.dst_strides)
+
+    def take(self, flat: Array) -> Array:
+        """This device's boxes in one message."""
+        return jnp.concatenate([flat[self._indices(at, "sender")] for at in range(len(self.first.boxes))])
+
+    def put(self, filled: Array, message: Array) -> Array:
+        """`filled` with the message's boxes at their places, on the devices that receive one."""
+        at, gets = 0, self._gets()
+        for number, box in enumerate(self.first.boxes):
+            places = self._indices(number, "receiver")
+            indices = places if gets is None else jnp.where(gets, places, filled.size)
+            part = message[at : at + box.elements]
+            filled = filled.at[indices].set(part, mode="drop", unique_indices=True)
+            at += box.elements
+        return filled
+
+    def _indices(self, number: int, side: str) -> Array:
+        """The places of box `number` in this device's flat operand (`side` "sender") or result ("receiver")."""
+        extents = self.first.boxes[number].extents
+        start, *strides = self._columns(number, side)
+        indices = jnp.broadcast_to(start, extents)
+        for axis, stride in enumerate(strides):
+            indices = indices + lax.broadcasted_iota(jnp.int32, extents, axis) * stride
+        return indices.reshape(-1)
+
+
+# An exchange whose messages are joined once all have arrived, for a platform that holds all of them at once anyway.
+#
+# XLA:CPU starts all rounds at once, whatever barriers separate them. Joining the messages at the end is then one copy,
+# while updating the result in place round by round is a fill and two copies.
+
+
+MOST = 16
+"""The most different orders that devices may have; each is a branch of the program."""
+Order = tuple[int, ...]
+"""Numbers of turns."""
+
+
+def message_orders(step: Exchange) -> dict[int, Order] | None:
+    """For each device, the turns whose messages lie one after another in its result; local copies are the first turn.
+
+    None unless all messages are one box of one shape, they tile the result, and none is sent in pieces.
+
+    For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
+    turn 2, then its own share, of turn 0, and the message from device 2, of turn 1. So its order is (2, 0, 1).
+    """
+    if not _whole_messages(step) or not _one_shape(step):
+        return None
+    places = _places(step)
+    count = math.prod(grid(step))
+    if len(message_turns(step)) != count or any(len(by_turn) != count for by_turn in places.values()):
+        return None
+    by_device = {device: tuple(sorted(by_turn, key=by_turn.__getitem__)) for device, by_turn in places.items()}
+    return by_device if len(set(by_device.values())) <= MOST else None
+
+
+def joins_in_one_copy(step: Exchange) -> bool:
+    """Whether the messages of an exchange can be joined once all have arrived, along one axis of the result.
+
+    Along two axes they are joined twice.
+    """
+    return message_orders(step) is not None and sum(count > 1 for count in grid(step)) == 1
+
+
+def _whole_messages(step: Exchange) -> bool:
+    """Whether no two rounds are between the same devices, as the pieces of one message are."""
+    distinct = {tuple((t.sender, t.receiver) for t in turn) for turn in step.rounds}
+    return len(distinct) == len(step.rounds) <= MOST
+
+
+def _one_shape(step: Exchange) -> bool:
+    """Whether every message is one box, and all boxes have the same extents at both ends."""
+    shapes = {(tuple(n for _, n in box.src), tuple(n for _, n in box.dst)) for t in _all(step) for box in t.boxes}
+    return len(shapes) == 1 and all(len(t.boxes) == 1 for t in _all(step))
+
+
+def _places(step: Exchange) -> dict[int, dict[int, tuple[int, ...]]]:
+    """Where in its result each device gets the message of each turn."""
+    places: dict[int, dict[int, tuple[int, ...]]] = {}
+    for number, turn in enumerate(message_turns(step)):
+        for t in turn:
+            places.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
+    return places
+
+
+def message_turns(step: Exchange) -> list[Sequence[Transfer]]:
+    """The rounds, after the local copies if there are any."""
+    return [step.local, *step.rounds] if step.local else list(step.rounds)
+
+
+def grid(step: Exchange) -> tuple[int, ...]:
+    """The number of boxes along each axis of the result."""
+    box = next(_all(step)).boxes[0]
+    return tuple(radix // n for radix, (_, n) in zip(step.receive.digits, box.dst, strict=True))
+
+
+def joined(step: Exchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]) -> Array:
+    """The result, from this device's messages turn by turn."""
+    extents = [n for _, n in next(_all(step)).boxes[0].dst]
+    distinct = list(dict.fromkeys(by_device.values()))
+    branches = [partial(_in_order, order, grid(step)) for order in distinct]
+    shaped = [message.reshape(extents) for message in messages]
+    if len(branches) == 1:
+        return branches[0](*shaped)
+    which = place.by_device({device: distinct.index(order) for device, order in by_device.items()})
+    return lax.switch(which, branches, *shaped)
+
+
+def _in_order(order: Order, boxes: Sequence[int], *messages: Array) -> Array:
+    """The messages in this order, joined along one axis of the grid after another, the minor one first."""
+    blocks = [messages[at] for at in order]
+    for axis in reversed(range(len(boxes))):
+        count = boxes[axis]
+        blocks = [jnp.concatenate(blocks[at : at + count], axis) for at in range(0, len(blocks), count)]
+    return blocks[0]
+
+
+def _all(step: Exchange) -> Iterator[Transfer]:
+    return (t for turn in message_turns(step) for t in turn)
+
+
+# An exchange between two sets of devices in its two halves: what the senders pack, and what the receivers write.
+#
+#   batches              the local copies and the rounds of an exchange, in batches of messages of one form
+#   packed               on the sender's mesh: its message of a round, flat, of the batch's size; messages that a relay
+#                        passes on are packed on the receivers' mesh, out of tiles of the result
+#   filled               on the receiver's mesh: its tile with the message of a round written into it
+#
+# What carries messages from one set to the other is not part of any program here.
+
+
+AnyExchange = Exchange | ViewExchange
+AnyTurn = tuple[Transfer, ...] | tuple[StridedTransfer, ...]
+
+
+class MessageBatch(NamedTuple):
+    """Rounds whose messages have the same forms, so that one program serves all of them.
+
+    `elements` are those of the largest message, to which the others are padded; `relayed` messages are read from the
+    sender's tile of the result, once those of the batches before have arrived.
+    """
+
+    turns: tuple[AnyTurn, ...]
+    forms: tuple[tuple[Any, ...], ...]
+    elements: int
+    relayed: bool
+
+
+def batches(step: AnyExchange) -> list[MessageBatch]:
+    """The local copies, cut to the size of messages, and the rounds of an exchange, by the forms of their messages.
+
+    Those that a relay passes on are the last.
+    """
+    by_forms: dict[tuple[bool, tuple[Any, ...]], list[AnyTurn]] = {}
+    for turn in (*_local_turns(step), *step.rounds):
+        forms = tuple(sorted({t.form for t in turn}))
+        by_forms.setdefault((any(t.relayed for t in turn), forms), []).append(turn)
+    return [
+        MessageBatch(tuple(turns), forms, max(t.elements for turn in turns for t in turn), relayed)
+        for (relayed, forms), turns in sorted(by_forms.items(), key=lambda each: each[0][0])
+    ]
+
+
+def _local_turns(step: AnyExchange) -> list[AnyTurn]:
+    """The copies that devices make for themselves, in pieces no larger than the largest message."""
+    most = max((t.elements for turn in step.rounds for t in turn), default=None)
+    of_one = StridedTransfer if isinstance(step, ViewExchange) else Transfer
+    by_device: dict[int, list[Any]] = {}
+    for t in step.local:
+        for box in cast("tuple[Any, ...]", t.boxes):
+            pieces = box.cut(most or max(1, t.elements))
+            by_device.setdefault(t.receiver, []).extend(of_one(t.sender, t.receiver, (piece,)) for piece in pieces)
+    longest = max(map(len, by_device.values()), default=0)
+    return [tuple(copies[at] for copies in by_device.values() if at < len(copies)) for at in range(longest)]
+
+
+def packed(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
+    """The message that this device sends in round `number` of the batch, of `batch.elements` elements."""
+    opened = tile.reshape(_digits(step, batch.relayed))
+    size = (batch.elements,)
+    kinds = _kinds(step, batch, place, number)
+    message = resized(kinds[0].take(opened).reshape(-1), size)
+    for kind in kinds[1:]:
+        other = resized(kind.take(opened).reshape(-1), size)
+        message = lax.select(jnp.broadcast_to(kind.sends(), size), other, message)
+    return message
+
+
+def filled(
+    step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array, message: Array
+) -> Array:
+    """The tile with the message that this device receives in round `number`, if it receives one, in its place."""
+    opened = tile.reshape(_digits(step, True))
+    for kind in _kinds(step, batch, place, number):
+        opened = kind.put(opened, message[: kind.elements])
+    return opened.reshape(tile.shape)
+
+
+def _digits(step: AnyExchange, receiving: bool) -> tuple[int, ...]:
+    """What a tile of the operand, or of the result, is reshaped to: strided boxes lie in flat tiles."""
+    if isinstance(step, ViewExchange):
+        return (-1,)
+    return tuple((step.receive if receiving else step.send).digits)
+
+
+def _kinds(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[Any]:
+    """The boxes of the batch by their forms, each in the rounds in which some message has it."""
+    of_form = StridedMessages if isinstance(step, ViewExchange) else BoxMessages
+    by_form: list[list[list[Any]]] = [
+        [[t for t in turn if t.form == form] for turn in batch.turns] for form in batch.forms
+    ]
+    return [of_form(turns, place, number) for turns in by_form]
+
+
+def is_whole(step: Exchange) -> bool:
+    """Whether every message is a sender's whole tile and fills its receiver's: then nothing needs packing.
+
+    It is not where messages are in pieces, nor where a device receives several, or passes some on.
+    """
+    sizes = {math.prod(view.digits) for view in (step.send, step.receive)}
+    transfers = [*step.local, *(t for turn in step.rounds for t in turn)]
+    return len(sizes) == 1 and all(t.elements in sizes and not t.relayed for t in transfers)

@@ -20,7 +20,7 @@ from reshard.lower.program import Program
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.rounds import repeated
 from reshard.lower.to_shard_map.tiles import written
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
 Turn = Sequence[SlotTransfer]

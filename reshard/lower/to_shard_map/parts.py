@@ -1,7 +1,6 @@
 """Steps run on one part of the tile after another, in a loop; several share one where `lower.part_loops` says so."""
 
-# jax annotates its functions only in part.
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -10,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +18,35 @@ import numpy as np
 from jax import lax
 
 from reshard.lower.exchange_order import in_order
-from reshard.lower.program import Exchange, InParts, Plain, Slice
+from reshard.lower.program import (
+    AllGather,
+    AllToAll,
+    Exchange,
+    InParts,
+    Instruction,
+    Permute,
+    Plain,
+    ReduceScatter,
+    Slice,
+    part_of,
+)
 from reshard.lower.to_shard_map.block_writes import (
     Blockwise,
+    LanePairs,
     arrived,
     blockwise,
+    lane_pairs,
     message_order,
     put_together,
     sliced,
     written_into,
 )
-from reshard.lower.to_shard_map.lane_pairs import LanePairs, lane_pairs
-from reshard.lower.to_shard_map.overlap import Number, Phases, overlapped, phases
+from reshard.lower.to_shard_map.collectives import gathered_dim, scattered, to_all, unscattered
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import laid_out, resized, unfilled
+from reshard.lower.to_shard_map.tiles import blocks_of, closed, laid_out, resized, unfilled
 from reshard.lower.to_shard_map.tpu_layout import memory_order
-from reshard.types.rules.parts import Cut
+from reshard.plans.rules.parts import Cut, Part
+from reshard.plans.step import Step
 
 Array = jax.Array
 Shape = Sequence[int]
@@ -212,3 +226,156 @@ def _with_part(cut: Cut, tile: Array, part: Array, number: Array) -> Array:
 
 def _spread(cut: Cut, shape: Sequence[int], count: int) -> tuple[int, ...]:
     return (*shape[: cut.axis], cut.outer, count, cut.inner, *shape[cut.axis + 1 :])
+
+
+# Which steps in parts share a loop: those that follow each other, the parts of each being those of the next.
+#
+#   mesh <x=4, y=2>, f32[{x}{y}8, 3, 5] -> f32[{y}{x}8, 3, 5] -> f32[{y}32, 3, 5]     a permute and a gather, in 2 parts
+#
+#     part 0   rows 0-3 of the tile   permuted, gathered, and written to rows 0-3, 8-11, ... of the result
+#     part 1   rows 4-7               rows 4-7, 12-15, ...
+#
+# The tile between the two is never whole. Parts in place of each other share no loop: they lie in one buffer.
+
+
+def joined(instructions: Sequence[Instruction]) -> list[range]:
+    """The numbers of all instructions, those that share a loop together."""
+    return _runs([_follows(before, after) for before, after in pairwise(instructions)], len(instructions))
+
+
+def _follows(before: Instruction, after: Instruction) -> bool:
+    if not isinstance(before, InParts) or not isinstance(after, InParts) or before.in_place or after.in_place:
+        return False
+    return before.put == after.take
+
+
+def loops(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
+    """All steps, those that share a loop together.
+
+    >>> from reshard.types import Layout, Mesh
+    >>> from reshard.plans.rules.cost import StepMode
+    >>> texts = ("f32[{x}{y}8, 3, 5]", "f32[{y}{x}8, 3, 5]", "f32[{y}32, 3, 5]")
+    >>> ends = [Layout.parse(text, Mesh(x=4, y=2)) for text in texts]
+    >>> two = [Step("permute", *ends[:2], StepMode(parts=2)), Step("all_gather", *ends[1:], StepMode(parts=2))]
+    >>> [len(loop) for loop in loops(two)]
+    [2]
+    """
+    parts = [None if step.mode.in_place else part_of(step) for step in steps]
+    runs = _runs([share_loop(before, after) for before, after in pairwise(parts)], len(steps))
+    return [tuple(steps[at] for at in run) for run in runs]
+
+
+def share_loop(before: Part | None, after: Part | None) -> bool:
+    """Whether the parts of a step are those of the next."""
+    return before is not None and after is not None and before.put == after.take
+
+
+def _runs(joins: Sequence[bool], count: int) -> list[range]:
+    """All numbers up to a count; number n and n + 1 are together if entry n says so."""
+    runs: list[range] = []
+    for at in range(count):
+        runs.append(range(runs.pop().start if at and joins[at - 1] else at, at + 1))
+    return runs
+
+
+# Parts on their way while others are written: what a GPU runs beside a collective.
+#
+#     sent       part 1            part 2            part 3            ...
+#     beside     part 0 written    part 1 written    part 2 written
+#
+# A turn of the loop does two parts. With one, the part that the loop carries to the next turn would have to take the
+# place of the one before it, which is still being written, so XLA would copy it. With two, each takes the other's
+# place. At most two parts of what is sent and two of what arrives are in memory.
+
+
+Number = Array | int
+
+
+class Phases(NamedTuple):
+    """A collective in three: what is sent, the collective alone, and the tile that what arrives makes up."""
+
+    pack: Callable[[Array], Array]
+    send: Callable[[Array], Array]
+    unpack: Callable[[Array], Array]
+
+
+def phases(step: Plain, place: MeshPlace, shape: Sequence[int]) -> Phases | None:
+    """The phases of a collective after which a tile has this shape; None for what is not one collective.
+
+    >>> phases(Permute(()), MeshPlace((0,), {}), (4,)).unpack(1)
+    1
+    """
+    of = _PHASES.get(type(step))
+    return None if of is None else of(step, place, shape)
+
+
+def overlapped(
+    count: int,
+    start: Array,
+    packed: Callable[[Number], Array],
+    send: Callable[[Array], Array],
+    written: Callable[[Array, Array, Number], Array],
+) -> Array:
+    """`start` with all of `count` parts `written` by number, each while the next one is on its way.
+
+    `packed` is what is sent of a part.
+    """
+
+    def one(filled: Array, arrived: Array, following: Array, number: Number) -> tuple[Array, Array]:
+        # The part before this one is written before the next one is sent, into its memory.
+        following, filled = lax.optimization_barrier((following, filled))
+        return written(filled, arrived, number), send(following)
+
+    def two(turn: Array, parts: tuple[Array, Array]) -> tuple[Array, Array]:
+        number = 2 * turn
+        filled, arrived = one(*parts, packed(number + 1), number)
+        # XLA would pack both parts at once, before either is sent.
+        last, _ = lax.optimization_barrier((number + 2, filled))
+        return one(filled, arrived, packed(last), number + 1)
+
+    turns = (count - 1) // 2
+    filled, arrived = lax.fori_loop(0, turns, two, (start, send(packed(0))))
+    for number in range(2 * turns, count - 1):
+        filled, arrived = one(filled, arrived, packed(number + 1), number)
+    return written(filled, arrived, count - 1)
+
+
+def _all_to_all(step: AllToAll, place: MeshPlace, shape: Sequence[int]) -> Phases:
+    return Phases(partial(blocks_of, step.send), partial(to_all, step.groups, place), partial(closed, step.receive))
+
+
+def _all_gather(step: AllGather, place: MeshPlace, shape: Sequence[int]) -> Phases:
+    rows = gathered_dim(step.receive) == 0
+
+    def pack(tile: Array) -> Array:
+        tile = resized(tile, step.send.padded)
+        return tile if rows else tile[np.newaxis]
+
+    def send(tile: Array) -> Array:
+        return lax.all_gather(tile, axis=0, tiled=True, **place.group(step.groups))
+
+    return Phases(pack, send, partial(resized, shape=shape) if rows else partial(closed, step.receive))
+
+
+def _reduce_scatter(step: ReduceScatter, place: MeshPlace, shape: Sequence[int]) -> Phases | None:
+    if step.reduction not in ("sum", "mean"):
+        return None
+    return Phases(
+        partial(blocks_of, step.send), partial(scattered, step.groups, place), partial(unscattered, step, shape=shape)
+    )
+
+
+def _permute(step: Permute, place: MeshPlace, shape: Sequence[int]) -> Phases:
+    return Phases(_itself, partial(place.permute, pairs=step.pairs), _itself)
+
+
+def _itself(tile: Array) -> Array:
+    return tile
+
+
+_PHASES: dict[type[Plain], Callable[[Any, MeshPlace, Sequence[int]], Phases | None]] = {
+    AllToAll: _all_to_all,
+    AllGather: _all_gather,
+    ReduceScatter: _reduce_scatter,
+    Permute: _permute,
+}

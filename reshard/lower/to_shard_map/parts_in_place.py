@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.parts_in_place import transposing
+from reshard.lower.exchange_in_place import transposing
 from reshard.lower.program import InParts, Plain
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, unfilled
 from reshard.lower.to_shard_map.tpu_layout import LANES, SUBLANES, memory_order
-from reshard.types.rules.parts import Cut, Regions, regions
+from reshard.plans.rules.parts import Cut, Regions, regions
 
 Array = jax.Array
 Shape = Sequence[int]

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from reshard.lower.groups import Groups
-from reshard.types.primes import primes
+from reshard.types.whole import primes
 
 Array = jax.Array
 Done = TypeVar("Done", Array, list[Array])

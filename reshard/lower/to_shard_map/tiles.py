@@ -17,7 +17,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
 
 from reshard.lower.to_shard_map.tpu_layout import memory_order
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
 

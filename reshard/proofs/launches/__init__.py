@@ -11,5 +11,5 @@ fewer launches, and with at most the plan's bytes and memory. What it finds is p
 as a plan, which is checked like every plan. If it finds nothing, its conditions are the proof: they have no solution.
 """
 
-from reshard.proofs.launches.shorter import check_limit as check_limit
-from reshard.proofs.launches.shorter import fewest as fewest
+from reshard.proofs.launches.search import check_limit as check_limit
+from reshard.proofs.launches.search import fewest as fewest

@@ -12,7 +12,7 @@ Two kinds of step are underpriced on purpose, so that no plan is missed. A step 
 needs no scratch and twice the launches. An exchange between numerals that do not nest receives only as much as the
 tile grows, in one launch. The rules price what z3 finds, and `Search.learn` adds what was underpriced as a condition.
 
-The typing rules are written here a second time because z3 needs them as formulas, where `types.rules` computes numbers.
+The typing rules are written here a second time because z3 needs them as formulas, where `plans.rules` computes numbers.
 The tests compare the two on all pairs of small layouts.
 """
 

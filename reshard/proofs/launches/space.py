@@ -17,10 +17,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 from reshard.errors import UndecidedError
+from reshard.plans.plan import Plan
 from reshard.types import dtypes
 from reshard.types.layout import Digit, Dim, Layout
 from reshard.types.mesh import Mesh, SubAxis, places
-from reshard.types.plan import Plan
 
 
 class PrimeFactor(NamedTuple):

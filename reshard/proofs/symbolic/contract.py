@@ -13,11 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.form import FormDigit, Place
 from reshard.proofs.symbolic.lists import Factors, require
 from reshard.types.layout import Layout
-from reshard.types.rules.parts import Cut
-from reshard.types.rules.tile_view import TileView
 
 Shape = tuple[int, ...]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import Exchange, InParts, Instruction, Permute, Program
+from reshard.plans.plan import Plan
 from reshard.proofs.symbolic.claims import Query
 from reshard.proofs.symbolic.contract import StepContract
 from reshard.proofs.symbolic.element_sources import run
@@ -18,7 +19,6 @@ from reshard.proofs.symbolic.lists import require
 from reshard.proofs.symbolic.slots import check_exchange_in_place
 from reshard.proofs.symbolic.transfers import check_exchange, check_permute
 from reshard.types.layout import Layout
-from reshard.types.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from reshard.lower.program import AllGather, AllReduce, AllToAll, ReduceScatter, Slice, SplitSum
+from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.claims import Claim, Sum
 from reshard.proofs.symbolic.contract import StepContract, opened, same_string, size_of
 from reshard.proofs.symbolic.form import FormDigit, Place
 from reshard.proofs.symbolic.lists import Factors, check_blocks, check_groups, check_places, factors, require
 from reshard.types.layout import Layout
-from reshard.types.rules.tile_view import TileView
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ keeps its size if some layout pads it or if its numerals do not nest.
 Every tile, block and message contains each free digit whole, so every size in a program is an integer times the product
 of the names.
 
-**Why this module does not use `types.pair.refine`.** Both compute a common refinement, but every typing rule, bound and
+**Why this module does not use `geometry.refine`.** Both compute a common refinement, but every typing rule, bound and
 lowering rests on `refine`. If the prover used it too, a fault there would be proved right. This module
 therefore reads the layouts by itself: it knows `types.layout` and `types.mesh` only, and it refines a whole chain of
 layouts where `refine` takes a pair.

@@ -24,15 +24,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from reshard.lower.even_rounds import EvenRounds, RoundShift
+from reshard.geometry.refine import RefinedDigit, Refinement, refine
+from reshard.lower.colouring import EvenRounds, RoundShift
 from reshard.lower.exchange import received_spans, sent_spans
+from reshard.plans.plan import Step
+from reshard.plans.rules.cost import PLAIN
 from reshard.proofs.symbolic.claims import Claim, Query, Rounds, ShareTurn, ShiftAlong
 from reshard.proofs.symbolic.contract import StepContract, size_of
 from reshard.proofs.symbolic.form import FormDigit
 from reshard.proofs.symbolic.lists import require
-from reshard.types.pair.refine import RefinedDigit, Refinement, refine
-from reshard.types.plan import Step
-from reshard.types.rules.cost import PLAIN
 
 
 @dataclass(frozen=True)

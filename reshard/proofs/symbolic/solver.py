@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from reshard.errors import UndecidedError
-from reshard.proofs.symbolic.claims import Absent, Claim, Fewer, Query, Rounds, ShareTurn, Sum
-from reshard.proofs.symbolic.laws import Law, Term
+from reshard.proofs.symbolic.claims import Absent, Claim, Fewer, Law, Query, Rounds, ShareTurn, Sum, Term
 
 WORK = 50_000_000
 """z3's own count of what it does, after which it gives up: the same on every machine, however busy it is."""

@@ -27,11 +27,11 @@ import numpy as np
 
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange, Permute
+from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.contract import StepContract, match, size_of
 from reshard.proofs.symbolic.form import FormDigit, Place, Tied
 from reshard.proofs.symbolic.lists import Ints, array, coordinate, held_offset, positions, require
 from reshard.types.layout import Dim, Layout
-from reshard.types.rules.tile_view import TileView
 
 MOST_PIECES = 1024
 """More pieces of one share are not compared with each other."""

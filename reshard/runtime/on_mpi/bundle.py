@@ -20,16 +20,16 @@ from functools import partial
 from typing import Any
 
 from reshard.lower.to_mpi import FIRST, SECOND, Form, seat_of
+from reshard.plans.plan import Plan
+from reshard.plans.rules.cost import PLAIN
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.direct import Direct, Pushes, direct, passes_on, pushes, pushing
 from reshard.runtime.on_mpi.indices import clear_padding
-from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.window_tiles import WindowTile, holders, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
-from reshard.runtime.on_mpi.wire.joint import JointMessages, joint
+from reshard.runtime.on_mpi.wire.messages import JointMessages, joint
 from reshard.types import Layout
-from reshard.types.plan import Plan
-from reshard.types.rules.cost import PLAIN
 from reshard.types.view import View
 
 _STRAIGHT = ("slice", "all_gather", "all_to_all", "permute", "exchange")

@@ -12,20 +12,25 @@ rank, ends the call on all ranks at once. `limit` counts from the beginning of t
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Generic, NamedTuple, TypeVar
+from numbers import Real
+from typing import Generic, NamedTuple, NoReturn, TypeVar, cast
 
+import numpy as np
 from mpi4py import MPI
 
-from reshard.errors import AgreementError, quoted
-from reshard.runtime.on_mpi.agreement import prepare_together
-from reshard.runtime.on_mpi.limits import check_limit, seconds_of
+from reshard import errors
+from reshard.errors import AgreementError, BudgetError, PlanError, ReshardError, quoted
+from reshard.plans.manifest import Manifest, differences
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, check_alive, moving, team_of
 from reshard.runtime.on_mpi.turns import OVERLAP, turns_of
-from reshard.runtime.on_mpi.window_tiles import ABSENT, Posted
+from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, Posted
+from reshard.types.whole import planning_until
 
 T = TypeVar("T")
 
@@ -104,3 +109,220 @@ def _checked(comm: object) -> MPI.Intracomm:
             f"{', or what comm.Merge() returns' if isinstance(comm, MPI.Intercomm) else ''}"
         )
     return check_alive(comm)
+
+
+# Agreement before any data move: all ranks make the same request with tiles that fit, or all raise the same error.
+#
+# In the normal case this costs one synchronization: each rank posts a digest of its request, and all digests are equal.
+# Only if they differ, or if a rank has failed, do the ranks gather each other's text to say what went wrong.
+
+
+MANIFEST_END = "\n"
+"""What follows the manifest in the request for a tree."""
+
+
+def begin(
+    team: Team,
+    limit: float,
+    request: str,
+    prepare: Callable[[], T],
+    posting: Callable[[T], Posted] | None = None,
+) -> tuple[Watch, T]:
+    """Prepares a call and agrees on `request` with the other ranks: either all ranks go on, or all raise and nothing
+    has moved.
+
+    Returns the watch for the call's waits, and what `prepare` returned. `posting` turns that into the words that the
+    other ranks of the node need, see `window_tiles.where`.
+    """
+    watch = Watch(team, limit)
+    return watch, prepare_together(team, watch, prepare, lambda _: request, posting)
+
+
+def prepare_together(
+    team: Team,
+    watch: Watch,
+    prepare: Callable[[], T],
+    request: Callable[[T], str],
+    posting: Callable[[T], Posted] | None = None,
+) -> T:
+    """What `prepare` returns, once all ranks agree on the `request` that describes it; or all ranks raise.
+
+    An exception of any kind in these functions is raised on all ranks. Planning that would take longer than the
+    watch's limit is such an exception.
+    """
+    prepared: T | None = None
+    posted = NOWHERE
+    text = ""
+    error: Exception | None = None
+    try:
+        with planning_until(watch.deadline - watch.margin):
+            prepared = prepare()
+        text = request(prepared)
+        posted = posted if posting is None else posting(prepared)
+    except Exception as caught:  # The other ranks are waiting: it is raised once they know.
+        error = caught
+    agree(team, watch, text, digest_of(text), error, posted)
+    return cast(T, prepared)
+
+
+def digest_of(text: str) -> int:
+    """A number of 62 bits that tells requests apart, the same in every process.
+
+    >>> digest_of("a") == digest_of("a") != digest_of("b")
+    True
+    """
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 2
+
+
+def agree(
+    team: Team,
+    watch: Watch,
+    request: str,
+    digest: int,
+    error: Exception | None = None,
+    posted: Posted = NOWHERE,
+) -> None:
+    """Returns on all ranks, or raises on all: the ranks' own `error`, or `AgreementError` if their requests differ.
+
+    `request` is this rank's request as text and `digest` its number; `posted` is what the ranks of its node can read
+    afterwards.
+    """
+    team.calls += 1
+    number = -1 if error is not None else digest + team.calls
+    with moving(team):
+        if team.sync(watch, number, posted, posted.address != 0, posted.place != 0, posted.into):
+            return
+        request += ", with an out" if posted.into else ""
+        statements = _stated(team, watch, request, error)
+    _raise(statements, error)
+
+
+def disagree(team: Team, watch: Watch, request: str) -> NoReturn:
+    """Raises the same error on all ranks, which were to make this request and do not: `AgreementError`, or that of one
+    of them.
+    """
+    with moving(team):
+        statements = _stated(team, watch, request, None)
+    _raise(statements, None)
+
+
+def _stated(team: Team, watch: Watch, request: str, error: Exception | None) -> list[_Statement]:
+    """What each rank requested, or why it failed, once the digests differ."""
+    kind = "" if error is None else type(error).__name__
+    mine = _Statement(kind, str(error), getattr(error, "smallest", 0), request, team.calls)
+    statements = _exchanged(team, watch, mine)
+    team.calls = max(statement.calls for statement in statements)
+    return statements
+
+
+class _Statement(NamedTuple):
+    """What a rank tells the others after a failed agreement: its error, if it has one, and its request.
+
+    `kind` and `text` are the error's class and message, `smallest` the extra field of a `BudgetError`.
+    """
+
+    kind: str
+    text: str
+    smallest: int
+    request: str
+    calls: int
+
+
+def _exchanged(team: Team, watch: Watch, mine: _Statement) -> list[_Statement]:
+    """The statements of all ranks."""
+    text = np.frombuffer(json.dumps(mine).encode(), np.uint8)
+    sizes = np.empty(team.size, np.int64)
+    _wait(watch, team.comm.Iallgather(np.array([text.size], np.int64), sizes))
+    texts = np.empty(int(sizes.sum()), np.uint8)
+    _wait(watch, team.comm.Iallgatherv(text, [texts, sizes.tolist()]))
+    parts = np.split(texts, np.cumsum(sizes)[:-1])
+    return [_Statement(*json.loads(part.tobytes())) for part in parts]
+
+
+def _wait(watch: Watch, request: MPI.Request) -> None:
+    """Waits for a request, which is kept alive if the wait is given up: MPI may still write to its buffers."""
+    try:
+        watch.until(request.Test)
+    except BaseException:
+        _given_up.append(request)
+        raise
+
+
+_given_up: list[MPI.Request] = []
+
+
+def _raise(statements: list[_Statement], own: Exception | None) -> NoReturn:
+    failed = [(rank, each) for rank, each in enumerate(statements) if each.kind]
+    if not failed:
+        raise AgreementError(
+            f"the ranks ask for different things, so nothing was moved: "
+            f"{_manifests(statements) or _requests(statements)}; make the same call on all"
+        )
+    alike = len(failed) == len(statements) and len({(each.kind, each.text) for _, each in failed}) == 1
+    if own is not None and alike:
+        raise own
+    more = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+    rank, first = failed[0]
+    raise _error(first, f"rank {rank}{more}: {first.text}; nothing was moved") from own
+
+
+def _manifests(statements: list[_Statement]) -> str | None:
+    """How the manifests of two ranks differ, if the requests are manifests of trees; None otherwise."""
+    try:
+        manifests = [Manifest.from_json(each.request.partition(MANIFEST_END)[0]) for each in statements]
+    except ReshardError:
+        return None
+    other = next((rank for rank, each in enumerate(manifests) if each != manifests[0]), None)
+    if other is None:
+        return None
+    return "; ".join(differences(manifests[0], manifests[other], "on rank 0", f"on rank {other}"))
+
+
+def _requests(statements: list[_Statement]) -> str:
+    """The different requests, each with the ranks that made it."""
+    ranks: dict[str, list[int]] = {}
+    for rank, each in enumerate(statements):
+        ranks.setdefault(f"{_shown(each.request)} (call {each.calls} of this communicator)", []).append(rank)
+    return "; ".join(f"ranks {made}: {request}" for request, made in ranks.items())
+
+
+def _shown(request: str) -> str:
+    """A request without its manifest, which is equal on all ranks by now."""
+    manifest, end, options = request.partition(MANIFEST_END)
+    return f"a tree of arrays, {options or 'no options'}" if end else manifest
+
+
+def _error(statement: _Statement, text: str) -> ReshardError:
+    """An error of the same class with this text; `AgreementError` if the class is not one of this package."""
+    kind = getattr(errors, statement.kind, None)
+    if kind is BudgetError:
+        return BudgetError(text, statement.smallest)
+    if isinstance(kind, type) and issubclass(kind, ReshardError):
+        return kind(text)
+    return AgreementError(f"{statement.kind}: {text}")
+
+
+# Time limits of calls: how long a call may plan and wait for other ranks, in seconds.
+
+
+def seconds_of(limit: object) -> float | None:
+    """A time limit in seconds; None if it is not a positive number.
+
+    >>> seconds_of(3), seconds_of(0), seconds_of("soon")
+    (3.0, None, None)
+    """
+    if type(limit) is float and limit > 0:
+        return limit
+    if isinstance(limit, bool) or not isinstance(limit, Real):
+        return None
+    try:
+        seconds = float(limit)
+    except OverflowError:
+        return None
+    return seconds if seconds > 0 else None
+
+
+def check_limit(limit: object) -> None:
+    """Raises `PlanError` unless a time limit is a positive number."""
+    if seconds_of(limit) is None:
+        raise PlanError(f"limit {quoted(limit)}: give a positive number of seconds")

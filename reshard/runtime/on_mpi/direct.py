@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
+from reshard.geometry.remesh import one_set
 from reshard.lower.to_mpi import (
     Block,
     Fetch,
@@ -29,15 +30,14 @@ from reshard.lower.to_mpi import (
     served_as,
     tile_shapes,
 )
-from reshard.runtime.on_mpi.copy_order import NEAR, Order, copy_order, copy_steps
+from reshard.plans.plan import Plan
+from reshard.runtime.on_mpi.copies.copy_order import NEAR, Order, copy_order, copy_steps
+from reshard.runtime.on_mpi.copies.strided_copy import Array, raw
 from reshard.runtime.on_mpi.node_price import NodeLoad
-from reshard.runtime.on_mpi.strided_copy import Array, raw
 from reshard.runtime.on_mpi.wire.chunks import Region, copies
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.runtime.on_mpi.wire.messages import Messages, between, mean_run
 from reshard.types.layout import Layout
-from reshard.types.pair.device_sets import one_set
-from reshard.types.plan import Plan
 
 STAGING = 16 << 20
 """Bytes that messages between nodes may stage in each direction, unless a budget allows less."""

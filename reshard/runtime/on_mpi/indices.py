@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.geometry.overlap import Run, ascending, piece, shares
 from reshard.lower.to_mpi import ranks
 from reshard.types import Digit, Dim, Layout
-from reshard.types.pair.overlap import piece, shares
-from reshard.types.pair.runs import Run, ascending
 
 
 def index_ranges(layout: Layout, seat: int) -> tuple[tuple[range, ...], ...]:

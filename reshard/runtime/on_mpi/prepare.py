@@ -12,14 +12,16 @@ from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from reshard.errors import BudgetError, PlanError, ReshardError, TileError
+from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, seats
+from reshard.plans.plan import Plan
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, direct, node_load, passes_on, run_bytes
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.node.cma_read import SCRATCH, STRAIGHT
 from reshard.runtime.on_mpi.node_price import FREE, joins
 from reshard.runtime.on_mpi.run_plan import RankPlan, rank_plan
-from reshard.runtime.on_mpi.strided_copy import Array
 from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
 from reshard.runtime.on_mpi.wire.messages import SMALL
@@ -27,8 +29,6 @@ from reshard.runtime.platform_network import named, network_text
 from reshard.synth import Network, plan
 from reshard.synth.planner import bytes_of, network_of
 from reshard.types import Layout, Mesh
-from reshard.types.pair.device_sets import disjoint
-from reshard.types.plan import Plan
 
 UNSTAGED = 2 << 10
 """Length of a run, in bytes, above which a node without room to stage tiles reads them through the kernel instead of

@@ -9,15 +9,25 @@ All ranks count the calls that they have agreed on, so that all have a `StagedMo
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
-from reshard.runtime.on_mpi.agreement import digest_of, disagree
+import numpy as np
+
+from reshard.lower.to_mpi import seat_of
+from reshard.runtime.account import Account, begin_account, measures
+from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.collective import digest_of, disagree
+from reshard.runtime.on_mpi.copies.strided_copy import Array, raw, words
+from reshard.runtime.on_mpi.direct import Direct
+from reshard.runtime.on_mpi.fused_copies import ByteCopy, strides_like, tile_copies, wide
 from reshard.runtime.on_mpi.node.node_sync import STATES
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
-from reshard.runtime.on_mpi.staged import DEFERRED, UNUSUAL, StagedMove, is_small, stage_of
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Team, Watch, moving, team_at_hand
+from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, moving, pause, team_at_hand
 
 T = TypeVar("T")
 
@@ -212,3 +222,227 @@ def _defer(move: StagedMove) -> None:
     for key, each in list(move.team.repeated.items()):
         if each is move:
             move.team.repeated[key] = _AFTER_DEFERRED
+
+
+# Small moves inside a node: every rank copies its tile to memory that the node shares, and takes what it needs there.
+#
+#     rank 0     copies its tile to half 0   posts: call 7 |  all posted: copies from half 0     half 1 for call 8 ...
+#     rank 1     copies its tile to half 0   posts: call 7 |  all posted: copies from half 0
+#
+# One synchronization is all that a call needs. It carries the agreement: the digest of the request with the number of
+# the call, and whether this rank `defers`, because an argument is wrong or unusual. If some rank does, none has written
+# anything, and all of them make the call again in the general way (`collective`), which says what is wrong. If the
+# digests differ, the ranks tell each other what they request, and all raise.
+#
+# Two halves are enough: a rank writes to one again two synchronizations later, when all have read it. That holds if
+# only one move at a time is between its two parts, `start` and `finish`: other calls of the communicator finish it
+# first.
+
+
+STAGED = 256 << 10
+"""Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank."""
+
+_LARGEST = 4 * STAGED  # Bytes of a result: larger ones are copied in the order of their memory.
+_NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # States, whose bits are joined: with and without `out` are two calls.
+_SMALL = 2 << 10  # Bytes of a result below which the number of numpy's calls is all that counts.
+_LOOKS = 64  # Pauses before a wait looks at the clock.
+
+_ndarray, _may_share_memory = np.ndarray, np.may_share_memory  # Looked up once: such look-ups are most of a small call.
+
+
+class Outcome(Enum):
+    """What `finish` and `at_once` give in place of a tile."""
+
+    DEFERRED = "all ranks make the call again in the general way"
+    UNUSUAL = "this rank has done nothing yet: `start` does"
+
+
+DEFERRED, UNUSUAL = Outcome.DEFERRED, Outcome.UNUSUAL
+
+
+def is_small(team: Team, request: MoveRequest, ready: Prepared) -> bool:
+    """Whether a move can be staged; the same on all ranks."""
+    ends = request.source, request.target
+    plain = request.budget is None and not request.donate and all(end.even for end in ends)
+    moves = ready.direct is not None and bool(ready.steps.steps)
+    fits = request.source.tile_bytes <= STAGED and request.target.tile_bytes <= _LARGEST
+    return plain and moves and fits and team.one_node and team.size > 1
+
+
+def stage_of(team: Team, watch: Watch) -> bool:
+    """Whether the ranks of the node have the memory for small moves; allocates it, once. Collective."""
+    if team.stage is None:
+        team.stage = team.arena.take(2 * STAGED, partial(team.gather, watch))
+    return team.stage != 0
+
+
+class _Copy(NamedTuple):
+    """One copy of a call: what is read in either half, and the view of the result that it fills."""
+
+    sources: tuple[Array, Array]
+    extents: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int
+    strides: tuple[int, ...]
+
+
+class StagedMove:
+    """One rank's part of a small move, which can be made any number of times.
+
+    `start` and `finish` are collective, and called by turns.
+    """
+
+    def __init__(self, team: Team, request: MoveRequest, ready: Prepared) -> None:
+        source, target = request.source, request.target
+        self.team, self._sync, self._log = team, team.node_sync, team.arena
+        self._looks = 4 * SPINS if team.size <= CORES else 1  # A look takes a quarter of the time of one of `Watch`.
+        self._text = str(request)
+        self._digest = STATES * (digest_of(f"staged {self._text}") // STATES)
+        self._digest_new, self._digest_out = self._digest + _NEW, self._digest + _OUT
+        self._number = 0
+        self._device, self._direct = ready.device, cast(Direct, ready.direct)
+        self._dtype = numpy_dtype(source.dtype)
+        self._named = source.dtype
+        self._given = seat_of(source.mesh, team.rank, team.size) is not None
+        self._taken = seat_of(target.mesh, team.rank, team.size) is not None
+        self._shapes = source.tile_shape, target.tile_shape
+        self._buffers = self._dtype.isbuiltin == 1  # Others have no buffer protocol.
+        memory, start, part = team.arena.around(team.stage or 0)
+        starts = [start + member * part for member in range(team.size)]
+        mine = starts[team.node_sync.me]
+        self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
+        ends = source, target, team.rank, team.nodes, self._dtype.itemsize
+        copies = tile_copies(*ends, starts)
+        self._copies = tuple(self._viewed(each, memory) for each in copies)
+        self._like_result = self._of_result(copies, memory)
+
+    def _viewed(self, copy: ByteCopy, memory: Array) -> _Copy:
+        """A copy with its views of the shared memory."""
+        (start, into, extents, before, after), width = wide(copy, self._dtype.itemsize)
+        dtype = words(width)
+        halves = (np.ndarray(extents, dtype, memory, start + half * STAGED, before) for half in (0, 1))
+        return _Copy((next(halves), next(halves)), extents, dtype, into, after)
+
+    def _of_result(self, copies: Sequence[ByteCopy], memory: Array) -> tuple[Array, Array] | None:
+        """In either half, an array of the result's shape that holds it, if a small result is a single copy."""
+        if len(copies) != 1 or not self._taken or math.prod(self._shapes[1]) * self._dtype.itemsize > _SMALL:
+            return None
+        strides = strides_like(copies[0], self._shapes[1], self._dtype.itemsize)
+        if strides is None:
+            return None
+        starts = (copies[0].source + half * STAGED for half in (0, 1))
+        halves = (np.ndarray(self._shapes[1], self._dtype, memory, start, strides) for start in starts)
+        return next(halves), next(halves)
+
+    def fits(self, tile: Any, out: Any) -> bool:
+        """Whether a rank's arguments are plain ones that are right."""
+        if self._given:
+            if type(tile) is not _ndarray or tile.shape != self._shapes[0]:
+                return False
+            if tile.dtype is not self._dtype and tile.dtype != self._dtype:
+                return False
+        elif tile is not None:
+            return False
+        return out is None or self._takes(out, tile)
+
+    def _takes(self, out: Any, tile: Array | None) -> bool:
+        """Whether a result can be written to `out`, which has nothing of the tile's memory."""
+        if type(out) is not _ndarray or not self._taken or out.shape != self._shapes[1]:
+            return False
+        if (out.dtype is not self._dtype and out.dtype != self._dtype) or not out.flags.carray or out is tile:
+            return False
+        if tile is None or (tile.base is None and out.base is None):  # Each has its own memory.
+            return True
+        return not _may_share_memory(tile, out)
+
+    def at_once(self, tile: Any, out: Any, limit: float) -> Any:
+        """Both parts of a call in less time, if this rank's arguments are plain ones; else `UNUSUAL`.
+
+        If all ranks have posted by now, and do the same, as they mostly do, one look at each of them is enough.
+        """
+        if not self._given or not self._taken or not self.fits(tile, out) or measures():
+            return UNUSUAL
+        sync, team = self._sync, self.team
+        half = sync.half
+        try:
+            self._stages[half][...] = tile
+            team.calls = calls = team.calls + 1
+            number = (self._digest_new if out is None else self._digest_out) + STATES * calls
+            sync.post_head(number, self._log.logged)
+            if sync.alike(number):
+                return self._filled(half, out)
+            self._number = self._digest + STATES * calls
+        except BaseException:
+            with moving(team):
+                raise
+        return self.finish(out, limit)
+
+    def start(self, tile: Any, out: Any, plain: bool = True) -> None:
+        """Begins a call: stages the tile and posts it. The tile may change afterwards.
+
+        The rank defers if its arguments are not plain ones. The caller has the turn, and no other move of the
+        communicator is begun and not finished.
+        """
+        team, sync = self.team, self._sync
+        if not (plain and self.fits(tile, out)):
+            state = _DEFERS
+        else:
+            state = (_NEW if out is None else _OUT) if self._taken else _NO_RESULT
+            if self._given:
+                try:
+                    self._stages[sync.half][...] = tile
+                except BaseException:
+                    with moving(team):  # Tells the others.
+                        raise
+        team.calls = calls = team.calls + 1
+        self._number = number = self._digest + STATES * calls
+        sync.post_head(number + state, self._log.logged)
+
+    def finish(self, out: Any, limit: float, memory: Account | None = None) -> Any:
+        """Ends a call: the result, which is `out` if it is given; None outside the target's mesh, or `DEFERRED`."""
+        sync = self._sync
+        try:
+            if not sync.complete(self._looks):
+                self._wait(limit)
+            state = sync.common(self._number)
+            if state is not None and state <= _NEW:
+                result = self._filled(1 - sync.half, out) if self._taken else None
+                if memory is not None or measures():
+                    self._count(memory)
+                return result
+        except BaseException:
+            with moving(self.team):
+                raise
+        if state is not None:
+            return DEFERRED
+        self.team.heads()
+        disagree(self.team, Watch(self.team, limit), self._text)
+
+    def _filled(self, half: int, out: Array | None) -> Array:
+        result = np.empty(self._shapes[1], self._dtype) if out is None else out
+        if self._like_result is not None:
+            result[...] = self._like_result[half]
+            return result
+        into = result if self._buffers else raw(result)
+        for sources, extents, dtype, start, strides in self._copies:
+            _ndarray(extents, dtype, into, start, strides)[...] = sources[half]
+        return result
+
+    def _wait(self, limit: float) -> None:
+        since, turns, complete = time.monotonic(), 0, self._sync.complete
+        watch: Watch | None = None
+        while not complete():
+            pause()
+            turns += 1
+            if turns % _LOOKS == 0:
+                watch = watch or Watch(self.team, limit, since)
+                watch.look()
+
+    def _count(self, memory: Account | None) -> None:
+        """Counts what a call takes and receives. The memory for small moves belongs to the communicator."""
+        account = begin_account(self._named, memory)
+        if self._given:
+            account.take(self._device, int(np.prod(self._shapes[0])))
+        if self._taken:
+            account.take(self._device, int(np.prod(self._shapes[1])))
+        account.receive(self._device, self._direct.pulled)

@@ -11,22 +11,21 @@ import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from reshard.errors import AgreementError, RankError
-from reshard.runtime.on_mpi.meeting import meet
-from reshard.runtime.on_mpi.meeting import pause as yield_core
-from reshard.runtime.on_mpi.node.arena import LOG, Arena
+from reshard.errors import AgreementError, PlanError, RankError, TileError
+from reshard.runtime.on_mpi.copies.strided_copy import Array
+from reshard.runtime.on_mpi.node.arena import LOG, PAGE, Arena, Pool, segment
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.node_sync import NodeSync, sync_bytes
-from reshard.runtime.on_mpi.node.segment import PAGE, segment
-from reshard.runtime.on_mpi.pool import Pool
-from reshard.runtime.on_mpi.strided_copy import Array
-from reshard.runtime.on_mpi.tags import FAILED
+from reshard.runtime.on_mpi.tags import FAILED, OPENED, PRESENCE
 from reshard.runtime.on_mpi.turns import turns_of
+from reshard.types import Layout, Mesh
 
 Comm = MPI.Intracomm
 
@@ -257,7 +256,7 @@ class Watch:
 
     def pause(self) -> None:
         """Yields the core once; raises `RankError` if the wait should end."""
-        yield_core()
+        pause()
         self._turns += 1
         if self._turns % _LOOKS == 0:
             self.look()
@@ -383,3 +382,226 @@ def _free(comm: MPI.Intracomm) -> None:
     """Frees a communicator unless it is one of MPI's own."""
     if comm != MPI.COMM_SELF:
         comm.Free()
+
+
+# Inter-communicators: their two groups merged into one communicator, and layouts that count the ranks of a group.
+#
+#     group A, 3 ranks     0  1  2               merged     0  1  2  3  4
+#     group B, 2 ranks              0  1
+#
+#     a layout on <x=2> of group B               is on ranks 3 and 4
+#
+# MPI merges once, for all later calls, and may put either group first. That blocks inside MPI, so the ranks meet
+# before: they ask for a duplicate, which MPI makes, without blocking, when all ranks of both groups have asked for it.
+# One gap is left: a rank whose limit ends in the milliseconds between the last request and its own look at it gives up,
+# and the others wait inside MPI until it makes its next call. `meeting` closes that gap inside one communicator by a
+# message that says who leaves; between two groups nobody can collect these before the groups are merged.
+
+
+class MergedGroups(NamedTuple):
+    """The merged communicator, and its ranks by group; `mine` is the number of this rank's group, 0 or 1."""
+
+    comm: MPI.Intracomm
+    ranks: tuple[range, range]
+    mine: int
+
+    def giving(self, team: Team, watch: Watch, gives: bool) -> list[int]:
+        """The groups, by number, of which some rank gives a tile. Collective."""
+        some = team.some(watch, gives and self.mine == 0, gives and self.mine == 1)
+        return [number for number, given in enumerate(some) if given]
+
+    def one_giving(self, giving: list[int]) -> int:
+        """The one group that gives tiles; raises `TileError` if there are none or two."""
+        if len(giving) != 1:
+            text = "ranks of both groups of the inter-communicator give tiles" if giving else "no rank gives a tile"
+            raise TileError(f"{text}: the source's ranks do, all in one group, and the others give None")
+        return giving[0]
+
+    def seated(self, layout: Layout, number: int) -> Layout:
+        """A layout on the ranks of a group as one on the merged communicator.
+
+        Raises `PlanError` unless all device ids are ranks of the group.
+        """
+        ranks = self.ranks[number]
+        if layout.mesh.size > len(ranks) or max(layout.mesh.devices) >= len(ranks):
+            raise PlanError(
+                f"{layout} is on {layout.mesh!r}, but its group of the inter-communicator has {len(ranks)} ranks; give "
+                f"a mesh whose device ids are ranks of that group"
+            )
+        return _shifted(layout, ranks.start)
+
+
+@lru_cache(maxsize=256)
+def _shifted(layout: Layout, first: int) -> Layout:
+    ids = [first + device for device in layout.mesh.devices]
+    return replace(layout, mesh=Mesh(layout.mesh.axes, device_ids=ids))
+
+
+def groups_of(comm: MPI.Intercomm, limit: float) -> MergedGroups:
+    """The groups of an inter-communicator, merged in the first call, which all ranks of both make together.
+
+    Raises `RankError` if some rank does not make that call within `limit` seconds; a later call may still merge them.
+    """
+    if comm == MPI.COMM_NULL:
+        raise RankError("the inter-communicator is MPI.COMM_NULL, or has been freed; give one that is alive")
+    groups = cast("MergedGroups | None", comm.Get_attr(_GROUPS_KEY))
+    if groups is None:
+        groups = _merged(comm, limit)
+        comm.Set_attr(_GROUPS_KEY, groups)
+    return groups
+
+
+def _merged(comm: MPI.Intercomm, limit: float) -> MergedGroups:
+    duplicate = _met(comm, limit)
+    merged = duplicate.Merge()
+    duplicate.Free()
+    first = merged.rank == comm.rank
+    here, there = comm.size, comm.remote_size
+    ranks = (range(here), range(here, here + there)) if first else (range(there), range(there, here + there))
+    return MergedGroups(merged, ranks, 0 if first else 1)
+
+
+def _met(comm: MPI.Intercomm, limit: float) -> MPI.Intercomm:
+    """A duplicate, once all ranks have asked for it. MPI cannot cancel a request for one: a later call waits for it."""
+    pending = cast("tuple[MPI.Intercomm, MPI.Request] | None", comm.Get_attr(_PENDING))
+    if pending is None:
+        pending = comm.Idup()
+        comm.Set_attr(_PENDING, pending)
+    duplicate, request = pending
+    if not until(request.Test, time.monotonic() + limit):
+        raise RankError(
+            f"rank {comm.rank} of its group: the other ranks of both groups of the inter-communicator did not make "
+            f"their first call within {limit:g} s; if they are only slow, give a higher limit, else look for a rank "
+            f"that died or did not make the call"
+        )
+    comm.Delete_attr(_PENDING)
+    return duplicate
+
+
+def _free_groups(_: MPI.Comm, __: int, groups: MergedGroups) -> None:
+    groups.comm.Free()
+
+
+_GROUPS_KEY = MPI.Comm.Create_keyval(delete_fn=_free_groups)
+_PENDING = MPI.Comm.Create_keyval()
+
+
+# All ranks of a communicator meet, or all give up in time, before they make what blocks inside MPI.
+#
+# Making communicators and windows waits inside MPI until every rank takes part, and cannot be given up. A rank
+# therefore first says that it is there, and rank 0 opens the meeting once all are:
+#
+#     rank 1    come 1 ->               <- opened 1                       all go on, and none waits long inside MPI
+#     rank 2    come 1 ->    leave 1 ->              come 2 ->            gave up once, and came back in its next call
+#     rank 0              (rank 1)           (none)         (all): opens
+#
+# A rank that leaves looks out for an opening that is already on its way, for a time much longer than a message takes.
+# The messages go over a duplicate of the communicator that is made once, and for which the ranks wait as well.
+
+
+_GRACE = 0.5
+"""Seconds, at most, that a rank which leaves looks out for an opening; a quarter of a short limit."""
+
+pause = cast("Callable[[], None]", getattr(os, "sched_yield", lambda: time.sleep(0)))
+"""Yields the core."""
+
+
+def meet(comm: MPI.Intracomm, limit: float) -> None:
+    """Returns on all ranks once all are here; raises `RankError` on a rank that has waited `limit` seconds."""
+    grace = min(_GRACE, limit / 4)
+    deadline = time.monotonic() + limit - grace
+    if not _meeting_of(comm).held(deadline, grace):
+        raise RankError(
+            f"rank {comm.rank}: the other ranks did not make this call within {limit:g} s; if they are only slow, give "
+            f"a higher limit, else look for a rank that died or did not make the call"
+        )
+
+
+class Meeting:
+    """One rank's side of the meetings of a communicator; on rank 0, also who has come."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm, self._request = comm.Idup()
+        self._made = False
+        self._number = 0
+        self._present: dict[int, int] = {}
+        self._sent: list[MPI.Request] = []
+
+    def held(self, deadline: float, grace: float) -> bool:
+        """Whether all ranks came before the deadline."""
+        if not self._made:  # MPI cannot cancel the request: a later call waits for the same one.
+            self._made = until(self._request.Test, deadline)
+        if not self._made:
+            return False
+        if self._comm.rank == 0:
+            return until(self._open, deadline)
+        self._number += 1
+        self._send(self._number, 0, PRESENCE)
+        if until(self._opened, deadline):
+            return True
+        self._send(-self._number, 0, PRESENCE)
+        return until(self._opened, time.monotonic() + grace)
+
+    def free(self) -> None:
+        """Frees the duplicate, unless some ranks have not asked for it yet."""
+        if self._made:
+            self._comm.Free()
+
+    def _open(self) -> bool:
+        """On rank 0: opens the meeting if all the others are there."""
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, PRESENCE, status):
+            number = self._receive(status.source, PRESENCE)
+            if number > 0:
+                self._present[status.source] = number
+            elif self._present.get(status.source) == -number:
+                del self._present[status.source]
+        if len(self._present) < self._comm.size - 1:
+            return False
+        for rank, number in self._present.items():
+            self._send(number, rank, OPENED)
+        self._present = {}
+        return True
+
+    def _opened(self) -> bool:
+        """On the other ranks: whether rank 0 has opened the meeting."""
+        if not self._comm.Iprobe(0, OPENED):
+            return False
+        number = self._receive(0, OPENED)
+        if number != self._number:  # An opening that was later than `grace`: the others wait inside MPI.
+            self._send(-self._number, 0, PRESENCE)
+        return True
+
+    def _send(self, number: int, to: int, tag: int) -> None:
+        self._sent = [request for request in self._sent if not request.Test()]
+        self._sent.append(self._comm.Isend([np.array([number], np.int64), MPI.INT64_T], to, tag))
+
+    def _receive(self, source: int, tag: int) -> int:
+        number = np.empty(1, np.int64)
+        self._comm.Recv([number, MPI.INT64_T], source, tag)
+        return int(number[0])
+
+
+def until(done: Callable[[], bool], deadline: float) -> bool:
+    """Whether `done()` is true before the deadline; the wait yields the core."""
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        pause()
+    return True
+
+
+def _free_meeting(comm: MPI.Comm, _: int, meeting: Meeting) -> None:
+    if comm not in (MPI.COMM_WORLD, MPI.COMM_SELF):  # They go in MPI_Finalize, in which nothing is to be freed.
+        meeting.free()
+
+
+_MEETING_KEY = MPI.Comm.Create_keyval(delete_fn=_free_meeting)
+
+
+def _meeting_of(comm: MPI.Intracomm) -> Meeting:
+    meeting = cast("Meeting | None", comm.Get_attr(_MEETING_KEY))
+    if meeting is None:
+        meeting = Meeting(comm)
+        comm.Set_attr(_MEETING_KEY, meeting)
+    return meeting

@@ -19,15 +19,14 @@ from functools import lru_cache
 
 from reshard.errors import BudgetError
 from reshard.lower.to_mpi import SECOND
+from reshard.plans.plan import Batch, Plan
+from reshard.plans.plan_tree import TreePlan, device_kinds
+from reshard.plans.tree_memory import Bytes, DeviceKinds
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.bundle import Bundle, Hops, hops_of
 from reshard.runtime.on_mpi.team import Facts
 from reshard.synth import plan
 from reshard.types import Digit, Dim, Layout
-from reshard.types.batch import Batch
-from reshard.types.plan import Plan
-from reshard.types.plan_tree import TreePlan, device_kinds
-from reshard.types.tree_memory import Bytes, DeviceKinds
 
 STACKED = 256 << 10
 """The most bytes of a tile that is copied to a stack; a larger one takes longer to copy than to move alone."""

@@ -25,10 +25,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
-from reshard.lower.to_mpi import Overwrite, unreplicated
+import numpy as np
+
+from reshard.lower.to_mpi import Overwrite, seat_of, unreplicated
+from reshard.runtime.account import Account, begin_account
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.direct import (
     Direct,
     Fill,
@@ -41,12 +45,13 @@ from reshard.runtime.on_mpi.direct import (
     pushing,
     unpacking,
 )
+from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.node.cma_read import cma_read
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Way
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Way, prepared
 from reshard.runtime.on_mpi.run_plan import run_plan
-from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
-from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile, holders, new_place, new_tile
+from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.runtime.on_mpi.window_tiles import ABSENT, Posted, WindowTile, holders, new_place, new_tile, posted_by_rank
 from reshard.runtime.on_mpi.wire.by_node import Allotment, allot, exchange_by_node
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.overwrite import overwrite
@@ -280,3 +285,54 @@ def _release(transfer: TileTransfer) -> None:
     if transfer.call.team.rank in transfer.with_tiles(transfer.request.source):
         transfer.call.team.arena.release(transfer.staging)
     transfer.call.memory.free(transfer.call.device, transfer.held.tile.size)
+
+
+# One move of one array: the part of a call that follows the agreement. See the map in `reshard.runtime.on_mpi`.
+
+
+def move(
+    team: Team,
+    watch: Watch,
+    ready: Prepared,
+    request: MoveRequest,
+    held: WindowTile,
+    out: WindowTile | None,
+    memory: Account | None,
+) -> WindowTile:
+    """The target's tile: `out` if given, else a new tile, or the memory of a donated one.
+
+    If there is nothing to move, it is the source's tile itself. All ranks call this inside a `collective`: results
+    are complete when that has ended.
+    """
+    outside = out is not None and out.place == ABSENT
+    if outside and not team.into:
+        out = None
+    # Some node had no room, or this rank, which has no result, did not know of the others' `out`.
+    agreed = replace(request, shared=request.shared and team.shared, into=team.into if outside else request.into)
+    if agreed != request:
+        request, ready = agreed, prepared(team, agreed, held.tile)
+    call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
+    call.memory.take(call.device, held.tile.size)
+    team.pool.limit(ready.spare)
+    if ready.stays:
+        return _unmoved(call, held, out)
+    transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
+    way = chosen_way(transfer)
+    result = WAYS[way](transfer)
+    if out is None and way != "overwrite" and not request.target.even:
+        seat = seat_of(request.target.mesh, team.rank, team.size)
+        if seat is not None:
+            clear_padding(request.target, seat, result.tile)
+    return result
+
+
+def _unmoved(call: Call, held: WindowTile, out: WindowTile | None) -> WindowTile:
+    """The tile itself if it is C-ordered, else a copy of its own: the ranks do nothing together, since only some of
+    their tiles may need one.
+    """
+    if out is None and held.tile.flags.c_contiguous:
+        return held
+    result = WindowTile(np.empty(held.tile.shape, held.tile.dtype)) if out is None else out
+    call.memory.take(call.device, result.tile.size)
+    copy(raw(result.tile), raw(held.tile))
+    return result

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.lower.to_mpi import seat_of
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.types import Layout
 

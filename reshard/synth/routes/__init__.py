@@ -23,7 +23,7 @@ nothing for a pair that it cannot route.
 To add a module of routes, say `halos`, for layouts that differ by a shift:
 
 1. write `halos.py` with `routes(pair, links)`; return at once for pairs that it cannot route, and yield tuples of
-   `StepSpec`s of kinds that `types.rules` has. Every plan is checked, so a wrong route raises and never moves data;
+   `StepSpec`s of kinds that `plans.rules` has. Every plan is checked, so a wrong route raises and never moves data;
 2. append `halos.routes` to `ROUTES`, and to `reduction.AFTERWARDS` if it may follow a reduction;
 3. test in tests/synth/routes/test_halos.py that the routes lead to the target and reach the bound.
 """

@@ -15,12 +15,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from reshard.errors import LayoutError
+from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
 from reshard.synth.routes import normal, permute_first
 from reshard.synth.routes.chains import Chains
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout
-from reshard.types.plan import StepSpec
 
 _Spans = list[tuple[int, int]]
 """(stride, stride * size) of sub-axes."""

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from reshard.geometry.refine import RefinedDigit, Refinement, prime_digits
+from reshard.plans.plan import StepSpec
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
-from reshard.types.pair.refine import RefinedDigit, Refinement, prime_digits
-from reshard.types.plan import StepSpec
 
 State = tuple[int | None, ...]
 """The device stride that holds each digit, None for a local one."""

@@ -28,15 +28,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from reshard.errors import MeshError
+from reshard.geometry.refine import refine
+from reshard.plans.plan import StepSpec
+from reshard.plans.rules.cost import StepMode
 from reshard.synth.network import Network
 from reshard.synth.routes import permute_first, reduction
 from reshard.synth.routes import start as starting
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis, merged_spans, prime_places
-from reshard.types.pair.refine import refine
-from reshard.types.plan import StepSpec
-from reshard.types.rules.cost import StepMode
 
 MOST_RELAYED = 1 << 14
 """Pairs of devices: more are not listed to see whether a relay is better."""

@@ -19,14 +19,14 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from reshard.errors import LayoutError
+from reshard.geometry.refine import Refinement
+from reshard.plans.plan import StepSpec
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal, reduction
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis
-from reshard.types.pair.refine import Refinement
-from reshard.types.plan import StepSpec
 
 
 def routes(pair: Pair, links: Links, least: float) -> Iterator[Route]:

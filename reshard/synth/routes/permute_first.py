@@ -19,15 +19,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, pairwise, permutations
 
 from reshard.errors import LayoutError, StepError
+from reshard.plans.plan import StepSpec
+from reshard.plans.rules.collectives import check_step
 from reshard.synth import cost
 from reshard.synth.network import Links
 from reshard.synth.routes import normal
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis, prime_places
-from reshard.types.plan import StepSpec
-from reshard.types.primes import primes
-from reshard.types.rules.checker import check_step
+from reshard.types.whole import primes
 
 MOST_DEVICES = 4096
 """Devices up to which pairs that nest are also routed over a permute: on more, pricing these takes too long."""

@@ -31,15 +31,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from reshard.errors import LayoutError, MeshError
+from reshard.geometry.refine import Factor, Refinement, partial_change
+from reshard.geometry.remesh import remesh
+from reshard.plans.plan import StepSpec
 from reshard.synth.network import Links
 from reshard.synth.routes import boxes, normal, permute_first
 from reshard.synth.routes.chains import Chains, State
 from reshard.synth.routes.route import Pair, Route
 from reshard.types.layout import Digit, Dim, Layout, fitted
 from reshard.types.mesh import Mesh, SubAxis, places, prime_places
-from reshard.types.pair.refine import Factor, Refinement, partial_change
-from reshard.types.pair.remesh import remesh
-from reshard.types.plan import StepSpec
 
 AFTERWARDS = (normal.routes, boxes.routes, permute_first.routes)
 """Routes on from a reduced layout."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from reshard.geometry.refine import Refinement, partial_change, refine
+from reshard.geometry.remesh import one_set
+from reshard.plans.plan import StepSpec
 from reshard.types.layout import Layout
-from reshard.types.pair.device_sets import one_set
-from reshard.types.pair.refine import Refinement, partial_change, refine
-from reshard.types.plan import StepSpec
 
 Route = tuple[StepSpec, ...]
 """Steps that are not checked yet."""

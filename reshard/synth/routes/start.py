@@ -23,12 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from reshard.errors import LayoutError
-from reshard.synth.network import Links
-from reshard.synth.routes import boxes, normal, permute_first, reduction
-from reshard.synth.routes.route import Pair, Route
-from reshard.types.layout import Digit, Dim, Layout, fitted
-from reshard.types.mesh import Mesh, places, prime_places
-from reshard.types.pair.refine import (
+from reshard.geometry.refine import (
     Factor,
     PartialChange,
     RefinedDigit,
@@ -36,11 +31,16 @@ from reshard.types.pair.refine import (
     partial_change,
     prime_digits,
     refine,
+    released,
     same_devices,
 )
-from reshard.types.pair.released import released
-from reshard.types.pair.remesh import remesh
-from reshard.types.plan import StepSpec
+from reshard.geometry.remesh import remesh
+from reshard.plans.plan import StepSpec
+from reshard.synth.network import Links
+from reshard.synth.routes import boxes, normal, permute_first, reduction
+from reshard.synth.routes.route import Pair, Route
+from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.mesh import Mesh, places, prime_places
 
 BEFORE = (normal.routes, boxes.routes, permute_first.routes, reduction.routes)
 """Routes to the layout whose sum is split."""

@@ -3,8 +3,7 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor.checks.equivalence import Spliced, Traced
-from reshard.doctor.checks.op_equivalence import check_same_rows
+from reshard.doctor.checks.equivalence import Spliced, Traced, check_same_rows
 from reshard.doctor.checks.proofs import Proofs
 from reshard.doctor.dataflow.replicas import Replicas
 from reshard.errors import SpliceError

@@ -2,8 +2,8 @@ import pytest
 
 from reshard import hlo
 from reshard.doctor.checks.equivalence import Traced
-from reshard.doctor.dataflow.conversions import Conversion, Unconvertible, conversion
 from reshard.doctor.dataflow.flow import HloValue
+from reshard.doctor.dataflow.index_maps import Conversion, Unconvertible, conversion
 
 
 def converted(*lines, dtype="bf16"):

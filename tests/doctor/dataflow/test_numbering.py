@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.flow import Numbering
 from tests.doctor.fragments import Analysis, text
 
 FUSED = """%first {

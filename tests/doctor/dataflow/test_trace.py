@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from reshard.doctor.dataflow.numbering import Numbering
+from reshard.doctor.dataflow.flow import Numbering
 from reshard.doctor.dataflow.trace import NOWHERE, Tracer
 from tests.doctor.fragments import DATA, GATHER, OFFSET, SLICE, ZERO, Analysis, text
 from tests.doctor.tracing import everywhere, follow, follow_to_start, program

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from reshard.doctor.report.log_report import LogReport, show_log
+from reshard.doctor.report.table import LogReport, show_log
 from reshard.doctor.xla_log import MARK
 from tests.doctor.fragments import DATA
 

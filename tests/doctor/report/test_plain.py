@@ -1,6 +1,6 @@
 """A report as plain text: no colours, no trailing spaces, 100 columns."""
 
-from reshard.doctor.report.plain import plain_text
+from reshard.doctor.report.table import plain_text
 from reshard.show import terminal
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.doctor.report.snippet import snippet
+from reshard.doctor.report.page import snippet
 from reshard.hlo import Source
 
 

@@ -3,7 +3,7 @@
 import re
 
 from reshard.doctor.memory import InstructionMemory
-from reshard.doctor.report.timeline import timeline
+from reshard.doctor.report.page import timeline
 
 
 def bars(svg):

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
 from reshard.jax import eager, redistribute
-from reshard.jax.crossing import host, moves, plans
+from reshard.jax.crossing import host, moves
+from reshard.jax.crossing import moves as plans
 from reshard.jax.request import PlanArguments
 from tests.jax.crossing.cases import MESHES, SHAPE, by_messages, check, divides, mesh, sampled, shardings, some
 from tests.jax.oracle import assert_exact, filled, mesh_of

@@ -13,8 +13,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard as rs
-from reshard.jax.crossing import moves, pipeline
-from reshard.jax.crossing.transports import InProcess
+from reshard.jax.crossing import moves
+from reshard.jax.crossing import moves as pipeline
+from reshard.jax.crossing.stages import InProcess
 from tests.jax.crossing.cases import by_messages, check, mesh
 
 WIRES = rs.Network("wires", inner=(1e-9, 1e9), domain=16)

@@ -14,10 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.jax.crossing import stages
-from reshard.jax.crossing.transports import InProcess
+from reshard.jax.crossing.stages import InProcess
 from reshard.lower import lower_plan
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from tests.jax.crossing.cases import mesh
 from tests.oracle import tiles_of
 

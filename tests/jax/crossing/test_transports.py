@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from reshard.jax.crossing import stages
-from reshard.jax.crossing.transports import BetweenProcesses, InProcess
+from reshard.jax.crossing.stages import BetweenProcesses, InProcess
 from reshard.lower.exchange import Transfer
 from tests.jax.crossing.cases import mesh
 

@@ -1,8 +1,7 @@
 """The fragments that proposals ask for: one for each plan, one for all shifts of a dtype, one for an operation."""
 
-from reshard.jax.xla_pass.chain_plans import asked_fragments
-from reshard.jax.xla_pass.fragments import FragmentKey
-from reshard.jax.xla_pass.op_fragments import OpFragmentKey
+from reshard.jax.xla_pass.fragments import FragmentKey, OpFragmentKey
+from reshard.jax.xla_pass.hlo_pass import asked_fragments
 from tests.doctor.batched import FFT, HEAD
 from tests.doctor.fragments import RESHARD, text
 from tests.doctor.test_proposals import proposals

@@ -9,8 +9,7 @@ from reshard.errors import SpliceError
 from reshard.hlo import Array
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import fragments, program_peaks, xla_hook
-from reshard.jax.xla_pass.fragments import FragmentKey, Fragments
-from reshard.jax.xla_pass.jaxlib_reader import JaxlibReader
+from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, JaxlibReader
 
 needs_hook = pytest.mark.skipif(not xla_hook.hook_exists(), reason="this jax has no hook for compiler passes")
 MESH = rs.Mesh(y=2, x=4)

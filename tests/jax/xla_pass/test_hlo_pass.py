@@ -3,7 +3,7 @@
 import pytest
 
 from reshard import hlo
-from reshard.doctor import chain_fate
+from reshard.doctor import places
 from reshard.doctor.proposals import ProgramCost, ProposalOptions
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ModuleProto
@@ -97,7 +97,7 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
 
     def found(module, fragments, compiler, options, may_exceed):
         asked.append(may_exceed)
-        fate = chain_fate.ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
+        fate = places.ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
         return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (fate,))
 
     monkeypatch.setattr(hlo_pass, "_improve", found)
@@ -175,4 +175,4 @@ def test_the_prefilter_sees_collectives(name):
 def test_counts_of_kinds():
     module = hlo.parse(recorded("scan_cpu").text)
     kinds = [one.kind for one in hlo.collectives(module, every_branch=True)]
-    assert list(chain_fate._counted(kinds)) == [f"{len(kinds)} all_gather"]
+    assert list(places._counted(kinds)) == [f"{len(kinds)} all_gather"]

@@ -11,8 +11,7 @@ import pytest
 
 import reshard.jax
 from reshard.errors import StrictError
-from reshard.jax.jit import jit
-from reshard.jax.xla_pass.jitted import JittedInXla
+from reshard.jax.jit import JittedInXla, jit
 from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.jax.moving import AFTER, BEFORE, SIZE, kept, numbered, program
 

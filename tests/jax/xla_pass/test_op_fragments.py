@@ -8,7 +8,7 @@ import pytest
 from reshard.doctor.batch_ops import BatchOp
 from reshard.errors import SpliceError
 from reshard.hlo import Array
-from reshard.jax.xla_pass.op_fragments import OpFragmentKey, OutputKey, rows_function
+from reshard.jax.xla_pass.fragments import OpFragmentKey, OutputKey, rows_function
 from reshard.synth import plan
 from reshard.types import Layout, Mesh
 

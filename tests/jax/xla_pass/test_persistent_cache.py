@@ -70,7 +70,7 @@ def test_what_was_replaced_in_a_program_from_it_is_not_known(cache):
 
 def test_another_source_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A cache that outlives the code must not serve what older code made; equal code is one version wherever it is."""
-    assert "types/plan.py" in persistent_cache._sources()
+    assert "plans/plan.py" in persistent_cache._sources()
     versions = []
     for folder, name, code in (("a", "x.py", "1"), ("b", "x.py", "1"), ("c", "x.py", "2"), ("d", "y.py", "1")):
         (tmp_path / folder / "types").mkdir(parents=True)

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard import hlo
-from reshard.jax.xla_pass import shift_fragments, xla_hook
+from reshard.jax.xla_pass import fragments, xla_hook
 from reshard.jax.xla_pass.xla_hook import hook_exists
 
 pytestmark = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
@@ -51,7 +51,7 @@ def test_a_roll_of_an_uneven_part():
 
 # ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
 
-permuted, box, cell = shift_fragments._permuted, shift_fragments._box, shift_fragments._cell
+permuted, box, cell = fragments._permuted, fragments._box, fragments._cell
 
 
 def from_the_next_neighbour(tile, axis, source, sizes):
@@ -80,7 +80,7 @@ def of_another_dtype(tile, axis, source, sizes):
 
 
 def replaced(source, **fields):
-    return shift_fragments.Source(**{"start": source.start, "devices": source.devices, **fields})
+    return fragments.ShiftSource(**{"start": source.start, "devices": source.devices, **fields})
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def replaced(source, **fields):
 )
 def test_planted_faults_are_refused(monkeypatch, name, fault):
     monkeypatch.setattr(xla_hook._state, "fragments", {})
-    monkeypatch.setattr(shift_fragments, name, fault)
+    monkeypatch.setattr(fragments, name, fault)
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
     plain, ours, log = both(edges, P("y", "x"), (16, 16), mesh)
     assert ours.received_bytes == plain.received_bytes, str(log)

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import reshard.jax
-from reshard.jax.xla_pass import op_fragments, xla_hook
+from reshard.jax.xla_pass import fragments, xla_hook
 from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.jax.xla_pass.test_xla_hook import both, mesh, received
 
@@ -134,7 +134,7 @@ def test_never_worse(name):
 
 # ---- planted faults: fragments that are wrong, and must be refused --------------------------------------------------
 
-laid_out, in_places, kinds = op_fragments._laid_out, op_fragments.in_places, dict(op_fragments._KINDS)
+laid_out, in_places, kinds = fragments._laid_out, fragments.in_places, dict(fragments._KINDS)
 
 
 def backwards(op, operands):
@@ -170,7 +170,7 @@ def turned(tile, output):
 )
 def test_planted_faults_are_refused(monkeypatch, name, fault):
     monkeypatch.setattr(xla_hook._state, "fragments", {})
-    monkeypatch.setattr(op_fragments, name, fault)
+    monkeypatch.setattr(fragments, name, fault)
     a = given((16, 16, 16), "complex64", P(None, "y", "x"))
     plain, ours, log = both(pencil, a)
     fates = [fate for report in log.reports for fate in report.fates]

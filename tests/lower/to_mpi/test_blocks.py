@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reshard.errors import PlanError
+from reshard.geometry.overlap import Progression, Repeat
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut, fold, from_part, inside, of_runs, of_spans, whole_tile
-from reshard.types.pair.runs import Progression, Repeat
-from reshard.types.rules.parts import Cut
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.tile_view import TileView
 from tests.lower.to_mpi.elements import places
 
 

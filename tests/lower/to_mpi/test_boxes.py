@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
+from reshard.plans.plan import Step
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Step
-from reshard.types.rules.cost import StepMode
 from tests.layouts import random_crossing
 from tests.lower.to_mpi.elements import put, taken
 from tests.oracle import PADDING, tiles_of

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from reshard.geometry.crossing import received_by_device, sent_by_device
 from reshard.lower.to_mpi import Fetch, fetched_across, served_across
 from reshard.types import Layout, Mesh
-from reshard.types.pair.crossing import received_by_device, sent_by_device
 from tests.layouts import SIZES, random_layout
 from tests.lower.to_mpi.elements import put, taken
 from tests.oracle import PADDING, tiles_of

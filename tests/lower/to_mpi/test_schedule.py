@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower.to_mpi import Overwrite, PeerBlocks, Reduce, Schedule, StepMessages, schedule
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.layouts import pairs
 from tests.lower.to_mpi.elements import Tiles, assert_filled, put, taken
 from tests.oracle import PADDING, finished, summands_of, tiles_of

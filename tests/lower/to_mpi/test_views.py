@@ -6,9 +6,9 @@ import numpy as np
 
 import reshard as rs
 from reshard.lower.to_mpi import StepMessages, schedule
-from reshard.lower.to_mpi.views import local_blocks
+from reshard.lower.to_mpi.schedule import local_blocks
 from reshard.lower.views import PutPart, Reorder, TakePart
-from reshard.types.rules.view import TileOrder
+from reshard.plans.rules.view import TileOrder
 from tests.lower.to_mpi.elements import places
 from tests.view_oracle import random_case
 

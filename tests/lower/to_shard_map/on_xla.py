@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.lower import Program, lower_plan
 from reshard.lower.to_shard_map import tile_function
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.oracle import check_target, source_tiles
 
 MESH = Mesh(x=4, y=2)

@@ -15,9 +15,9 @@ from reshard.lower.to_shard_map import block_writes, tpu_layout
 from reshard.lower.to_shard_map.block_writes import Writes, blockwise, message_order, with_part_digit
 from reshard.lower.to_shard_map.parts import PartLoop
 from reshard.lower.to_shard_map.tpu_layout import memory_order
-from reshard.types.rules.cost import StepMode
-from reshard.types.rules.parts import Cut
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.tile_view import TileView
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 
 WAYS = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reshard.lower.exchange import Box, Transfer
-from reshard.lower.to_shard_map.boxes import kinds_of
+from reshard.lower.to_shard_map.exchange import kinds_of
 
 
 def transfer(sender: int, receiver: int, *boxes: tuple[int, int, int]) -> Transfer:

@@ -8,8 +8,8 @@ import pytest
 from reshard import hlo
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import collectives
-from reshard.types.plan import Plan
-from reshard.types.rules.checker import RULES
+from reshard.plans.plan import Plan
+from reshard.plans.rules.collectives import RULES
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step, stacked
 
 STEPS = [

@@ -8,8 +8,10 @@ import pytest
 from reshard import hlo
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import boxes, exchange, joining, place
-from reshard.types.rules.cost import StepMode
+from reshard.lower.to_shard_map import exchange, place
+from reshard.lower.to_shard_map import exchange as boxes
+from reshard.lower.to_shard_map import exchange as joining
+from reshard.plans.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step, stacked
 from tests.sampling import sampled
 
@@ -81,7 +83,7 @@ def test_loops_over_rounds_between_any_devices(
     source: str, target: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     """One loop, with a branch for each list of pairs; tables are cut to what they depend on, in bytes."""
-    monkeypatch.setattr(joining, "orders", lambda step: None)
+    monkeypatch.setattr(joining, "message_orders", lambda step: None)
     monkeypatch.setattr(exchange, "LOOPED", 2)
     monkeypatch.setattr(place, "LARGE", 1)
     monkeypatch.setattr(place, "WIDE", 1)
@@ -90,7 +92,7 @@ def test_loops_over_rounds_between_any_devices(
 
 def test_a_loop_sends_what_is_promised(monkeypatch: pytest.MonkeyPatch):
     """Each iteration runs one of the branches."""
-    monkeypatch.setattr(joining, "orders", lambda step: None)
+    monkeypatch.setattr(joining, "message_orders", lambda step: None)
     monkeypatch.setattr(exchange, "LOOPED", 2)
     plan = one_step("exchange", "f32[{x}4, 8]", "f32[16, {x}2]")
     f, _ = stacked(lower_plan(plan), MESH.axes)
@@ -115,5 +117,5 @@ def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
 @pytest.mark.parametrize(("source", "target"), STEPS)
 def test_exchanges_round_by_round(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
     """CPUs join messages at the end where they can; other platforms never do."""
-    monkeypatch.setattr(joining, "orders", lambda step: None)
+    monkeypatch.setattr(joining, "message_orders", lambda step: None)
     check_on_xla(one_step("exchange", source, target))

@@ -8,8 +8,8 @@ from reshard.lower import lower_plan
 from reshard.lower.program import ExchangeInPlace
 from reshard.lower.to_shard_map import rounds, shares_lie_in_order
 from reshard.lower.to_shard_map.exchange_in_place import in_order
-from reshard.types.rules.cost import StepMode
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.tile_view import TileView
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 from tests.sampling import sampled
 

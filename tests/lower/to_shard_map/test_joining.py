@@ -8,10 +8,10 @@ import pytest
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import joining
+from reshard.lower.to_shard_map import exchange as joining
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.oracle import tiles_of
 
 
@@ -26,7 +26,7 @@ def exchange(mesh: Mesh, source: str, target: str, chunk: int | None = None) -> 
 def test_the_order_of_a_transposition():
     """In turn k a device receives from the k-th device after it: device 1 has rows of 0 (turn 2), 1 and 2."""
     step, _ = exchange(Mesh(x=3), "f32[{x}2, 6]", "f32[6, {x}2]")
-    assert joining.orders(step) == {0: (0, 1, 2), 1: (2, 0, 1), 2: (1, 2, 0)}
+    assert joining.message_orders(step) == {0: (0, 1, 2), 1: (2, 0, 1), 2: (1, 2, 0)}
     assert joining.grid(step) == (3, 1)
 
 
@@ -43,12 +43,12 @@ def test_the_order_of_a_transposition():
 )
 def test_messages_in_order_are_the_target(mesh: Mesh, source: str, target: str):
     step, plan = exchange(mesh, source, target)
-    by_device = joining.orders(step)
+    by_device = joining.message_orders(step)
     assert by_device is not None
     sources, targets = tiles_of(plan.source), tiles_of(plan.target)
     for device, order in by_device.items():
         messages = []
-        for turn in joining.turns(step):
+        for turn in joining.message_turns(step):
             (transfer,) = (t for t in turn if t.receiver == device)
             (box,) = transfer.boxes
             spans = tuple(slice(start, start + extent) for start, extent in box.src)
@@ -70,4 +70,4 @@ def test_messages_in_order_are_the_target(mesh: Mesh, source: str, target: str):
 )
 def test_no_order(mesh: Mesh, source: str, target: str, chunk: int | None):
     step, _ = exchange(mesh, source, target, chunk)
-    assert joining.orders(step) is None
+    assert joining.message_orders(step) is None

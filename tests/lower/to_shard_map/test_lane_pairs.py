@@ -6,10 +6,10 @@ import pytest
 
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts
-from reshard.lower.to_shard_map.lane_pairs import lane_pairs
+from reshard.lower.to_shard_map.block_writes import lane_pairs
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
-from reshard.lower.to_shard_map import messages
+from reshard.lower.to_shard_map import exchange as messages
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.views import ViewExchange
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from tests.oracle import tiles_of
 from tests.view_oracle import cut
 

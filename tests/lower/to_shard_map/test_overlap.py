@@ -9,10 +9,10 @@ from jax.extend.core import Literal
 
 import reshard as rs
 from reshard.errors import StepError
-from reshard.lower.to_shard_map.overlap import overlapped
+from reshard.lower.to_shard_map.parts import overlapped
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.types import Layout
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step
 from tests.oracle import check
 

@@ -12,7 +12,7 @@ import pytest
 from reshard.lower.program import InParts, Permute, Plain
 from reshard.lower.to_shard_map import parts
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.types.rules.parts import Cut
+from reshard.plans.rules.parts import Cut
 
 PLACE = MeshPlace((0,), {})
 CUTS = [

@@ -8,14 +8,14 @@ import jax
 import pytest
 
 from reshard.lower import lower_plan
-from reshard.lower.part_loops import joined
 from reshard.lower.program import InParts
 from reshard.lower.to_shard_map import parts_in_place, tpu_layout
+from reshard.lower.to_shard_map.parts import joined
 from reshard.lower.to_shard_map.parts_in_place import PartsInPlace, on_tpu, regions_on_tpu
+from reshard.plans.plan import Plan, StepSpec, chain
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.parts import Cut, regions
 from reshard.types.layout import Layout
-from reshard.types.plan import Plan, StepSpec, chain
-from reshard.types.rules.cost import StepMode
-from reshard.types.rules.parts import Cut, regions
 from tests.lower.to_shard_map.on_xla import MESH, check_on_xla, one_step, stacked
 
 STEPS = [

@@ -8,11 +8,10 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.lower.batch import lower_batch
+from reshard.lower.program import lower_batch
 from reshard.lower.to_shard_map import batch_function, exchange
+from reshard.plans.plan import Batch, StepSpec, chain
 from reshard.runtime.on_jax import apply_batch
-from reshard.types.batch import Batch
-from reshard.types.plan import StepSpec, chain
 from tests.jax.oracle import mesh_of, on
 from tests.oracle import tiles_of
 

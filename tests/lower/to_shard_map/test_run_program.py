@@ -10,10 +10,10 @@ import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.parts import counts
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
-from reshard.types.rules.parts import counts
 from tests.faults import CORPUS, plans, planted
 from tests.layouts import random_pair
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reshard.lower.to_shard_map.tiles import blocks_of, closed, opened, resized, written
-from reshard.types.rules.tile_view import TileView
+from reshard.plans.rules.tile_view import TileView
 
 VIEWS = [
     TileView((6, 5), (6, 5), (2, 3, 5), (0, 0, 1), (0,)),  # blocks lie one after another

@@ -10,18 +10,11 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from reshard.lower.to_shard_map import (
-    block_writes,
-    boxes,
-    exchange,
-    joining,
-    lane_pairs,
-    parts,
-    parts_in_place,
-    tiles,
-    tpu_layout,
-)
-from reshard.types.rules.cost import StepMode
+from reshard.lower.to_shard_map import block_writes, exchange, parts, parts_in_place, tiles, tpu_layout
+from reshard.lower.to_shard_map import block_writes as lane_pairs
+from reshard.lower.to_shard_map import exchange as boxes
+from reshard.lower.to_shard_map import exchange as joining
+from reshard.plans.rules.cost import StepMode
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 
 STEPS = [
@@ -57,7 +50,7 @@ used: list[tuple[int, ...]] = []
 @pytest.mark.parametrize(("kind", "source", "target", "mode"), STEPS)
 def test_each_element_is_written(kind: str, source: str, target: str, mode: StepMode, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lax, "platform_dependent", on_a_tpu)
-    monkeypatch.setattr(joining, "orders", lambda step: None)
+    monkeypatch.setattr(joining, "message_orders", lambda step: None)
     for module, name, value in ((tpu_layout, "LANES", 4), (tpu_layout, "SUBLANES", 2), (block_writes, "UNROLLED", 8)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(exchange, "LOOPED", 2)

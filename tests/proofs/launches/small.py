@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
-from reshard.types.plan import Plan, StepSpec, chain
 
 FOUR, SIX, EIGHT = Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=2, y=2, z=2)
 IDLE, SUMMED = -1, -2

@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from reshard.errors import StepError
+from reshard.plans.plan import Plan
+from reshard.plans.rules.collectives import check_step
 from reshard.proofs.launches import encoding
 from reshard.proofs.launches.space import Hold, PlaceSpan, space_of
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
-from reshard.types.rules.checker import check_step
 from tests.proofs.launches.small import FOUR, SIX, every_layout
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")

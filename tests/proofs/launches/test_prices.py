@@ -7,10 +7,10 @@ import math
 import pytest
 
 from reshard.errors import StepError, UndecidedError
-from reshard.proofs.launches.prices import cheapest
+from reshard.plans.plan import Step
+from reshard.plans.rules.cost import StepMode
+from reshard.proofs.launches.search import cheapest
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Step
-from reshard.types.rules.cost import StepMode
 
 PAIRS = [
     (Mesh(x=3), "f32[{x}5, 6]", "f32[15, {x}2]"),

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from reshard.plans.plan import Plan
 from reshard.proofs.launches.search import Chosen, Goal, Search
 from reshard.proofs.launches.space import Space, space_of
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan
 from tests.proofs.launches.small import FOUR, SIX
 
 z3 = pytest.importorskip("z3", reason="proofs need reshard[prove]")

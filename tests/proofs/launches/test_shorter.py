@@ -17,11 +17,11 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError, StepError
+from reshard.plans.plan import Plan, Step, StepSpec, chain
+from reshard.plans.rules import parts
+from reshard.plans.rules.cost import PLAIN, StepMode
 from reshard.proofs import Fewest, fewest, prove
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, Step, StepSpec, chain
-from reshard.types.rules import parts
-from reshard.types.rules.cost import PLAIN, StepMode
 from tests.layouts import contiguous_layouts, divisible_shape
 from tests.proofs.launches.small import EIGHT, FOUR, SIX, every_layout, plan_of
 

@@ -8,11 +8,11 @@ import random
 import pytest
 
 from reshard.errors import UndecidedError
+from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.proofs.launches import encoding
 from reshard.proofs.launches.space import PARTIAL, UNUSED, Hold, PlaceSpan, Space, State, space_of
 from reshard.types import Layout, Mesh
 from reshard.types.layout import Digit, Dim
-from reshard.types.plan import Plan, StepSpec, chain
 from tests.proofs.launches.small import FOUR, SIX, every_layout
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from reshard.errors import UndecidedError
+from reshard.plans.rules.parts import Cut
+from reshard.plans.rules.tile_view import TileView
 from reshard.proofs.symbolic.contract import StepContract, match, opened, same_string, size_of
 from reshard.proofs.symbolic.form import FormDigit
 from reshard.types import Layout, Mesh
-from reshard.types.rules.parts import Cut
-from reshard.types.rules.tile_view import TileView
 from tests.proofs.contracts import contract_of
 
 MESH = Mesh(x=3, y=5)

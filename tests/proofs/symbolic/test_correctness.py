@@ -11,10 +11,10 @@ import reshard as rs
 from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
 from reshard.lower.program import InParts, Program
+from reshard.plans.plan import StepSpec, chain
+from reshard.plans.rules.cost import StepMode
 from reshard.proofs.symbolic import decide, derive
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
-from reshard.types.rules.cost import StepMode
 from tests.faults import WHOLE
 from tests.layouts import random_pair
 

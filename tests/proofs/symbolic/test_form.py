@@ -8,12 +8,12 @@ import random
 import pytest
 
 import reshard as rs
+from reshard.geometry.refine import refine
 from reshard.lower import lower_plan
 from reshard.proofs import Proof, prove, symbolic
 from reshard.proofs.symbolic.form import FormDigit, close, form_of, local_place, step_digits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.pair.refine import refine
 from tests.layouts import random_layout, random_pair
 
 SIZED = [

@@ -8,15 +8,15 @@ import pytest
 
 import reshard as rs
 from reshard.errors import UndecidedError
+from reshard.geometry.refine import Refinement, refine
 from reshard.lower import lower_plan
-from reshard.lower.even_rounds import EvenRounds, RoundShift
+from reshard.lower.colouring import EvenRounds, RoundShift
 from reshard.lower.program import Exchange, Permute
+from reshard.plans.plan import Step
 from reshard.proofs import plan_proof, prove
 from reshard.proofs.symbolic import ByFormula, by_formula, decide, formulas
 from reshard.proofs.symbolic.formulas import RoundDigit, SymbolicCoordinate, SymbolicPosition, formula_claims
 from reshard.types import Layout, Mesh
-from reshard.types.pair.refine import Refinement, refine
-from reshard.types.plan import Step
 from tests.layouts import random_pair
 from tests.proofs.contracts import contract_of, one_step
 

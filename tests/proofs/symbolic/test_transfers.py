@@ -13,12 +13,12 @@ import pytest
 from reshard.errors import UndecidedError
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange
+from reshard.plans.plan import StepSpec, chain
 from reshard.proofs.symbolic import transfers
 from reshard.proofs.symbolic.contract import StepContract
 from reshard.proofs.symbolic.form import Tied
 from reshard.proofs.symbolic.transfers import boxes_of, check_exchange, check_permute
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
 from tests.layouts import random_pair
 from tests.proofs.contracts import contract_of, one_step
 

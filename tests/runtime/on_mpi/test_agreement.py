@@ -15,7 +15,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 from reshard.errors import AgreementError, BudgetError, PlanError, TileError
-from reshard.runtime.on_mpi.agreement import _raise, _Statement, begin, digest_of
+from reshard.runtime.on_mpi.collective import _raise, _Statement, begin, digest_of
 from reshard.runtime.on_mpi.team import Team
 
 
@@ -71,7 +71,7 @@ def test_further_ranks_with_errors_are_counted():
 
 def test_digests_are_those_of_the_text_in_every_process():
     texts = ["", "f32[{x}4] -> f32[16]"]
-    code = f"from reshard.runtime.on_mpi.agreement import digest_of; print(*map(digest_of, {texts}))"
+    code = f"from reshard.runtime.on_mpi.collective import digest_of; print(*map(digest_of, {texts}))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert [str(digest_of(text)) for text in texts] == other
     assert all(0 <= digest_of(text) < 1 << 62 for text in texts)

@@ -11,8 +11,8 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 import reshard as rs
 from reshard.lower.to_mpi import ranks
-from reshard.runtime.on_mpi import checksum as checksum_module
-from reshard.runtime.on_mpi.checksum import checksum
+from reshard.runtime.on_mpi import global_array as checksum_module
+from reshard.runtime.on_mpi.global_array import checksum
 from tests.layouts import random_pair
 from tests.oracle import tiles_of
 from tests.view_oracle import cut, random_case

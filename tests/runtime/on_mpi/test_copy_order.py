@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from reshard.runtime.on_mpi import copy_order
+from reshard.runtime.on_mpi.copies import copy_order
 from reshard.runtime.on_mpi.wire.chunks import Region
 
 HALVES = [Region((0, at), ((0, 1), (1, 1)), (4096, 32)) for at in (0, 32)]

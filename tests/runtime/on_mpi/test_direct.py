@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.lower.to_mpi import ranks, unreplicated
+from reshard.runtime.on_mpi.copies.strided_copy import raw
 from reshard.runtime.on_mpi.direct import direct, node_packing, pack, pulling, pushes, pushing, run_bytes, unpacking
-from reshard.runtime.on_mpi.strided_copy import raw
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.oracle import PADDING, tiles_of

@@ -11,7 +11,7 @@ from tests.mpi import running
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import PlanError
-from reshard.runtime.on_mpi.intercomm import MergedGroups
+from reshard.runtime.on_mpi.team import MergedGroups
 from reshard.types import Layout, Mesh
 
 SWEEP = (pytest.param(ranks, marks=pytest.mark.sweep) for ranks in (2, 6, 8))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reshard.errors import PlanError
-from reshard.runtime.on_mpi.limits import check_limit, seconds_of
+from reshard.runtime.on_mpi.collective import check_limit, seconds_of
 
 
 @pytest.mark.parametrize("limit", [1, 0.5, np.float32(2), np.int8(3), Fraction(1, 2), math.inf])

@@ -14,7 +14,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from mpi4py import MPI
 
-from reshard.runtime.on_mpi.measure import _pairs, measure
+from reshard.mpi.calibration import _pairs, measure
 from reshard.runtime.on_mpi.team import Team, Watch
 
 

@@ -14,8 +14,8 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 from mpi4py import MPI
 
 from reshard.errors import RankError
-from reshard.runtime.on_mpi import meeting as module
-from reshard.runtime.on_mpi.meeting import Meeting, meet
+from reshard.runtime.on_mpi import team as module
+from reshard.runtime.on_mpi.team import Meeting, meet
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from reshard.runtime.on_mpi.pool import Pool
+from reshard.runtime.on_mpi.node.arena import Pool
 
 
 def base(array: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 import reshard as rs
-from reshard.runtime.on_mpi.run_view import view_plan
+from reshard.runtime.on_mpi.run_plan import view_plan
 
 MESH = rs.Mesh(x=4)
 

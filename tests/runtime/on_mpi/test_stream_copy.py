@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reshard.runtime.on_mpi import stream_copy
-from reshard.runtime.on_mpi.stream_copy import LARGE, copy_all, stream_steps
-from reshard.runtime.on_mpi.stream_kernel import kernel
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies import stream_copy
+from reshard.runtime.on_mpi.copies.stream_copy import LARGE, copy_all, kernel, stream_steps
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 
 needs_kernel = pytest.mark.skipif(kernel() is None, reason="no kernel for this processor")
 

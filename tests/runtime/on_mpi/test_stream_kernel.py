@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from reshard.runtime.on_mpi import stream_kernel
-from reshard.runtime.on_mpi.stream_kernel import SWITCH, kernel
+from reshard.runtime.on_mpi.copies import stream_copy
+from reshard.runtime.on_mpi.copies.stream_copy import SWITCH, kernel
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_there_is_a_kernel() -> None:
 @pytest.mark.skipif(shutil.which("as") is None or shutil.which("objcopy") is None, reason="no GNU assembler here")
 def test_the_bytes_are_those_of_the_instructions(tmp_path: Path) -> None:
     """The listing beside the bytes, assembled."""
-    lines = [line.split(maxsplit=1) for line in stream_kernel._CODE.strip().splitlines()]  # pyright: ignore
+    lines = [line.split(maxsplit=1) for line in stream_copy._CODE.strip().splitlines()]  # pyright: ignore
     source = tmp_path / "kernel.s"
     source.write_text("\n".join([".intel_syntax noprefix", *(text for _, text in lines), ""]))
     subprocess.run(["as", "--64", "-o", tmp_path / "kernel.o", source], check=True)

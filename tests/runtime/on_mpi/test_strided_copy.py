@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from reshard.runtime.on_mpi import strided_copy
-from reshard.runtime.on_mpi.strided_copy import blocked, copy, raw, view, widened
+from reshard.runtime.on_mpi.copies import strided_copy
+from reshard.runtime.on_mpi.copies.strided_copy import blocked, copy, raw, view, widened
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int16", "float32", "complex64", "complex128", "S3", "i4,f4,i4"])

@@ -11,9 +11,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.mpi import redistribute
-from reshard.runtime.on_mpi.run_plan import RankPlan
-from reshard.runtime.on_mpi.run_view import ViewPlan
-from reshard.runtime.on_mpi.tree_run import steps_of
+from reshard.runtime.on_mpi.run_plan import RankPlan, ViewPlan, steps_of
 
 MESH = rs.Mesh(x=2)
 

@@ -14,7 +14,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from mpi4py import MPI
 
-from reshard.runtime.on_mpi.agreement import begin
+from reshard.runtime.on_mpi.collective import begin
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import NOWHERE, Posted, located, new_tile, posted_by_rank, where
 from reshard.types import Layout, Mesh

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterator
 
 from reshard.lower import lower_plan
+from reshard.plans.plan import Plan, chain
 from reshard.runtime import Account, run
 from reshard.synth.routes import Pair, Route
 from reshard.synth.routes.chains import Chains
 from reshard.types import Layout, Mesh
-from reshard.types.plan import Plan, chain
 from tests.layouts import random_layout
 from tests.oracle import check_target, source_tiles
 

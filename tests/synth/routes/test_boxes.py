@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from reshard.plans.plan import StepSpec, chain
 from reshard.synth.routes import Pair, boxes
 from reshard.synth.routes.boxes import _dealt
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec, chain
 from tests.layouts import random_pair
 from tests.synth.routes.candidates import pair_of, runs
 

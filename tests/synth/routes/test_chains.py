@@ -7,12 +7,12 @@ from itertools import pairwise
 import pytest
 
 from reshard.errors import StepError
+from reshard.plans.plan import StepSpec
+from reshard.plans.rules.collectives import RULES, check_step
 from reshard.synth.routes import Pair
 from reshard.synth.routes.chains import Borrowing, Chains, State, direct, kind, step, through
 from reshard.types import Mesh
-from reshard.types.plan import StepSpec
-from reshard.types.primes import primes
-from reshard.types.rules.checker import RULES, check_step
+from reshard.types.whole import primes
 from tests.synth.routes.candidates import pair_of, random_chains, runs
 
 CUBE = Mesh(x=2, y=2, z=2)

@@ -9,9 +9,9 @@ import pytest
 
 import reshard as rs
 from reshard.errors import BudgetError
+from reshard.plans.plan import StepSpec, chain
 from reshard.synth.routes.crossing import routes
 from reshard.synth.routes.route import Pair
-from reshard.types.plan import StepSpec, chain
 from tests import oracle
 from tests.endpoint_lp import forwarded
 from tests.layouts import random_crossing, random_layout

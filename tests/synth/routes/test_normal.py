@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from reshard.plans.plan import chain
+from reshard.plans.rules.collectives import check_step
 from reshard.synth.routes import Pair, normal
 from reshard.synth.routes.chains import direct, through
 from reshard.types import Layout, Mesh
-from reshard.types.plan import chain
-from reshard.types.rules.checker import check_step
 from tests.synth.routes.candidates import pair_of, random_chains, runs
 
 CUBE = Mesh(x=2, y=2, z=2)

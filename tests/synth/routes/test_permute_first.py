@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 import reshard as rs
+from reshard.plans.rules.collectives import check_step
 from reshard.synth.routes import Pair, permute_first
 from reshard.synth.routes.permute_first import _agreeing, _final, before_gathers, permutes, routes, sliced
 from reshard.types import Layout, Mesh
-from reshard.types.rules.checker import check_step
 from tests.layouts import contiguous_layouts
 from tests.synth.routes.candidates import pair_of, runs
 

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 
 import reshard as rs
 from reshard.errors import BudgetError
+from reshard.geometry.refine import Factor
+from reshard.plans.plan import chain
 from reshard.synth.routes import Pair, reduction
 from reshard.synth.routes.reduction import _SourceDigits
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from reshard.types.pair.refine import Factor
-from reshard.types.plan import chain
 from tests.layouts import pairs, random_layout, random_pair
 from tests.oracle import check
 

@@ -10,13 +10,13 @@ import pytest
 
 import reshard as rs
 from reshard.errors import StepError
+from reshard.plans.plan import StepSpec
+from reshard.plans.rules.collectives import RULES
 from reshard.synth import cost
 from reshard.synth.network import PRESETS
 from reshard.synth.routes import Pair, normal
-from reshard.synth.routes.staged import MOST_AXES, _groupings, staged
+from reshard.synth.routes.normal import MOST_AXES, _groupings, staged
 from reshard.types import Layout, Mesh
-from reshard.types.plan import StepSpec
-from reshard.types.rules.checker import RULES
 from tests.layouts import contiguous_layouts, random_pair, sample_pairs
 from tests.oracle import check
 from tests.sampling import few_or_all

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import reshard as rs
 from reshard.errors import PlanError
+from reshard.geometry.refine import refine
 from reshard.types import Layout, Mesh
-from reshard.types.pair.refine import refine
 from tests.layouts import MESHES, SIZES, contiguous_layouts, random_layout
 from tests.oracle import check
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reshard.errors import LayoutError, MeshError, NotationError, ReshardError
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from reshard.types.notation import partition_spec
+from reshard.types.notation import jax_sharding
 
 MESH = Mesh(x=4, y=2, z=2)
 GRID = (16, 16, 16)
@@ -115,6 +115,6 @@ def test_errors_name_the_spec_and_the_global_shape():
 def test_no_text_breaks_the_reader(text):
     for whole in (text, f"P({text})"):
         try:
-            partition_spec.parse(whole)
+            jax_sharding.parse(whole)
         except ReshardError as error:
             assert len(str(error)) < 1000

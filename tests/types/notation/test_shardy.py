@@ -11,7 +11,7 @@ from reshard.errors import LayoutError, MeshError, NotationError, ReshardError
 from reshard.types.layout import Layout
 from reshard.types.meaning import meaning
 from reshard.types.mesh import Mesh
-from reshard.types.notation import shardy
+from reshard.types.notation import hlo
 
 MESH = Mesh(x=4, y=2, z=1, u=8)
 GRID = (16, 16, 16)
@@ -204,6 +204,6 @@ def test_errors_name_the_sharding_and_the_global_shape():
 def test_no_text_breaks_the_reader(text):
     for whole in (text, f"[{text}", f"#sdy.sharding<{text}"):
         try:
-            shardy.parse(whole)
+            hlo.parse_shardy(whole)
         except ReshardError as error:
             assert len(str(error)) < 1000

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reshard.errors import RankError, TileError
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 
 LANES = 2
 """Streams per GPU: while one lane's chunk is copied on the host, the other lane's crosses the bus."""

@@ -23,8 +23,8 @@ import numpy as np
 
 from reshard.errors import TileError
 from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.gpu.cuda import Strided, device_of
-from reshard.runtime.on_mpi.strided_copy import Array
 
 _CUDA, _MANAGED = 2, 13  # DLPack's kDLCUDA and kDLCUDAManaged
 

@@ -18,19 +18,19 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from reshard.errors import TileError
+from reshard.geometry import pieces
 from reshard.runtime.account import Account, begin_account
-from reshard.runtime.on_mpi.agreement import prepare_together
+from reshard.runtime.on_mpi.collective import prepare_together
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.gpu.cuda import LANES, Cuda, Strided, cuda, strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, described, empty, of_host, of_its_memory, writable
 from reshard.runtime.on_mpi.gpu.device_messages import GpuExchange, between_gpus
-from reshard.runtime.on_mpi.move import move
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
-from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.runtime.on_mpi.ways import move
 from reshard.runtime.on_mpi.window_tiles import new_tile, where
 from reshard.runtime.on_mpi.wire.exchange import Call
-from reshard.types.pair import pieces
 
 CHUNK = 4 << 20
 """The most bytes of a pinned buffer, of which each lane has one; together they are no larger than the smaller tile."""

@@ -16,21 +16,27 @@ If the node has no more room, `take` says so on all ranks, and their tiles stay 
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import math
+import mmap
+import os
+import secrets
+import sys
 import weakref
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.errors import RankError
-from reshard.runtime.on_mpi.node import huge_pages
-from reshard.runtime.on_mpi.node.heap import SHARED, Heap, rounded
-from reshard.runtime.on_mpi.node.segment import PAGE, Gather, segment
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 
 LOG = 512
 """Entries of a rank's log. It is a ring: at each sync a rank adds at most half of it, while others read the rest."""
@@ -170,7 +176,7 @@ class Arena:
 
     def _wished(self, size: int, home: Members) -> int:
         """The capacity of a new segment: small blocks share one that is as large as all such segments before it."""
-        if size >= huge_pages.WORTHWHILE:
+        if size >= WORTHWHILE:
             return _capacity(size)
         shared = sum(capacity for capacity in self._heaps[home].capacities.values() if capacity <= SHARED)
         return _capacity(max(size, _FIRST, min(SHARED, shared)))
@@ -226,5 +232,411 @@ def _block(place: int) -> tuple[int, int]:
 
 def _capacity(nbytes: int) -> int:
     """Bytes of each rank's part of a segment: whole pages, or huge ones."""
-    unit = huge_pages.HUGE if huge_pages.wanted(nbytes) else PAGE
+    unit = HUGE if wanted(nbytes) else PAGE
     return -(-nbytes // unit) * unit
+
+
+# Blocks of memory in a few large chunks: which parts are free, and where the next block goes.
+#
+# This is bookkeeping only. Ranks that take and free the same blocks in the same order get the same answers, so they
+# allocate shared memory without a word about it:
+#
+#     chunk 0, 64 KiB    | a, 4 KiB | b, 8 KiB | free |     take 6 KiB: after b
+#                        | a, 4 KiB | free     | free |     b is freed: one hole of 60 KiB
+
+
+SHARED = 16 << 20
+"""Bytes of the largest chunk that any block may share; a larger chunk takes only blocks of a quarter of it or more, so
+that small arrays do not keep much memory alive.
+"""
+
+ROOMY = 4
+
+_LINE, _PAGE = 64, 4096
+
+Block = tuple[int, int]
+"""The number of a chunk, and the byte at which a block starts there."""
+
+_Hole = tuple[int, int, int]
+"""Bytes, chunk and start."""
+
+
+def rounded(nbytes: int) -> int:
+    """Bytes of the block for `nbytes`: whole cache lines, or pages.
+
+    >>> [rounded(nbytes) for nbytes in (0, 65, 5000)]
+    [64, 128, 8192]
+    """
+    unit = _LINE if nbytes < _PAGE else _PAGE
+    return max(unit, -(-nbytes // unit) * unit)
+
+
+class Heap:
+    """Chunks, the blocks taken from them, and the holes between.
+
+    >>> heap = Heap()
+    >>> heap.add(7, 4096)
+    >>> heap.take(100), heap.take(64), heap.take(4096)
+    ((7, 0), (7, 128), None)
+    """
+
+    def __init__(self) -> None:
+        self.capacities: dict[int, int] = {}
+        self._blocks: dict[Block, int] = {}
+        self._holes: list[_Hole] = []  # Sorted.
+        self._starts: dict[Block, int] = {}  # The bytes of the hole that starts there.
+        self._ends: dict[Block, int] = {}  # The bytes of the hole that ends there.
+
+    def add(self, chunk: int, capacity: int) -> None:
+        """Adds a chunk, all of it free, under a number that has not been used."""
+        self.capacities[chunk] = capacity
+        self._open(chunk, 0, capacity)
+
+    def remove(self, chunk: int) -> None:
+        """Removes a chunk without blocks."""
+        self._close(chunk, 0, self.capacities.pop(chunk))
+
+    def unused(self) -> list[int]:
+        """The chunks without blocks, oldest first."""
+        return [chunk for chunk, capacity in self.capacities.items() if self._starts.get((chunk, 0)) == capacity]
+
+    def take(self, nbytes: int) -> Block | None:
+        """A block of `nbytes` in the smallest hole that it may use; None if there is none."""
+        size = rounded(nbytes)
+        smallest = self._hole(size)
+        if smallest is None:
+            return None
+        hole, chunk, start = smallest
+        self._close(chunk, start, hole)
+        if hole > size:
+            self._open(chunk, start + size, hole - size)
+        self._blocks[chunk, start] = size
+        return chunk, start
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `take` has a block of `nbytes`.
+
+        >>> Heap().has_room(64)
+        False
+        """
+        return self._hole(rounded(nbytes)) is not None
+
+    def _hole(self, size: int) -> _Hole | None:
+        most = max(SHARED, ROOMY * size)
+        fitting = itertools.islice(self._holes, bisect_left(self._holes, (size, 0, 0)), None)
+        return next((hole for hole in fitting if self.capacities[hole[1]] <= most), None)
+
+    def free(self, block: Block) -> None:
+        """Frees a block, and joins it with the holes beside it."""
+        chunk, start = block
+        size = self._blocks.pop(block)
+        if (before := self._ends.get(block)) is not None:
+            start -= before
+            self._close(chunk, start, before)
+            size += before
+        if (after := self._starts.get((chunk, start + size))) is not None:
+            self._close(chunk, start + size, after)
+            size += after
+        self._open(chunk, start, size)
+
+    def _open(self, chunk: int, start: int, size: int) -> None:
+        insort(self._holes, (size, chunk, start))
+        self._starts[chunk, start] = self._ends[chunk, start + size] = size
+
+    def _close(self, chunk: int, start: int, size: int) -> None:
+        del self._holes[bisect_left(self._holes, (size, chunk, start))]
+        del self._starts[chunk, start], self._ends[chunk, start + size]
+
+
+# Huge pages for the memory that ranks share, on Linux 6.1 and later; elsewhere the memory stays as it is.
+#
+# Numpy's own arrays get huge pages, shared memory does not: without them, reading and writing takes a tenth to a
+# quarter longer, and first use twice as long. The kernel makes huge pages on request (`MADV_COLLAPSE`, whatever the
+# system's settings for shared memory), but only for mappings whose address and file offset agree modulo the huge page
+# size. So files are mapped at such addresses.
+
+
+HUGE = 2 << 20
+"""Bytes of a huge page on x86 and on 64-bit Arm with pages of 4 KiB; with others the kernel refuses the request."""
+
+WORTHWHILE = 8 << 20
+"""Bytes of memory from which huge pages are worth the calls."""
+
+_COLLAPSE = 25  # MADV_COLLAPSE
+_READ_WRITE = 3  # PROT_READ | PROT_WRITE
+_SHARED, _FIXED = 1, 0x10
+_RESERVED = 0x4022  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+
+
+class _Mapping:
+    """Mapped memory, as numpy's array interface; it is unmapped when the last array on it dies."""
+
+    def __init__(self, start: int, nbytes: int) -> None:
+        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (start, False), "version": 3}
+        weakref.finalize(self, _call, "munmap", start, nbytes).atexit = False
+
+
+def aligned(file: int, nbytes: int) -> Array | None:
+    """Maps the first `nbytes` of a file, whole pages, to be shared, at a multiple of a huge page's size.
+
+    None if this system or the kernel cannot.
+    """
+    if sys.platform != "linux":
+        return None
+    room = nbytes + HUGE
+    reserved = _call("mmap", None, room, 0, _RESERVED, -1, 0)
+    if reserved is None:
+        return None
+    start = -(-reserved // HUGE) * HUGE
+    if _call("mmap", start, nbytes, _READ_WRITE, _SHARED | _FIXED, file, 0) != start:
+        _call("munmap", reserved, room)
+        return None
+    for low, high in ((reserved, start), (start + nbytes, reserved + room)):
+        if high > low:
+            _call("munmap", low, high - low)
+    return np.asarray(_Mapping(start, nbytes))
+
+
+def wanted(nbytes: int) -> bool:
+    """Whether memory of this size should have huge pages."""
+    return nbytes >= WORTHWHILE and sys.platform == "linux" and os.environ.get("RESHARD_MPI_HUGE_PAGES") != "0"
+
+
+def collapse(memory: Array) -> None:
+    """Requests huge pages for whole ones of a mapping, of which the first page of each has been allocated as zeros.
+
+    If the kernel refuses, nothing changes.
+    """
+    if memory.size:
+        memory[::HUGE] = 0  # The kernel collapses only ranges that have been touched.
+        _call("madvise", memory.ctypes.data, memory.size, _COLLAPSE)
+
+
+_ARGUMENTS = {
+    "mmap": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+    "munmap": (ctypes.c_void_p, ctypes.c_size_t),
+    "madvise": (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int),
+}
+
+
+def _call(name: str, *arguments: int | None) -> int | None:
+    """Calls a function of the C library; None if it fails or does not exist."""
+    function: Any = getattr(ctypes.CDLL(None), name, None)
+    if function is None:
+        return None
+    function.argtypes, function.restype = _ARGUMENTS[name], ctypes.c_size_t
+    result: int = function(*arguments)
+    return None if result in (2**64 - 1, 2**32 - 1) else result
+
+
+# Memory that all ranks of a node map: a file without a name, allocated before anybody touches it.
+#
+# Touching shared memory that the system cannot provide is a bus error, which ends the process: MPI's own windows fill
+# `/dev/shm`, of which a container has 64 MiB by default, and find out too late. So every rank allocates its part first
+# (`posix_fallocate`), and if that fails on one of them, none uses the memory:
+#
+#     rank 0       creates a file, empty            posts where it is and which it is
+#     all          open it, and see if it is that   post whether it is
+#     all          allocate and map their part      post whether that worked
+#     rank 0       removes the file's name          the file goes with the last rank that has mapped it
+#
+# Ranks allocate their own parts, so that pages lie in the memory next to their core. A file of a process's own
+# (`memfd_create`) has no size limit but the machine's memory; it is opened through `/proc`, which ranks in containers
+# of their own may not do. They share a file in `/dev/shm`, whose name is gone before it takes any memory.
+
+
+PAGE = mmap.PAGESIZE
+
+Gather = Callable[[Sequence[int]], list[list[int]]]
+"""Waits for the ranks of a node; returns the words that each of them gives, equally many."""
+
+FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else "/tmp"
+"""Where files with a name are made."""
+
+_UNNAMED, _NAMED = 1, 2
+KINDS = (_UNNAMED, _NAMED)
+"""The kinds of files that are tried, in this order."""
+
+_WORD = 2**62 - 1  # The bits of a word that are safe to post.
+
+
+class _Site(NamedTuple):
+    """Where a file is, as words to post, and which one it is: a file of the same name elsewhere is another."""
+
+    kind: int = 0
+    place: int = 0
+    number: int = 0
+    device: int = 0
+    inode: int = 0
+
+    @property
+    def path(self) -> str:
+        """The path at which all ranks open the file."""
+        if self.kind == _UNNAMED:
+            return f"/proc/{self.place}/fd/{self.number}"
+        return os.path.join(FOLDER, f"reshard-{self.number:016x}")
+
+
+def segment(size: int, me: int, nbytes: int, gather: Gather, members: Sequence[int] | None = None) -> Array | None:
+    """Zeroed memory with `nbytes` (whole pages) for each of `size` ranks, in their order, or None on all of them.
+
+    If `members` are given, only they have memory; the parts of the others are addresses that nobody may touch.
+
+    Collective among the ranks of a node. It is None if there is no room, or if the ranks cannot open each other's
+    files. The memory lives as long as any array on it.
+    """
+    count, mine = (size, nbytes) if members is None else (len(members), nbytes if me in members else 0)
+    for kind in KINDS:
+        file = _shared(kind, me, count * nbytes, gather)
+        if file is not None:
+            try:
+                memory = _allocated(file, size * nbytes, me * nbytes, mine)
+            finally:
+                os.close(file)
+            return memory if all(words[0] for words in gather([memory is not None])) else None
+    return None
+
+
+def _shared(kind: int, me: int, nbytes: int, gather: Gather) -> int | None:
+    """A new file that all ranks have opened, or None on all of them."""
+    file, mine = _created(kind, nbytes) if me == 0 else (None, _Site())
+    with ExitStack() as undo:
+        if mine.kind == _NAMED:
+            undo.callback(os.unlink, mine.path)
+        site = _Site(*gather(mine)[0])
+        if me != 0 and site.kind:
+            file = _opened(site)
+        with ExitStack() as unless_all:
+            if file is not None:
+                unless_all.callback(os.close, file)
+            if site.kind and all(words[0] for words in gather([file is not None])):
+                unless_all.pop_all()
+                return file
+    return None
+
+
+def _created(kind: int, nbytes: int) -> tuple[int | None, _Site]:
+    """A new file and its site; none if the system cannot make one, or lacks the memory."""
+    if nbytes > _available():
+        return None, _Site()
+    number = secrets.randbits(60)
+    try:
+        if kind == _NAMED:
+            file = os.open(_Site(_NAMED, 0, number).path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        elif hasattr(os, "memfd_create"):
+            file = number = os.memfd_create("reshard")
+        else:
+            return None, _Site()
+        status = os.fstat(file)
+    except OSError:
+        return None, _Site()
+    return file, _Site(kind, os.getpid(), number, status.st_dev & _WORD, status.st_ino & _WORD)
+
+
+def _opened(site: _Site) -> int | None:
+    """The file at a site; None if it cannot be opened, or if another one is there."""
+    try:
+        file = os.open(site.path, os.O_RDWR)
+    except OSError:
+        return None
+    status = os.fstat(file)
+    if (status.st_dev & _WORD, status.st_ino & _WORD) == (site.device, site.inode):
+        return file
+    os.close(file)
+    return None
+
+
+def _allocated(file: int, size: int, start: int, nbytes: int) -> Array | None:
+    """A file of `size` bytes, mapped, of which `nbytes` from `start` are allocated; None if there is no room."""
+    try:
+        os.ftruncate(file, size)  # Takes no memory, and changes nothing if another rank has been here.
+        memory = _mapped(file, size)
+        if wanted(nbytes) and memory.ctypes.data % HUGE == 0:
+            first, last = -(-start // HUGE), (start + nbytes) // HUGE
+            for number in range(first, last):
+                _allocate(file, number * HUGE, PAGE)
+            collapse(memory[first * HUGE : max(first, last) * HUGE])
+        if nbytes:
+            _allocate(file, start, nbytes)
+    except (OSError, ValueError, OverflowError):
+        return None
+    return memory
+
+
+def _allocate(file: int, start: int, nbytes: int) -> None:
+    """Allocates memory for these bytes of a new file, or raises `OSError`; what has some already is kept."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, start, nbytes)
+        return
+    for at in range(start, start + nbytes, PAGE):
+        os.pwrite(file, bytes(PAGE), at)
+
+
+def _mapped(file: int, size: int) -> Array:
+    memory = aligned(file, size)
+    return np.frombuffer(mmap.mmap(file, size), np.uint8) if memory is None else memory
+
+
+def _available() -> int:
+    """Bytes of memory that this machine can give without taking them from another process, as far as it tells."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 2**62
+
+
+# A pool of buffers to reuse: the first touch of a new page costs as much as copying into it.
+
+
+Bytes = NDArray[np.uint8]
+
+
+class Pool:
+    """Buffers to take and give back; idle ones are kept as long as all buffers together stay within the limit.
+
+    >>> pool = Pool()
+    >>> pool.limit(100)
+    >>> first = pool.take(60)
+    >>> pool.give(first)
+    >>> pool.take(50).base is first.base
+    True
+    """
+
+    def __init__(self) -> None:
+        self._room = 0
+        self._used = 0
+        self._idle: list[Bytes] = []
+
+    def limit(self, nbytes: int) -> None:
+        """Sets how many bytes the pool may keep, buffers in use included."""
+        self._room = nbytes
+        self._shrink(nbytes)
+
+    def take(self, nbytes: int) -> Bytes:
+        """An uninitialized buffer of `nbytes`, of an idle one that is not much larger if there is one."""
+        most = min(2 * nbytes, max(nbytes, self._room - self._used))
+        best = min((buffer for buffer in self._idle if nbytes <= buffer.size <= most), key=len, default=None)
+        if best is None:
+            self._shrink(self._room - self._used - nbytes)
+            best = np.empty(nbytes, np.uint8)
+        self._idle = [buffer for buffer in self._idle if buffer is not best]
+        self._used += best.size
+        return best[:nbytes]
+
+    def give(self, buffer: NDArray[Any]) -> None:
+        """Takes back a buffer from `take`, or any view of it."""
+        whole: Any = buffer
+        while whole.base is not None:
+            whole = whole.base
+        self._used -= whole.size
+        self._idle.append(whole)
+
+    def _shrink(self, nbytes: int) -> None:
+        """Drops idle buffers until they have at most `nbytes` in total; the largest are kept first."""
+        kept: list[Bytes] = []
+        for buffer in sorted(self._idle, key=len, reverse=True):
+            if buffer.size <= nbytes:
+                kept.append(buffer)
+                nbytes -= buffer.size
+        self._idle = kept

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reshard.geometry import pieces
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy
 from reshard.runtime.on_mpi.direct import Copies, Direct, Fill
-from reshard.runtime.on_mpi.strided_copy import Array, copy
 from reshard.runtime.on_mpi.wire.chunks import Region
 from reshard.runtime.on_mpi.wire.exchange import Call
-from reshard.types.pair import pieces
 
 STRAIGHT = 4 << 10
 """Bytes of a run from which the kernel writes it straight into the result."""

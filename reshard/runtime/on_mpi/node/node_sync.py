@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, cast
 
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 
 WORDS = 72
 """The number of 64-bit words that a member can post in one sync."""

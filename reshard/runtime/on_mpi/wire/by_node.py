@@ -17,8 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.lower.to_mpi import NodePlace, Stripes, members, stripes
-from reshard.runtime.on_mpi.stream_copy import copy_all
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies.stream_copy import copy_all
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region
 from reshard.runtime.on_mpi.wire.exchange import Call

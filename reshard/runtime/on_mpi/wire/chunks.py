@@ -19,9 +19,9 @@ from typing import NamedTuple
 from reshard.lower.exchange import Span
 from reshard.lower.to_mpi import Axis, Block
 from reshard.lower.to_mpi.blocks import cut, fits, inside
-from reshard.runtime.on_mpi.stream_copy import copy_all
-from reshard.runtime.on_mpi.strided_copy import Array, view
-from reshard.types.deadline import check_deadline
+from reshard.runtime.on_mpi.copies.stream_copy import copy_all
+from reshard.runtime.on_mpi.copies.strided_copy import Array, view
+from reshard.types.whole import check_deadline
 
 
 class Region(NamedTuple):

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from reshard.runtime.on_mpi.stream_copy import SHORT
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies.stream_copy import SHORT
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.wire.chunks import Chunk, Region
 
 _BYTE = np.dtype(np.uint8)

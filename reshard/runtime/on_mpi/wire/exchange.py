@@ -16,14 +16,13 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.runtime.account import Account
-from reshard.runtime.on_mpi.pool import Pool
-from reshard.runtime.on_mpi.stream_copy import copy_all
-from reshard.runtime.on_mpi.strided_copy import Array, copy
+from reshard.runtime.on_mpi.copies.stream_copy import copy_all
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy
+from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.tags import EXCHANGE
 from reshard.runtime.on_mpi.team import YIELDS, Team, Watch
 from reshard.runtime.on_mpi.wire.datatypes import Side
-from reshard.runtime.on_mpi.wire.joint import JointMessages, JointSide
-from reshard.runtime.on_mpi.wire.messages import Messages
+from reshard.runtime.on_mpi.wire.messages import JointMessages, JointSide, Messages
 
 _TRIES = 1000 if YIELDS else 1
 _BYTE = np.dtype(np.uint8)

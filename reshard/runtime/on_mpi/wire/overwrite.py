@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.lower.to_mpi import Block, Overwrite, SlotMessage
-from reshard.runtime.on_mpi.strided_copy import Array
+from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.tags import OVERWRITE
 from reshard.runtime.on_mpi.wire.exchange import Call
 

@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from reshard.lower.to_mpi import Block, Reduce
 from reshard.lower.to_mpi.blocks import cut
-from reshard.runtime.on_mpi.strided_copy import Array, copy, raw
+from reshard.runtime.on_mpi.copies.strided_copy import Array, copy, raw
 from reshard.runtime.on_mpi.wire.chunks import chunks
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.runtime.on_mpi.wire.messages import DIRECT

@@ -14,8 +14,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.errors import RankError
 from reshard.runtime.on_mpi.node import arena as module
-from reshard.runtime.on_mpi.node.arena import LOG, Arena
-from reshard.runtime.on_mpi.node.heap import Heap
+from reshard.runtime.on_mpi.node.arena import LOG, Arena, Heap
 
 PAGE = 4096
 LARGE = 32 << 20

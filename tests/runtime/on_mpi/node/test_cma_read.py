@@ -16,12 +16,12 @@ from mpi4py import MPI
 
 from reshard.lower.to_mpi import ranks
 from reshard.runtime import Account
+from reshard.runtime.on_mpi.copies.strided_copy import raw
 from reshard.runtime.on_mpi.direct import direct
 from reshard.runtime.on_mpi.node import cma_read as module
+from reshard.runtime.on_mpi.node.arena import Pool
 from reshard.runtime.on_mpi.node.cma import RemoteMemory
 from reshard.runtime.on_mpi.node.cma_read import cma_read
-from reshard.runtime.on_mpi.pool import Pool
-from reshard.runtime.on_mpi.strided_copy import raw
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 from tests.oracle import PADDING, tiles_of

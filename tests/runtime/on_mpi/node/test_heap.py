@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
-from reshard.runtime.on_mpi.node.heap import ROOMY, SHARED, Heap, rounded
+from reshard.runtime.on_mpi.node.arena import ROOMY, SHARED, Heap, rounded
 
 PAGE = 4096
 

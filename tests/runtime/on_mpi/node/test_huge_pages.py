@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
-from reshard.runtime.on_mpi.node import huge_pages
-from reshard.runtime.on_mpi.node.huge_pages import HUGE
+from reshard.runtime.on_mpi.node import arena
+from reshard.runtime.on_mpi.node.arena import HUGE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux makes huge pages on request")
 
@@ -39,11 +39,11 @@ def mapped() -> int:
 
 def test_a_mapping_is_the_memory_of_the_file_at_an_aligned_address(file: tuple[int, int]):
     number, nbytes = file
-    memory, other = huge_pages.aligned(number, nbytes), np.frombuffer(mmap.mmap(number, nbytes), np.uint8)
+    memory, other = arena.aligned(number, nbytes), np.frombuffer(mmap.mmap(number, nbytes), np.uint8)
     assert memory is not None
     assert memory.shape == (nbytes,) and memory.dtype == np.uint8 and memory.flags.writeable
     assert memory.ctypes.data % HUGE == 0
-    huge_pages.collapse(memory[: nbytes // HUGE * HUGE])
+    arena.collapse(memory[: nbytes // HUGE * HUGE])
     assert not other.any()
     steps = np.arange(0, nbytes, 4096)
     memory[steps] = steps // 4096 % 251
@@ -56,7 +56,7 @@ def test_a_mapping_lives_as_long_as_an_array_on_it_and_no_longer(file: tuple[int
     number, nbytes = file
     before = mapped()
     for _ in range(20):
-        memory = huge_pages.aligned(number, nbytes)
+        memory = arena.aligned(number, nbytes)
         assert memory is not None
         part = memory[-10:].view(np.uint16).reshape(5, 1)
         del memory
@@ -68,12 +68,12 @@ def test_a_mapping_lives_as_long_as_an_array_on_it_and_no_longer(file: tuple[int
 
 def test_what_is_no_file_is_not_mapped():
     before = mapped()
-    assert huge_pages.aligned(-1, 4096) is None
+    assert arena.aligned(-1, 4096) is None
     assert mapped() - before < HUGE
 
 
 def test_large_memory_has_huge_pages_unless_the_user_turns_them_off(monkeypatch: pytest.MonkeyPatch):
-    assert huge_pages.wanted(huge_pages.WORTHWHILE)
-    assert not huge_pages.wanted(huge_pages.WORTHWHILE - 1)
+    assert arena.wanted(arena.WORTHWHILE)
+    assert not arena.wanted(arena.WORTHWHILE - 1)
     monkeypatch.setenv("RESHARD_MPI_HUGE_PAGES", "0")
-    assert not huge_pages.wanted(huge_pages.WORTHWHILE)
+    assert not arena.wanted(arena.WORTHWHILE)

@@ -17,9 +17,9 @@ from tests.mpi import running
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
-from reshard.runtime.on_mpi.node import huge_pages
-from reshard.runtime.on_mpi.node import segment as module
-from reshard.runtime.on_mpi.node.segment import KINDS, PAGE, segment
+from reshard.runtime.on_mpi.node import arena
+from reshard.runtime.on_mpi.node import arena as module
+from reshard.runtime.on_mpi.node.arena import KINDS, PAGE, segment
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="files of a process's own are Linux's")
 
@@ -159,9 +159,9 @@ def test_what_the_kernel_refuses_is_none():
 def test_memory_is_allocated_before_it_is_touched():
     file = os.memfd_create("test")
     for huge in (False, True):
-        nbytes = 3 * huge_pages.HUGE + 5 * PAGE if huge else 5 * PAGE
+        nbytes = 3 * arena.HUGE + 5 * PAGE if huge else 5 * PAGE
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(huge_pages, "WORTHWHILE", PAGE if huge else 1 << 40)
+            patch.setattr(arena, "WORTHWHILE", PAGE if huge else 1 << 40)
             assert module._allocated(file, 2 * nbytes, nbytes, nbytes) is not None
         assert os.fstat(file).st_blocks * 512 >= nbytes
         os.ftruncate(file, 0)

@@ -9,10 +9,9 @@ import pytest
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
+from reshard.runtime.on_mpi.copies.stream_copy import copy_all
 from reshard.runtime.on_mpi.direct import direct
-from reshard.runtime.on_mpi.stream_copy import copy_all
-from reshard.runtime.on_mpi.wire.joint import joint
-from reshard.runtime.on_mpi.wire.messages import message_cap
+from reshard.runtime.on_mpi.wire.messages import joint, message_cap
 from reshard.types import Layout, Mesh
 from tests.oracle import PADDING, tiles_of
 

@@ -1,0 +1,298 @@
+"""How the holders of a tile share the requests for it: one by one, or from the sums of a queue alone.
+
+    requests of 6, 6 and 6 elements     ends       0        6        12       18
+    four holders, 5 elements each       quotas     0      5      10      15   18
+    holder 1                                              1 of request 0, 4 of request 1
+
+Where whole requests, dealt evenly, load no holder more than a limit, they stay whole: fewer messages. Otherwise each
+holder gets one contiguous share of the queue. The ends of the requests say what every holder sends, so a queue of
+thousands that many tiles have in common is listed once; requests that are all alike are a `range`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from operator import sub
+from typing import NamedTuple
+
+from reshard.geometry.holders import holders
+from reshard.geometry.overlap import shared_elements
+from reshard.types.layout import Layout
+
+_FEW = 16
+"""Up to this many left-out requests are skipped one by one; with more, the others are listed anew."""
+
+
+class Share(NamedTuple):
+    """What one holder sends of one request: elements number `low` to `high` of it."""
+
+    holder: int
+    request: int
+    low: int
+    high: int
+
+
+def dealt(sizes: Sequence[int], holders: int, limit: int) -> Sequence[Share]:
+    """Requests of these sizes, dealt evenly among the holders of a tile: whole if none then sends more than `limit`.
+
+    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=5)]
+    [(0, 0, 0, 5), (1, 0, 5, 6), (1, 1, 0, 4), (2, 1, 4, 6), (2, 2, 0, 3), (3, 2, 3, 6)]
+    >>> [tuple(share) for share in dealt([6, 6, 6], 4, limit=6)]
+    [(0, 0, 0, 6), (1, 1, 0, 6), (2, 2, 0, 6)]
+    """
+    whole = dealt_whole(sizes, holders)
+    loads = [0] * holders
+    for share in whole:
+        loads[share.holder] += share.high
+    if max(loads) <= limit:
+        return whole
+    return dealt_by(sizes, [-(-sum(sizes) // holders)] * holders)
+
+
+def dealt_whole(sizes: Sequence[int], holders: int) -> list[Share]:
+    """Requests of these sizes, dealt evenly among holders by their number.
+
+    >>> [tuple(share) for share in dealt_whole([6, 5, 6], 2)]
+    [(0, 0, 0, 6), (0, 1, 0, 5), (1, 2, 0, 6)]
+    """
+    return [Share(at * holders // len(sizes), at, 0, size) for at, size in enumerate(sizes)]
+
+
+def dealt_by(sizes: Sequence[int], quotas: Sequence[int]) -> list[Share]:
+    """The queue of requests cut into one contiguous share a holder, of the elements of its quota or, in the end, fewer.
+
+    >>> [tuple(share) for share in dealt_by([6, 6], [4, 0, 8])]
+    [(0, 0, 0, 4), (2, 0, 4, 6), (2, 1, 0, 6)]
+    """
+    shares: list[Share] = []
+    holder, room = 0, quotas[0]
+    for at, size in enumerate(sizes):
+        low = 0
+        while low < size:
+            while not room:
+                holder += 1
+                room = quotas[holder]
+            high = min(size, low + room)
+            shares.append(Share(holder, at, low, high))
+            low, room = high, room - (high - low)
+    return shares
+
+
+class Queue(NamedTuple):
+    """Requests for a tile: the positions that make them, ascending, and the sums of the elements of the first ones.
+
+    Requests of the numbers in `gone`, which ascend, are left out.
+
+    >>> queue = Queue.of([(2, 6), (5, 6), (7, 6)])
+    >>> queue.positions, queue.ends, queue.without([5, 6]).sizes()
+    ([2, 5, 7], range(0, 24, 6), [6, 6])
+    """
+
+    positions: Sequence[int]
+    ends: Sequence[int]
+    gone: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[int, int]]) -> Queue:
+        """The queue of requests, each a position and a number of elements that is at least 1."""
+        ascending = sorted(requests)
+        return cls([at for at, _ in ascending], _ends([size for _, size in ascending]))
+
+    @property
+    def requests(self) -> int:
+        """How many requests there are."""
+        return len(self.positions) - len(self.gone)
+
+    def sizes(self) -> list[int]:
+        """The elements of each request."""
+        return _kept([*map(sub, self.ends[1:], self.ends)], self.gone)
+
+    def first(self, requests: int) -> int:
+        """The elements that the first of the `requests` ask for together."""
+        less = 0
+        for at in self.gone:
+            if at >= requests:
+                break
+            requests, less = requests + 1, less + self.ends[at + 1] - self.ends[at]
+        return self.ends[requests] - less
+
+    def only(self, positions: Iterable[int]) -> Queue:
+        """The requests of these positions."""
+        numbers = (at for position in positions if (at := self._at(position)) is not None and at not in self.gone)
+        return Queue.of((self.positions[at], self.ends[at + 1] - self.ends[at]) for at in numbers)
+
+    def without(self, positions: Iterable[int]) -> Queue:
+        """The queue without the requests of these positions."""
+        more = {at for position in positions if (at := self._at(position)) is not None}
+        rest = self._replace(gone=tuple(sorted(more.union(self.gone))))
+        return rest if len(rest.gone) <= _FEW else rest.listed()
+
+    def listed(self) -> Queue:
+        """The same queue with nothing left out."""
+        if not self.gone:
+            return self
+        kept = _kept(self.positions, self.gone)
+        alike = isinstance(self.ends, range)
+        return Queue(kept, self.ends[: len(kept) + 1] if alike else [*itertools.accumulate(self.sizes(), initial=0)])
+
+    def whole(self, holders: int, limit: int) -> bool:
+        """Whether whole requests, dealt evenly to this number of holders, load none of them more than `limit`."""
+        return all(load <= limit for load in self._loads(holders))
+
+    def shares(self, position: int, holders: int, limit: int) -> Iterator[Share]:
+        """What the holders send to a position, as `dealt` says.
+
+        >>> [tuple(share) for share in Queue.of([(2, 6), (5, 6), (7, 6)]).shares(5, holders=4, limit=5)]
+        [(1, 1, 0, 4), (2, 1, 4, 6)]
+        """
+        number = self._at(position)
+        if number is None or number in self.gone:
+            return
+        at = number - bisect_left(self.gone, number)
+        start, end = self.first(at), self.first(at + 1)
+        if self.whole(holders, limit):
+            yield Share(at * holders // self.requests, at, 0, end - start)
+            return
+        quota = -(-self.first(self.requests) // holders)
+        for holder in range(start // quota, -(-end // quota)):
+            low, high = max(start, holder * quota), min(end, (holder + 1) * quota)
+            yield Share(holder, at, low - start, high - start)
+
+    def figures(self, holders: int, limit: int) -> QueueFigures:
+        """The figures of `dealt`, without its shares.
+
+        >>> Queue.of([(2, 6), (5, 6), (7, 6)]).figures(holders=4, limit=5)
+        QueueFigures(sends=(1, 2, 2, 1), sent=(5, 5, 5, 3), message=5, extra={2: 1, 5: 1, 7: 1})
+        """
+        loads = self._loads(holders)
+        if max(loads) > limit:
+            return self.listed()._cut(holders)
+        sends = [high - low for low, high in itertools.pairwise(self._firsts(holders))]
+        alike = isinstance(self.ends, range)
+        largest = max(self.ends[1:2] if alike and self.requests else self.sizes(), default=0)
+        return QueueFigures(tuple(sends), tuple(loads), largest, {})
+
+    def _at(self, position: int) -> int | None:
+        """The number of a position's request among all; None if it makes none."""
+        at = bisect_left(self.positions, position)
+        return at if at < len(self.positions) and self.positions[at] == position else None
+
+    def _firsts(self, holders: int) -> list[int]:
+        """The first request of each holder where requests stay whole, and how many there are."""
+        return [-(-holder * self.requests // holders) for holder in range(holders + 1)]
+
+    def _loads(self, holders: int) -> list[int]:
+        """What each holder sends where requests stay whole."""
+        sums = [self.first(requests) for requests in self._firsts(holders)]
+        return [high - low for low, high in itertools.pairwise(sums)]
+
+    def _cut(self, holders: int) -> QueueFigures:
+        total = self.ends[-1]
+        quota = -(-total // holders)
+        marks = [min(holder * quota, total) for holder in range(holders + 1)]
+        sends = [
+            bisect_left(self.ends, high) - bisect_right(self.ends, low) + 1 if low < high else 0
+            for low, high in itertools.pairwise(marks)
+        ]
+        sent = [high - low for low, high in itertools.pairwise(marks)]
+        cuts: dict[int, list[int]] = {}
+        for mark in dict.fromkeys(marks):
+            at = bisect_right(self.ends, mark) - 1
+            if mark != self.ends[at]:
+                cuts.setdefault(at, [self.ends[at], self.ends[at + 1]]).insert(-1, mark)
+        sizes = self.sizes()
+        for at, ends in cuts.items():
+            sizes[at] = max(high - low for low, high in itertools.pairwise(ends))
+        extra = {self.positions[at]: len(ends) - 2 for at, ends in cuts.items()}
+        return QueueFigures(tuple(sends), tuple(sent), max(sizes), extra)
+
+
+class QueueFigures(NamedTuple):
+    """The messages and the elements that each holder sends, and the largest message, in elements. `extra` are those
+    whose requests are cut, with how many more messages than one they receive.
+    """
+
+    sends: tuple[int, ...]
+    sent: tuple[int, ...]
+    message: int
+    extra: dict[int, int]
+
+
+def _ends(sizes: Sequence[int]) -> Sequence[int]:
+    """The sums of the first sizes, from none to all."""
+    if len(set(sizes)) > 1:
+        return list(itertools.accumulate(sizes, initial=0))
+    step = sizes[0] if sizes else 1
+    return range(0, step * (len(sizes) + 1), step)
+
+
+def _kept(values: Sequence[int], gone: Sequence[int]) -> list[int]:
+    """The values but for those of some numbers, which ascend."""
+    parts = (values[low + 1 : high] for low, high in itertools.pairwise([-1, *gone, len(values)]))
+    return list(itertools.chain.from_iterable(parts))
+
+
+# The requests for each tile of a source, from the numerals: tiles that are asked for alike share one queue.
+#
+# f32[{x}8, 4096] on <x=512, r=8> -> f32[4096, {y}2] on <y=2048>
+#
+# Every device of the target asks for 8 x 2 elements of every tile: one queue of 2,048 requests for 512 tiles.
+
+
+Sizes = tuple[tuple[int, int], ...]
+"""What a piece of a source dim shares with pieces of the target: (piece, elements)."""
+
+Kinds = tuple[int, ...]
+"""A number for each dim of a tile."""
+
+
+class TileQueues:
+    """The queue of each source tile: the positions of a target that need part of it, whoever holds it.
+
+    `sizes` says what a piece of a dim shares, by the numbers of both. Tiles of equal `kinds` have one queue.
+    """
+
+    def __init__(self, target: Layout, sizes: Callable[[int, int], Sizes]) -> None:
+        self._holders, self._sizes = holders(target), sizes
+        self._numbers: dict[tuple[int, Sizes], int] = {}
+        self._shared: list[Sizes] = []
+        self._kind = lru_cache(maxsize=None)(self._kind_of)
+        self.listed = lru_cache(maxsize=64)(self._list)
+
+    def of(self, tile: Sequence[int]) -> Queue:
+        """The queue of a tile."""
+        return self.listed(self.kinds(tile))
+
+    def kinds(self, tile: Sequence[int]) -> Kinds:
+        """What the pieces of a tile share, as numbers: equal for pieces that are asked for alike."""
+        return tuple([self._kind(dim, piece) for dim, piece in enumerate(tile)])
+
+    def _kind_of(self, dim: int, piece: int) -> int:
+        sizes = self._sizes(dim, piece)
+        number = self._numbers.setdefault((dim, sizes), len(self._shared))
+        if number == len(self._shared):
+            self._shared.append(sizes)
+        return number
+
+    def _list(self, kinds: Kinds) -> Queue:
+        requests: list[tuple[int, int]] = []
+        for parts in itertools.product(*(self._shared[kind] for kind in kinds)):
+            size = math.prod([size for _, size in parts])
+            requests += [(at, size) for at in self._holders.of([piece for piece, _ in parts])]
+        return Queue.of(requests)
+
+
+def tile_queues(source: Layout, target: Layout) -> TileQueues:
+    """The queues of all tiles, from what all pieces share.
+
+    >>> from reshard.types.mesh import Mesh
+    >>> queues = tile_queues(Layout.parse("f32[{x}3/5]", Mesh(x=2)), Layout.parse("f32[{y}2/5]", Mesh(y=3)))
+    >>> [(queues.of([piece]).positions, queues.of([piece]).sizes()) for piece in range(2)]
+    [([0, 1], [2, 1]), ([1, 2], [1, 1])]
+    """
+    shared = [shared_elements(t, s) for s, t in zip(source.dims, target.dims, strict=True)]
+    return TileQueues(target, lambda dim, piece: tuple(shared[dim][piece].items()))

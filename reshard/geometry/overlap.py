@@ -1,0 +1,636 @@
+"""The elements of a dim that two tiles share, as progressions of runs with their places in both tiles.
+
+    {x}3/10 against {y}5, on <x=4, y=2>
+
+    source piece            0: 0-2   1: 3-5        2: 6-8   3: 9
+    target piece            0: 0-4            1: 5-9
+    shares of target 0      piece 0: 0-2, piece 1: 3-4
+    shares of target 1      piece 1: 5, piece 2: 6-8, piece 3: 9
+
+Every element lies in one piece of the source and one of the target. Both numerals are walked down together, digit by
+digit: a held digit splits a range of global indices into ranges of different pieces. Two local digits repeat what is
+below them, so together they repeat themselves after the least common multiple of what one value of each covers:
+
+    4000{x}5 against 5000{y}4, on <x=2, y=2>     periods of 10 and of 8 elements: after 40, all is as it was
+
+One period is walked, and its runs are repeated. The time grows with the runs in a period, not with the array.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from reshard.types.layout import Dim
+from reshard.types.mesh import Mesh
+
+# Runs of neighbouring elements that two tiles share, and progressions: equal runs at even distances.
+#
+#     4{x}3 against 2{x}6, on <x=2>     pieces 0 share 0-2 and 12-14: two runs of 3
+#
+#     source tile   0 1 2 6 7 8 12 13 14 18 19 20       local indices 0-2 and 6-8
+#     target tile   0 1 2 3 4 5 12 13 14 15 16 17       local indices 0-2 and 6-8
+#     progression   Progression(src=0, dst=0, length=3, repeats=(Repeat(times=2, src=6, dst=6),))
+#
+# Numerals repeat themselves, so a million runs are a few progressions, and what is computed from these takes no longer
+# for a long array than for a short one.
+
+
+class Run(NamedTuple):
+    """`length` neighbouring elements, at local index `src` of one tile and `dst` of the other."""
+
+    src: int
+    dst: int
+    length: int
+
+
+class Repeat(NamedTuple):
+    """`times` equal things, `src` local indices apart in one tile and `dst` in the other."""
+
+    times: int
+    src: int
+    dst: int
+
+
+class Progression(NamedTuple):
+    """The run of `length` elements at `src` and `dst`, repeated by each of `repeats`, outermost first.
+
+    >>> both = Progression(0, 0, 2, (Repeat(2, 100, 10), Repeat(3, 5, 2)))
+    >>> both.elements, [(run.src, run.dst) for run in both.runs]
+    (12, [(0, 0), (5, 2), (10, 4), (100, 10), (105, 12), (110, 14)])
+    """
+
+    src: int
+    dst: int
+    length: int
+    repeats: tuple[Repeat, ...] = ()
+
+    @property
+    def times(self) -> int:
+        """The number of its runs."""
+        return math.prod(repeat.times for repeat in self.repeats)
+
+    @property
+    def elements(self) -> int:
+        """The elements of all its runs."""
+        return self.length * self.times if self.repeats else self.length
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """Its runs one by one, ascending in both tiles."""
+        for at in itertools.product(*(range(repeat.times) for repeat in self.repeats)):
+            src = sum(n * repeat.src for n, repeat in zip(at, self.repeats, strict=True))
+            dst = sum(n * repeat.dst for n, repeat in zip(at, self.repeats, strict=True))
+            yield Run(self.src + src, self.dst + dst, self.length)
+
+
+def append(runs: list[Progression], more: Progression) -> None:
+    """Adds a progression that lies behind all others; its first run is merged with their last if it continues that.
+
+    >>> runs = [Progression(0, 0, 2, (Repeat(3, 5, 5),))]
+    >>> append(runs, Progression(12, 12, 1))
+    >>> [(each.src, each.length, each.times) for each in runs]
+    [(0, 2, 2), (10, 3, 1)]
+    """
+    if not runs:
+        runs.append(more)
+        return
+    last = _last(runs[-1])
+    if (last.src + last.length, last.dst + last.length) != (more.src, more.dst):
+        runs.append(more)
+        return
+    earlier = _without_last(runs.pop())
+    runs += [*earlier, Progression(last.src, last.dst, last.length + more.length), *_without_first(more)]
+
+
+def repeated(runs: list[Progression], repeat: Repeat) -> list[Progression]:
+    """The progressions of one period, repeated over many; the first run comes first in them, and the last run last.
+
+    Where the last run of a period continues in the next, the two are merged:
+
+    >>> repeated([Progression(0, 0, 1), Progression(3, 3, 2)], Repeat(4, 5, 5))
+    [Progression(src=0, dst=0, length=1, repeats=()), \
+Progression(src=3, dst=3, length=3, repeats=(Repeat(times=3, src=5, dst=5),)), \
+Progression(src=18, dst=18, length=2, repeats=())]
+    """
+    first, last = runs[0], _last(runs[-1])
+    if (last.src + last.length, last.dst + last.length) != (first.src + repeat.src, first.dst + repeat.dst):
+        return [_times(each, repeat) for each in runs]
+    if len(runs) == 1 and not first.repeats:
+        return [Progression(first.src, first.dst, first.length * repeat.times)]
+    inner = [*_without_first(first), *runs[1:]]
+    inner[-1:] = _without_last(inner[-1])
+    joint = Progression(last.src, last.dst, last.length + first.length)
+    periods = repeat.times - 1
+    end = Progression(last.src + periods * repeat.src, last.dst + periods * repeat.dst, last.length)
+    start = Progression(first.src, first.dst, first.length)
+    return [start, *(_times(each, repeat) for each in inner), _times(joint, repeat._replace(times=periods)), end]
+
+
+def ascending(runs: Iterable[Progression]) -> list[Run]:
+    """The runs of some progressions one by one, in the order of both tiles."""
+    return sorted(run for each in runs for run in each.runs)
+
+
+def between(runs: Iterable[Progression], low: int, high: int) -> tuple[Progression, ...]:
+    """The elements number `low` to `high` of some progressions, counted in their order.
+
+    >>> between([Progression(0, 0, 4), Progression(10, 4, 2, (Repeat(3, 5, 2),))], 3, 7)
+    (Progression(src=3, dst=3, length=1, repeats=()), Progression(src=10, dst=4, length=2, repeats=()), \
+Progression(src=15, dst=6, length=1, repeats=()))
+    """
+    parts: list[Progression] = []
+    start = 0
+    for each in runs:
+        end = start + each.elements
+        if low < end and start < high:
+            parts += _between(each, max(low - start, 0), min(high - start, each.elements))
+        start = end
+    return tuple(parts)
+
+
+def _between(each: Progression, low: int, high: int) -> Iterator[Progression]:
+    """Whole repeats stay one progression; the repeats that `low` and `high` cut are split further."""
+    if low >= high:
+        return
+    if (low, high) == (0, each.elements):
+        yield each
+    elif not each.repeats:
+        yield Progression(each.src + low, each.dst + low, high - low)
+    else:
+        repeat, inner = each.repeats[0], each._replace(repeats=each.repeats[1:])
+        size = inner.elements
+        first, last = -(-low // size), high // size
+        if first > last:  # Both cut the same repeat.
+            yield from _between(_moved(inner, repeat, last), low - last * size, high - last * size)
+            return
+        yield from _between(_moved(inner, repeat, first - 1), low - (first - 1) * size, size)
+        if first < last:
+            yield _times(_moved(inner, repeat, first), repeat._replace(times=last - first))
+        yield from _between(_moved(inner, repeat, last), 0, high - last * size)
+
+
+def _moved(each: Progression, repeat: Repeat, number: int) -> Progression:
+    return each._replace(src=each.src + number * repeat.src, dst=each.dst + number * repeat.dst)
+
+
+def _times(each: Progression, repeat: Repeat) -> Progression:
+    """A progression repeated; two repeats that are one are merged."""
+    if repeat.times == 1:
+        return each
+    if each.repeats:
+        times, src, dst = each.repeats[0]
+        if (times * src, times * dst) == (repeat.src, repeat.dst):
+            merged = Repeat(times * repeat.times, src, dst)
+            return Progression(each.src, each.dst, each.length, (merged, *each.repeats[1:]))
+    return Progression(each.src, each.dst, each.length, (repeat, *each.repeats))
+
+
+def _last(each: Progression) -> Run:
+    src, dst, length, repeats = each
+    for repeat in repeats:
+        src, dst = src + (repeat.times - 1) * repeat.src, dst + (repeat.times - 1) * repeat.dst
+    return Run(src, dst, length)
+
+
+def _without_first(each: Progression) -> list[Progression]:
+    """All runs of a progression but the first one, in an order that `append` accepts."""
+    rest: list[Progression] = []
+    for at, (times, src, dst) in enumerate(each.repeats):
+        later = Progression(each.src + src, each.dst + dst, each.length, each.repeats[at + 1 :])
+        rest.insert(0, _times(later, Repeat(times - 1, src, dst)))
+    return rest
+
+
+def _without_last(each: Progression) -> list[Progression]:
+    """All runs of a progression but the last one, in an order that `append` accepts."""
+    rest: list[Progression] = []
+    first_src, first_dst = each.src, each.dst
+    for at, (times, src, dst) in enumerate(each.repeats):
+        earlier = Progression(first_src, first_dst, each.length, each.repeats[at + 1 :])
+        rest.append(_times(earlier, Repeat(times - 1, src, dst)))
+        first_src, first_dst = first_src + (times - 1) * src, first_dst + (times - 1) * dst
+    return rest
+
+
+Shares = dict[int, tuple[Progression, ...]]
+"""What one target piece shares with each source piece that it overlaps."""
+
+
+def piece(dim: Dim, mesh: Mesh, position: int) -> int:
+    """The number of the piece of a dim that the device at a position holds.
+
+    >>> from reshard.types.layout import Layout
+    >>> layout = Layout.parse("f32[{x}3/10]", Mesh(x=4, y=2))
+    >>> [piece(layout.dims[0], layout.mesh, position) for position in range(8)]
+    [0, 0, 1, 1, 2, 2, 3, 3]
+    """
+    number = 0
+    for radix, axis in dim.digits:
+        if axis is not None:
+            number = number * radix + mesh.coordinate(position, axis)
+    return number
+
+
+@lru_cache(maxsize=256)
+def shares(source: Dim, target: Dim) -> tuple[Shares, ...]:
+    """For each piece of the target, the source pieces that it overlaps, with the runs in common.
+
+    >>> from reshard.types.layout import Layout
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
+    >>> {p: [(run.src, run.dst, run.length) for run in runs] for p, runs in shares(before, after)[1].items()}
+    {0: [(2, 0, 1)], 1: [(0, 1, 1)]}
+    """
+    by_target: tuple[Shares, ...] = tuple({} for _ in range(_pieces(target)))
+    for (p, q), runs in _common(source, target, None, None).items():
+        by_target[q][p] = tuple(runs)
+    return by_target
+
+
+@lru_cache(maxsize=64)
+def shares_of(source: Dim, target: Dim, number: int) -> Shares:
+    """`shares(source, target)[number]`: what one piece of the target shares, without working out the others.
+
+    >>> from reshard.types.layout import Layout
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
+    >>> shares_of(before, after, 1) == shares(before, after)[1]
+    True
+    """
+    return {p: tuple(runs) for (p, _), runs in _common(source, target, None, number).items()}
+
+
+@lru_cache(maxsize=64)
+def shares_from(source: Dim, target: Dim, number: int) -> Shares:
+    """What one piece of the source shares with each piece of the target, without working out the others.
+
+    >>> from reshard.types.layout import Layout
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
+    >>> {q: [(run.src, run.dst, run.length) for run in runs] for q, runs in shares_from(before, after, 1).items()}
+    {1: [(0, 1, 1)], 2: [(1, 0, 2)]}
+    """
+    return {q: tuple(runs) for (_, q), runs in _common(source, target, number, None).items()}
+
+
+def _common(source: Dim, target: Dim, p: int | None, q: int | None) -> _Common:
+    """What the pieces of source and target share; only those of source piece `p`, or of target piece `q`, if given."""
+    common: _Common = {}
+    _NumeralWalk(levels(source), levels(target), p, q).down(_TOP, _TOP, 0, source.size, common)
+    return common
+
+
+def contiguous(dim: Dim) -> int | None:
+    """How many indices a piece of a dim covers if all of its pieces are contiguous, else None.
+
+    >>> from reshard.types.layout import Layout
+    >>> [contiguous(dim) for dim in Layout.parse("f32[{x}3, 2{y}3]", Mesh(x=2, y=3)).dims]
+    [3, None]
+    """
+    above = levels(dim)[:-1]
+    return None if any(not level.held for level in above) else levels(dim)[-1].radix
+
+
+def fullest(dim: Dim) -> int:
+    """The most elements that a piece of a dim has.
+
+    >>> from reshard.types.layout import Layout
+    >>> fullest(Layout.parse("f32[2{x}3/10]", Mesh(x=2)).dims[0])
+    6
+    """
+    return max(piece_sizes(dim))
+
+
+@lru_cache(maxsize=256)
+def piece_sizes(dim: Dim) -> Mapping[int, int]:
+    """How many pieces of a dim have how many elements, from the digits: a million pieces take no longer than two.
+
+    >>> from reshard.types.layout import Layout
+    >>> dict(piece_sizes(Layout.parse("f32[{x}3/2999990]", Mesh(x=1_000_000)).dims[0]))
+    {3: 999996, 2: 1, 0: 3}
+    """
+    return _sizes(levels(dim), dim.size)
+
+
+def _sizes(levels: Sequence[Level], left: int) -> Counter[int]:
+    """How many pieces of the numeral of these levels have how many of its first `left` indices.
+
+    At most one value of a digit is cut: those before it are full, those after it are empty.
+    """
+    pieces = math.prod(level.radix for level in levels if level.held)
+    if not levels or left == 0:
+        return Counter({min(left, 1): pieces})
+    level, below = levels[0], levels[1:]
+    full = min(level.radix, left // level.block)
+    rest = left - full * level.block if full < level.radix else 0
+    if not level.held:
+        return Counter({full * level.share + size: count for size, count in _sizes(below, rest).items()})
+    tile = math.prod(each.radix for each in below if not each.held)
+    each = pieces // level.radix
+    sizes = Counter({tile: full * each})
+    if full < level.radix:
+        sizes += _sizes(below, rest)
+        sizes[0] += (level.radix - full - 1) * each
+    return +sizes
+
+
+@lru_cache(maxsize=256)
+def piece_extents(dim: Dim) -> Sequence[int]:
+    """How many elements each piece of a dim has, by its number.
+
+    >>> from reshard.types.layout import Layout
+    >>> piece_extents(Layout.parse("f32[2{x}3/8]", Mesh(x=2)).dims[0])
+    [5, 3]
+    """
+    return _extents(levels(dim), dim.size)
+
+
+def _extents(levels: Sequence[Level], left: int) -> list[int]:
+    """How many of its first `left` indices each piece of the numeral of these levels has; see `_sizes`."""
+    if not levels or left == 0:
+        return [min(left, 1)] * math.prod(level.radix for level in levels if level.held)
+    level, below = levels[0], levels[1:]
+    full = min(level.radix, left // level.block)
+    rest = _extents(below, left - full * level.block if full < level.radix else 0)
+    if not level.held:
+        return [full * level.share + extent for extent in rest]
+    tile = math.prod(each.radix for each in below if not each.held)
+    after = level.radix - full - 1
+    return [tile] * (full * len(rest)) + (rest + [0] * (after * len(rest)) if full < level.radix else [])
+
+
+class Level(NamedTuple):
+    """A digit, or neighbouring held digits as one. A value of it covers `block` global indices.
+
+    `share` is what the value is worth in the number of the piece if the digit is held, else in local indices.
+    """
+
+    radix: int
+    held: bool
+    block: int
+    share: int
+
+
+class _Node(NamedTuple):
+    """Where a walk stands: values are chosen above `level`; the rest starts at global index `start`, in tile `piece`
+    at index `local`.
+    """
+
+    level: int
+    start: int
+    piece: int
+    local: int
+
+
+_TOP = _Node(0, 0, 0, 0)
+
+_Common = dict[tuple[int, int], list[Progression]]
+"""What a source and a target piece share, ascending."""
+
+
+def levels(dim: Dim) -> tuple[Level, ...]:
+    """The digits of a dim, major first; the last level is local and its values are single elements."""
+    levels = [Level(1, False, 1, 1)]
+    block, pieces, local = 1, 1, 1
+    for radix, axis in reversed(dim.digits):
+        if axis is None:
+            level = Level(radix, False, block, local)
+            local *= radix
+        else:
+            level = Level(radix, True, block, pieces)
+            pieces *= radix
+        block *= radix
+        if radix == 1:
+            continue
+        if level.held == levels[-1].held:
+            below = levels.pop()
+            level = Level(below.radix * radix, below.held, below.block, below.share)
+        levels.append(level)
+    return tuple(reversed(levels))
+
+
+class _NumeralWalk:
+    """Both numerals, walked down together; only to source piece `p`, or to target piece `q`, if given."""
+
+    def __init__(self, source: Sequence[Level], target: Sequence[Level], p: int | None, q: int | None) -> None:
+        self._source, self._target, self._p, self._q = source, target, p, q
+        self._leaves = len(source) - 1, len(target) - 1
+
+    def down(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        """Adds what the rests of two numerals share of the global indices from `low` to `high`."""
+        a, b = self._source[s.level], self._target[t.level]
+        if a.held and not (b.held and self._q is not None):  # A given piece of the target narrows the range first.
+            self._split_source(s, t, low, high, common)
+        elif b.held:
+            self._split_target(s, t, low, high, common)
+        elif (s.level, t.level) == self._leaves:
+            if low < high:
+                run = Progression(s.local + low - s.start, t.local + low - t.start, high - low)
+                append(common.setdefault((s.piece, t.piece), []), run)
+        else:
+            period = math.lcm(a.block, b.block)
+            count = (high - low) // period
+            if count > 1:
+                self._repeat(s, t, low, Repeat(count, period // a.block * a.share, period // b.block * b.share), common)
+                low += count * period
+            self._split(s, t, low, high, common)
+
+    def _repeat(self, s: _Node, t: _Node, low: int, repeat: Repeat, common: _Common) -> None:
+        """Walks one period of two local digits, and adds it as often as it occurs."""
+        one: _Common = {}
+        period = math.lcm(self._source[s.level].block, self._target[t.level].block)
+        self._split(s, t, low, low + period, one)
+        for pieces, runs in one.items():
+            into = common.setdefault(pieces, [])
+            for run in repeated(runs, repeat):
+                append(into, run)
+
+    def _split(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        """Goes down the coarser digit, so that the finer one can repeat itself below it."""
+        if self._source[s.level].block > self._target[t.level].block:
+            self._split_source(s, t, low, high, common)
+        else:
+            self._split_target(s, t, low, high, common)
+
+    def _split_source(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        for child, start, end in _children(self._source[s.level], s, low, high, self._p):
+            self.down(child, t, start, end, common)
+
+    def _split_target(self, s: _Node, t: _Node, low: int, high: int, common: _Common) -> None:
+        for child, start, end in _children(self._target[t.level], t, low, high, self._q):
+            self.down(s, child, start, end, common)
+
+
+def _children(level: Level, node: _Node, low: int, high: int, wanted: int | None) -> Iterator[tuple[_Node, int, int]]:
+    """The values of a digit that occur from `low` to `high`, each with the part of that range that it covers; of a held
+    digit only that of the piece `wanted`, if one is.
+    """
+    radix, held, block, share = level
+    depth, origin, number, local = node
+    if held and wanted is not None:
+        at = origin + wanted // share % radix * block
+        low, high = max(low, at), min(high, at + block)
+    value = (low - origin) // block
+    while low < high:
+        start = origin + value * block
+        end = min(start + block, high)
+        if held:
+            yield _Node(depth + 1, start, number + value * share, local), low, end
+        else:
+            yield _Node(depth + 1, start, number, local + value * share), low, end
+        low, value = end, value + 1
+
+
+def _pieces(dim: Dim) -> int:
+    return math.prod(radix for radix, axis in dim.digits if axis is not None)
+
+
+# How many indices of a dim two pieces share, counted without the runs that they share.
+#
+#     15{x}5{y}3/n against 16{y}7{x}2/n       blocks of 3 and of 2 indices
+#
+#     index            0  1  2  3  4  5 | 6  7 ...
+#     source piece     0  0  0  1  1  1 | 2  2        one number a block, in a list
+#     target piece     0  0  1  1  2  2 | 3  3
+#
+# Both lists are made by repeating shorter ones, and the pieces at each start of a block are looked up in them: a few
+# operations on whole lists, instead of a walk down both numerals. Where the numerals repeat themselves often, the walk
+# has fewer steps than there are blocks, and is taken (`overlap.shares`).
+
+
+_FASTER = 8
+"""Counting this many blocks takes about as long as one step of a walk."""
+
+
+@lru_cache(maxsize=256)
+def shared_elements(source: Dim, target: Dim) -> tuple[dict[int, int], ...]:
+    """For each piece of the target, how many indices it shares with each source piece that it overlaps.
+
+    >>> from reshard.types.layout import Layout
+    >>> from reshard.types.mesh import Mesh
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}3]", "f32[{y}2]"))
+    >>> shared_elements(before, after)
+    ({0: 2}, {0: 1, 1: 1}, {1: 2})
+    """
+    one, other = levels(source), levels(target)
+    period = _period(one, other, source.size)
+    blocks = period // max(1, one[-1].radix) + period // max(1, other[-1].radix)
+    if not source.size or _Steps(one, other).down(0, 0, source.size) * _FASTER < blocks:
+        return tuple(
+            {p: sum(run.elements for run in runs) for p, runs in by_source.items()}
+            for by_source in shares(source, target)
+        )
+    counts: list[dict[int, int]] = [{} for _ in range(_shared_pieces(other))]
+    _count(one, other, period, source.size // period, counts)
+    _count(one, other, source.size % period, 1, counts)
+    return tuple(counts)
+
+
+def _count(
+    source: Sequence[Level], target: Sequence[Level], size: int, times: int, counts: list[dict[int, int]]
+) -> None:
+    """Adds the first `size` indices, which occur `times` times."""
+    if not size:
+        return
+    a, b = source[-1].radix, target[-1].radix
+    starts = sorted([*range(0, size, a), *range(b, size, b)])
+    of_source, of_target = _numbers(source, -(-size // a)), _numbers(target, -(-size // b))
+    sources, targets = [of_source[at // a] for at in starts], [of_target[at // b] for at in starts]
+    for p, q, start, end in zip(sources, targets, starts, [*starts[1:], size], strict=True):
+        if start < end:
+            by_source = counts[q]
+            by_source[p] = by_source.get(p, 0) + (end - start) * times
+
+
+def _numbers(of: Sequence[Level], blocks: int) -> list[int]:
+    """The piece that has each of the first blocks, which are as long as the last digit."""
+    numbers = [0]
+    for level in reversed(of[:-1]):
+        values = min(level.radix, -(-blocks // len(numbers)))
+        if level.held:
+            numbers = [number + value * level.share for value in range(values) for number in numbers]
+        else:
+            numbers *= values
+    return numbers[:blocks]
+
+
+def _period(source: Sequence[Level], target: Sequence[Level], size: int) -> int:
+    """After how many indices the pieces of both sides repeat themselves, at most `size`."""
+    if source[0].held or target[0].held or len(source) == 1 or len(target) == 1:
+        return max(size, 1)
+    return min(math.lcm(source[0].block, target[0].block), max(size, 1))
+
+
+class _Steps:
+    """About how many steps `overlap.shares` takes, without taking them: as it goes down, but in one range a level."""
+
+    def __init__(self, source: Sequence[Level], target: Sequence[Level]) -> None:
+        self._source, self._target = source, target
+
+    def down(self, s: int, t: int, size: int) -> int:
+        a, b = self._source[s], self._target[t]
+        if a.held or b.held:
+            return self._split(s, t, size, a.held)
+        if (s, t) == (len(self._source) - 1, len(self._target) - 1):
+            return 1
+        period, coarser = math.lcm(a.block, b.block), a.block > b.block
+        if size < 2 * period:
+            return self._split(s, t, size, coarser)
+        rest = size % period
+        return self._split(s, t, period, coarser) + (self._split(s, t, rest, coarser) if rest else 0)
+
+    def _split(self, s: int, t: int, size: int, at_source: bool) -> int:
+        block = (self._source[s] if at_source else self._target[t]).block
+        return -(-size // block) * self.down(s + at_source, t + (not at_source), min(size, block))
+
+
+def _shared_pieces(of: Sequence[Level]) -> int:
+    return math.prod(level.radix for level in of if level.held)
+
+
+# The shortest run of neighbouring indices that two pieces of a dim share, from the ends of blocks.
+#
+#     15{x}5{y}3/n against 16{y}7{x}2/n       blocks of 3 and of 2 indices
+#
+#     index       0  1  2  3  4  5  6  7 ...
+#     ends        |     |  |  |     |         runs of 2, 1, 1 and 2 in each period of 6
+#
+# A run ends where a block of either side ends: at the least, the greatest common divisor of the blocks apart.
+
+
+@lru_cache(maxsize=1024)
+def shortest_shared(source: Dim, target: Dim) -> int:
+    """The fewest indices that are neighbours in both of two pieces which share them, 1 if there are none.
+
+    >>> from reshard.types.layout import Layout
+    >>> from reshard.types.mesh import Mesh
+    >>> (before,), (after,) = (Layout.parse(text, Mesh(x=2, y=3)).dims for text in ("f32[{x}9]", "f32[{y}6]"))
+    >>> shortest_shared(before, after)
+    3
+    """
+    if not source.size:
+        return 1
+    small, big = sorted((levels(source)[-1].radix, levels(target)[-1].radix))
+    last = max((source.size - 1) // small * small, (source.size - 1) // big * big)
+    tail, inner = source.size - last, _least_gap(small, big, last)
+    if contiguous(source) is not None or contiguous(target) is not None:
+        return min(tail, inner)
+    # Pieces that have several blocks may continue behind the end of a block, where a block of both sides ends. The
+    # first run does not, nor does one between ends of one side only; where blocks differ, one of these is as short.
+    together = math.lcm(small, big)
+    if last < together or (small < big and (inner <= tail or last % together)):
+        return min(tail, inner)
+    return min(run.length for by_source in shares(source, target) for runs in by_source.values() for run in runs)
+
+
+def _least_gap(small: int, big: int, last: int) -> int:
+    """The least distance of two different numbers up to `last` that are multiples of either number."""
+    if last >= math.lcm(small, big):
+        return math.gcd(small, big)
+    if last < small:
+        return small
+    apart = [(number % small, number) for number in range(big, last + 1, big)]
+    below = min((rest for rest, _ in apart if rest), default=small)
+    return min(below, small - max((rest for rest, number in apart if number - rest + small <= last), default=0))

@@ -1,0 +1,393 @@
+"""The common refinement of two layouts: one numeral whose digits both of them are made of.
+
+    mesh <x=4, y=2>, f32[{x}{y}2] -> f32[{y}{x}2]
+
+    refined digit   1        2        3        4
+    radix           2        2        2        2
+    before          x:(1)2   x:(2)2   y        local
+    after           y        x:(1)2   x:(2)2   local
+
+Every rule, bound and schedule of an even step is a statement about these digits: which are local before and held
+after, which the reverse, which change holders. A holder is written as its stride, the number of positions between
+two neighbours along it, so that meshes with other axis names can be compared.
+
+Numerals that do not nest have no common refinement: 2 then 3 against 3 then 2, pieces of uneven sizes, overlapping
+sub-axes. Then `refine` returns None, and only an exchange of boxes (`pair.messages`) leads from one to the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from reshard.types.layout import Digit, Dim, Layout, fitted
+from reshard.types.mesh import Mesh, is_chain, places
+
+
+class RefinedDigit(NamedTuple):
+    """A digit of the common refinement: its dim, its radix, and the strides that hold it (None: local)."""
+
+    dim: int
+    radix: int
+    src: int | None
+    dst: int | None
+
+
+class Factor(NamedTuple):
+    """A factor of the device positions: `size` positions that are `stride` apart."""
+
+    stride: int
+    size: int
+
+
+class PartialChange(NamedTuple):
+    """The factors of the partial sub-axes that stay partial, those that are reduced, and those that become partial."""
+
+    kept: tuple[Factor, ...]
+    reduced: tuple[Factor, ...]
+    started: tuple[Factor, ...]
+
+
+class _Segment(NamedTuple):
+    """A digit of one numeral at its place value; `stride` is its holder's, None for a local digit."""
+
+    place: int
+    radix: int
+    stride: int | None
+
+
+class _HeldSegment(NamedTuple):
+    """A held digit of either numeral: it covers [place, place * radix) of a dim and as much of the positions."""
+
+    dim: int
+    place: int
+    radix: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """The refined digits dim by dim, major to minor, over the padded shape that both layouts fit.
+
+    `exact` says that nothing is padded. `kept`, `reduced` and `started` are the factors of the partial sub-axes that
+    stay partial, that are reduced, and that become partial.
+    """
+
+    digits: tuple[RefinedDigit, ...]
+    padded: tuple[int, ...]
+    exact: bool
+    kept: tuple[Factor, ...]
+    reduced: tuple[Factor, ...]
+    started: tuple[Factor, ...] = ()
+
+    @cached_property
+    def sliced(self) -> tuple[RefinedDigit, ...]:
+        """Local before, held after."""
+        return tuple(d for d in self.digits if d.src is None and d.dst is not None)
+
+    @cached_property
+    def gathered(self) -> tuple[RefinedDigit, ...]:
+        """Held before, local after."""
+        return tuple(d for d in self.digits if d.src is not None and d.dst is None)
+
+    @cached_property
+    def swapped(self) -> tuple[RefinedDigit, ...]:
+        """Held before and after, by different devices."""
+        return tuple(d for d in self.digits if d.src != d.dst and d.src is not None and d.dst is not None)
+
+    @cached_property
+    def box(self) -> tuple[int, ...]:
+        """By dim, the extents of what is local on both sides: of one message of an exchange."""
+        both = [d for d in self.digits if d.src is None and d.dst is None]
+        return tuple(math.prod(d.radix for d in both if d.dim == dim) for dim in range(len(self.padded)))
+
+    @cached_property
+    def common(self) -> int:
+        """The elements of one message of an exchange."""
+        return math.prod(self.box)
+
+    @cached_property
+    def pieces(self) -> int:
+        """How many source tiles contribute to one target tile."""
+        return math.prod(d.radix for d in self.gathered)
+
+    @cached_property
+    def used_before(self) -> frozenset[int]:
+        """The strides that hold digits before."""
+        return frozenset(d.src for d in self.digits if d.src is not None)
+
+    @cached_property
+    def used_after(self) -> frozenset[int]:
+        """The strides that hold digits after."""
+        return frozenset(d.dst for d in self.digits if d.dst is not None)
+
+
+def prime_digits(refinement: Refinement) -> tuple[RefinedDigit, ...]:
+    """The refined digits with every held one cut to prime radices, major first.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=6)
+    >>> refinement = refine(Layout.parse("f32[{x}, 6]", mesh), Layout.parse("f32[6, {x}]", mesh))
+    >>> [(digit.dim, digit.radix, digit.src, digit.dst) for digit in prime_digits(refinement)]
+    [(0, 2, 3, None), (0, 3, 1, None), (1, 2, None, 3), (1, 3, None, 1)]
+    """
+    digits: list[RefinedDigit] = []
+    for dim, radix, src, dst in refinement.digits:
+        if src is None and dst is None:
+            digits.append(RefinedDigit(dim, radix, src, dst))
+        else:
+            digits += [RefinedDigit(dim, prime, src and src * at, dst and dst * at) for at, prime in places(1, radix)]
+    return tuple(digits)
+
+
+def same_devices(a: Mesh, b: Mesh) -> bool:
+    """Whether equal positions are equal devices, whatever the axes are called."""
+    return a is b or (a.size == b.size and a.device_ids == b.device_ids)
+
+
+@lru_cache(maxsize=4096)
+def refine(operand: Layout, result: Layout) -> Refinement | None:
+    """The common refinement of two layouts of one array, or None if they have none.
+
+    For example f32[{x}{y}2] -> f32[{y}{x}2] on <x=4, y=2>. A digit of radix r at place p covers the places from p to
+    p * r; a sub-axis of stride s and size r covers the positions from s to s * r.
+
+        step                                            dim is cut at    positions are cut at
+        operand: {x} 4-16, {y} 2-4, 2 1-2               1 2 4 16
+        result: {y} 8-16, {x} 2-8, 2 1-2                1 2 4 8 16
+        holders: x 2-8, y 1-2                           1 2 4 8 16       1 2 8
+        the operand's {x} is cut at 8, in the middle,
+          so x itself is cut in the middle              1 2 4 8 16       1 2 4 8
+        the result's {x} is cut at 4, so is x already   1 2 4 8 16       1 2 4 8
+
+        refined digit   places   radix   src           dst
+        1               8-16     2       4 (x:(1)2)    1 (y)
+        2               4-8      2       2 (x:(2)2)    4 (x:(1)2)
+        3               2-4      2       1 (y)         2 (x:(2)2)
+        4               1-2      2       None          None
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=2)
+    >>> refinement = refine(Layout.parse("f32[{x}{y}2]", mesh), Layout.parse("f32[{y}{x}2]", mesh))
+    >>> [(digit.radix, digit.src, digit.dst) for digit in refinement.digits]
+    [(2, 4, 1), (2, 2, 4), (2, 1, 2), (2, None, None)]
+    """
+    if not same_devices(operand.mesh, result.mesh):
+        return None
+    padded = _common_shape(operand, result)
+    if padded is None:
+        return None
+    before, after = _segments(operand, padded), _segments(result, padded)
+    cuts = _cuts(before, after, [*_partial_factors(operand), *_partial_factors(result)])
+    if cuts is None:
+        return None
+    dims, positions = cuts
+    digits: list[RefinedDigit] = []
+    for dim, size in enumerate(padded):
+        digits += _digits(dim, dims[dim], before[dim], after[dim]) if size else [RefinedDigit(dim, 0, None, None)]
+    if operand.partial == result.partial == ():
+        return Refinement(tuple(digits), padded, padded == operand.shape, (), ())
+    change = _partial_change(operand, result, positions)
+    return Refinement(tuple(digits), padded, padded == operand.shape, *change)
+
+
+def partial_change(operand: Layout, result: Layout) -> PartialChange | None:
+    """What becomes of the partial sub-axes of two layouts on one mesh; None if the two cut an axis in ways that do
+    not nest.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=6)
+    >>> partial_change(Layout.parse("f32[5] + sum{x}", mesh), Layout.parse("f32[5] + sum{x:(1)2}", mesh))
+    PartialChange(kept=(Factor(stride=3, size=2),), reduced=(Factor(stride=1, size=3),), started=())
+    """
+    cuts = sorted(_ends([*_partial_factors(operand), *_partial_factors(result)]))
+    return _partial_change(operand, result, cuts) if is_chain(cuts) else None
+
+
+def _partial_change(operand: Layout, result: Layout, cuts: list[int]) -> PartialChange:
+    """The change of factors that are cut at these positions; nothing is kept where another operation follows."""
+    were, are = (_cut_factors(_partial_factors(layout), cuts) for layout in (operand, result))
+    kept = [f for f in were if f in are] if operand.reduction == result.reduction else []
+    return PartialChange(tuple(kept), tuple(f for f in were if f not in kept), tuple(f for f in are if f not in kept))
+
+
+def _partial_factors(layout: Layout) -> list[Factor]:
+    return [Factor(layout.mesh.stride(axis), axis.size) for axis in layout.partial]
+
+
+def _common_shape(a: Layout, b: Layout) -> tuple[int, ...] | None:
+    """The padded shape that both layouts fit when rounds without elements are added in front."""
+    shape: list[int] = []
+    for dim, other in zip(a.dims, b.dims, strict=True):
+        padded = _common_padded(dim, other)
+        if padded is None:
+            return None
+        shape.append(padded)
+    return tuple(shape)
+
+
+def _common_padded(a: Dim, b: Dim) -> int | None:
+    p, q = a.padded, b.padded
+    if p == q:
+        return p
+    if 0 in (p, q):
+        return None
+    step = math.lcm(_round(a), _round(b))
+    return -(-max(p, q) // step) * step
+
+
+def _round(dim: Dim) -> int:
+    """Elements in one value of the leading local digit; a numeral that starts with a held digit is one round."""
+    if not dim.digits or dim.digits[0].axis is not None:
+        return dim.padded
+    return dim.padded // dim.digits[0].radix
+
+
+def _segments(layout: Layout, shape: Sequence[int]) -> list[list[_Segment]]:
+    return [_dim_segments(dim, layout.mesh, padded) for dim, padded in zip(layout.dims, shape, strict=True)]
+
+
+def _dim_segments(dim: Dim, mesh: Mesh, padded: int) -> list[_Segment]:
+    """The digits with their place values, minor first, the leading local one stretched to `padded`."""
+    if padded == 0:
+        return []
+    segments: list[_Segment] = []
+    place = 1
+    for radix, axis in reversed(dim.digits):
+        segments.append(_Segment(place, radix, None if axis is None else mesh.stride(axis)))
+        place *= radix
+    if place == padded:
+        return segments
+    if segments and segments[-1].stride is None:
+        place = segments.pop().place
+    return [*segments, _Segment(place, padded // place, None)]
+
+
+def _cuts(
+    before: list[list[_Segment]], after: list[list[_Segment]], partial: list[Factor]
+) -> tuple[list[list[int]], list[int]] | None:
+    """Where each dim and the device positions must be cut; None if the cuts do not divide each other."""
+    dims = [_ends((s.place, s.radix) for s in (*b, *a)) for b, a in zip(before, after, strict=True)]
+    held = [
+        _HeldSegment(dim, s.place, s.radix, s.stride)
+        for side in (before, after)
+        for dim, segments in enumerate(side)
+        for s in segments
+        if s.stride is not None
+    ]
+    positions = _ends([*partial, *((s.stride, s.radix) for s in held)])
+    if not _close(dims, positions, held):
+        return None
+    chains, chain = [sorted(cuts) for cuts in dims], sorted(positions)
+    return (chains, chain) if all(map(is_chain, (*chains, chain))) else None
+
+
+def _ends(factors: Iterable[tuple[int, int]]) -> set[int]:
+    """Both ends of (low, size) factors."""
+    return {end for low, size in factors for end in (low, low * size)}
+
+
+def _close(dims: list[set[int]], positions: set[int], held: list[_HeldSegment]) -> bool:
+    """Adds the cuts that held digits carry over; False if a cut does not divide a held digit.
+
+    A cut inside a held digit cuts its sub-axis in the same proportion, and a cut inside the sub-axis cuts the digit.
+    All cuts divide the padded sizes or the number of devices, so only finitely many can be added and the loop ends.
+    """
+    changed = True
+    while changed:
+        changed = False
+        for dim, place, radix, stride in held:
+            in_digit = _inside(dims[dim], place, radix)
+            in_axis = _inside(positions, stride, radix)
+            if in_digit is None or in_axis is None:
+                return False
+            if in_digit != in_axis:
+                dims[dim].update(place * cut for cut in in_axis)
+                positions.update(stride * cut for cut in in_digit)
+                changed = True
+    return True
+
+
+def _inside(cuts: set[int], low: int, radix: int) -> set[int] | None:
+    """The cuts strictly inside a digit, as ratios to its low end; None if one does not divide."""
+    inside: set[int] = set()
+    for cut in cuts:
+        if low < cut < low * radix:
+            if cut % low:
+                return None
+            inside.add(cut // low)
+    return inside
+
+
+def _digits(dim: int, cuts: list[int], before: list[_Segment], after: list[_Segment]) -> list[RefinedDigit]:
+    """The refined digits of one dim, major first: between two cuts, each numeral has one holder."""
+    digits: list[RefinedDigit] = []
+    b = a = 0
+    for low, high in itertools.pairwise(cuts):
+        while before[b].place * before[b].radix <= low:
+            b += 1
+        while after[a].place * after[a].radix <= low:
+            a += 1
+        digits.append(RefinedDigit(dim, high // low, _holder(before[b], low), _holder(after[a], low)))
+    return digits[::-1]
+
+
+def _holder(segment: _Segment, place: int) -> int | None:
+    """The stride that holds the part of a segment that starts at a place."""
+    return None if segment.stride is None else segment.stride * (place // segment.place)
+
+
+def _cut_factors(factors: list[Factor], cuts: list[int]) -> list[Factor]:
+    """The factors, cut at every position cut inside them."""
+    parts: list[Factor] = []
+    for stride, size in factors:
+        ends = [cut for cut in cuts if stride <= cut <= stride * size]
+        parts += [Factor(low, high // low) for low, high in itertools.pairwise(ends)]
+    return parts
+
+
+# A layout with some sub-axes released: the digits that they held become local.
+#
+#     f32[{x}{y}2] on <x=4, y=2>     without x: f32[4{y}2], without x:(1)2: f32[2{x:(2)2}{y}2]
+#
+# Devices that differ only along these sub-axes have such a tile among them: what a sum that is split along them may be
+# made of, with no data received.
+
+
+def released(layout: Layout, factors: Iterable[Factor]) -> Layout:
+    """The layout in which no digit is held along these factors of the device positions; its partial sub-axes stay.
+
+    >>> from reshard.types import Mesh
+    >>> print(released(Layout.parse("f32[{x}3/10, {y}2]", Mesh(x=4, y=2)), [Factor(2, 4)]))
+    f32[10, {y}2]
+    """
+    spans = [(factor.stride, factor.stride * factor.size) for factor in factors]
+    dims = tuple(fitted(_release_digits(layout, dim.digits, spans), dim.size) for dim in layout.dims)
+    return Layout(layout.mesh, dims, layout.dtype, layout.reduction, layout.partial)
+
+
+def _release_digits(layout: Layout, digits: Iterable[Digit], spans: list[tuple[int, int]]) -> Iterator[Digit]:
+    for digit in digits:
+        if digit.axis is None:
+            yield digit
+        else:
+            yield from _parts(layout.mesh, *layout.mesh.span(digit.axis), spans)
+
+
+def _parts(mesh: Mesh, low: int, high: int, spans: list[tuple[int, int]]) -> Iterator[Digit]:
+    """The parts of a held digit, major first; the whole of it is local if a factor does not nest with its holder."""
+    if not all(is_chain(sorted({low, high, *span})) for span in spans):
+        yield Digit(high // low, None)
+        return
+    inside = [(max(low, start), min(high, end)) for start, end in spans if start < high and low < end]
+    cuts = sorted({low, high, *(end for part in inside for end in part)})
+    for lower, upper in [*pairwise(cuts)][::-1]:
+        if any(start <= lower < end for start, end in inside):
+            yield Digit(upper // lower, None)
+        else:
+            yield from (Digit(axis.size, axis) for axis in mesh.sub_axes(lower, upper // lower))

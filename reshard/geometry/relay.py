@@ -1,0 +1,391 @@
+"""An exchange between two sets of devices in two turns: to devices that pass elements on, then from them to the others.
+
+    f32[12] on device 0 -> f32[12] on devices 0 to 4
+
+    at once     device 0 sends all 12 elements to each of the four others: 48
+    relayed     turn 1: device 0 sends 3 elements to each of the four: 12
+                turn 2: each of these sends its 3 to the three others: 9
+
+Elements of one source tile that the same devices lack make up one class, and each of these devices gets a share of it
+in the first turn, which it passes on in the second, out of its own tile of the result. What is left of a class is sent
+by its holders to all. The shares are such that the busiest device sends little (`relay_loads`): a holder of much passes
+on little. Every device receives exactly what it lacks, once.
+
+An all-gather after the crossing does the same in fewer messages. But it sends to devices that hold elements already
+where the two sets overlap, and needs pieces that the target's axes divide.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from reshard.geometry.crossing import fewest_through, holders_of
+from reshard.geometry.dealing import Share, dealt_by, dealt_whole
+from reshard.geometry.message import Message, Runs, Tile, cut, elements, requests, tile_of
+from reshard.geometry.overlap import Progression, shares
+from reshard.types.layout import Layout
+from reshard.types.whole import check_deadline
+
+
+class Relay(NamedTuple):
+    """The messages of both turns; local copies are in the first. Those of the second are read from result tiles."""
+
+    first: tuple[Message, ...]
+    second: tuple[Message, ...]
+
+
+class RelayTurn(NamedTuple):
+    """The busiest device's figures in one turn, in elements: received, sent, and the rounds of messages."""
+
+    received: int
+    sent: int
+    rounds: int
+
+
+class RelayFigures(NamedTuple):
+    """Both turns; elements of the busiest sender over both, and of the largest message."""
+
+    turns: tuple[RelayTurn, RelayTurn]
+    sent: int
+    message: int
+
+
+class _Class(NamedTuple):
+    """Elements of a source tile that the same devices lack."""
+
+    tile: Tile
+    runs: Runs
+    lacking: tuple[int, ...]
+
+
+class _Given(NamedTuple):
+    """What one device is sent of a class in the first turn: elements number `low` to `high`, which it passes on, and
+    those from `direct` to the end, which all that lack them are sent."""
+
+    device: int
+    of: _Class
+    low: int
+    high: int
+    direct: int
+
+    @property
+    def elements(self) -> int:
+        """How many elements these are."""
+        return self.high - self.low + elements(self.of.runs) - self.direct
+
+    def products(self, low: int, high: int) -> tuple[Runs, ...]:
+        """The elements number `low` to `high` of these."""
+        middle = self.high - self.low
+        passed = self.low + min(low, middle), self.low + min(high, middle)
+        direct = self.direct + max(low - middle, 0), self.direct + max(high - middle, 0)
+        return cut(self.of.runs, *passed) + cut(self.of.runs, *direct)
+
+
+@lru_cache(maxsize=16)
+def relay(operand: Layout, result: Layout) -> Relay:
+    """The messages of both turns.
+
+    >>> from reshard.types import Mesh
+    >>> turns = relay(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5)))
+    >>> [[(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver][:4] for turn in turns]
+    [[(0, 1, 3), (0, 2, 3), (0, 3, 3), (0, 4, 3)], [(1, 2, 3), (1, 3, 3), (1, 4, 3), (2, 1, 3)]]
+    """
+    classes, local = _classes(operand, result)
+    holders, bound = holders_of(operand), fewest_through(operand, result)
+    demands = [Demand(elements(each.runs), holders[each.tile], each.lacking) for each in classes]
+    counts = passed_on(demands, bound)
+    given = list(_given(classes, counts))
+    first = _first(given, holders, sends(demands, counts), bound)
+    return Relay((*local, *first), tuple(_second(given)))
+
+
+@lru_cache(maxsize=256)
+def relay_figures(operand: Layout, result: Layout) -> RelayFigures:
+    """The figures of both turns.
+
+    >>> from reshard.types import Mesh
+    >>> relay_figures(Layout.parse("f32[12]", Mesh(x=1)), Layout.parse("f32[12]", Mesh(d=5))).turns
+    (RelayTurn(received=3, sent=12, rounds=4), RelayTurn(received=9, sent=9, rounds=3))
+    """
+    turns = [
+        [_Sent(m.sender, m.receiver, m.elements) for m in turn if m.sender != m.receiver]
+        for turn in relay(operand, result)
+    ]
+    sent: Counter[int] = Counter()
+    for sender, _, count in itertools.chain(*turns):
+        sent[sender] += count
+    largest = max((message.elements for message in itertools.chain(*turns)), default=0)
+    first, second = map(_turn, turns)
+    return RelayFigures((first, second), max(sent.values(), default=0), largest)
+
+
+class _Sent(NamedTuple):
+    """Who sends how many elements to whom."""
+
+    sender: int
+    receiver: int
+    elements: int
+
+
+def _turn(messages: Sequence[_Sent]) -> RelayTurn:
+    sent, received, sends, receives = (Counter[int]() for _ in range(4))
+    for sender, receiver, count in messages:
+        sent[sender] += count
+        received[receiver] += count
+        sends[sender] += 1
+        receives[receiver] += 1
+    rounds = max([*sends.values(), *receives.values()], default=0)
+    return RelayTurn(max(received.values(), default=0), max(sent.values(), default=0), rounds)
+
+
+def _classes(operand: Layout, result: Layout) -> tuple[list[_Class], list[Message]]:
+    """The classes, and the copies that devices make of what they hold."""
+    holders = holders_of(operand)
+    classes: list[_Class] = []
+    local: list[Message] = []
+    for tile, wanted in requests(operand, result, result.mesh.devices, lambda _: (), shares).items():
+        own = set(holders[tile])
+        lacking: dict[Tile, tuple[Runs, list[int]]] = {}
+        for device, runs in wanted:
+            if device in own:
+                local.append(Message(device, device, (runs,)))
+            else:
+                lacking.setdefault(tile_of(result, device), (runs, []))[1].append(device)
+        classes += [_Class(tile, runs, tuple(devices)) for runs, devices in lacking.values()]
+    return classes, local
+
+
+def _given(classes: Sequence[_Class], counts: Sequence[Sequence[int]]) -> Iterator[_Given]:
+    """Each class divided among the devices that lack it, by the number of elements that each passes on."""
+    for each, some in zip(classes, counts, strict=True):
+        ends = list(itertools.accumulate(some, initial=0))
+        for device, (low, high) in zip(each.lacking, itertools.pairwise(ends), strict=True):
+            given = _Given(device, each, low, high, ends[-1])
+            if given.elements:
+                yield given
+
+
+def _first(
+    given: Sequence[_Given], holders: Mapping[Tile, Sequence[int]], passed: Counter[int], bound: int
+) -> Iterator[Message]:
+    """What is sent of each tile, dealt among its holders; those that pass on more send less."""
+    by_tile: dict[Tile, list[_Given]] = {}
+    for each in given:
+        by_tile.setdefault(each.of.tile, []).append(each)
+    quotas = {
+        tile: levelled([passed[device] for device in holders[tile]], sum(each.elements for each in queue))
+        for tile, queue in by_tile.items()
+    }
+    sent = passed.copy()
+    for tile, some in quotas.items():
+        sent.update(dict(zip(holders[tile], some, strict=True)))
+    limit = max([bound, *sent.values()])
+    for tile, queue in by_tile.items():
+        for part in _dealt([each.elements for each in queue], quotas[tile], [passed[d] for d in holders[tile]], limit):
+            each = queue[part.request]
+            yield Message(holders[tile][part.holder], each.device, each.products(part.low, part.high))
+
+
+def _dealt(sizes: Sequence[int], quotas: Sequence[int], passed: Sequence[int], limit: int) -> Sequence[Share]:
+    """Requests dealt whole if no holder then sends more than the limit with what it passes on, else by quotas."""
+    whole = dealt_whole(sizes, len(quotas))
+    loads = list(passed)
+    for share in whole:
+        loads[share.holder] += share.high
+    return whole if max(loads) <= limit else dealt_by(sizes, quotas)
+
+
+def _second(given: Sequence[_Given]) -> Iterator[Message]:
+    """Each device passes its shares on, all that another one lacks of them in one message."""
+    passed: dict[tuple[int, int], list[Runs]] = {}
+    for each in given:
+        products = [_at_both_ends(runs) for runs in cut(each.of.runs, each.low, each.high)]
+        for other in each.of.lacking if products else ():
+            if other != each.device:
+                passed.setdefault((each.device, other), []).extend(products)
+    for (sender, receiver), products in passed.items():
+        yield Message(sender, receiver, tuple(products))
+
+
+def _at_both_ends(runs: Runs) -> Runs:
+    """Runs read from a tile of the result: replicas have an element at the same place."""
+    return tuple(tuple(map(_from_result, dim)) for dim in runs)
+
+
+def _from_result(run: Progression) -> Progression:
+    repeats = tuple(repeat._replace(src=repeat.dst) for repeat in run.repeats)
+    return run._replace(src=run.dst, repeats=repeats)
+
+
+# Who passes on how much in a relay, so that the busiest device sends as little as it can.
+#
+#     f32[{x}12] on <x=2>, devices 0 and 1 -> f32[24] on <d=6>, devices 0 to 5
+#
+#     elements   held by   lacked by         sent by the holder   passed on
+#     0-11       0         1 2 3 4 5         12                   48, by those that lack them or by the holder
+#     12-23      1         0 2 3 4 5         12                   48
+#
+#     even       each device passes on a fifth of 12: 0 and 1 send 12 + 9.6 elements, the others 9.6 + 9.6
+#     balanced   0 and 1 pass on 2 elements, the others 5 of both tiles together: all six send 20
+#
+# Elements that the same devices hold and lack are one class. Their holders send each element at least once, and all
+# other copies are sent by the holders or by those that have been sent the element. Each class in turn is poured into
+# the devices that may send it, as water into vessels that the other classes have filled to different heights; after
+# some sweeps over all classes, no choice of senders makes the highest level lower. Then the shares are made whole
+# elements, in the same way.
+
+
+_SWEEPS = 32
+"""How often all classes are poured anew, at most."""
+
+_ROUNDINGS = 4
+"""How often the shares of all classes are rounded anew, at most."""
+
+
+class Demand(NamedTuple):
+    """How many elements a class has, the devices that hold them, and those that lack them."""
+
+    size: int
+    holders: Sequence[int]
+    lacking: Sequence[int]
+
+    @property
+    def further(self) -> int:
+        """The copies of each element that remain to be sent when one device has been sent it."""
+        return len(self.lacking) - 1
+
+
+_Loads = dict[int, float]
+"""What each device sends."""
+
+
+def passed_on(demands: Sequence[Demand], enough: int) -> list[tuple[int, ...]]:
+    """For each class, how many elements each device that lacks them is sent first and passes on to all others.
+
+    Holders send the rest to all. `enough` elements sent by every device are good enough to stop. Only the four
+    operations of floating point are used, so all processes get the same numbers.
+
+    >>> passed_on([Demand(12, [0], [1, 2, 3, 4, 5]), Demand(12, [1], [0, 2, 3, 4, 5])], enough=20)
+    [(2, 3, 3, 2, 2), (2, 2, 2, 3, 3)]
+    """
+    loads: _Loads = dict.fromkeys(itertools.chain.from_iterable((*d.holders, *d.lacking) for d in demands), 0.0)
+    poured = [[0.0] * (len(demand.holders) + len(demand.lacking)) for demand in demands]
+    _balance(demands, loads, poured, enough)
+    best, least = list[tuple[int, ...]](), math.inf
+    for _ in range(_ROUNDINGS):
+        counts = _rounding(demands, loads, poured)
+        most = max(loads.values(), default=0.0)
+        if most < least:
+            best, least = counts, most
+        if least <= enough:
+            break
+    return best
+
+
+def _balance(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]], enough: int) -> None:
+    """Pours all classes, in as many sweeps as it takes."""
+    for _ in range(_SWEEPS):
+        check_deadline()
+        for at, demand in enumerate(demands):
+            _add(loads, demand, poured[at], -1)
+            poured[at] = _poured(demand, loads)
+            _add(loads, demand, poured[at])
+        if max(loads.values(), default=0.0) <= enough:
+            break
+
+
+def _rounding(demands: Sequence[Demand], loads: _Loads, poured: list[list[float]]) -> list[tuple[int, ...]]:
+    """Makes the shares of all classes whole elements, one class after the other."""
+    check_deadline()
+    counts: list[tuple[int, ...]] = []
+    for at, demand in enumerate(demands):
+        _add(loads, demand, poured[at], -1)
+        counts.append(_rounded(demand, _poured(demand, loads), loads))
+        poured[at] = _sent(demand, counts[-1], loads)
+        _add(loads, demand, poured[at])
+    return counts
+
+
+def levelled(bases: Sequence[int], amount: int) -> list[int]:
+    """How much is added to each of these to make the largest sum as small as it can be, in whole numbers.
+
+    >>> levelled([0, 3, 9], 7), levelled([5, 5], 3)
+    ([5, 2, 0], [2, 1])
+    """
+    level = min(-(-(amount + below) // count) for count, below in enumerate(itertools.accumulate(sorted(bases)), 1))
+    added = [max(0, level - base) for base in bases]
+    over = sum(added) - amount
+    for at in [at for at, more in enumerate(added) if more][::-1][:over]:
+        added[at] -= 1
+    return added
+
+
+def sends(demands: Sequence[Demand], counts: Sequence[Sequence[int]]) -> Counter[int]:
+    """The elements that each device passes on."""
+    sent: Counter[int] = Counter()
+    for demand, some in zip(demands, counts, strict=True):
+        for device, count in zip(demand.lacking, some, strict=True):
+            sent[device] += count * demand.further
+    return sent
+
+
+def _add(loads: _Loads, demand: Demand, amounts: Sequence[float], sign: int = 1) -> None:
+    """Adds what the holders of a class, and then those that lack it, send of it."""
+    for device, amount in zip((*demand.holders, *demand.lacking), amounts, strict=True):
+        loads[device] += sign * amount
+
+
+def _level(bases: Sequence[float], amount: float) -> float:
+    """How high an amount of water rises in vessels that are filled to these heights."""
+    return min((amount + below) / count for count, below in enumerate(itertools.accumulate(sorted(bases)), 1))
+
+
+def _pour(bases: Sequence[float], amount: float) -> list[float]:
+    level = _level(bases, amount)
+    return [max(0.0, level - base) for base in bases]
+
+
+def _poured(demand: Demand, loads: _Loads) -> list[float]:
+    """What the holders of a class, and then those that lack it, best send of it beside what they send of others."""
+    held = [loads[device] for device in demand.holders]
+    lacking = [loads[device] for device in demand.lacking]
+    together = _pour([*held, *lacking], demand.size * len(demand.lacking))
+    if sum(together[: len(held)]) >= demand.size:
+        return together
+    return _pour(held, demand.size) + _pour(lacking, demand.size * demand.further)
+
+
+def _rounded(demand: Demand, amounts: Sequence[float], loads: _Loads) -> tuple[int, ...]:
+    """The shares as whole elements: first rounded down, then one more for who would then send the least."""
+    further = demand.further
+    if not further:
+        return (0,) * len(demand.lacking)
+    holders = len(demand.holders)
+    counts = [int(amount / further) for amount in amounts[holders:]]
+    by_holders = max(0, int((sum(amounts[:holders]) - demand.size) / further))
+    held = [loads[device] for device in demand.holders]
+    after = [(loads[d] + (n + 1) * further, at) for at, (d, n) in enumerate(zip(demand.lacking, counts, strict=True))]
+    heapq.heapify(after)
+    for _ in range(demand.size - sum(counts) - by_holders):
+        load, at = after[0]
+        if _level(held, demand.size + (by_holders + 1) * further) < load:
+            by_holders += 1
+        else:
+            counts[at] += 1
+            heapq.heapreplace(after, (load + further, at))
+    return tuple(counts)
+
+
+def _sent(demand: Demand, counts: Sequence[int], loads: _Loads) -> list[float]:
+    """What the holders of a class, and then those that lack it, send if the latter pass on these `counts` of
+    elements.
+    """
+    rest = demand.size * len(demand.lacking) - sum(counts) * demand.further
+    held = _pour([loads[device] for device in demand.holders], rest)
+    return [*held, *(float(count * demand.further) for count in counts)]

@@ -1,0 +1,181 @@
+"""Manifests: what each side of a move believes that it moves, compared before any data do.
+
+    trainer    w  (16, 8) float32  f32[{x}4, 8]  step 41        sha256 0f3c...
+    server     w  (16, 8) float32  f32[{x}4, 8]  step 40        sha256 92aa...      refused: version 41 here, 40 there
+
+Right bytes under a wrong name, of a wrong version or in another order are a wrong result that no layout can show. So
+both sides write down the names, shapes, dtypes, layouts, views and versions of their arrays, in order, and compare the
+hashes; where these differ, the entries say how.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import NoneType
+from typing import Any, NamedTuple, cast
+
+from reshard.errors import AgreementError, PlanError, quoted
+from reshard.plans.plan import flattened
+from reshard.types.json_fields import Fields
+from reshard.types.layout import Layout
+from reshard.types.whole import MOST
+
+FORMAT = 1
+_MOST_SHOWN = 4
+
+Version = str | int | None
+"""The version of an array's values, such as a training step."""
+
+
+class ManifestEntry(NamedTuple):
+    """One array: its layout, or those of its source and target with their meshes, and a view between them, as text."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    view: str
+    version: Version
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The arrays of a tree, in their order.
+
+    >>> from reshard.types import Mesh
+    >>> layout = Layout.parse("f32[{x}4, 8]", Mesh(x=4))
+    >>> ours, theirs = Manifest.of({"w": layout}, version=41), Manifest.of({"w": layout}, version=40)
+    >>> ours.sha256 == Manifest.of({"w": layout}, version=41).sha256 != theirs.sha256
+    True
+    >>> ours.check(theirs)
+    Traceback (most recent call last):
+    reshard.errors.AgreementError: 'w' has version 41 here and 40 there; nothing may move before both sides agree
+    """
+
+    entries: tuple[ManifestEntry, ...]
+
+    def __post_init__(self) -> None:
+        given = cast("Any", self.entries)
+        if not isinstance(given, tuple) or not all(isinstance(one, ManifestEntry) for one in cast("Any", given)):
+            raise PlanError(f"{quoted(self.entries)} are not entries of a manifest; make one with Manifest.of(tree)")
+
+    @classmethod
+    def of(cls, tree: object, version: Version | Mapping[str, Version] = None) -> Manifest:
+        """The manifest of a tree of layouts, of (source, target) pairs, or of moves.
+
+        `version` is that of all arrays, or of each by its name. Raises `PlanError` for any other tree.
+        """
+        flat = {"": tree} if isinstance(tree, Layout) else flattened(tree)
+        return cls(tuple(_entry(name, leaf, _version(version, name)) for name, leaf in flat.items()))
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of the manifest, in hexadecimal; equal in every process for equal manifests."""
+        return hashlib.sha256(_text(self.entries).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The manifest as a JSON object, with its hash; `from_json` reads it back.
+
+        >>> Manifest.from_json(Manifest(()).to_json()) == Manifest(())
+        True
+        """
+        entries = [entry._asdict() for entry in self.entries]
+        return json.dumps({"format": FORMAT, "entries": entries, "sha256": self.sha256})
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Reads the text of `to_json`; raises `PlanError` if it is not one, or not the one that was hashed."""
+        fields = Fields.read(text, "a manifest")
+        number = fields.get("format", int)
+        if number != FORMAT:
+            raise PlanError(f"this manifest has format {quoted(number)}; this version reads {FORMAT}")
+        manifest = cls(tuple(_read(entry) for entry in fields.objects("entries", "entry")))
+        if fields.get("sha256", str) != manifest.sha256:
+            raise PlanError("this manifest is not the one that was hashed; write it again with to_json()")
+        return manifest
+
+    def check(self, other: Manifest, here: str = "here", there: str = "there") -> None:
+        """Raises `AgreementError`, which says what differs, unless the other side's manifest is the same."""
+        if not isinstance(other, Manifest):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlanError(f"{quoted(other)} is not a Manifest; make one with Manifest.of(tree)")
+        if self.sha256 != other.sha256:
+            what = "; ".join(differences(self, other, here, there))
+            raise AgreementError(f"{what}; nothing may move before both sides agree")
+
+
+def differences(a: Manifest, b: Manifest, here: str = "here", there: str = "there") -> list[str]:
+    """What differs between two manifests, at most a few things of each kind."""
+    ours, theirs = ({entry.name: entry for entry in side.entries} for side in (a, b))
+    only = ((_missing(ours, theirs), here), (_missing(theirs, ours), there))
+    lines = [f"{_listed(names)} only {where}" for names, where in only if names]
+    changed = [line for name in ours if name in theirs for line in _changed(ours[name], theirs[name], here, there)]
+    lines += changed[:_MOST_SHOWN]
+    if len(changed) > _MOST_SHOWN:
+        lines.append(f"{len(changed) - _MOST_SHOWN} more differences")
+    return lines or _order(list(ours), list(theirs), here, there)
+
+
+def _missing(names: Mapping[str, object], others: Mapping[str, object]) -> list[str]:
+    return [name for name in names if name not in others]
+
+
+def _changed(one: ManifestEntry, other: ManifestEntry, here: str, there: str) -> list[str]:
+    """The fields in which two entries of one name differ."""
+    fields = zip(ManifestEntry._fields, one, other, strict=True)
+    return [f"{one.name!r} has {field} {a} {here} and {b} {there}" for field, a, b in fields if a != b]
+
+
+def _order(ours: Sequence[str], theirs: Sequence[str], here: str, there: str) -> list[str]:
+    at = next((at for at, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other), None)
+    return [] if at is None else [f"the order differs: array {at} is {ours[at]!r} {here} and {theirs[at]!r} {there}"]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(map(repr, names[:_MOST_SHOWN])) + more
+
+
+def _version(version: object, name: str) -> Version:
+    one = cast("Mapping[str, object]", version).get(name) if isinstance(version, Mapping) else version
+    return checked_version(one, repr(name))
+
+
+def checked_version(version: object, whose: str) -> Version:
+    """The version of an array's values; raises `PlanError` for what is not one."""
+    if version is None or isinstance(version, str):
+        return version
+    if isinstance(version, int) and not isinstance(version, bool) and abs(version) <= MOST:
+        return version
+    raise PlanError(f"the version {quoted(version)} of {whose}: give text, an int of 64 bits, or None")
+
+
+def _entry(name: str, leaf: object, version: Version) -> ManifestEntry:
+    ends = _ends(name, leaf)
+    view = getattr(cast("Any", leaf), "view", None)
+    layout = " -> ".join(f"{end} on {end.mesh!r}" for end in ends)
+    return ManifestEntry(name, ends[0].shape, ends[0].dtype, layout, "" if view is None else str(view), version)
+
+
+def _ends(name: str, leaf: object) -> list[Layout]:
+    if isinstance(leaf, Layout):
+        return [leaf]
+    pair: list[Any] = list(cast("Any", leaf)) if isinstance(leaf, tuple | list) else []
+    move = cast("Any", leaf)
+    ends = pair or [getattr(move, "source", None), getattr(move, "target", None)]
+    if not ends or not all(isinstance(end, Layout) for end in ends):
+        raise PlanError(f"{name!r}: {quoted(pair or move)} is neither a layout nor a (source, target) pair")
+    return ends
+
+
+def _read(entry: Fields) -> ManifestEntry:
+    name, dtype, layout, view = (entry.get(key, str) for key in ("name", "dtype", "layout", "view"))
+    version = entry.get("version", str, int, NoneType)
+    return ManifestEntry(name, tuple(entry.listed("shape", int)), dtype, layout, view, version)
+
+
+def _text(entries: Sequence[ManifestEntry]) -> str:
+    return json.dumps([list(entry) for entry in entries])

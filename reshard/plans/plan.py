@@ -1,0 +1,583 @@
+"""Plans: chains of steps from a source layout to a target, checked as they are built.
+
+The constructor of `Step` calls the typing rule of its kind, and the constructor of `Plan` checks that its steps lead
+from source to target and count all live bytes. An unchecked step or plan therefore cannot exist, and what makes plans
+(the planner, a JSON file) need not be trusted. Lowering takes nothing but plans.
+
+`chain` makes a plan of several `StepSpec`s. A later kind of step needs a rule in `plans.rules`, a field of `StepMode`
+for its options, and their lines of JSON in `plan_data`.
+
+A plan with a view leads from one index space to another: the views of its steps, one after another, must be its own.
+
+Source and target may be on different sets of devices. Then some steps are among the devices of one set, and the source
+counts as kept beside a step only where some device of the step may hold it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import import_module
+from typing import Any, cast
+
+from reshard.errors import PlanError, quoted
+from reshard.geometry.remesh import disjoint, one_set
+from reshard.plans.idle import idle_axes, idle_text
+from reshard.plans.plan_data import FORMAT, checked_indent, compare, read_plan, step_data, view_data
+from reshard.plans.rules.bounds import view_bound, view_endpoint_bound
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.rules.lane import Lane, lane
+from reshard.plans.rules.view import aliases
+from reshard.plans.step import Step as Step
+from reshard.plans.step import StepSpec as StepSpec
+from reshard.plans.step import checked_seconds
+from reshard.plans.traffic import BusiestBytes, traffic
+from reshard.types.json_fields import Fields
+from reshard.types.layout import Layout
+from reshard.types.units import bytes_text, counted, seconds_text
+from reshard.types.view import View, ViewMap, after
+from reshard.types.whole import MOST, checked_flag, listed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked redistribution: `steps` lead from `source` to `target`.
+
+    Bytes are per device. `seconds` is the time predicted for the network that the plan was made for, None without one.
+    Raises `PlanError` for a broken chain.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=4)
+    >>> plan = rs.plan(rs.Layout.parse("f32[{x}4, 8]", mesh), rs.Layout.parse("f32[16, {x}2]", mesh))
+    >>> [step.kind for step in plan.steps], plan.received_bytes, plan.lower_bound_bytes, plan.launches
+    (['all_to_all'], 96, 96, 1)
+    """
+
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+    donate: bool = False
+    seconds: float | None = None
+    view: View | None = None
+
+    def __post_init__(self) -> None:
+        _check_parts(self.source, self.target, self.steps)
+        checked_seconds(self.seconds)
+        if not isinstance(self.view, View | None):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlanError(f"the view {quoted(self.view)} of a plan is not a View; give that of a Move, or None")
+        object.__setattr__(self, "donate", checked_flag(self.donate, "donate"))
+        at = self.source
+        retained = _retained(self.source, self.target, [step.spec for step in self.steps], self.donate)
+        for number, (step, kept) in enumerate(zip(self.steps, retained, strict=True), 1):
+            if step.operand != at:
+                raise PlanError(
+                    f"step {number} ({step.kind}) starts from {step.operand}, but the data is {at}; fix the chain"
+                )
+            if step.retained_bytes != kept:
+                raise PlanError(
+                    f"step {number} ({step.kind}) leaves the source beside it out of its live bytes; use chain()"
+                )
+            if step.mode.in_place and not self.donate:
+                raise PlanError(
+                    f"step {number} ({step.kind}) overwrites the source, which was not donated; plan with donate=True"
+                )
+            at = step.result
+        if at != self.target:
+            raise PlanError(
+                f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain"
+            )
+        _check_view(self)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether the target is on another set of devices than the source."""
+        return not one_set(self.source.mesh, self.target.mesh)
+
+    @property
+    def received_bytes(self) -> int:
+        """What the busiest device receives in all steps.
+
+        Among the same devices, it is the sum over steps of what the busiest one receives: none receives more in total.
+        """
+        return sum(step.received_bytes for step in self.steps) if not self.crosses else self._traffic.received
+
+    @property
+    def sent_bytes(self) -> int:
+        """What the busiest device sends in all steps, in the same sense."""
+        return sum(step.sent_bytes for step in self.steps) if not self.crosses else self._traffic.sent
+
+    @property
+    def endpoint_bytes(self) -> int:
+        """The sum over steps of what the busiest device sends or receives, whichever is more."""
+        return sum(step.endpoint_bytes for step in self.steps)
+
+    @cached_property
+    def _traffic(self) -> BusiestBytes:
+        return traffic(self.steps)
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that some device receives in every plan.
+
+        If a sum stays unfinished, in every plan that keeps its summands; if one is finished, in every plan without
+        idle axes.
+        """
+        return view_bound(self.source, self.target, self.view)
+
+    @cached_property
+    def idle_axes(self) -> tuple[str, ...]:
+        """The sub-axes that neither source nor target uses and the plan goes over, to take less time.
+
+        Such a plan may receive more than `lower_bound_bytes`, on purpose, and less where it finishes a sum. Only plans
+        for a network have any.
+        """
+        if self.crosses or self.view is not None:
+            return ()
+        return idle_axes(self.source, self.target, (step.result for step in self.steps))
+
+    @property
+    def endpoint_bound_bytes(self) -> int:
+        """Bytes that some device sends or receives, in total, in every plan."""
+        return view_endpoint_bound(self.source, self.target, self.view)
+
+    @property
+    def launches(self) -> int:
+        """Collective calls in total; an exchange of r rounds counts r."""
+        return sum(step.launches for step in self.steps)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes live on one device at any time, source and target included."""
+        return max((step.live_bytes for step in self.steps), default=self.source.tile_bytes)
+
+    @property
+    def floor_bytes(self) -> int:
+        """The least peak memory of any plan; see `floor`. A view that keeps every tile's memory needs one tile."""
+        return min(floor(self.source, self.target, self.donate), self.peak_bytes)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The plan as a JSON object, with all steps and totals; `from_json` reads it back.
+
+        >>> from reshard.types import Mesh
+        >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
+        >>> Plan.from_json(Plan(a, a, ()).to_json()) == Plan(a, a, ())
+        True
+        """
+        return json.dumps(self.to_dict(), indent=checked_indent(indent))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as the plain data of `to_json`."""
+        return {
+            "format": FORMAT,
+            "source": str(self.source),
+            "target": str(self.target),
+            "mesh": self.source.mesh.to_dict(),
+            "target_mesh": self.target.mesh.to_dict(),
+            "steps": [step_data(step) for step in self.steps],
+            "received_bytes": self.received_bytes,
+            "lower_bound_bytes": self.lower_bound_bytes,
+            **({"idle_axes": list(self.idle_axes)} if self.idle_axes else {}),
+            **self._crossing_figures,
+            "launches": self.launches,
+            "peak_bytes": self.peak_bytes,
+            "donate": self.donate,
+            "seconds": self.seconds,
+            **view_data(self.view),
+        }
+
+    @property
+    def _crossing_figures(self) -> dict[str, int]:
+        """What only plans to other devices have in JSON: among the same devices, listing messages may take long."""
+        if not self.crosses:
+            return {}
+        return {"sent_bytes": self.sent_bytes, "endpoint_bound_bytes": self.endpoint_bound_bytes}
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads the text of `to_json` and checks the plan again.
+
+        Raises `PlanError` if the steps are not a plan, a figure is not what they make, or `format` is not the one of
+        this version. A text without `format` is read as this one.
+        """
+        return cls.from_dict(Fields.read(text, "a plan").data)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Reads the plain data of `to_dict`, as `from_json` does.
+
+        >>> from reshard.types import Mesh
+        >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
+        >>> Plan.from_dict(Plan(a, a, ()).to_dict()) == Plan(a, a, ())
+        True
+        """
+        given = read_plan(data)
+        plan = chain(given.source, given.target, given.specs, given.donate, given.times, given.view)
+        if not given.specs:
+            plan = replace(plan, seconds=given.seconds)
+        compare(data, plan.to_dict(), "the plan")
+        for number, (step, made) in enumerate(zip(data["steps"], plan.steps, strict=True), 1):
+            compare(step, step_data(made), f"step {number}")
+        return plan
+
+    def draw(self, what: str | None = None) -> Any:
+        """The plan as a matplotlib `Figure`, for example in a notebook. Needs `reshard[draw]`.
+
+        `what` selects the picture: "tiles" shows the array before, between and after the steps, coloured by device;
+        "memory" the live bytes of each step against the promise and the floor; "traffic" the bytes from device to
+        device; None all three. Raises `ReshardError` for another name, without matplotlib, and for meshes too large to
+        draw.
+        """
+        pictures = import_module("reshard.draw.pictures")  # the one upward import, so that users find the method here
+        return pictures.draw(self, what)
+
+    def _repr_html_(self) -> str:
+        return import_module("reshard.draw.plan_page").fragment(self)
+
+    def __str__(self) -> str:
+        meshes = f"{self.source.mesh} to {self.target.mesh}" if self.crosses else str(self.source.mesh)
+        view = "" if self.view is None or self.view.plain else f", view {self.view}"
+        head = f"{self.source} -> {self.target} on {meshes}{view}"
+        numbers = ("sent", "received", "live") if self.crosses else ("received", "live")
+        rows = [("step", "type after it", *numbers)]
+        rows += [(step.kind, str(step.result), *(_figures(step)[name] for name in numbers)) for step in self.steps]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = [
+            f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}"
+            + "".join(f"  {cell:>{width}}" for cell, width in zip(r[2:], widths[2:], strict=True))
+            for r in rows
+        ]
+        sent = f"sent {bytes_text(self.sent_bytes)}, " if self.crosses else ""
+        busiest = f" and {bytes_text(self.endpoint_bound_bytes)} for the busiest end" if self.crosses else ""
+        bound = f"bound {bytes_text(self.lower_bound_bytes)}{busiest}{idle_text(self.idle_axes, '; over ')}"
+        total = (
+            f"{sent}received {bytes_text(self.received_bytes)} ({bound}), "
+            f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device"
+        )
+        time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
+        return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
+
+
+def _figures(step: Step) -> dict[str, str]:
+    sizes = {"sent": step.sent_bytes, "received": step.received_bytes, "live": step.live_bytes}
+    return {name: bytes_text(size) for name, size in sizes.items()}
+
+
+def chain(
+    source: Layout,
+    target: Layout,
+    specs: Sequence[StepSpec],
+    donate: bool = False,
+    seconds: Sequence[float | None] | None = None,
+    view: View | None = None,
+) -> Plan:
+    """Builds the plan of these steps; each starts from the result of the one before.
+
+    The source is kept until the last step is done, or with `donate` until the first one is.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> source, target = Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)
+    >>> chain(source, target, [StepSpec("all_gather", target)]).received_bytes
+    48
+    """
+    _check_parts(source, target, ())
+    if not isinstance(specs, Sequence) or not all(isinstance(spec, StepSpec) for spec in specs):  # pyright: ignore
+        raise PlanError(f"{quoted(specs)} is not a list of StepSpec; give one for each step")
+    steps: list[Step] = []
+    at = source
+    donate = checked_flag(donate, "donate")
+    times = listed([None] * len(specs) if seconds is None else seconds)
+    if times is None or len(times) != len(specs):
+        raise PlanError(f"seconds {quoted(seconds)} of {len(specs)} steps: give a list of one time for each, or None")
+    for spec in specs:
+        if not _is_made_of_its_kinds(spec):
+            Step(spec.kind, source, spec.result, spec.mode)  # Its constructor says what is wrong.
+    retained = _retained(source, target, specs, donate)
+    for spec, time, kept in zip(specs, times, retained, strict=True):
+        steps.append(Step(spec.kind, at, spec.result, spec.mode, kept, time))
+        at = spec.result
+    known = [s.seconds for s in steps if s.seconds is not None]
+    total = sum(known) if known and len(known) == len(steps) else None
+    return Plan(source, target, tuple(steps), donate, total, view)
+
+
+def floor(source: Layout, target: Layout, donate: bool = False) -> int:
+    """The least peak memory of any plan, in bytes: source and target, or the larger of the two.
+
+    It is the larger one with `donate`, or where no device has both.
+
+    The planner meets every budget from here on, with one exception: with a donated source, layouts that are uneven or
+    have no common refinement may need more, since their exchange cannot overwrite the source.
+
+    >>> from reshard.types import Mesh
+    >>> source, target = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    >>> floor(source, target), floor(source, target, donate=True)
+    (80, 64)
+    """
+    if source == target:
+        return source.tile_bytes
+    if donate or disjoint(source.mesh, target.mesh):
+        return max(source.tile_bytes, target.tile_bytes)
+    return source.tile_bytes + target.tile_bytes
+
+
+def _is_made_of_its_kinds(spec: StepSpec) -> bool:
+    """Whether a step that is not checked yet has a kind, a result and a mode at all."""
+    kind, result, mode = cast("tuple[object, object, object]", spec)
+    if not (isinstance(kind, str) and isinstance(result, Layout) and isinstance(mode, StepMode)):
+        return False
+    return isinstance(cast("object", mode.view), View | None)
+
+
+def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:
+    """The bytes beside each step: the source, unless it is donated, is the operand itself, or is on none of the step's
+    devices; and before a step that fills part of the target, the target."""
+    fills = next((n for n, spec in enumerate(specs) if spec.mode.view is not None and spec.mode.view.into), 0)
+    retained: list[int] = []
+    at, is_source = source, True
+    for number, spec in enumerate(specs):
+        elsewhere = disjoint(source.mesh, at.mesh) and disjoint(source.mesh, spec.result.mesh)
+        waiting = _waiting(target, at, spec.result) if number < fills else 0
+        retained.append(waiting + (0 if donate or is_source or elsewhere else source.tile_bytes))
+        is_source = is_source and aliases(spec.kind, at, spec.result, spec.mode)
+        at = spec.result
+    return retained
+
+
+def _waiting(target: Layout, operand: Layout, result: Layout) -> int:
+    """The bytes that a target which exists from the start adds to a step, beside its operand and its result."""
+    if disjoint(target.mesh, operand.mesh) and disjoint(target.mesh, result.mesh):
+        return 0
+    return target.tile_bytes + (max(0, result.tile_bytes - operand.tile_bytes) if operand.mesh != result.mesh else 0)
+
+
+def _check_view(plan: Plan) -> None:
+    """Refuses steps whose views, one after another, are not the plan's."""
+    if plan.view is None and plan.source.shape == plan.target.shape and all(s.mode.view is None for s in plan.steps):
+        return
+    wanted = View.identity(plan.source.shape) if plan.view is None else plan.view
+    made: ViewMap | None = View.identity(plan.source.shape).map
+    for view in (step.mode.view for step in plan.steps):
+        made = made if view is None or made is None else after(made, view.map)
+    if (wanted.source_shape, wanted.target_shape) != (plan.source.shape, plan.target.shape) or made != wanted.map:
+        raise PlanError(
+            f"the views of the steps do not lead from {plan.source} to {plan.target} as {wanted} does; plan it again"
+        )
+
+
+def _check_parts(source: object, target: object, steps: object) -> None:
+    """Refuses what is not a plan's source, target and steps at all."""
+    for what, layout in (("source", source), ("target", target)):
+        if not isinstance(layout, Layout):
+            raise PlanError(f"the {what} {quoted(layout)} of a plan is not a Layout; read it with Layout.parse")
+    given = cast("tuple[object, ...]", steps) if isinstance(steps, tuple) else None
+    if given is None or not all(isinstance(step, Step) for step in given):
+        raise PlanError(f"the steps {quoted(cast('object', steps))} of a plan are not a tuple of Step; use chain()")
+
+
+# Batches: plans that run together, so that each of their steps is one launch for all of their arrays.
+#
+#     mesh <x=4>      w: all_gather f32[{x}4, 8] -> f32[16, 8]      packed: 32 elements, arrived: 128
+#                     b: all_gather f32[{x}2]    -> f32[8]          packed:  2 elements, arrived:   8
+#                     one all_gather of 34 elements for both: 1 launch, 408 bytes received
+#
+# The arrays may differ in shape and size. What must agree, step by step, is the lane: the kind, the devices that
+# exchange blocks, their order, and the dtype (`rules.lane`). A batch of several arrays packs their blocks into one
+# buffer, and unpacks them from another; `Batch.live_bytes` counts both.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Plans that run together, under the names of their arrays; one plan alone is a batch as well.
+
+    `seconds` is the predicted time of the whole batch, None without a network. Raises `PlanError` for plans whose steps
+    cannot share launches.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=4)
+    >>> w = rs.plan(rs.Layout.parse("f32[{x}4, 8]", mesh), rs.Layout.parse("f32[16, 8]", mesh))
+    >>> b = rs.plan(rs.Layout.parse("f32[{x}2]", mesh), rs.Layout.parse("f32[8]", mesh))
+    >>> batch = Batch(("w", "b"), (w, b))
+    >>> batch.launches, batch.received_bytes == w.received_bytes + b.received_bytes
+    (1, True)
+    """
+
+    names: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_members(self.names, self.plans)
+        object.__setattr__(self, "seconds", checked_seconds(self.seconds))
+        first = self.plans[0]
+        for name, plan in zip(self.names[1:], self.plans[1:], strict=True):
+            if plan != first and lanes(plan) != lanes(first):
+                raise PlanError(
+                    f"{self.names[0]} ({_way(first)}) and {name} ({_way(plan)}) cannot share launches: their steps are "
+                    f"not of the same kinds, in the same groups of devices, on the same dtype; put them in two batches"
+                )
+        if len(self.plans) > 1 and lanes(first) is None:
+            raise PlanError(f"the plan of {self.names[0]} ({_way(first)}) shares its launches with no other plan")
+
+    @property
+    def steps(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps of the batch, one after another: for each, the steps of its plans."""
+        return tuple(zip(*(plan.steps for plan in self.plans), strict=True))
+
+    @property
+    def donate(self) -> bool:
+        """Whether the sources are freed once their data have moved."""
+        return self.plans[0].donate
+
+    @property
+    def launches(self) -> int:
+        """Collective calls: those of one plan."""
+        return self.plans[0].launches
+
+    @property
+    def received_bytes(self) -> int:
+        """The sum of what the busiest device receives of each plan."""
+        return sum(plan.received_bytes for plan in self.plans)
+
+    @cached_property
+    def scratch_bytes(self) -> tuple[int, ...]:
+        """For each step, the bytes of buffers beside operands and results."""
+        return tuple(_scratch(steps) for steps in self.steps)
+
+    @property
+    def live_bytes(self) -> tuple[int, ...]:
+        """For each step, the bytes that its plans need on a device: kept sources, operands, results and buffers."""
+        live = (sum(step.live_bytes - step.cost.scratch for step in steps) for steps in self.steps)
+        return tuple(tiles + scratch for tiles, scratch in zip(live, self.scratch_bytes, strict=True))
+
+    def __str__(self) -> str:
+        return f"{_way(self.plans[0])} of {', '.join(self.names)}"
+
+
+def lanes(plan: Plan) -> tuple[object, ...] | None:
+    """What two plans must have in common to be of one batch; None for a plan that shares its launches with no other.
+
+    >>> import reshard as rs
+    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    >>> lanes(rs.plan(rows, whole)) == lanes(rs.plan(rows, whole, donate=True))
+    False
+    """
+    each = [_lane(step) for step in plan.steps]
+    if any(one is None for one in each):
+        return None
+    return (plan.donate, *(one.key for one in each if one is not None))
+
+
+def _lane(step: Step) -> Lane | None:
+    return lane(step.kind, step.operand, step.result, step.mode)
+
+
+def buffer_bytes(plan: Plan) -> int:
+    """The most bytes of shared buffers that a plan needs to share its launches with others, in any of its steps.
+
+    >>> import reshard as rs
+    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    >>> buffer_bytes(rs.plan(rows, whole))
+    80
+    """
+    return max((_buffers((step,)) for step in plan.steps if step.cost.launches), default=0)
+
+
+def _scratch(steps: Sequence[Step]) -> int:
+    """The buffers of one step: each plan's own where it is alone or stays on its device, else the shared ones."""
+    if len(steps) == 1 or not steps[0].cost.launches:
+        return sum(step.cost.scratch for step in steps)
+    return _buffers(steps)
+
+
+def _buffers(steps: Sequence[Step]) -> int:
+    """The buffers in which the blocks of one step leave and arrive, both live at once, beside operands and results."""
+    each = [one for one in map(_lane, steps) if one is not None]
+    return steps[0].operand.nbytes(sum(one.packed + one.arrived for one in each))
+
+
+def _way(plan: Plan) -> str:
+    return ", ".join(step.kind for step in plan.steps) or "nothing to do"
+
+
+def _check_members(names: object, plans: object) -> None:
+    """Refuses what is not a tuple of names and one of as many plans."""
+    given = _listed(plans)
+    if not given or not all(isinstance(plan, Plan) for plan in given):
+        raise PlanError(f"the plans {quoted(given)} of a batch are not a tuple of at least one Plan")
+    called = _listed(names)
+    if len(called) != len(given) or not all(isinstance(name, str) for name in called):
+        raise PlanError(
+            f"the names {quoted(called)} of {len(given)} plans of a batch: give a tuple of one text for each"
+        )
+
+
+def _listed(given: object) -> tuple[object, ...]:
+    return cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
+
+
+# Nested dicts, lists and tuples of moves as a flat dict: the name of an array is the path to it, joined by dots.
+#
+# {"layers": [{"w": move}, {"w": move}], "head": move}      layers.0.w, layers.1.w, head
+
+
+MOST_DEPTH = 64
+_MOST_ARRAYS = 1 << 17
+
+
+def flattened(tree: object) -> dict[str, Any]:
+    """The leaves by name: pairs of layouts, and whatever is not a dict, list or tuple.
+
+    Raises `PlanError` for keys that are neither text nor ints, for two leaves of one name, and for what is not a tree.
+
+    >>> from reshard.types import Mesh
+    >>> a = Layout.parse("f32[8]", Mesh(x=2))
+    >>> list(flattened({"layers": [{"w": (a, a)}, {"w": (a, a)}]}))
+    ['layers.0.w', 'layers.1.w']
+    """
+    if _is_leaf(tree):
+        raise PlanError(f"{quoted(tree)} is not a tree of moves; give a dict of names and (source, target) pairs")
+    flat: dict[str, Any] = {}
+    for path, leaf in _leaves(tree, ()):
+        name = ".".join(path)
+        if name in flat:
+            raise PlanError(f"two arrays of the tree are called {quoted(name)}; give each a name of its own")
+        if len(flat) == _MOST_ARRAYS:
+            raise PlanError(f"the tree has more than {_MOST_ARRAYS} arrays; give a part of it at a time")
+        flat[name] = leaf
+    return flat
+
+
+def _is_leaf(tree: object) -> bool:
+    """Whether it is one array's entry: a pair of layouts, or not a container."""
+    if isinstance(tree, tuple | list):
+        pair = cast("tuple[object, ...]", tree)
+        return len(pair) == 2 and all(isinstance(each, Layout) for each in pair)
+    return not isinstance(tree, Mapping)
+
+
+def _leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if _is_leaf(tree):
+        yield path, tree
+        return
+    if len(path) >= MOST_DEPTH:
+        raise PlanError(f"the tree is nested more than {MOST_DEPTH} deep at {quoted('.'.join(path))}")
+    if isinstance(tree, Mapping):
+        for key, below in cast("Mapping[object, object]", tree).items():
+            yield from _leaves(below, (*path, key_text(key, path)))
+    else:
+        for number, below in enumerate(cast("list[object]", tree)):
+            yield from _leaves(below, (*path, str(number)))
+
+
+def key_text(key: object, path: Sequence[str]) -> str:
+    """The key of a tree as a part of names; raises `PlanError` for what is neither text nor an int."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, int) and not isinstance(key, bool) and abs(key) <= MOST:
+        return str(key)
+    raise PlanError(
+        f"the key {quoted(key)} at {quoted('.'.join(path) or 'the top')} of the tree: give text, or an int of 64 bits"
+    )

@@ -1,0 +1,128 @@
+"""Plans as plain data of JSON: the lines of a step, and the checks of what was read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any, NamedTuple
+
+from reshard.errors import PlanError, quoted
+from reshard.plans.rules.cost import StepMode
+from reshard.plans.step import Step, StepSpec, checked_seconds
+from reshard.types.json_fields import Fields, same
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from reshard.types.view import View
+from reshard.types.whole import whole
+
+_MOST_INDENT = 64
+
+FORMAT = 1
+"""The format of plans in JSON. A reader of another one cannot tell what the fields mean, so it refuses."""
+
+
+def checked_indent(indent: object) -> int | None:
+    """The spaces by which JSON is indented, None for a single line; raises `PlanError` for anything else.
+
+    >>> checked_indent(2), checked_indent(None)
+    (2, None)
+    """
+    spaces = None if indent is None else whole(indent, most=_MOST_INDENT)
+    if spaces is None and indent is not None:
+        raise PlanError(f"indent {quoted(indent)}: give a whole number from 0 to {_MOST_INDENT}, or None")
+    return spaces
+
+
+def compare(given: Mapping[str, Any], made: Mapping[str, Any], what: str) -> None:
+    """Refuses JSON whose figures differ from those of its steps.
+
+    >>> compare({"launches": 1}, {"launches": 1, "steps": []}, "the plan")
+    """
+    for name, value in made.items():
+        if name != "steps" and not same(given.get(name, value), value):
+            raise PlanError(
+                f"the JSON says {name} {quoted(given[name])} of {what}, but its steps make {quoted(value)}; plan "
+                f"it again"
+            )
+
+
+def check_format(number: object) -> None:
+    """Refuses a format that is not that of this version."""
+    if not same(number, FORMAT):
+        raise PlanError(
+            f"this plan in JSON has format {quoted(number)}, and this version of reshard reads format {FORMAT}; read "
+            f"it with the version that wrote it, or plan again"
+        )
+
+
+def step_data(step: Step) -> dict[str, Any]:
+    """The lines of a `Step`; only one that has a view writes that."""
+    return {
+        "kind": step.kind,
+        "operand": str(step.operand),
+        "result": str(step.result),
+        "mesh": step.result.mesh.to_dict(),
+        "chunk": step.mode.chunk,
+        "in_place": step.mode.in_place,
+        "parts": step.mode.parts,
+        **({"relay": True} if step.mode.relay else {}),
+        **({"overlap": True} if step.mode.overlap else {}),
+        "received_bytes": step.received_bytes,
+        "live_bytes": step.live_bytes,
+        "launches": step.launches,
+        "seconds": step.seconds,
+        **view_data(step.mode.view),
+    }
+
+
+class PlanData(NamedTuple):
+    """What JSON says of a plan, its figures left out; `times` are the seconds of the steps."""
+
+    source: Layout
+    target: Layout
+    specs: Sequence[StepSpec]
+    donate: bool
+    times: Sequence[float | None]
+    seconds: float | None
+    view: View | None
+
+
+def read_plan(data: object) -> PlanData:
+    """Reads the plain data of a plan; raises an error that names the field that is missing, or of another type."""
+    fields = Fields.of(data, "a plan")
+    check_format(fields.data.get("format", FORMAT))
+    source = Layout.parse(fields.get("source", str), Mesh.from_dict(fields.object("mesh")))
+    target = Layout.parse(fields.get("target", str), Mesh.from_dict(fields.object("target_mesh")))
+    steps = fields.objects("steps", "step")
+    donate = fields.get("donate", bool, default=False)
+    specs, times = [_step_spec(step) for step in steps], [read_seconds(step) for step in steps]
+    return PlanData(source, target, specs, donate, times, read_seconds(fields), read_view(fields))
+
+
+def _step_spec(step: Fields) -> StepSpec:
+    mode = StepMode(
+        step.get("chunk", int, NoneType, default=None),
+        step.get("in_place", bool, default=False),
+        step.get("parts", int, default=1),
+        step.get("relay", bool, default=False),
+        read_view(step),
+        step.get("overlap", bool, default=False),
+    )
+    mesh = Mesh.from_dict(step.object("mesh"))
+    return StepSpec(step.get("kind", str), Layout.parse(step.get("result", str), mesh), mode)
+
+
+def read_seconds(fields: Fields) -> float | None:
+    """The predicted seconds of a plan, a step or a batch, None without a network."""
+    value = checked_seconds(fields.get("seconds", float, int, NoneType))
+    return None if value is None else float(value)
+
+
+def view_data(view: View | None) -> dict[str, Any]:
+    """The line of a view; none without one."""
+    return {} if view is None else {"view": view.to_dict()}
+
+
+def read_view(fields: Fields) -> View | None:
+    """The view of a plan or a step, None where there is none."""
+    return None if fields.data.get("view") is None else View.from_dict(fields.object("view"))

@@ -1,0 +1,382 @@
+"""Lower bounds on the bytes that the busiest device receives, or sends or receives, whatever the plan.
+
+    mesh <x=4, y=2>, f32[{x}4, 8] -> f32[16, {x}2]    tile T of 32 elements, from V = 4 source tiles
+    each device holds a quarter of its target tile and must receive 3/4 of 32 elements: 96 bytes
+
+A sum that is started needs no more than that the devices of a group, among them, have each element once:
+
+    mesh <x=4, y=2>, f32[{x}4] -> f32[16] + sum{y}      two devices share a target tile, and hold 4 of its 16 elements:
+                                                        one of them must receive half of the other 12, 24 bytes
+
+A sum that stays unfinished is bounded among the plans that move each summand as it is. To finish it on the way and to
+start it anew can receive fewer bytes, but gives other summands, which round otherwise: no plan does that on one mesh.
+
+For even layouts, let V be the product of the radices that are held before and local after: a target tile has elements
+of V source tiles. If a digit moves from one holder to another, some device holds nothing that it needs and receives
+|T|. Otherwise every device holds 1 / V of its target tile and receives |T| (1 - 1 / V). No device is enumerated. For
+uneven layouts, the bound is the maximum over devices d of |T_d minus S_d|.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from reshard.geometry import crossing, exchange_stats
+from reshard.geometry.exchange_stats import MOST_DEVICES, ByDevice, lacking
+from reshard.geometry.overlap import fullest
+from reshard.geometry.refine import PartialChange, Refinement, partial_change, refine, released
+from reshard.geometry.remesh import disjoint, one_set
+from reshard.geometry.view_layouts import stages
+from reshard.geometry.view_messages import by_device
+from reshard.types import dtypes
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh, merged_spans
+from reshard.types.view import View
+
+
+@lru_cache(maxsize=4096)
+def lower_bound(source: Layout, target: Layout) -> int:
+    """Bytes that some device must receive in any redistribution from source to target; padding is not counted.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4, y=2)
+    >>> lower_bound(Layout.parse("f32[{x}4, 8]", mesh), Layout.parse("f32[16, {x}2]", mesh))
+    96
+    """
+    return source.nbytes(_elements(source, target))
+
+
+@lru_cache(maxsize=4096)
+def endpoint_bound(source: Layout, target: Layout) -> int:
+    """Bytes that some device must send or receive, in total, in any redistribution; padding is not counted.
+
+    Where a tile has few holders, these must send: what some device lacks of it leaves them at least once.
+
+    >>> from reshard.types import Mesh
+    >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
+    >>> source, target = Layout.parse("f32[{x}4]", trainer), Layout.parse("f32[{d}1]", server)
+    >>> lower_bound(source, target), endpoint_bound(source, target)
+    (4, 16)
+    """
+    received = lower_bound(source, target)
+    if source.partial or target.partial:
+        return received
+    if receivers_bound(source, target):
+        return received
+    return source.nbytes(crossing.fewest_through(source, target))
+
+
+def sums_stay(source: Layout, target: Layout) -> bool:
+    """Whether summands, if there are any, stay on their devices: partial along the same devices in the same order.
+
+    >>> from reshard.types import Mesh
+    >>> a, b = (Layout.parse("f32[4] + sum{x}", Mesh({"x": 2, "y": 2}, device_ids=ids)) for ids in (None, [0, 2, 1, 3]))
+    >>> sums_stay(a, a), sums_stay(a, b)
+    (True, False)
+    """
+    if not source.partial_as(target):
+        return False
+    if not source.partial or source.mesh == target.mesh:
+        return True
+    spans = [[layout.mesh.span(axis) for axis in layout.partial] for layout in (source, target)]
+    return source.mesh.device_ids == target.mesh.device_ids and spans[0] == spans[1]
+
+
+def receivers_bound(source: Layout, target: Layout) -> bool:
+    """Whether no device must send more than the busiest one receives: each sends as much as it receives."""
+    return one_set(source.mesh, target.mesh) and source.even and target.even
+
+
+def _elements(source: Layout, target: Layout) -> int:
+    """The bound in elements."""
+    if not one_set(source.mesh, target.mesh):
+        return _crossing(source, target)
+    if not sums_stay(source, target):
+        change = partial_change(source, target) if source.mesh == target.mesh else None
+        if change is not None and not change.reduced:
+            return _started(source, target, change)
+        return _reduction(source, target, change)
+    refinement = refine(source, target)
+    if refinement is None or not refinement.exact:
+        return exchange_stats.fewest_received(source, target)
+    return _even(refinement)
+
+
+def _crossing(source: Layout, target: Layout) -> int:
+    """The bound between two sets of devices.
+
+    No device has a finished element of a sum before it receives something; the summands of a tile can be shared among
+    the devices that have them.
+    """
+    if not source.partial and not target.partial:
+        return crossing.fewest_received(source, target)
+    tile = math.prod(fullest(dim) for dim in target.dims)
+    if source.partial or disjoint(source.mesh, target.mesh):
+        return -(-tile // math.prod(axis.size for axis in target.partial))
+    return 0
+
+
+def _started(source: Layout, target: Layout, change: PartialChange) -> int:
+    """The bound where sub-axes become partial, and none is reduced.
+
+    Along these, the devices of a group have the parts of one tile. They must receive what the whole group lacks of it,
+    so that one of them receives an equal share at least.
+    """
+    group = math.prod(size for _, size in change.started)
+    have = released(source, change.started)
+    return -(-_elements(have, replace(target, partial=have.partial, reduction=have.reduction)) // group)
+
+
+def _even(refinement: Refinement) -> int:
+    """The bound in elements for layouts without padding."""
+    shares = refinement.pieces if refinement.swapped else refinement.pieces - 1
+    return refinement.common * shares
+
+
+def _reduction(source: Layout, target: Layout, change: PartialChange | None) -> int:
+    """The bound for a reduction over f devices, in elements: the larger of an average and a maximum.
+
+    Without a change, all partial sub-axes of the source are reduced and all of the target's are started.
+
+    Average: to combine the summands of an element, devices receive f - 1 of them in total, and each further holder of
+    the result receives it once. So the average device, and the busiest one, receives at least
+    (f - 1 + holders - 1) / devices of the array. With one holder, that is a reduce-scatter's (f - 1) / f of a tile.
+
+    Maximum: a device has no finished element of its target tile before it has received something for it.
+
+    Where the target is partial along other sub-axes, the holder of a tile is a group of devices along these, and what
+    it receives is shared among them.
+
+    Devices along axes that neither layout uses form groups that reduce separately: plans over idle axes share that work
+    between the groups and can receive less, (f - 1 + holders - 1) / devices of the mesh. If the two meshes order their
+    devices differently, there are no such axes, and all devices are one group.
+    """
+    mesh = source.mesh
+    axes = [*source.held, *source.partial, *target.held, *target.partial]
+    together = mesh.size if mesh != target.mesh else 0
+    used = together or math.prod(high // low for low, high in merged_spans(map(mesh.span, axes)))
+    partial, left = (math.prod(s.size for s in lay.partial) for lay in (source, target))
+    kept = math.prod(factor.size for factor in change.kept) if change is not None else 1
+    group = left // kept
+    devices = used // kept
+    holders = devices // math.prod(s.size for s in target.held) // group
+    receipts = (partial // kept - 1) + (holders - 1)
+    average = -(-math.prod(source.shape) * receipts // devices)
+    tile = math.prod(fullest(dim) for dim in target.dims)
+    if not source.partial:  # On another mesh: its tiles may be among those of the group.
+        return max(0, -(-(tile - group * math.prod(fullest(dim) for dim in source.dims)) // group))
+    return max(average, -(-tile // group))
+
+
+# Lower bounds on the bytes of the busiest device when several arrays move, whatever the plans.
+#
+#     f32[{x}3/5] -> f32[5]          device 0    device 1
+#     a, on <x=2>                    lacks 2     lacks 3
+#     b, on <x=2> reversed           lacks 3     lacks 2
+#     both                           5           5            the sum of the maxima is 6
+#
+# The bound is the maximum over devices of the sum over arrays. It can be less than the sum of the maxima, since the
+# busiest device for one array need not be the busiest for another. Senders are bounded in the same way: what devices
+# lack of the tiles that a group of devices holds must leave the group once, for all arrays together.
+
+
+Ends = tuple[Layout, Layout, View | None]
+"""Source, target and view of one array's move."""
+
+
+def joint_lower_bound(moves: Iterable[Ends]) -> int:
+    """Bytes that some device must receive, whatever the plans for these arrays.
+
+    >>> from reshard.types import Mesh
+    >>> meshes = Mesh(x=2), Mesh({"x": 2}, device_ids=[1, 0])
+    >>> a, b = ([Layout.parse(text, mesh) for text in ("f32[{x}3/5]", "f32[5]")] for mesh in meshes)
+    >>> view_bound(*a), view_bound(*b), joint_lower_bound([(*a, None), (*b, None)])
+    (12, 12, 20)
+    """
+    counts = Counter(moves)
+    alone = max((view_bound(*ends) for ends in counts), default=0)
+    per_device = busiest((ends[1].mesh, _must_receive(*ends), n) for ends, n in counts.items())
+    return max(alone, per_device, _average(counts))
+
+
+def joint_endpoint_bound(moves: Iterable[Ends]) -> int:
+    """Bytes that some device must send or receive, whatever the plans: what leaves its holders, shared evenly.
+
+    >>> from reshard.types import Mesh
+    >>> trainer, server = Mesh(x=2), Mesh({"d": 8}, device_ids=range(2, 10))
+    >>> ends = Layout.parse("f32[{x}4]", trainer), Layout.parse("f32[{d}1]", server), None
+    >>> joint_lower_bound([ends, ends]), joint_endpoint_bound([ends, ends])
+    (8, 32)
+    """
+    counts = Counter(moves)
+    alone = max((view_endpoint_bound(*ends) for ends in counts), default=0)
+    leaving: Counter[frozenset[int]] = Counter()
+    for ends, count in counts.items():
+        for holders, nbytes in _must_leave(*ends).items():
+            leaving[holders] += count * nbytes
+    together = frozenset[int]().union(*leaving)
+    groups = {**leaving, together: sum(leaving.values())} if together else leaving
+    return max([alone, *(-(-nbytes // len(holders)) for holders, nbytes in groups.items())])
+
+
+def busiest(loads: Iterable[tuple[Mesh, ByDevice, int]]) -> int:
+    """The most bytes on one device, given the figures of several arrays on their meshes, and how often each occurs.
+
+    >>> mesh = Mesh(x=2)
+    >>> busiest([(mesh, ByDevice(8), 2), (mesh, ByDevice(0, {0: 4, 1: 0}), 3)])
+    28
+    """
+    given = list(loads)
+    one_set = len({mesh.size if mesh.device_ids is None else frozenset(mesh.devices) for mesh, _, _ in given}) <= 1
+    everywhere = 0
+    by_device: Counter[int] = Counter()
+    for mesh, load, count in given:
+        if load.listed is None and (one_set or mesh.size > MOST_DEVICES):
+            everywhere += load.each * count
+        else:
+            for device, nbytes in (load.listed or dict.fromkeys(mesh.devices, load.each)).items():
+                by_device[device] += nbytes * count
+    return everywhere + max(by_device.values(), default=0)
+
+
+def _average(counts: Counter[Ends]) -> int:
+    """The bound for the average device: of a reduction, it is known where the busiest one's share is not."""
+    plain: Counter[tuple[Layout, Layout]] = Counter()
+    for move, count in counts.items():
+        if (ends := plain_ends(*move)) is not None:
+            plain[ends] += count
+    if len({(target.mesh.size, target.mesh.device_ids) for _, target in plain}) != 1:
+        return 0
+    size = next(iter(plain))[1].mesh.size
+    total = 0
+    for (source, target), count in plain.items():
+        if sums_stay(source, target):
+            each, listed = _must_receive(source, target, None)
+            total += count * (each * size if listed is None else sum(listed.values()))
+        elif _reduces_evenly(source, target):
+            total += count * lower_bound(source, target) * size
+    return -(-total // size)
+
+
+@lru_cache(maxsize=4096)
+def _must_receive(source: Layout, target: Layout, view: View | None) -> ByDevice:
+    """What each device receives at least; nothing where only the worst device's figure is known.
+
+    Of a sum that is finished no device has an element before it has received something for it.
+    """
+    ends = plain_ends(source, target, view)
+    if ends is None:
+        return view_receipts(source, target, view)
+    source, target = ends
+    if not sums_stay(source, target):
+        even = not target.partial and _reduces_evenly(source, target)
+        return ByDevice(target.tile_bytes if even else 0)
+    if target.mesh.size > MOST_DEVICES:
+        return lacking(source, target).scaled(target) if _alike(source, target) else ByDevice(0)
+    return lacking(source, target).scaled(target)
+
+
+@lru_cache(maxsize=4096)
+def _must_leave(source: Layout, target: Layout, view: View | None) -> Mapping[frozenset[int], int]:
+    """The bytes that each group of devices with one tile must send; none of sums, or where receivers bound as much."""
+    ends = plain_ends(source, target, view)
+    if ends is None:
+        return {}
+    source, target = ends
+    if source.partial or target.partial or receivers_bound(source, target):
+        return {}
+    if max(source.mesh.size, target.mesh.size) > MOST_DEVICES:
+        return {}
+    leaving: Counter[frozenset[int]] = Counter()
+    for holders, elements in crossing.leaving(source, target):
+        leaving[frozenset(holders)] += source.nbytes(elements)
+    return leaving
+
+
+def _alike(source: Layout, target: Layout) -> bool:
+    """Whether all devices lack the same, in closed form."""
+    r = refine(source, target)
+    return r is not None and r.exact and not r.swapped
+
+
+def _reduces_evenly(source: Layout, target: Layout) -> bool:
+    """Whether something is reduced between even layouts of one mesh, and nothing started.
+
+    Then the bound of the busiest device holds for the average one.
+    """
+    if source.mesh != target.mesh or not source.even or not target.even:
+        return False
+    change = partial_change(source, target)
+    return change is not None and bool(change.reduced) and not change.started
+
+
+# The least bytes that the busiest device receives in a move with a view, a part or a cast.
+#
+# view "(a b) -> b a": f32[{x}4, ...]    both layouts written on the same units: the bound of these two
+# no common units                        what each device needs and does not hold, counted through the view
+# a cast                                 the smaller of the two dtypes
+
+
+@lru_cache(maxsize=4096)
+def view_bound(source: Layout, target: Layout, view: View | None = None) -> int:
+    """Bytes that some device must receive in any plan of the move; padding is not counted.
+
+    Of a move that reduces and has no common units, it says 0.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> view_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh))
+    24
+    """
+    ends = plain_ends(source, target, view)
+    if ends is not None:
+        return lower_bound(*ends)
+    return view_receipts(source, target, view).most
+
+
+@lru_cache(maxsize=4096)
+def view_endpoint_bound(source: Layout, target: Layout, view: View | None = None) -> int:
+    """Bytes that some device must send or receive in any plan of the move; what it must receive, at least.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> view_endpoint_bound(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
+    48
+    """
+    ends = plain_ends(source, target, view)
+    return view_bound(source, target, view) if ends is None else endpoint_bound(*ends)
+
+
+@lru_cache(maxsize=4096)
+def plain_ends(source: Layout, target: Layout, view: View | None = None) -> tuple[Layout, Layout] | None:
+    """Two layouts between which a move without view or cast has the same bounds; None without common units.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> print(*plain_ends(Layout.parse("f32[{x}4]", mesh), Layout.parse("bf16[16]", mesh)))
+    bf16[{x}4] bf16[16]
+    """
+    dtype = _narrower(source, target).dtype
+    source, target = replace(source, dtype=dtype), replace(target, dtype=dtype)
+    if view is None:
+        return source, target
+    parts = stages(source, target, view)
+    return None if parts is None else (parts.middle.source, parts.middle.target)
+
+
+@lru_cache(maxsize=4096)
+def view_receipts(source: Layout, target: Layout, view: View | None) -> ByDevice:
+    """The bytes that each device lacks, counted through a view without common units; nothing of a reduction."""
+    if not source.partial_as(target):
+        return ByDevice(0)
+    received, _ = by_device(source, replace(target, dtype=source.dtype), view or View.identity(source.shape))
+    nbytes = _narrower(source, target).nbytes
+    return ByDevice(0, {device: nbytes(received[device]) for device in target.mesh.devices})
+
+
+def _narrower(source: Layout, target: Layout) -> Layout:
+    return min(source, target, key=lambda layout: dtypes.bits(layout.dtype))

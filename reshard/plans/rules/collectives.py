@@ -1,0 +1,323 @@
+"""The judgement `kind : operand -> result`, and the table of the rules that make it.
+
+Checking a plan, its bytes, launches and peak memory are folds over `check_step`; nothing else knows what a
+collective does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+from reshard.errors import StepError, quoted
+from reshard.geometry.remesh import one_set
+from reshard.plans.rules import tile_view
+from reshard.plans.rules.cost import FREE, PLAIN, Cost, StepMode, refusal, require_refinement, require_same_partial
+from reshard.plans.rules.exchange import check_exchange, check_view_exchange
+from reshard.plans.rules.parts import split_step
+from reshard.plans.rules.tile_view import scatter_order
+from reshard.plans.rules.view import check_cast, check_put, check_take, check_view
+from reshard.types.layout import Layout
+from reshard.types.reductions import all_reduce_elements, identity
+from reshard.types.whole import check_deadline
+
+# `split_sum`: an array becomes partial; one summand keeps the data, the others are zero. Nothing is sent.
+#
+#     mesh <x=4, y=2>, f32[{x}4] -> f32[16] + sum{x}{y}
+#
+#     dim   radix   before   after
+#      0      4     x        local    the summand at x=2 has the elements 8 to 11, those at other x have zeros there
+#      0      4     local    local
+#                   -        y        y held nothing: the summand at y=0 keeps the data, the one at y=1 is all zeros
+#
+# It undoes a reduction: all_reduce(split_sum(a)) = a where the sub-axes held nothing, as Shardy's
+# `replicated_to_unreduced`, and all_reduce(split_sum(a)) = all_gather(a) where they held digits, as its
+# `sharded_to_unreduced`. For a maximum, a minimum or a product, the identity of the operation stands for the zeros.
+#
+#     digit before -> after    who has data                                      with x becoming partial
+#     x     -> local           the device whose coordinate is the digit's value
+#     x     -> z               devices with equal coordinates along x and z      z held nothing before
+#     local -> z               every device, its own part, as in a slice         z held nothing before
+
+
+def check_split_sum(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Sub-axes become partial; digits that change were held by these, or local."""
+    r = require_refinement("split_sum", operand, result)
+    started = {factor.stride for factor in r.started}
+    moved = {d.src for d in r.digits if d.src != d.dst and d.src is not None}
+    if not started or r.reduced or not moved <= started:
+        why = "sub-axes must become partial, and only digits that they held, or local ones, may change"
+        raise refusal("split_sum", operand, result, why)
+    if identity(result.dtype, str(result.reduction)) is None:
+        raise refusal(
+            "split_sum",
+            operand,
+            result,
+            f"no value of {result.dtype} leaves a {result.reduction} as it is, so nothing can fill the other summands",
+        )
+    return FREE
+
+
+# `slice`: each device keeps its share of a local digit. Nothing is sent.
+#
+#     mesh <x=4>, f32[16, 4] -> f32[{x}4, 4]
+#
+#     dim   radix   before   after
+#      0      4     local    x        each device keeps one of the four values
+#      0      4     local    local
+#      1      4     local    local
+#
+# The sub-axes that take digits must be unused before: along a used one, devices hold different elements already.
+
+
+def check_slice(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Local digits become held by sub-axes that are not in use."""
+    r = require_refinement("slice", operand, result)
+    if r.gathered or r.swapped or set(scatter_order(r)) & r.used_before:
+        raise refusal("slice", operand, result, "only local digits may change, and only to sub-axes not in use")
+    require_same_partial("slice", operand, result)
+    return FREE
+
+
+# `reduce_scatter` and `all_reduce`: the devices along partial sub-axes combine their summands.
+#
+#     mesh <x=4>, f32[16, 4] + sum{x} -> f32[{x}4, 4]           reduce_scatter
+#
+#     dim   radix   before   after
+#      0      4     local    x        each device combines the summands of its own four rows
+#      0      4     local    local
+#      1      4     local    local
+#
+#     mesh <x=4>, f32[16, 4] + sum{x} -> f32[16, 4]             all_reduce: no digit changes
+#
+# An all-reduce costs a reduce-scatter followed by an all-gather.
+
+
+def check_reduce_scatter(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Partial sub-axes come to hold local digits: with f devices in a group, each receives (f - 1) / f of a tile."""
+    r = require_refinement("reduce_scatter", operand, result)
+    order = tile_view.scatter_order(r)
+    scattered = set(order) == {factor.stride for factor in r.reduced}
+    if r.gathered or r.swapped or r.started or not order or not scattered:
+        raise refusal(
+            "reduce_scatter", operand, result, "partial sub-axes must come to hold local digits, and nothing else"
+        )
+    sent = tile_view.before(operand, r, order)
+    block = sent.elements // sent.count
+    return Cost(operand.nbytes(sent.elements - block), 1, 0 if sent.in_place else operand.nbytes(sent.elements))
+
+
+def check_all_reduce(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Partial sub-axes become replicated."""
+    r = require_refinement("all_reduce", operand, result)
+    if r.sliced or r.gathered or r.swapped or r.started or not r.reduced:
+        raise refusal("all_reduce", operand, result, "partial sub-axes must become replicated, and nothing else")
+    members = math.prod(factor.size for factor in r.reduced)
+    elements = math.prod(operand.tile_shape)
+    return Cost(operand.nbytes(all_reduce_elements(elements, members)), 1, 0)
+
+
+# `permute`: whole tiles change devices.
+#
+#     mesh <x=4, y=2>, f32[{x}{y}2] -> f32[{y}{x}2]
+#
+#     dim   radix   before   after
+#      0      2     x:(1)2   y
+#      0      2     x:(2)2   x:(1)2
+#      0      2     y        x:(2)2
+#      0      2     local    local
+#
+# No digit changes between local and held, so every tile of the result is a tile of the operand. The two meshes may
+# also list the same devices in different orders, or be two sets of equally many devices.
+
+
+def check_permute(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """The tiles stay the same; the busiest device receives one."""
+    if _local_places(operand) != _local_places(result) or not operand.partial_as(result):
+        raise refusal("permute", operand, result, "the tiles must be the same ones, only on other devices")
+    if not one_set(operand.mesh, result.mesh):
+        _check_crossing(operand, result)
+    return Cost(operand.tile_bytes, 1, 0)
+
+
+def _check_crossing(operand: Layout, result: Layout) -> None:
+    """Every device of one set must have a partner in the other."""
+    if operand.mesh.size != result.mesh.size:
+        sizes = f"{operand.mesh.size} devices to {result.mesh.size}"
+        raise refusal("permute", operand, result, f"from {sizes}: use an exchange between sets of different sizes")
+    if operand.partial:
+        raise refusal("permute", operand, result, "a sum cannot stay partial on other devices; finish it first")
+
+
+def _local_places(layout: Layout) -> list[tuple[int, list[tuple[int, int]]]]:
+    """The padded size of each dim with its local digits as (place value, radix): the shape of its tiles."""
+    shapes: list[tuple[int, list[tuple[int, int]]]] = []
+    for dim in layout.dims:
+        place, local = 1, list[tuple[int, int]]()
+        for radix, axis in reversed(dim.digits):
+            if axis is None and radix != 1:
+                local.append((place, radix))
+            place *= radix
+        shapes.append((place, local))
+    return shapes
+
+
+# `all_to_all`: sub-axes release digits and hold local ones instead; each device sends one block to each other one.
+#
+#     mesh <x=4>, f32[{x}4, 16] -> f32[16, {x}4]
+#
+#     dim   radix   before   after
+#      0      4     x        local    released
+#      0      4     local    local
+#      1      4     local    x        taken by the same sub-axis
+#      1      4     local    local
+#
+# Each device keeps 1 of its 4 blocks and receives 3 of the same size. Here the blocks that leave are columns of the
+# tile, so they are packed before; the blocks that arrive are rows, so they arrive in place.
+
+
+def check_all_to_all(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Held digits become local, and local digits become held by the same sub-axes."""
+    r = require_refinement("all_to_all", operand, result)
+    order = tile_view.scatter_order(r)
+    if r.swapped or set(order) != {digit.src for digit in r.gathered}:
+        raise refusal(
+            "all_to_all", operand, result, "the sub-axes that release digits must be those that take local ones"
+        )
+    require_same_partial("all_to_all", operand, result)
+    sent, received = tile_view.before(operand, r, order), tile_view.after(result, r, order)
+    block = sent.elements // sent.count
+    packed = 0 if sent.in_place else sent.elements
+    unpacked = 0 if received.in_place else received.elements
+    scratch = _scratch(operand.nbytes(packed), operand.nbytes(unpacked), result.tile_bytes)
+    return Cost(operand.nbytes(sent.elements - block), 1, scratch)
+
+
+def _scratch(packed: int, unpacked: int, result: int) -> int:
+    """Bytes beside operand and result while a tile is packed, sent, received and unpacked.
+
+    Without unpacking, blocks arrive in the result itself, and only the packed operand is extra. With unpacking, the
+    packed operand is freed before the result is made.
+    """
+    return max(packed + unpacked - result, unpacked) if unpacked else packed
+
+
+# `all_gather`: the devices of a group collect each other's tiles.
+#
+#     mesh <x=4>, f32[{x}4, 4] -> f32[16, 4]
+#
+#     dim   radix   before   after
+#      0      4     x        local    each device receives the other three values
+#      0      4     local    local
+#      1      4     local    local
+#
+# Blocks arrive one after another. If the gathered digits lead the result's tile, as here, they arrive where they
+# belong; otherwise they arrive in a buffer as large as the result and are copied into place.
+
+
+def check_all_gather(operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Held digits become local: with f devices in a group, each receives f - 1 tiles."""
+    r = require_refinement("all_gather", operand, result)
+    if r.sliced or r.swapped:
+        raise refusal("all_gather", operand, result, "only held digits may change, and only to local")
+    require_same_partial("all_gather", operand, result)
+    tile = tile_view.before(operand, r).elements
+    received = tile_view.after(result, r, tile_view.gather_order(r))
+    scratch = 0 if received.in_place else operand.nbytes(received.elements)
+    return Cost(operand.nbytes((r.pieces - 1) * tile), 1, scratch)
+
+
+Rule = Callable[[Layout, Layout, StepMode], Cost]
+
+RULES: dict[str, Rule] = {
+    "slice": check_slice,
+    "all_gather": check_all_gather,
+    "all_to_all": check_all_to_all,
+    "permute": check_permute,
+    "exchange": check_exchange,
+    "reduce_scatter": check_reduce_scatter,
+    "all_reduce": check_all_reduce,
+    "split_sum": check_split_sum,
+}
+"""The steps of one array, which keep its shape and its dtype."""
+
+VIEW_RULES: dict[str, Rule] = {
+    "view": check_view,
+    "take": check_take,
+    "put": check_put,
+    "cast": check_cast,
+    "view_exchange": check_view_exchange,
+}
+"""The steps of a move with a view or a cast, which change the array's shape or its dtype."""
+
+OVERLAPPING = ("all_gather", "all_to_all", "permute", "reduce_scatter")
+"""The kinds of which a part can be copied into the result while the next one is on its way."""
+
+CROSSING = ("permute", "exchange", "view_exchange")
+"""The kinds whose result may be on other devices than their operand."""
+
+
+@lru_cache(maxsize=8192)
+def check_step(kind: str, operand: Layout, result: Layout, mode: StepMode = PLAIN) -> Cost:
+    """The cost of a well-typed step.
+
+    Raises `StepError` for a step that the rule of its kind does not derive.
+
+    >>> from reshard.types import Mesh
+    >>> mesh = Mesh(x=4)
+    >>> check_step("all_gather", Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
+    Cost(received=48, launches=1, scratch=0)
+    """
+    check_deadline()
+    if isinstance(kind, str) and kind in VIEW_RULES:  # pyright: ignore[reportUnnecessaryIsInstance]
+        return _viewed(kind, operand, result, mode)
+    rule = RULES.get(kind) if isinstance(kind, str) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+    if rule is None:
+        raise StepError(f"unknown step {quoted(kind)}; the steps are {', '.join((*RULES, *VIEW_RULES))}")
+    _check_array(kind, operand, result)
+    if mode == PLAIN:
+        return rule(operand, result, mode)
+    if mode.parts != 1 or mode.overlap:
+        return _in_parts(kind, operand, result, mode)
+    if mode.view is not None or kind != "exchange" or (mode.chunk is not None and mode.chunk < 1):
+        why = f"{mode}: only an exchange is chunked, by at least 1 element, in place, or relayed"
+        raise refusal(kind, operand, result, why)
+    return rule(operand, result, mode)
+
+
+def _check_array(kind: str, operand: Layout, result: Layout) -> None:
+    """Refuses a step between different arrays, devices or reductions."""
+    if operand.shape != result.shape or operand.dtype != result.dtype:
+        raise refusal(kind, operand, result, "a step keeps the global shape and the dtype")
+    _check_devices(kind, operand, result)
+    if operand.partial and result.partial and operand.reduction != result.reduction:
+        raise refusal(kind, operand, result, "a step keeps the reduction of what stays partial")
+
+
+def _check_devices(kind: str, operand: Layout, result: Layout) -> None:
+    if kind not in CROSSING and not one_set(operand.mesh, result.mesh):
+        raise refusal(kind, operand, result, f"only {', '.join(CROSSING)} lead to other devices")
+
+
+def _viewed(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """A step that changes the shape or the dtype."""
+    _check_devices(kind, operand, result)
+    return VIEW_RULES[kind](operand, result, mode)
+
+
+def _in_parts(kind: str, operand: Layout, result: Layout, mode: StepMode) -> Cost:
+    """Each part is a step on a smaller array, copied out of the operand before and into the result after.
+
+    If parts overlap, there are two at a time; parts in place of each other do not.
+    """
+    overlap = mode.overlap and kind in OVERLAPPING and not mode.in_place
+    only_parts = mode.parts > 1 and mode == StepMode(parts=mode.parts, in_place=mode.in_place, overlap=overlap)
+    part = split_step(operand, result, mode.parts, in_place=mode.in_place) if only_parts else None
+    if part is None:
+        why = "it does not split so; parts.counts() lists the possible numbers of parts"
+        in_place = "; in place, tiles are even and equally large, on the same devices" if mode.in_place else ""
+        raise refusal(kind, operand, result, f"{mode}: {why}{in_place}")
+    one = check_step(kind, part.operand, part.result)
+    copies = part.operand.tile_bytes + part.result.tile_bytes
+    return Cost(one.received * mode.parts, one.launches * mode.parts, one.scratch + copies * (1 + mode.overlap))

@@ -1,0 +1,69 @@
+"""What a step costs, the mode it runs in, and what the rules share: the refusal and two requirements."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from reshard.errors import StepError
+from reshard.geometry.refine import Refinement, refine
+from reshard.types.layout import Layout
+from reshard.types.view import View
+
+
+class Cost(NamedTuple):
+    """The cost of a step on the busiest device: bytes received, collective calls, bytes of scratch memory."""
+
+    received: int
+    launches: int
+    scratch: int
+
+
+class StepMode(NamedTuple):
+    """How a step runs: at once, or in `parts` parts, one after the other; with `overlap`, each is copied into the
+    result while the next one is on its way, which takes the memory of two.
+
+    For an exchange, `chunk` limits the elements of one message (None: no limit), `in_place` writes the result over the
+    operand, and `relay` sends elements to other devices in two turns, the second between devices of the result.
+    `view` is that of the steps that change indices (`rules.view`).
+    """
+
+    chunk: int | None = None
+    in_place: bool = False
+    parts: int = 1
+    relay: bool = False
+    view: View | None = None
+    overlap: bool = False
+
+    def __repr__(self) -> str:
+        """The options; relays, a view and an overlap only where there are some."""
+        more = ", relay=True" if self.relay else ""
+        more += "" if self.view is None else f", view={self.view!r}"
+        more += ", overlap=True" if self.overlap else ""
+        return f"StepMode(chunk={self.chunk!r}, in_place={self.in_place!r}, parts={self.parts!r}{more})"
+
+
+FREE = Cost(0, 0, 0)
+PLAIN = StepMode()
+
+
+def refusal(kind: str, operand: Layout, result: Layout, why: str) -> StepError:
+    """The error for a step that is not well typed, with global and local shapes and the meshes."""
+    meshes = str(operand.mesh) if operand.mesh == result.mesh else f"{operand.mesh} to {result.mesh}"
+    return StepError(
+        f"{kind}: {operand} -> {result} (global {operand.shape}, tile {operand.tile_shape} -> {result.tile_shape}, "
+        f"mesh {meshes}): {why}"
+    )
+
+
+def require_refinement(kind: str, operand: Layout, result: Layout) -> Refinement:
+    """The common refinement of the two layouts; without one, only an exchange leads from one to the other."""
+    refinement = refine(operand, result)
+    if refinement is None:
+        raise refusal(kind, operand, result, "the two have no common refinement; use an exchange")
+    return refinement
+
+
+def require_same_partial(kind: str, operand: Layout, result: Layout) -> None:
+    """Refuses a step that would finish or start a reduction but is not a reduction."""
+    if not operand.partial_as(result):
+        raise refusal(kind, operand, result, "this step reduces nothing; partial sub-axes must stay")

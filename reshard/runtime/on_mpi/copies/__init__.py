@@ -1,0 +1,6 @@
+"""Copies between memory that this process sees: strided views, large ones past the caches, and in which order.
+
+strided_copy   copies between strided views of numpy arrays
+stream_copy    large copies, by machine code that goes past the caches where the machine has it
+copy_order     the order of copies into one tile
+"""

@@ -1,0 +1,218 @@
+"""Common refinements: the refined digits mean what both layouts mean; layouts that do not nest have none."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+
+from reshard.geometry.refine import Factor, RefinedDigit, Refinement, prime_digits, refine, same_devices
+from reshard.types.layout import Layout
+from reshard.types.meaning import meaning
+from reshard.types.mesh import Mesh
+from tests.layouts import pairs, random_pair
+
+
+def refined(source: str, target: str, mesh: Mesh) -> Refinement | None:
+    return refine(Layout.parse(source, mesh), Layout.parse(target, mesh))
+
+
+def rebuilt(refinement: Refinement, rank: int, position: int, after: bool) -> list[list[int]]:
+    """Per dim, the global indices on the device at a position, straight from the refined digits."""
+    indices: list[list[int]] = [[0] for _ in range(rank)]
+    for dim, radix, src, dst in refinement.digits:
+        stride = dst if after else src
+        values = range(radix) if stride is None else (position // stride % radix,)
+        indices[dim] = [at * radix + value for at in indices[dim] for value in values]
+    return indices
+
+
+def holds(source: Layout, target: Layout, refinement: Refinement) -> None:
+    assert prod(refinement.padded) == prod(a.radix for a in refinement.digits)
+    assert refinement.exact == (refinement.padded == source.shape)
+    for layout, after in ((source, False), (target, True)):
+        for device in layout.mesh.devices:
+            indices = rebuilt(refinement, len(layout.shape), layout.mesh.position(device), after)
+            for mine, theirs, size in zip(indices, meaning(layout, device), layout.shape, strict=True):
+                # The common padding may be larger than a layout's own; the true elements are the same.
+                assert [i for i in mine if i < size] == [i for i in theirs if i < size], f"{layout}: {refinement}"
+                assert tuple(mine[: len(theirs)]) == theirs
+
+
+@settings(max_examples=300)
+@given(pairs())
+def test_refined_digits_mean_what_both_layouts_mean(pair: tuple[Layout, Layout]):
+    refinement = refine(*pair)
+    if refinement is not None:
+        holds(*pair, refinement)
+
+
+def test_most_random_pairs_of_a_mesh_refine():
+    choose, refined = random.Random(5), 0
+    for _ in range(500):
+        source, target = random_pair(choose)
+        refinement = refine(source, target)
+        if refinement is not None:
+            holds(source, target, refinement)
+            refined += bool(refinement.digits)
+    assert refined > 200
+
+
+X4Y2 = Mesh(x=4, y=2)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "digits"),
+    [
+        ("f32[{x}4]", "f32[16]", X4Y2, [RefinedDigit(0, 4, 2, None), RefinedDigit(0, 4, None, None)]),
+        ("f32[16]", "f32[{y}8]", X4Y2, [RefinedDigit(0, 2, None, 1), RefinedDigit(0, 8, None, None)]),
+        # x is cut in two by y's digit: x:(1)2 has stride 4, x:(2)2 stride 2.
+        (
+            "f32[{x}{y}2]",
+            "f32[{y}{x}2]",
+            X4Y2,
+            [
+                RefinedDigit(0, 2, 4, 1),
+                RefinedDigit(0, 2, 2, 4),
+                RefinedDigit(0, 2, 1, 2),
+                RefinedDigit(0, 2, None, None),
+            ],
+        ),
+        ("f32[{x}4]", "f32[{x}4]", X4Y2, [RefinedDigit(0, 4, 2, 2), RefinedDigit(0, 4, None, None)]),
+        (
+            "f32[3{x}2]",
+            "f32[3{x}2]",
+            X4Y2,
+            [RefinedDigit(0, 3, None, None), RefinedDigit(0, 4, 2, 2), RefinedDigit(0, 2, None, None)],
+        ),
+        ("f32[0, {y}]", "f32[0, 2]", X4Y2, [RefinedDigit(0, 0, None, None), RefinedDigit(1, 2, 1, None)]),
+        # Four rounds of blocks of two become two rounds of blocks of four.
+        (
+            "f32[4{y}2]",
+            "f32[2{y}4]",
+            X4Y2,
+            [
+                RefinedDigit(0, 2, None, None),
+                RefinedDigit(0, 2, None, 1),
+                RefinedDigit(0, 2, 1, None),
+                RefinedDigit(0, 2, None, None),
+            ],
+        ),
+    ],
+)
+def test_digits_by_hand(source: str, target: str, mesh: Mesh, digits: list[RefinedDigit]):
+    refinement = refined(source, target, mesh)
+    assert refinement is not None
+    assert list(refinement.digits) == digits
+
+
+def test_digits_by_how_their_holders_change():
+    refinement = refined("f32[{x}4, 8, {y}3]", "f32[16, {x}2, {y}3]", X4Y2)
+    assert refinement is not None
+    assert [(a.dim, a.radix) for a in refinement.gathered] == [(0, 4)]
+    assert [(a.dim, a.radix) for a in refinement.sliced] == [(1, 4)]
+    assert refinement.swapped == ()
+    assert (refinement.common, refinement.pieces) == (4 * 2 * 3, 4)
+    assert (refinement.used_before, refinement.used_after) == ({2, 1}, {2, 1})
+
+
+def test_partial_factors():
+    refinement = refined("f32[8] + sum{x}{y}", "f32[{x:(1)2}4] + sum{y}", X4Y2)
+    assert refinement is not None
+    assert refinement.kept == (Factor(1, 2),)
+    assert set(refinement.reduced) == {Factor(4, 2), Factor(2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh"),
+    [
+        ("f32[2{x:(1)2}3]", "f32[3{x:(1)2}2]", Mesh(x=4)),  # 2 then 3 against 3 then 2
+        ("f32[{x}3]", "f32[{y}2]", Mesh(x=2, y=3)),
+        ("f32[{x:(1)2}6]", "f32[{x:(2)3}4]", Mesh(x=6)),
+        ("f32[{x:(1)4}3, 1]", "f32[{x:(2)6}2, 1]", Mesh(x=12)),
+    ],
+)
+def test_no_common_refinement(source: str, target: str, mesh: Mesh):
+    assert refined(source, target, mesh) is None
+
+
+def test_other_devices_have_no_common_refinement():
+    a, b = Mesh(x=4), Mesh({"x": 4}, device_ids=[0, 2, 1, 3])
+    assert refine(Layout.parse("f32[{x}2]", a), Layout.parse("f32[{x}2]", b)) is None
+    assert not same_devices(a, b)
+    assert same_devices(a, Mesh(p=2, q=2))
+
+
+def test_padding_is_stretched_to_fit_both():
+    refinement = refined("f32[{x}3/10]", "f32[10]", X4Y2)
+    assert refinement is not None
+    assert (refinement.padded, refinement.exact) == ((12,), False)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "size", "padded"),
+    [
+        ("f32[{x}3/10]", "f32[10]", 4, 12),
+        ("f32[3{x}2/20]", "f32[2{x}3/20]", 4, None),  # blocks of 2 against blocks of 3
+        ("f32[3{x}2/20]", "f32[{x}5]", 4, None),
+        ("f32[5{x}/13]", "f32[13]", 3, 15),
+        ("f32[0]", "f32[0]", 4, 0),
+    ],
+)
+def test_the_common_padded_size(source: str, target: str, size: int, padded: int | None):
+    refinement = refined(source, target, Mesh(x=size))
+    assert (None if refinement is None else refinement.padded) == (None if padded is None else (padded,))
+
+
+def test_prime_digits_split_held_digits_and_keep_the_meaning():
+    choose, split = random.Random(9), 0
+    for _ in range(200):
+        source, target = random_pair(choose)
+        refinement = refine(source, target)
+        if refinement is None:
+            continue
+        primes = replace(refinement, digits=prime_digits(refinement))
+        for digit in primes.digits:
+            held = digit.src is not None or digit.dst is not None
+            assert not held or all(digit.radix % k for k in range(2, digit.radix))
+        split += len(primes.digits) > len(refinement.digits)
+        holds(source, target, primes)
+    assert split > 5
+
+
+def test_a_stride_is_cut_the_same_way_wherever_it_holds_a_digit():
+    """x=12 holds a digit in both layouts: its primes are the same strides before and after."""
+    refinement = refined("f32[{x}, 12]", "f32[12, {x}]", Mesh(x=12))
+    assert refinement is not None
+    before = [(d.src, d.radix) for d in prime_digits(refinement) if d.src is not None]
+    after = [(d.dst, d.radix) for d in prime_digits(refinement) if d.dst is not None]
+    assert before == after == [(6, 2), (3, 2), (1, 3)]
+
+
+def test_the_common_padding_is_the_least_that_fits_both():
+    """Rounds of 4 and of 8: 12 and 16 elements are both padded to 16, not to a multiple of 4 x 8."""
+    refinement = refined("f32[3{x}2/11]", "f32[2{y}{x}2/11]", Mesh(x=2, y=2))
+    assert refinement is not None
+    assert refinement.padded == (16,)
+
+
+@pytest.mark.parametrize(
+    ("operand", "result", "kept", "reduced", "started"),
+    [
+        ("f32[8] + sum{x}", "f32[8] + sum{y}", [], [(2, 4)], [(1, 2)]),
+        ("f32[8]", "f32[8] + sum{x}{y}", [], [], [(2, 4), (1, 2)]),
+        ("f32[8] + sum{x:(1)2}", "f32[8] + sum{x}", [(4, 2)], [], [(2, 2)]),
+        # Another operation: nothing is kept.
+        ("f32[8] + sum{x}", "f32[8] + max{x}{y}", [], [(2, 4)], [(2, 4), (1, 2)]),
+        # A factor is cut where a digit is.
+        ("f32[{x:(1)2}4]", "f32[8] + sum{x}", [], [], [(4, 2), (2, 2)]),
+    ],
+)
+def test_what_becomes_of_partial_axes(operand: str, result: str, kept: list, reduced: list, started: list):
+    refinement = refined(operand, result, X4Y2)
+    assert refinement is not None
+    for factors, wanted in ((refinement.kept, kept), (refinement.reduced, reduced), (refinement.started, started)):
+        assert sorted(factors) == sorted(wanted)

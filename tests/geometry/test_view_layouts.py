@@ -1,0 +1,84 @@
+"""Dims split and merged at atoms, and units, against the meaning of the layouts."""
+
+import random
+
+import numpy as np
+import pytest
+
+import reshard as rs
+from reshard.geometry.view_layouts import fused, inverse, merge_dims, middle, over, split_dim
+from reshard.types.layout import Dim, Layout
+from reshard.types.meaning import meaning
+from reshard.types.view import Atom, View
+from tests.layouts import MESHES, random_layout
+from tests.view_oracle import random_case
+
+MESH = rs.Mesh(x=4, y=2)
+
+
+def dim(text: str) -> Dim:
+    return Layout.parse(f"f32[{text}]", MESH).dims[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "parts"),
+    [
+        ("3{x}2", (3, 8), ["3", "{x}2"]),
+        ("{x}6", (3, 8), None),
+        ("{x}6", (8, 3), ["{x:(1)4}2", "3"]),
+        ("{x}6", (2, 12), ["{x:(1)2}", "{x:(2)2}6"]),
+        ("{x}4/14", (7, 2), ["{x}2/7", "2"]),
+        ("{x}3/10", (5, 2), None),
+        ("0", (0, 3), ["0", "3"]),
+        ("{x}/1", (), None),
+        ("1", (), []),
+        ("5", (2, 3), None),
+    ],
+)
+def test_splitting(text, sizes, parts):
+    split = split_dim(dim(text), sizes)
+    if parts is None:
+        assert split is None
+    else:
+        assert Layout(MESH, tuple(split), "float32") == Layout.parse(f"f32[{', '.join(parts)}]", MESH)
+        merged = merge_dims(split)
+        assert Layout(MESH, (merged,), "float32") == Layout.parse(f"f32[{text}]", MESH)
+
+
+def test_a_split_dim_means_what_it_did():
+    for seed in range(300):
+        choose = random.Random(seed)
+        sizes = [choose.choice((1, 2, 3, 4, 6)) for _ in range(3)]
+        layout = random_layout(choose, choose.choice(MESHES), [int(np.prod(sizes))])
+        parts = split_dim(layout.dims[0], sizes)
+        if parts is None:
+            continue
+        split = Layout(layout.mesh, tuple(parts), layout.dtype)
+        for device in layout.mesh.devices:
+            grid = np.meshgrid(*meaning(split, device), indexing="ij")
+            real = np.logical_and.reduce([index < size for index, size in zip(grid, sizes, strict=True)])
+            flat = np.ravel_multi_index(tuple(np.where(real, index, 0) for index in grid), sizes)
+            whole = [index for index in meaning(layout, device)[0] if index < layout.shape[0]]
+            assert sorted(flat[real]) == sorted(whole) == list(flat[real])
+
+
+def test_only_the_major_part_may_be_padded():
+    assert merge_dims([dim("2"), dim("{x}3/10")]) is None
+    assert merge_dims([dim("{x}3/10"), dim("2")]).size == 20
+    assert merge_dims([dim("0"), dim("3")]).size == 0
+    assert over(Layout.parse("f32[{x}2]", MESH), [dim("{x}2"), dim("{x}2")]) is None
+
+
+def test_fusing_keeps_the_map():
+    for seed in range(300):
+        view = random_case(random.Random(seed)).move.view
+        assert fused(view).map == view.map
+        assert inverse(inverse(view)) == view
+        assert (fused(view).source_shape, fused(view).target_shape) == (view.source_shape, view.target_shape)
+
+
+def test_dims_that_share_atoms_and_do_not_split_have_no_units():
+    view = View((Atom("a", 3), Atom("b", 8)), ((0, 1),), ((1, 0),))
+    target = Layout.parse("f32[{x}{y}3]", MESH)
+    assert middle(Layout.parse("f32[{x}6]", MESH), target, view).target == Layout.parse("f32[3{x}{y}]", MESH)
+    assert middle(Layout.parse("f32[{x}{y}3]", MESH), Layout.parse("f32[3{y}{x}]", MESH), view) is None

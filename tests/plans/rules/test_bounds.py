@@ -1,0 +1,201 @@
+"""Lower bounds against a count of global indices, device by device, and those of reductions against hand figures."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from math import ceil, prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import reshard as rs
+from reshard.plans.rules.bounds import lower_bound
+from reshard.types.dtypes import bits
+from reshard.types.layout import Layout
+from reshard.types.meaning import meaning
+from reshard.types.mesh import Mesh
+from tests.layouts import contiguous_layouts, divisible_shape, pairs, random_layout, random_pair
+
+
+def elements(layout: Layout, device: int) -> set[tuple[int, ...]]:
+    """The true global indices that a device holds."""
+    along = [[i for i in dim if i < size] for dim, size in zip(meaning(layout, device), layout.shape, strict=True)]
+    return set(product(*along))
+
+
+def counted(source: Layout, target: Layout) -> int:
+    """Bytes that the busiest device needs and does not hold, by sets."""
+    missing = [len(elements(target, d) - elements(source, d)) for d in target.mesh.devices]
+    return ceil(max(missing) * bits(source.dtype) / 8)
+
+
+def counted_by_masks(source: Layout, target: Layout) -> int:
+    """The same count by masks, for larger arrays."""
+    worst = 0
+    for device in target.mesh.devices:
+        masks = []
+        for layout in (source, target):
+            mask = np.zeros(layout.shape, bool)
+            along = zip(meaning(layout, device), layout.shape, strict=True)
+            mask[np.ix_(*([i for i in dim if i < size] for dim, size in along))] = True
+            masks.append(mask)
+        worst = max(worst, int((masks[1] & ~masks[0]).sum()))
+    return ceil(worst * bits(source.dtype) / 8)
+
+
+def test_the_two_counts_agree():
+    choose = random.Random(3)
+    for _ in range(200):
+        source, target = random_pair(choose, most_rank=2)
+        assert counted(source, target) == counted_by_masks(source, target)
+
+
+@pytest.mark.fast(2)
+@pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(x=2, y=3), Mesh(x=2, y=2, z=2)], ids=str)
+def test_every_contiguous_pair(mesh: Mesh):
+    layouts = list(contiguous_layouts(mesh, divisible_shape(mesh, 2)))
+    for source in layouts:
+        for target in layouts:
+            assert lower_bound(source, target) == counted_by_masks(source, target), f"{source} -> {target}"
+
+
+@pytest.mark.parametrize("mesh", [Mesh(x=2, y=2), Mesh(x=5), Mesh(x=2, y=3)], ids=str)
+def test_every_uneven_contiguous_pair(mesh: Mesh):
+    for shape in product((0, 1, 2, 3, 5, 7), (1, 4, 11)):
+        layouts = list(contiguous_layouts(mesh, shape))
+        for source in layouts:
+            for target in layouts:
+                assert lower_bound(source, target) == counted(source, target), f"{source} -> {target}"
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"), [(0, 1500), *(pytest.param(n, 6000, marks=pytest.mark.slow) for n in range(4))]
+)
+def test_random_digit_layouts(seed: int, count: int):
+    choose = random.Random(seed)
+    for _ in range(count):
+        source, target = random_pair(choose, dtype=choose.choice(("int32", "int4", "complex128", "bool")))
+        assert lower_bound(source, target) == counted_by_masks(source, target), f"{source} -> {target}"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [
+        (Mesh(x=4, y=6, z=2), (48, 7)),
+        (Mesh(x=8, y=10), (20, 40)),
+        (Mesh(x=64), (100,)),
+        (Mesh(x=3, y=5, z=7), (21, 10)),
+    ],
+    ids=str,
+)
+def test_random_digit_layouts_of_larger_meshes(mesh: Mesh, shape: tuple[int, ...]):
+    choose = random.Random(mesh.size)
+    for _ in range(60):
+        source, target = random_layout(choose, mesh, shape), random_layout(choose, mesh, shape)
+        assert lower_bound(source, target) == counted_by_masks(source, target), f"{source} -> {target}"
+
+
+@settings(max_examples=200)
+@given(pairs(most_rank=2))
+def test_any_pair(pair: tuple[Layout, Layout]):
+    assert lower_bound(*pair) == counted(*pair)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "expected"),
+    [
+        # Elements of the busiest device's target tile that are not in its source tile.
+        ("f32[{x}4]", "f32[16]", Mesh(x=4), 48),
+        ("f32[16]", "f32[{x}4]", Mesh(x=4), 0),
+        ("f32[{x}4, 16]", "f32[16, {x}4]", Mesh(x=4), (64 - 16) * 4),
+        ("f32[{x}3/10]", "f32[10]", Mesh(x=4), 9 * 4),  # device 3 holds one element
+        ("f32[10]", "f32[{x}3/10]", Mesh(x=4), 0),
+        ("f32[{x}8]", "f32[8{x}]", Mesh(x=2), 16),  # 0..7 and the even ones: 4 of 8 in common
+        ("f32[2{x}2]", "f32[{x}4]", Mesh(x=2), 8),
+        ("f64[16{x}64]", "f64[32{x}32]", Mesh(x=2), 512 * 8),
+        ("f32[{x}{y}2]", "f32[{y}{x}2]", Mesh(x=2, y=2), 8),  # two devices swap their tiles
+        ("int4[{x}3]", "int4[12]", Mesh(x=4), 5),  # nine nibbles
+        ("f32[1{x}2/3]", "f32[3]", Mesh(x=4), 12),  # device 2 holds only padding
+        # The devices y=1 hold nothing of their target's column. Those at x=0 need the rows 0, 1, 4, 5 and 8.
+        ("f32[9, {y}/2]", "f32[3{x}2/9, 2]", Mesh(x=2, y=3), 5 * 2 * 4),
+        ("f32[1{x}9/8, 17]", "f32[8, 5{y}2/17]", Mesh(x=2, y=2), 8 * 9 * 4),
+    ],
+)
+def test_hand_figures(source: str, target: str, mesh: Mesh, expected: int):
+    assert lower_bound(Layout.parse(source, mesh), Layout.parse(target, mesh)) == expected
+
+
+def test_other_device_orders_are_other_layouts():
+    ring, reversed_ring = Mesh(x=4), Mesh({"x": 4}, device_ids=[3, 2, 1, 0])
+    source, target = Layout.parse("f32[{x}2]", ring), Layout.parse("f32[{x}2]", reversed_ring)
+    assert lower_bound(source, target) == counted(source, target) == 8
+    assert lower_bound(source, Layout.parse("f32[8]", reversed_ring)) == 24
+
+
+@pytest.mark.parametrize("f", [2, 3, 4, 8])
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_reductions_cost_what_the_collectives_must(f: int, dtype: str):
+    mesh = Mesh(x=f)
+    axis = [mesh.sub_axis("x")]
+    summed = Layout.tiled(mesh, (f * 6, 5), dtype, [[], []], axis)
+    tile = summed.tile_bytes
+    held = Layout.tiled(mesh, summed.shape, dtype, [axis, []])
+    everywhere = Layout.tiled(mesh, summed.shape, dtype, [[], []])
+    assert lower_bound(summed, held) * f == (f - 1) * tile
+    assert lower_bound(summed, everywhere) * f == 2 * (f - 1) * tile
+    assert lower_bound(summed, summed) == 0
+
+
+def test_reductions_beside_axes_that_nothing_uses_and_axes_that_hold():
+    mesh = Mesh(x=4, y=3)
+    summed = Layout.parse("f32[24, {y}8] + sum{x}", mesh)
+    assert summed.tile_bytes == 24 * 8 * 4
+    assert lower_bound(summed, Layout.parse("f32[{x}6, {y}8]", mesh)) == summed.tile_bytes * 3 // 4
+    assert lower_bound(summed, Layout.parse("f32[24, {y}8]", mesh)) == summed.tile_bytes * 3 // 2
+    alone = Layout.parse("f32[24, 24] + sum{x}", mesh)
+    assert lower_bound(alone, Layout.parse("f32[{x}6, 24]", mesh)) == alone.tile_bytes * 3 // 4
+
+
+def test_part_of_a_reduction():
+    mesh = Mesh(x=4, y=2)
+    both = Layout.parse("f32[16] + sum{x}{y}", mesh)
+    # Eight summands become two: along x alone, (4 - 1) / 4 of the tile for each.
+    assert lower_bound(both, Layout.parse("f32[{x}4] + sum{y}", mesh)) == 48
+
+
+def test_a_reduction_counts_devices_along_spans_that_do_not_nest():
+    """Sub-axes of 6 and of 4 that share a factor use all 12 devices: 5 summands to receive, 2 more holders each."""
+    source, target = (Layout.parse(text, Mesh(x=12)) for text in ("f32[12] + mean{x:(2)6}", "f32[3{x:(3)4}]"))
+    assert lower_bound(source, target) == 28
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "mesh", "most"),
+    [
+        # The maximum is that of the finished tile, of which only true elements count.
+        ("f32[6] + sum{y}", "f32[1{y}9{x}/6]", Mesh(x=2, y=2), 12),
+        ("f32[8, 3] + min{x}", "f32[8, 1{x}3{y}/3]", Mesh(x=2, y=2), 64),
+        ("f32[4{x:(2)2}/7] + mean{x:(1)2}", "f32[2{x:(1)2}3/7]", Mesh(x=4), 20),
+    ],
+)
+def test_bounds_of_uneven_reductions_are_bounds(source: str, target: str, mesh: Mesh, most: int):
+    """There are plans in which no device receives more than `most` bytes."""
+    assert lower_bound(Layout.parse(source, mesh), Layout.parse(target, mesh)) <= most
+
+
+def test_bound_needs_no_devices():
+    mesh = Mesh(x=1 << 10, y=1 << 10)
+    n = 1 << 20
+    source = Layout.tiled(mesh, (n, n), "float32", [[mesh.sub_axis("x"), mesh.sub_axis("y")], []])
+    target = Layout.tiled(mesh, (n, n), "float32", [[], [mesh.sub_axis("y"), mesh.sub_axis("x")]])
+    assert lower_bound(source, target) == prod((n, 4)) - 4
+
+
+def test_sums_along_other_devices_can_be_finished_on_the_way():
+    """Each device has another summand after than before: no device must receive its own, only the sum counts."""
+    before = rs.Mesh({"z": 3, "data": 4}, device_ids=[1, 0, 3, 4, 6, 8, 5, 7, 10, 2, 9, 11])
+    source = rs.Layout.parse("f32[16, {data}4/13] + sum{z}", before)
+    plan = rs.plan(source, rs.Layout.parse("f32[16, 13] + sum{z}", rs.Mesh(z=3, w=2, dcn=2)))
+    assert plan.lower_bound_bytes <= plan.received_bytes

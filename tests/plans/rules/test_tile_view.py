@@ -1,0 +1,135 @@
+"""Views of a tile: their blocks are what each member of the group sends or receives, in its order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reshard.geometry.refine import Refinement, refine
+from reshard.plans.rules.tile_view import TileView, after, before, gather_order, scatter_order
+from reshard.types.layout import Layout
+from reshard.types.mesh import Mesh
+from tests.oracle import tiles_of
+from tests.plans.rules.steps import derived
+
+
+def refined(operand: Layout, result: Layout) -> Refinement:
+    refinement = refine(operand, result)
+    assert refinement is not None
+    return refinement
+
+
+def blocks(view: TileView, tile: np.ndarray) -> np.ndarray:
+    """The blocks of an unpadded tile, flat, in group order."""
+    digits = tile.reshape(view.digits)
+    rest = [axis for axis in range(digits.ndim) if axis not in view.blocks]
+    return digits.transpose([*view.blocks, *rest]).reshape(view.count, -1)
+
+
+def member(layout: Layout, device: int, order: tuple[int, ...], sizes: list[int]) -> int:
+    """The number of a device in its group, counted in the order of the strides."""
+    number, position = 0, layout.mesh.position(device)
+    for stride, size in zip(order, sizes, strict=True):
+        number = number * size + position // stride % size
+    return number
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_to_all"])
+def test_what_arrives_from_each_member_is_its_block_of_the_result(kind: str):
+    """For even pairs: a device holds member m's elements, of those the two share, exactly in block m."""
+    seen = 0
+    for operand, result in derived(kind, count=60):
+        if not (operand.even and result.even and operand.tile_bytes) or operand.partial:
+            continue
+        seen += 1
+        r = refined(operand, result)
+        order = gather_order(r) if kind == "all_gather" else scatter_order(r)
+        view = after(result, r, order)
+        radices = {digit.src: digit.radix for digit in r.gathered}
+        sizes = [radices[stride] for stride in order]
+        tiles, results = tiles_of(operand), tiles_of(result)
+        for device, tile in results.items():
+            own = blocks(view, tile)
+            for other, held in tiles.items():
+                common = set(held.reshape(-1).tolist()) & set(tile.reshape(-1).tolist())
+                if common:
+                    number = member(operand, other, order, sizes)
+                    assert set(own[number].tolist()) == common, f"{other} to {device} of {operand} -> {result}"
+    assert seen > 10
+
+
+def test_what_leaves_for_each_member_is_its_block_of_the_operand():
+    seen = 0
+    for operand, result in derived("all_to_all", count=60):
+        if not (operand.even and result.even and operand.tile_bytes) or operand.partial:
+            continue
+        seen += 1
+        r = refined(operand, result)
+        order = scatter_order(r)
+        view = before(operand, r, order)
+        radices = {digit.dst: digit.radix for digit in r.sliced}
+        sizes = [radices[stride] for stride in order]
+        tiles, results = tiles_of(operand), tiles_of(result)
+        for tile in tiles.values():
+            own = blocks(view, tile)
+            for other, wanted in results.items():
+                common = set(wanted.reshape(-1).tolist()) & set(tile.reshape(-1).tolist())
+                if common:
+                    assert set(own[member(result, other, order, sizes)].tolist()) == common
+    assert seen > 10
+
+
+def test_views_by_hand():
+    mesh = Mesh(x=2)
+    operand, result = Layout.parse("f32[{x}4, 8]", mesh), Layout.parse("f32[8, {x}4]", mesh)
+    r = refined(operand, result)
+    assert before(operand, r, (1,)) == TileView((4, 8), (4, 8), (4, 2, 4), (0, 1, 1), (1,))
+    assert after(result, r, (1,)) == TileView((8, 4), (8, 4), (2, 4, 4), (0, 0, 1), (0,))
+    assert not before(operand, r, (1,)).in_place and after(result, r, (1,)).in_place
+    assert (scatter_order(r), gather_order(r)) == ((1,), (1,))
+
+
+def test_a_padded_view_is_never_in_place():
+    mesh = Mesh(x=4)
+    operand, result = Layout.parse("f32[{x}3/10]", mesh), Layout.parse("f32[10]", mesh)
+    view = after(result, refined(operand, result), (1,))
+    assert (view.tile, view.padded, view.digits, view.blocks) == ((10,), (12,), (4, 3), (0,))
+    assert (view.elements, view.count, view.block_shape, view.in_place) == (12, 4, (3,), False)
+
+
+@pytest.mark.parametrize(
+    ("dims", "block_axes", "runs"),
+    [
+        ((0, 0, 1), (), ((0, 1), (2,))),
+        ((0, 0, 0), (0,), ((0, 1, 2),)),  # a block is one range of the dim
+        ((0, 0, 0), (0, 1), ((0, 1, 2),)),
+        ((0, 0, 0), (1,), ((0,), (1, 2))),  # one range for each value of the first digit
+        ((0, 0, 0), (2,), ((0, 1), (2,))),
+        ((0, 0, 0, 0), (0, 2), ((0, 1), (2, 3))),
+        ((0, 0, 1, 1), (0, 2), ((0, 1), (2, 3))),
+    ],
+)
+def test_runs_by_hand(dims: tuple[int, ...], block_axes: tuple[int, ...], runs: tuple[tuple[int, ...], ...]):
+    digits = tuple(range(2, 2 + len(dims)))
+    shape = tuple(
+        int(np.prod([r for r, d in zip(digits, dims, strict=True) if d == dim])) for dim in range(max(dims) + 1)
+    )
+    view = TileView(shape, shape, digits, dims, block_axes)
+    assert view.runs == runs
+
+
+def test_a_block_is_a_range_in_every_run():
+    seen = 0
+    for operand, result in derived("all_to_all", seed=4, count=50):
+        r = refined(operand, result)
+        view = before(operand, r, scatter_order(r))
+        if not view.elements:
+            continue
+        for run in view.runs:
+            radices = [view.digits[axis] for axis in run]
+            flat = np.arange(int(np.prod(radices))).reshape(radices)
+            here = tuple(0 if axis in view.blocks else slice(None) for axis in run)
+            indices = flat[here].reshape(-1)
+            assert indices.tolist() == list(range(indices[0], indices[0] + len(indices)))
+            seen += len(run) > 1
+    assert seen > 5

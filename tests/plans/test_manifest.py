@@ -1,0 +1,110 @@
+"""Manifests: hashed in order, read back, and told apart in words."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import reshard as rs
+from reshard.errors import AgreementError, PlanError
+from reshard.plans.manifest import Manifest, differences
+
+MESH = rs.Mesh(x=4)
+ROWS, COLUMNS = (rs.Layout.parse(text, MESH) for text in ("f32[{x}4, 8]", "f32[16, {x}2]"))
+OURS = Manifest.of({"a": (ROWS, COLUMNS), "b": (ROWS, COLUMNS)}, version=7)
+
+
+def test_json_is_read_back() -> None:
+    assert Manifest.from_json(OURS.to_json()) == OURS
+    assert Manifest.from_json(OURS.to_json()).sha256 == OURS.sha256
+
+
+def test_equal_trees_are_equal_however_they_are_nested() -> None:
+    nested = Manifest.of({"layers": [{"w": ROWS}, {"w": ROWS}]})
+    assert nested == Manifest.of({"layers.0.w": ROWS, "layers.1.w": ROWS})
+
+
+OTHERS = {
+    "a name": (Manifest.of({"a": (ROWS, COLUMNS), "c": (ROWS, COLUMNS)}, version=7), "'b' only here; 'c' only there"),
+    "an array": (Manifest.of({"a": (ROWS, COLUMNS)}, version=7), "'b' only here"),
+    "the order": (Manifest.of({"b": (ROWS, COLUMNS), "a": (ROWS, COLUMNS)}, version=7), "array 0 is 'a' here and 'b'"),
+    "a version": (Manifest.of({"a": (ROWS, COLUMNS), "b": (ROWS, COLUMNS)}, version=8), "'a' has version 7 here and 8"),
+    "one version": (
+        Manifest.of({"a": (ROWS, COLUMNS), "b": (ROWS, COLUMNS)}, version={"a": 7, "b": 6}),
+        "'b' has version 7 here and 6 there",
+    ),
+    "a layout": (Manifest.of({"a": (ROWS, COLUMNS), "b": (ROWS, ROWS)}, version=7), "'b' has layout f32"),
+}
+
+
+@pytest.mark.parametrize(("other", "message"), OTHERS.values(), ids=OTHERS)
+def test_what_differs_is_said(other: Manifest, message: str) -> None:
+    assert other.sha256 != OURS.sha256
+    with pytest.raises(AgreementError, match=message):
+        OURS.check(other)
+
+
+def test_equal_manifests_pass() -> None:
+    OURS.check(Manifest.from_json(OURS.to_json()))
+    assert differences(OURS, OURS) == []
+
+
+def test_many_differences_are_counted() -> None:
+    tree = {f"w{n}": ROWS for n in range(50)}
+    said = differences(Manifest.of(tree, version=1), Manifest.of(tree, version=2))
+    assert len(said) == 5 and said[-1] == "46 more differences"
+    assert differences(Manifest.of(tree), Manifest.of({}))[0].endswith("and 46 more only here")
+
+
+def test_a_move_brings_its_view() -> None:
+    move = SimpleNamespace(source=ROWS, target=COLUMNS, view="a b -> b a")
+    assert Manifest.of({"w": move}).entries[0].view == "a b -> b a"
+
+
+def test_the_devices_are_part_of_a_layout() -> None:
+    turned = rs.Layout.parse("f32[{x}4, 8]", rs.Mesh({"x": 4}, device_ids=[3, 2, 1, 0]))
+    assert Manifest.of({"w": turned}) != Manifest.of({"w": ROWS})
+
+
+@pytest.mark.parametrize("tree", [7, {"a": 7}, {"a": (ROWS, 7)}, {"a": None}])
+def test_what_is_not_a_tree_of_layouts_is_refused(tree: object) -> None:
+    with pytest.raises(PlanError):
+        Manifest.of(tree)
+
+
+@pytest.mark.parametrize("version", [1.5, True, [], {"a": 1.5}])
+def test_versions_are_text_or_ints(version: object) -> None:
+    with pytest.raises(PlanError, match="the version"):
+        Manifest.of({"a": ROWS}, version)
+
+
+def _changed(**values: object) -> str:
+    return json.dumps(json.loads(OURS.to_json()) | values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        None,
+        "{}",
+        _changed(format=2),
+        _changed(sha256="0"),
+        _changed(entries=[{}]),
+        _changed(entries=[7]),
+    ],
+)
+def test_damaged_json_is_refused(text: object) -> None:
+    with pytest.raises(PlanError):
+        Manifest.from_json(text)
+
+
+def test_a_changed_entry_is_not_what_was_hashed() -> None:
+    data = json.loads(OURS.to_json())
+    data["entries"][0]["version"] = 8
+    with pytest.raises(PlanError, match="not the one that was hashed"):
+        Manifest.from_json(json.dumps(data))
