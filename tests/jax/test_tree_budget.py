@@ -72,7 +72,7 @@ class Meter:
         self.before = live_bytes()
         gc.freeze()  # what is there already is not looked through for garbage each time: that took most of the test
         self.most = 0
-        for module in ("tree_budget", "views", "crossing.moves", "crossing.stages", "crossing.transports"):
+        for module in ("tree_budget", "views", "crossing.moves", "crossing.stages"):
             path = f"reshard.jax.{module}.started"
             monkeypatch.setattr(path, self.counted)
 

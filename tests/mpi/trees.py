@@ -20,7 +20,6 @@ from reshard.mpi import redistribution as tree_moves
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi import run_plan
-from reshard.runtime.on_mpi import run_plan as tree_run
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
@@ -126,11 +125,13 @@ def _shared(comm: MPI.Intracomm, pair: Pair, room: bool) -> None:
     outs = {name: _empty(pair[1]) if comm.rank in pair[1].mesh.devices else None for name in ends}
     results: list[bool] = []
 
+    take_shared = run_plan.take_shared
+
     def taken(*given: Any) -> bool:
-        results.append(run_plan.take_shared(*given))
+        results.append(take_shared(*given))
         return results[-1]
 
-    with mock.patch.object(tree_run, "take_shared", taken):
+    with mock.patch.object(run_plan, "take_shared", taken):
         if room:
             check_ends(comm, ends, out=outs)
         else:
