@@ -12,8 +12,8 @@ from reshard.lower import lower_plan
 from reshard.lower.program import AllGather
 from reshard.plans.rules.collectives import RULES
 from reshard.types import Layout, Mesh
-from tests.faults import CORPUS, KINDS, WHOLE, detected, plans, planted
 from tests.oracle import check
+from tests.program_faults import CORPUS, KINDS, WHOLE, detected, plans, planted
 
 
 @pytest.mark.parametrize("number", range(len(CORPUS)))

@@ -11,7 +11,7 @@ from reshard.errors import ReshardError
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.collectives import RULES
 from reshard.types import Layout
-from tests.faults import plans, replaced
+from tests.program_faults import plans, replaced
 
 
 def test_a_step_of_another_kind_is_refused():

@@ -21,8 +21,8 @@ from reshard.plans.plan import StepSpec, chain
 from reshard.proofs import Proof, ProofError, UndecidedError, plan_proof, prove
 from reshard.proofs.symbolic import Rounds, by_formula
 from reshard.types import Layout, Mesh
-from tests.faults import KINDS, WHOLE, detected, plans, planted
 from tests.layouts import random_pair
+from tests.program_faults import KINDS, WHOLE, detected, plans, planted
 from tests.test_user_cases import CASES, IDS, ends
 
 MESH = Mesh(x=4, y=2)

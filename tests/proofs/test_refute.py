@@ -18,9 +18,9 @@ from reshard.proofs.refute import fits, refute
 from reshard.runtime import Account, run
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
-from tests.faults import plans, planted
 from tests.layouts import random_pair
 from tests.oracle import tiles_of
+from tests.program_faults import plans, planted
 
 EACH = 6
 

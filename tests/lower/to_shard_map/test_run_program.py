@@ -14,10 +14,10 @@ from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.parts import counts
 from reshard.types import Layout, Mesh
-from tests.faults import CORPUS, plans, planted
 from tests.layouts import random_pair
 from tests.lower.to_shard_map.on_xla import check_on_xla, one_step
 from tests.oracle import check
+from tests.program_faults import CORPUS, plans, planted
 from tests.sampling import sampled
 
 # ---- the corpus ------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from reshard.plans.plan import StepSpec, chain
 from reshard.plans.rules.cost import StepMode
 from reshard.proofs.symbolic import decide, derive
 from reshard.types import Layout, Mesh
-from tests.faults import WHOLE
 from tests.layouts import random_pair
+from tests.program_faults import WHOLE
 
 MESH = Mesh(x=3, y=2)
 
