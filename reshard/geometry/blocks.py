@@ -1,0 +1,155 @@
+"""Blocks: which elements of a sender's tile are which of a receiver's, as nested loops over both.
+
+    sender's tile, 4 x 6      receiver's tile, 2 x 3
+
+    . . . . . .               a b c
+    . a . b . c               d e f        Block(src=7, dst=0, axes=(Axis(2, 6, 3), Axis(3, 2, 1)))
+    . d . e . f
+    . . . . . .
+
+Tiles are flat here: row-major, padding included, and offsets and strides count elements. As they are made, an axis stays
+within one dim of either tile, so that an offset and a stride can be unravelled over the shape of a tile; only those who
+read blocks fuse axes across dims. A message is a list of blocks, and the planner, the prover and every runtime read the
+same ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from reshard.geometry import pieces
+
+
+class Axis(NamedTuple):
+    """`extent` elements that are `src` apart in the sender's tile and `dst` apart in the receiver's."""
+
+    extent: int
+    src: int
+    dst: int
+
+
+class Block(NamedTuple):
+    """The elements of nested loops over `axes`, outermost first, from `src` in the sender's tile to `dst` in the other.
+
+    >>> block = Block(7, 0, (Axis(2, 6, 3), Axis(3, 2, 1)))
+    >>> block.elements, block.extents, block.is_run
+    (6, (2, 3), False)
+    >>> block.reversed
+    Block(src=0, dst=7, axes=(Axis(extent=2, src=3, dst=6), Axis(extent=3, src=1, dst=2)))
+    """
+
+    src: int
+    dst: int
+    axes: tuple[Axis, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements in the block."""
+        return math.prod([axis[0] for axis in self.axes])
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """The extent of every axis."""
+        return tuple([axis[0] for axis in self.axes])
+
+    @property
+    def is_run(self) -> bool:
+        """Whether the elements are neighbours in both tiles, in the order of the loops."""
+        below = 1
+        for extent, src, dst in reversed(self.axes):
+            if extent != 1 and (src, dst) != (below, below):
+                return False
+            below *= extent
+        return True
+
+    @property
+    def reversed(self) -> Block:
+        """The same elements on their way back."""
+        return Block(self.dst, self.src, tuple([Axis(extent, dst, src) for extent, src, dst in self.axes]))
+
+
+def block_part(block: Block, spans: Sequence[tuple[int, int]]) -> Block:
+    """The part of a block that has these (start, extent) spans of its axes.
+
+    >>> block_part(Block(0, 4, (Axis(6, 2, 1),)), [(1, 3)])
+    Block(src=2, dst=5, axes=(Axis(extent=3, src=2, dst=1),))
+    """
+    at, to = block.src, block.dst
+    axes: list[Axis] = []
+    for (_, src, dst), (start, extent) in zip(block.axes, spans, strict=True):
+        at, to = at + start * src, to + start * dst
+        axes.append(Axis(extent, src, dst))
+    return Block(at, to, tuple(axes))
+
+
+def cut_block(block: Block, cap: int) -> Iterator[Block]:
+    """The block in blocks of at most `cap` elements, in the order of its elements; major axes are cut first.
+
+    >>> [(part.src, part.extents) for part in cut_block(Block(0, 0, (Axis(2, 3, 1), Axis(3, 1, 2))), 3)]
+    [(0, (1, 3)), (3, (1, 3))]
+    """
+    if block.elements <= cap:
+        yield block
+    else:
+        yield from (block_part(block, spans) for spans in pieces.cut(block.extents, cap))
+
+
+def multiply_blocks(factors: Sequence[Block]) -> Block:
+    """The block of all combinations of the elements of some: offsets add up, and axes follow each other.
+
+    >>> multiply_blocks([Block(4, 0, (Axis(2, 4, 3),)), Block(1, 2, (Axis(3, 1, 1),))])
+    Block(src=5, dst=2, axes=(Axis(extent=2, src=4, dst=3), Axis(extent=3, src=1, dst=1)))
+    """
+    if len(factors) == 1:
+        return factors[0]
+    axes = tuple([axis for factor in factors for axis in factor.axes])
+    return Block(sum([factor.src for factor in factors]), sum([factor.dst for factor in factors]), axes)
+
+
+def fuse_axes(block: Block) -> Block:
+    """The same elements in the same order, in as few axes as possible: neighbours that go on evenly are one.
+
+    >>> fuse_axes(Block(0, 2, (Axis(2, 6, 3), Axis(1, 9, 9), Axis(3, 2, 1)))).axes
+    (Axis(extent=6, src=2, dst=1),)
+    """
+    fused: list[Axis] = []
+    for axis in block.axes:
+        extent, src, dst = axis
+        if extent == 1:
+            continue
+        if fused and fused[-1][1:] == (extent * src, extent * dst):
+            fused[-1] = Axis(fused[-1].extent * extent, src, dst)
+        else:
+            fused.append(axis)
+    return Block(block.src, block.dst, tuple(fused))
+
+
+def merge_blocks(blocks: Iterable[Block]) -> list[Block]:
+    """The same elements in the same order, evenly spaced equal blocks made one of one more axis.
+
+    Passes repeat as long as they leave fewer blocks: rows become planes, and planes volumes.
+
+    >>> merge_blocks([Block(at, at + 1, (Axis(2, 1, 1),)) for at in (0, 4, 8)])
+    [Block(src=0, dst=1, axes=(Axis(extent=3, src=4, dst=4), Axis(extent=2, src=1, dst=1)))]
+    """
+    merged = list(blocks)
+    while True:
+        rows: list[Block] = []
+        at = 0
+        while at < len(merged):
+            first, count = merged[at], 1
+            step: tuple[int, int] | None = None
+            while at + count < len(merged):
+                last, following = merged[at + count - 1], merged[at + count]
+                apart = following.src - last.src, following.dst - last.dst
+                # Steps ascend at both ends: readers take the first offset for the lowest.
+                if following.axes != first.axes or min(apart) <= 0 or step not in (None, apart):
+                    break
+                step, count = apart, count + 1
+            rows.append(first if step is None else Block(first.src, first.dst, (Axis(count, *step), *first.axes)))
+            at += count
+        if len(rows) == len(merged):
+            return rows
+        merged = rows
