@@ -4,6 +4,7 @@
     remesh.py           the same placement, written on another mesh of the same devices; sets of devices
     detect.py           a layout read in any notation, on the caller's mesh
     overlap.py          the elements of a dim that two pieces share: runs, progressions, counts, the shortest run
+    blocks.py           which elements of a sender's tile are which of a receiver's: nested loops over both
     message.py          one message: the elements that one device sends to another
     messages.py         who sends what to whom in an exchange of boxes
     own_messages.py     one device's messages of such an exchange, without listing those of others

@@ -7,10 +7,10 @@
     . d . e . f
     . . . . . .
 
-Tiles are flat here: row-major, padding included, and offsets and strides count elements. As they are made, an axis stays
-within one dim of either tile, so that an offset and a stride can be unravelled over the shape of a tile; only those who
-read blocks fuse axes across dims. A message is a list of blocks, and the planner, the prover and every runtime read the
-same ones.
+Tiles are flat here: row-major, padding included, and offsets and strides count elements. As they are made, an axis
+stays within one dim of either tile, so that an offset and a stride can be unravelled over the shape of a tile; only
+those who read blocks fuse axes across dims. A message is a list of blocks, and the planner, the prover and every
+runtime read the same ones.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from reshard.geometry import messages
+from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.pieces import count, cut
 from reshard.geometry.refine import Refinement, refine
 from reshard.geometry.relay import relay, relay_figures
@@ -60,12 +61,16 @@ class Box(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Boxes that one device sends to another in one message; `relayed` ones are read from the sender's result."""
+    """Boxes that one device sends to another in one message; `relayed` ones are read from the sender's result.
+
+    `blocks` are the same elements on flat tiles.
+    """
 
     sender: int
     receiver: int
     boxes: tuple[Box, ...]
     relayed: bool = False
+    blocks: tuple[Block, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -103,8 +108,38 @@ def rounds(
     else:
         turns = _relayed(operand, result, chunk, device) if relayed else _coloured(operand, result, chunk, device)
         ends = _whole_tile(operand), _whole_tile(result)
+    turns = [[_with_blocks(t, *ends) for t in turn] for turn in turns]
     kept = [t for turn in turns if not _crosses(turn) for t in turn]
     return *ends, tuple(kept), tuple(tuple(turn) for turn in turns if _crosses(turn))
+
+
+def _with_blocks(transfer: Transfer, send: TileView, receive: TileView) -> Transfer:
+    send = receive if transfer.relayed else send
+    return transfer._replace(blocks=tuple(_block(box, send.digits, receive.digits) for box in transfer.boxes))
+
+
+def _block(box: Box, send: Sequence[int], receive: Sequence[int]) -> Block:
+    """A box of digits as a block of flat tiles: a digit of one side that covers two of the other is split."""
+    (src, before), (dst, after) = _strided(box.src, send), _strided(box.dst, receive)
+    axes: list[Axis] = []
+    while before and after:
+        (have, step), (want, stride) = before.pop(), after.pop()
+        if not have or not want:
+            return Block(src, dst, (Axis(0, step, stride),))
+        extent = min(have, want)
+        axes.insert(0, Axis(extent, step, stride))
+        if have > extent:
+            before.append((have // extent, step * extent))
+        if want > extent:
+            after.append((want // extent, stride * extent))
+    return Block(src, dst, tuple(axes))
+
+
+def _strided(spans: Sequence[Span], digits: Sequence[int]) -> tuple[int, list[tuple[int, int]]]:
+    """The first offset of a box in a flat tile, and the (extent, stride) of its digits of more than one value."""
+    strides = [math.prod(digits[at + 1 :]) for at in range(len(digits))]
+    start = sum(low * stride for (low, _), stride in zip(spans, strides, strict=True))
+    return start, [(extent, stride) for (_, extent), stride in zip(spans, strides, strict=True) if extent != 1]
 
 
 def _crosses(turn: Sequence[Transfer]) -> bool:

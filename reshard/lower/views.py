@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from reshard.geometry.blocks import Axis, Block
 from reshard.geometry.view_boxes import StridedBox
 from reshard.geometry.view_messages import ViewMessage, chunk_cap, view_messages
 from reshard.lower.colouring import colouring
@@ -64,6 +65,14 @@ class StridedTransfer:
     receiver: int
     boxes: tuple[StridedBox, ...]
     relayed: ClassVar[bool] = False
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The same elements as blocks."""
+        return tuple(
+            Block(box.src, box.dst, tuple(map(Axis, box.extents, box.src_strides, box.dst_strides)))
+            for box in self.boxes
+        )
 
     @cached_property
     def elements(self) -> int:

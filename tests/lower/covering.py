@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
+from reshard.geometry.blocks import Block
 from reshard.lower import lower_plan
 from reshard.lower.exchange import Transfer
 from reshard.lower.program import Exchange, Instruction
@@ -48,6 +49,13 @@ def elements(view_digits: tuple[int, ...], spans: tuple[tuple[int, int], ...]) -
         yield sum(i * s for i, s in zip(index, strides, strict=True))
 
 
+def block_elements(block: Block) -> Iterator[tuple[int, int]]:
+    """The flat offsets of a block's elements in both tiles."""
+    for index in product(*map(range, block.extents)):
+        src = sum(i * axis.src for i, axis in zip(index, block.axes, strict=True))
+        yield block.src + src, block.dst + sum(i * axis.dst for i, axis in zip(index, block.axes, strict=True))
+
+
 def global_index(layout: Layout, device: int, offset: int) -> tuple[int, ...]:
     """The global index of a flat offset in a tile."""
     index = []
@@ -61,10 +69,11 @@ def covers(step: Step, exchange: Exchange) -> None:
     """Each true element of each target tile is written once, from a device that holds that very element."""
     written: Counter[tuple[int, int]] = Counter()
     for transfer in (*exchange.local, *(t for turn in exchange.rounds for t in turn)):
-        for box in transfer.boxes:
-            for src, dst in zip(
-                elements(exchange.send.digits, box.src), elements(exchange.receive.digits, box.dst), strict=True
-            ):
+        for box, block in zip(transfer.boxes, transfer.blocks, strict=True):
+            ends = elements(exchange.send.digits, box.src), elements(exchange.receive.digits, box.dst)
+            pairs = list(zip(*ends, strict=True))
+            assert list(block_elements(block)) == pairs
+            for src, dst in pairs:
                 written[transfer.receiver, dst] += 1
                 source = global_index(step.operand, transfer.sender, src)
                 assert source == global_index(step.result, transfer.receiver, dst)
