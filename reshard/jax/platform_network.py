@@ -17,7 +17,7 @@ from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
 from reshard.synth import Network, cost, plan
 from reshard.synth.network import PRESETS
-from reshard.synth.planner import network_of
+from reshard.synth.options import PlanOptions, network_of
 from reshard.synth.short import message_count, short_plans
 from reshard.types.move import Move
 
@@ -107,7 +107,7 @@ def _short_plan(fast: Plan, network: Network, budget: int | None, donate: bool, 
     """Among the plans of few messages that take at most `SLOWER` times the seconds of `fast`, the one that needs the
     least memory; `fast` if there is none."""
     timed = cost.timed(fast, network.links(fast.source.mesh))
-    plans = short_plans(fast.source, fast.target, LONG, network, budget, donate)
+    plans = short_plans(fast.source, fast.target, LONG, PlanOptions(budget, network, donate))
     quick = [plan for plan in plans if (plan.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)]
 
     def needs(plan: Plan) -> tuple[int, float]:

@@ -9,6 +9,7 @@ Link       the cost of one axis: seconds a message, bytes a second
 planner    asks the routes, compares what they cost
 routes     candidate steps, one algorithm a file; how to add one
 cost       predicted seconds of a step
+options    what a caller asks for, read once
 short      plans of few messages, whose programs are short
 budget     steps cut until a plan fits
 moves      plans of moves with a view, a part or a cast, around an ordinary plan
@@ -19,6 +20,9 @@ wires      what rings, lines and tori carry; `torus` lays a mesh over physical a
 
 from reshard.synth.network import Link as Link
 from reshard.synth.network import Network as Network
+from reshard.synth.options import PlanOptions as PlanOptions
 from reshard.synth.pipeline import overlapped as overlapped
+from reshard.synth.planner import find_plan as find_plan
+from reshard.synth.planner import find_tree_plan as find_tree_plan
 from reshard.synth.planner import plan as plan
 from reshard.synth.planner import plan_tree as plan_tree

@@ -25,7 +25,8 @@ from reshard.plans.rules.parts import counts
 from reshard.plans.tree_memory import Bytes, DeviceKinds, Footprint, peaks
 from reshard.synth import cost
 from reshard.synth.batches import batch_of, rank
-from reshard.synth.network import Links, Network
+from reshard.synth.network import Links
+from reshard.synth.options import PlanOptions
 from reshard.types.units import counted
 from reshard.types.whole import check_deadline
 
@@ -150,13 +151,13 @@ Replan = Callable[[str, int], Plan]
 
 
 def plan_tree_within(
-    plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, budget: int, network: Network | None
+    plans: Mapping[str, Plan], replan: Replan, kinds: DeviceKinds, options: PlanOptions
 ) -> list[Batch]:
-    """Batches whose peak is within the budget.
+    """Batches whose peak is within the budget of the options.
 
     Raises `BudgetError`, with the smallest budget that works, if there are none.
     """
-    least = _least_tree(plans, replan)
+    budget, least = options.budget or 0, _least_tree(plans, replan)
     order = sorted(plans, key=lambda name: rank(_alone(least[name], kinds)))
     floor = max(peaks([_alone(least[name], kinds) for name in order]))
     if floor > budget:
@@ -166,7 +167,7 @@ def plan_tree_within(
             floor,
         )
     fitted = _fitted(order, plans, least, replan, kinds, budget)
-    return _Batcher(order, fitted, kinds, budget, network).batches()
+    return _Batcher(order, fitted, kinds, options).batches()
 
 
 def _least_tree(plans: Mapping[str, Plan], replan: Replan) -> dict[str, Plan]:
@@ -236,9 +237,9 @@ class _Batcher:
     """Brings arrays forward to batches, as many as leave room for the arrays that follow."""
 
     def __init__(
-        self, order: Sequence[str], plans: Mapping[str, Plan], kinds: DeviceKinds, budget: int, network: Network | None
+        self, order: Sequence[str], plans: Mapping[str, Plan], kinds: DeviceKinds, options: PlanOptions
     ) -> None:
-        self._plans, self._kinds, self._budget, self._network = plans, kinds, budget, network
+        self._plans, self._kinds, self._budget, self._network = plans, kinds, options.budget or 0, options.network
         self._rest: list[str] = list(order)
         self._needs = {name: _alone(plans[name], kinds) for name in order}
         self._live = _Live(list(self._needs.values()))

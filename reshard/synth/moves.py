@@ -22,6 +22,7 @@ from reshard.geometry.view_layouts import Stages, fused, inverse, stages
 from reshard.plans.plan import Plan, StepSpec, chain
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.cost import StepMode
+from reshard.synth.options import PlanOptions
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.move import Move
@@ -33,15 +34,15 @@ Between = Callable[[Layout, Layout, "int | None"], Plan]
 Specs = list[StepSpec]
 
 
-def plans(move: Move, between: Between, budget: int | None, donate: bool) -> list[Plan]:
+def plans(move: Move, between: Between, options: PlanOptions) -> list[Plan]:
     """All candidates, within the budget if there is one.
 
     Raises `PlanError` for a move that no steps make, and `BudgetError` with the least peak among the candidates.
     """
-    made: list[Plan] = []
+    budget, made = options.budget, list[Plan]()
     for specs in _routes(move, between, budget):
         with suppress(StepError):  # A transposition does not fit every place.
-            made.append(chain(move.source, move.target, specs, donate, None, move.view))
+            made.append(chain(move.source, move.target, specs, options.donate, None, move.view))
     if not made:
         raise PlanError(
             f"{move}: a sum is finished by collectives, for which digits must end where the atoms of the view end; "

@@ -23,12 +23,8 @@ network, no plan loads its busiest device more than a pull does, whatever the sl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from numbers import Real
+from functools import lru_cache
 from typing import Any, cast
 
 from reshard.errors import BudgetError, PlanError, ReshardError, quoted
@@ -40,15 +36,15 @@ from reshard.synth import cost, moves
 from reshard.synth.batches import batches_of, in_order
 from reshard.synth.budget import plan_tree_within, within
 from reshard.synth.network import Links, Network
+from reshard.synth.options import SLACK as SLACK
+from reshard.synth.options import PlanOptions
+from reshard.synth.options import bytes_of as bytes_of
+from reshard.synth.options import network_of as network_of
 from reshard.synth.routes import ROUTES, Pair, Route, crossing, idle
 from reshard.types.layout import Layout
 from reshard.types.move import Move
 from reshard.types.reductions import identity
-from reshard.types.units import parse_bytes
-from reshard.types.whole import check_deadline, checked_flag, whole
-
-SLACK = 0.05
-"""The share of bytes that a plan between uneven layouts may receive more than the fewest, to save launches."""
+from reshard.types.whole import check_deadline
 
 
 def plan(
@@ -80,39 +76,48 @@ def plan(
     >>> [s.kind for s in p.steps], p.received_bytes, p.lower_bound_bytes
     (['all_to_all'], 1792, 1792)
     """
-    network = network_of(network)
-    slack = checked_slack(slack)
+    return find_plan(source, target, PlanOptions.read(budget, network, donate, slack))
+
+
+def find_plan(source: Layout | Move, target: Layout | None, options: PlanOptions) -> Plan:
+    """`plan`, with options that were read before.
+
+    >>> from reshard.types import Mesh
+    >>> rows, whole = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    >>> find_plan(Move(rows, whole), None, PlanOptions.read(donate=True)).peak_bytes
+    80
+    """
     before, after = _ends(source, target)
-    same = one_set(before.mesh, after.mesh)
-    exact = network is not None or (same and before.even and after.even)
-    options = (bytes_of(budget), network, checked_flag(donate, "donate"), 0.0 if exact else slack)
+    # Slack is for uneven layouts without a network. What does not decide is left out, so that it makes no new entry of
+    # the caches.
+    exact = options.network is not None or (before.even and after.even and one_set(before.mesh, after.mesh))
+    used = PlanOptions(options.budget, options.network, options.donate, 0.0 if exact else options.slack)
     if isinstance(source, Move) and not source.plain:
-        return _plan_move(source, *options)
-    return _plan(before, after, *options)
+        return _plan_move(source, used)
+    return _plan(before, after, used)
 
 
 @lru_cache(maxsize=4096)
-def _plan_move(move: Move, budget: int | None, network: Network | None, donate: bool, slack: float) -> Plan:
+def _plan_move(move: Move, options: PlanOptions) -> Plan:
     """The best plan of a move with a view, a part or a cast, from those of its middle; see `moves`."""
 
     def between(source: Layout, target: Layout, limit: int | None) -> Plan:
-        return _plan(source, target, limit, network, donate, slack)
+        return _plan(source, target, options._replace(budget=limit))
 
-    made = moves.plans(move, between, budget, donate)
+    made, network = moves.plans(move, between, options), options.network
     if not one_set(move.source.mesh, move.target.mesh):
-        return _best([cost.timed_across(plan, network) for plan in made], slack)
+        return _best([cost.timed_across(plan, network) for plan in made], options.slack)
     links = None if network is None else network.links(move.source.mesh)
-    return _best([cost.timed(plan, links) for plan in made], slack)
+    return _best([cost.timed(plan, links) for plan in made], options.slack)
 
 
 @lru_cache(maxsize=4096)
-def _plan(
-    source: Layout, target: Layout, budget: int | None, network: Network | None, donate: bool, slack: float
-) -> Plan:
+def _plan(source: Layout, target: Layout, options: PlanOptions) -> Plan:
+    budget, network, donate, slack = options[:4]
     pair = Pair(*_on_one_mesh(source, target))
     _check_start(pair)
     if pair.crosses:
-        plans = _plans_across(pair, network, donate, slack if network is None else SLACK)
+        plans = _plans_across(pair, options)
         plans = plans if budget is None else within(plans, budget, None)
         plans = _none_above_pull(plans) if network is None else plans
         return _best([cost.timed_across(plan, network) for plan in plans], slack)
@@ -128,12 +133,13 @@ def _plan(
     return _best(made if budget is None else within(made, budget, links), slack)
 
 
-def _plans_across(pair: Pair, network: Network | None, donate: bool, slack: float) -> list[Plan]:
+def _plans_across(pair: Pair, options: PlanOptions) -> list[Plan]:
     """A plan for each route to other devices; relays only if no other route is within the slack of the bound."""
-    routes = dict.fromkeys(crossing.routes(pair, network))
-    plans = [chain(pair.source, pair.target, route, donate) for route in routes]
+    slack = options.slack if options.network is None else SLACK
+    routes = dict.fromkeys(crossing.routes(pair, options.network))
+    plans = [chain(pair.source, pair.target, route, options.donate) for route in routes]
     if not any(_within(_busiest(plan), plan.endpoint_bound_bytes, slack) for plan in plans):
-        plans += [chain(pair.source, pair.target, route, donate) for route in crossing.relays(pair)]
+        plans += [chain(pair.source, pair.target, route, options.donate) for route in crossing.relays(pair)]
     return plans
 
 
@@ -252,60 +258,6 @@ def _ends(source: object, target: object) -> tuple[Layout, Layout]:
     return cast(Layout, source), cast(Layout, target)
 
 
-def network_of(given: object) -> Network | None:
-    """The network that a caller gives: a `Network`, the name of a preset, a file; None or "none" for none.
-
-    Raises `PlanError` for anything else, and `NetworkError` for text that names neither a preset nor a file.
-
-    >>> str(network_of("h100")), network_of("none")
-    ('h100', None)
-    """
-    if given is None or (isinstance(given, str) and given == "none"):
-        return None
-    network = Network.load(given) if isinstance(given, str) else given
-    if not isinstance(network, Network):
-        raise PlanError(
-            f"network {quoted(network)} is not a Network; give one, a preset or a file by its name, or None"
-        )
-    return network
-
-
-def bytes_of(budget: object, what: str = "budget") -> int | None:
-    """A budget in bytes a device: an int, text such as "64MiB", or None for no limit.
-
-    Raises `PlanError` for anything else, which it calls `what`.
-
-    >>> bytes_of("64MiB"), bytes_of(4096), bytes_of(None)
-    (67108864, 4096, None)
-    """
-    if budget is None:
-        return None
-    if isinstance(budget, str):
-        try:
-            return parse_bytes(budget)
-        except ReshardError as error:
-            raise PlanError(f"{what} {quoted(budget)}: {error}") from None
-    limit = whole(budget)
-    if limit is None:
-        raise PlanError(
-            f'{what} {quoted(budget)}: give bytes a device as a whole number of at least 0, text such as "64MiB", or '
-            f"None for no limit"
-        )
-    return limit
-
-
-def checked_slack(slack: object) -> float:
-    """The share of bytes that may be spent to save launches; `PlanError` for what is not a finite number from 0 up."""
-    if not isinstance(slack, bool) and isinstance(slack, Real):
-        with suppress(OverflowError):
-            if 0 <= float(slack) < math.inf:
-                return float(slack)
-    raise PlanError(
-        f"slack {quoted(slack)}: give the share of bytes that may be spent to save launches as a finite number of at "
-        f"least 0, such as 0.05, or 0 for the fewest bytes"
-    )
-
-
 def _check_arrays(source: Layout, target: Layout) -> None:
     if source.shape != target.shape:
         raise PlanError(
@@ -379,40 +331,38 @@ def plan_tree(
     >>> tree.launches, [batch.names for batch in tree.batches]
     (1, [('w', 'b')])
     """
-    flat = flattened(moves)
-    limit = bytes_of(budget)
-    request = _Request(network_of(network), checked_flag(donate, "donate"), checked_slack(slack))
-    plans = {name: request.planned(name, leaf) for name, leaf in flat.items()}
+    return find_tree_plan(moves, PlanOptions.read(budget, network, donate, slack))
+
+
+def find_tree_plan(moves: Mapping[str, Any] | Sequence[Any], options: PlanOptions) -> TreePlan:
+    """`plan_tree`, with options that were read before.
+
+    >>> find_tree_plan({}, PlanOptions()).launches
+    0
+    """
+    flat, free = flattened(moves), options._replace(budget=None)
+    plans = {name: _planned(name, leaf, free) for name, leaf in flat.items()}
     kinds = device_kinds(plans.values())
-    batches = in_order(batches_of(plans, request.network), kinds)
-    if limit is not None and max(peaks([kinds.footprint(batch) for batch in batches])) > limit:
+    batches = in_order(batches_of(plans, options.network), kinds)
+    if options.budget is not None and max(peaks([kinds.footprint(batch) for batch in batches])) > options.budget:
 
         def replan(name: str, room: int) -> Plan:
-            return request.planned(name, flat[name], room)
+            return _planned(name, flat[name], options._replace(budget=room))
 
-        batches = plan_tree_within(plans, replan, kinds, limit, request.network)
+        batches = plan_tree_within(plans, replan, kinds, options)
     return TreePlan(tuple(flat), tuple(batches))
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What is the same for all arrays."""
-
-    network: Network | None
-    donate: bool
-    slack: float
-
-    def planned(self, name: str, leaf: Any, budget: int | None = None) -> Plan:
-        """The plan of one array; its errors name it."""
-        ends = cast("list[Any]", leaf) if isinstance(leaf, tuple | list) else [leaf]
-        if isinstance(leaf, Layout):
-            raise PlanError(f"{name}: the layout {leaf} has no target; give a (source, target) pair of layouts")
-        make = partial(plan, budget=budget, network=self.network, donate=self.donate, slack=self.slack)
-        try:
-            return make(*ends)
-        except BudgetError:
-            raise
-        except ReshardError as error:
-            raise type(error)(f"{name}: {error}") from None
-        except TypeError:
-            raise PlanError(f"{name}: {quoted(ends)} is not a move; give a (source, target) pair of layouts") from None
+def _planned(name: str, leaf: Any, options: PlanOptions) -> Plan:
+    """The plan of one array; its errors name it."""
+    ends = cast("list[Any]", leaf) if isinstance(leaf, tuple | list) else [leaf]
+    if isinstance(leaf, Layout):
+        raise PlanError(f"{name}: the layout {leaf} has no target; give a (source, target) pair of layouts")
+    if not 1 <= len(ends) <= 2:
+        raise PlanError(f"{name}: {quoted(ends)} is not a move; give a (source, target) pair of layouts")
+    try:
+        return find_plan(ends[0], ends[1] if len(ends) == 2 else None, options)
+    except BudgetError:
+        raise
+    except ReshardError as error:
+        raise type(error)(f"{name}: {error}") from None

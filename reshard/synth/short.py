@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from reshard.plans.plan import Plan, chain
 from reshard.synth import cost
-from reshard.synth.network import Network
+from reshard.synth.options import PlanOptions
 from reshard.synth.planner import routes_of
 from reshard.synth.routes import Pair
 from reshard.types.layout import Layout
@@ -27,21 +27,19 @@ def message_count(plan: Plan) -> int:
     return rounds * plan.source.mesh.size
 
 
-def short_plans(
-    source: Layout, target: Layout, messages: int, network: Network, budget: int | None = None, donate: bool = False
-) -> list[Plan]:
-    """The plans on one set of devices that list at most this many `messages`, within a budget in bytes a device.
+def short_plans(source: Layout, target: Layout, messages: int, options: PlanOptions) -> list[Plan]:
+    """The plans on one set of devices that list at most this many `messages`, within the budget of the options.
 
     Steps are not cut to fit the budget, which would make more messages, and no tile on the way is larger than those at
     the ends. There may be no such plan.
     """
-    pair, links = Pair(source, target), network.links(source.mesh)
+    pair, links = Pair(source, target), None if options.network is None else options.network.links(source.mesh)
     most = max(source.tile_bytes, target.tile_bytes)
-    plans = (cost.timed(chain(source, target, route, donate), links) for route in routes_of(pair, links))
+    plans = (cost.timed(chain(source, target, route, options.donate), links) for route in routes_of(pair, links))
     return [
         plan
         for plan in plans
         if message_count(plan) <= messages
-        and (budget is None or plan.peak_bytes <= budget)
+        and (options.budget is None or plan.peak_bytes <= options.budget)
         and all(step.result.tile_bytes <= most for step in plan.steps)
     ]

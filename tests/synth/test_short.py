@@ -6,11 +6,13 @@ import pytest
 
 from reshard.synth import plan
 from reshard.synth.network import PRESETS
+from reshard.synth.options import PlanOptions
 from reshard.synth.short import message_count, short_plans
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
 NETWORK = PRESETS["tpu-v5p"]
+WITHIN = PlanOptions(network=NETWORK)
 LARGE = Mesh(x=8, y=8, z=16)
 MOVES = [
     ("bf16[{z}{y}32, {x}512, 4096]", "bf16[{x}512, {z}{y}32, 4096]"),
@@ -24,7 +26,7 @@ MOVES = [
 def test_many_rounds_on_many_devices_have_a_plan_of_few_messages(source: str, target: str):
     """In at most 1.6 times the time, in tiles no larger than those at the ends."""
     before, after = (Layout.parse(text, LARGE) for text in (source, target))
-    fast, plans = plan(before, after, network=NETWORK), short_plans(before, after, 4096, NETWORK)
+    fast, plans = plan(before, after, network=NETWORK), short_plans(before, after, 4096, WITHIN)
     assert message_count(fast) > 4096 and fast.seconds is not None
     assert min(short.seconds or 0 for short in plans) <= 1.6 * fast.seconds
     most = max(before.tile_bytes, after.tile_bytes)
@@ -35,9 +37,9 @@ def test_many_rounds_on_many_devices_have_a_plan_of_few_messages(source: str, ta
 
 def test_limits_are_kept():
     before, after = (Layout.parse(text, Mesh(x=4, y=4)) for text in ("f32[{x}4, {y}4]", "f32[{y}4, {x}4]"))
-    whole = short_plans(before, after, 16, NETWORK)
+    whole = short_plans(before, after, 16, WITHIN)
     assert {message_count(each) for each in whole} >= {16}
     least = min(each.peak_bytes for each in whole)
-    assert {each.peak_bytes for each in short_plans(before, after, 16, NETWORK, budget=least)} == {least}
-    assert short_plans(before, after, 16, NETWORK, budget=least - 1) == []
-    assert all(message_count(each) == 0 for each in short_plans(before, after, 15, NETWORK))
+    assert {each.peak_bytes for each in short_plans(before, after, 16, WITHIN._replace(budget=least))} == {least}
+    assert short_plans(before, after, 16, WITHIN._replace(budget=least - 1)) == []
+    assert all(message_count(each) == 0 for each in short_plans(before, after, 15, WITHIN))

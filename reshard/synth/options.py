@@ -1,0 +1,123 @@
+"""`PlanOptions`: what a caller asks of the planner beside source and target, read and checked once.
+
+    rs.plan(source, target, budget="1GiB", network="h100")        what a user writes
+    PlanOptions(budget=1 << 30, network=Network("h100", ...))     what every function below is passed
+
+A function that users call has keywords, calls `PlanOptions.read` with them, and passes the object on whole.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from numbers import Real
+from typing import NamedTuple
+
+from reshard.errors import PlanError, ReshardError, quoted
+from reshard.synth.network import Network
+from reshard.types.units import parse_bytes
+from reshard.types.whole import checked_flag, whole
+
+SLACK = 0.05
+"""The share of bytes that a plan between uneven layouts may receive more than the fewest, to save launches."""
+
+PREFERENCES = ("bytes", "memory", "time")
+"""What plans that take the place of a compiler's own collectives may be asked to reduce."""
+
+
+class PlanOptions(NamedTuple):
+    """What a plan is made for; hashable, and equal where the plans are.
+
+    `budget` is in bytes a device, None for no limit. `prefer` is one of `PREFERENCES`, None where nobody chose.
+    `network_named` says whether the caller named a network, "none" included: whoever knows the devices may put theirs
+    in the place of one that nobody named.
+
+    >>> options = PlanOptions.read(budget="64MiB", network="h100")
+    >>> options.budget, str(options.network), options.donate, options.slack
+    (67108864, 'h100', False, 0.05)
+    """
+
+    budget: int | None = None
+    network: Network | None = None
+    donate: bool = False
+    slack: float = SLACK
+    prefer: str | None = None
+    network_named: bool = False
+
+    @classmethod
+    def read(
+        cls,
+        budget: object = None,
+        network: object = None,
+        donate: object = False,
+        slack: object = SLACK,
+        prefer: object = None,
+    ) -> PlanOptions:
+        """Checks what a caller gives.
+
+        Raises `PlanError` for options of the wrong kind, and `NetworkError` for text that names no network.
+        """
+        if prefer is not None and not (isinstance(prefer, str) and prefer in PREFERENCES):
+            raise PlanError(f"prefer={quoted(prefer)} is none of {', '.join(map(repr, PREFERENCES))}")
+        return cls(
+            bytes_of(budget),
+            network_of(network),
+            checked_flag(donate, "donate"),
+            checked_slack(slack),
+            None if prefer is None else str(prefer),
+            network is not None,
+        )
+
+
+def network_of(given: object) -> Network | None:
+    """The network that a caller gives: a `Network`, the name of a preset, a file; None or "none" for none.
+
+    Raises `PlanError` for anything else, and `NetworkError` for text that names neither a preset nor a file.
+
+    >>> str(network_of("h100")), network_of("none")
+    ('h100', None)
+    """
+    if given is None or (isinstance(given, str) and given == "none"):
+        return None
+    network = Network.load(given) if isinstance(given, str) else given
+    if not isinstance(network, Network):
+        raise PlanError(
+            f"network {quoted(network)} is not a Network; give one, a preset or a file by its name, or None"
+        )
+    return network
+
+
+def bytes_of(budget: object, what: str = "budget") -> int | None:
+    """A budget in bytes a device: an int, text such as "64MiB", or None for no limit.
+
+    Raises `PlanError` for anything else, which it calls `what`.
+
+    >>> bytes_of("64MiB"), bytes_of(4096), bytes_of(None)
+    (67108864, 4096, None)
+    """
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        try:
+            return parse_bytes(budget)
+        except ReshardError as error:
+            raise PlanError(f"{what} {quoted(budget)}: {error}") from None
+    limit = whole(budget)
+    if limit is None:
+        raise PlanError(
+            f'{what} {quoted(budget)}: give bytes a device as a whole number of at least 0, text such as "64MiB", or '
+            f"None for no limit"
+        )
+    return limit
+
+
+def checked_slack(slack: object) -> float:
+    """The share of bytes that may be spent to save launches; `PlanError` for what is not a finite number from 0 up."""
+    if not isinstance(slack, bool) and isinstance(slack, Real):
+        with suppress(OverflowError):
+            if 0 <= float(slack) < math.inf:
+                return float(slack)
+    raise PlanError(
+        f"slack {quoted(slack)}: give the share of bytes that may be spent to save launches as a finite number of at "
+        f"least 0, such as 0.05, or 0 for the fewest bytes"
+    )
