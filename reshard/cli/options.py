@@ -8,7 +8,7 @@ arguments to a parser; a group that several commands share is a base class and a
         show.ShowOptions         LAYOUT, --limit
         PairOptions              SOURCE, TARGET, --target-mesh, --budget, --network, --donate, --slack
           MoveOptions            --view, --size, --take, --into, --cast
-            plan.PlanOptions     --json, --html, --explain
+            plan.PlanCommand     --json, --html, --explain
           ...
       doctor.DoctorOptions       FILE, --platform, ...
 

@@ -63,7 +63,7 @@ examples:
 
 
 @dataclass(frozen=True)
-class PlanOptions(MoveOptions):
+class PlanCommand(MoveOptions):
     """The options of `reshard plan`."""
 
     from_file = True
@@ -88,10 +88,10 @@ class PlanOptions(MoveOptions):
 def add(commands: Commands) -> None:
     """Adds `reshard plan`."""
     summary = "the steps from one layout to another, with bytes, memory and time"
-    add_command(commands, "plan", summary, f"{NOTATIONS}\n{_EXAMPLES}", PlanOptions, run)
+    add_command(commands, "plan", summary, f"{NOTATIONS}\n{_EXAMPLES}", PlanCommand, run)
 
 
-def run(options: PlanOptions) -> int:
+def run(options: PlanCommand) -> int:
     """Plans, and prints or writes the plan in the form asked for."""
     pass  # dropped import
 
@@ -113,7 +113,7 @@ def run(options: PlanOptions) -> int:
     return 0
 
 
-def _run_batch(path: str, options: PlanOptions) -> int:
+def _run_batch(path: str, options: PlanCommand) -> int:
     from reshard.cli import plan as plan_batch
 
     if options.source is not None or options.html is not None or options.explain:  # pyright: ignore
@@ -132,7 +132,7 @@ def _write_page(path: str, plan: Plan, network: str | None) -> None:
     write(path, page(plan, network))
 
 
-def _print(request: PlanRequest, options: PlanOptions) -> None:
+def _print(request: PlanRequest, options: PlanCommand) -> None:
     if find_spec("rich") is None:  # As in a browser: the plan as plain text.
         print(request.plan)
         return

@@ -10,7 +10,7 @@ from reshard.cli.compiler_pass import CompilerPassOptions
 from reshard.cli.doctor import DoctorOptions
 from reshard.cli.options import ArrayOptions, Options, PairOptions, add_command
 from reshard.cli.parser import CompletionOptions, parse
-from reshard.cli.plan import PlanOptions
+from reshard.cli.plan import PlanCommand
 from reshard.cli.prove import ProveOptions
 from reshard.cli.run import RunOptions
 from reshard.cli.show import ShowOptions
@@ -19,7 +19,7 @@ from reshard.cli.simulate import SimulateOptions
 GROUPS = [
     ArrayOptions,
     PairOptions,
-    PlanOptions,
+    PlanCommand,
     ShowOptions,
     SimulateOptions,
     ProveOptions,
