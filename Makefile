@@ -73,7 +73,8 @@ help:
 	@echo "make bench        how long planning takes; AGAINST=main~5 compares with that commit"
 	@echo "make clean        remove the virtual environments and caches"
 
-.venv/.stamp: pyproject.toml
+# setup.py builds the C extension into the source tree; where no compiler is, it says so and goes on.
+.venv/.stamp: pyproject.toml setup.py reshard/runtime/on_mpi/copies/_stream.c
 	$(call setup,.venv,$(NEWEST),mpich)
 
 .venv-oldest/.stamp: pyproject.toml .venv/.stamp
@@ -137,4 +138,5 @@ bench: .venv/.stamp
 
 clean:
 	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis dist site
+	rm -rf build reshard.egg-info reshard/runtime/on_mpi/copies/_stream.*.so
 	find reshard tests benchmarks notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -48,10 +52,28 @@ def test_one_version():
     assert rs.__version__ == PROJECT["project"]["version"] == yaml.safe_load(text("CITATION.cff"))["version"]
 
 
-def test_on_pypi_the_links_of_the_readme_are_addresses():
-    shown = text("README.md")
-    for each in PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
-        shown = re.sub(each["pattern"], each["replacement"], shown)
+@pytest.fixture
+def given_to_setuptools(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What setup.py gives to setuptools, which need not be installed."""
+    given: dict[str, Any] = {}
+    fake = SimpleNamespace(setup=given.update, Extension=lambda *names, **options: {"names": names, **options})
+    monkeypatch.setitem(sys.modules, "setuptools", fake)
+    runpy.run_path(str(ROOT / "setup.py"), run_name="__main__")
+    return given
+
+
+def test_the_extension_may_fail_to_build(given_to_setuptools: dict[str, Any]):
+    (extension,) = given_to_setuptools["ext_modules"]
+    module, (source,) = extension["names"]
+    assert extension["optional"] and (ROOT / source).exists()
+    assert (ROOT / module.replace(".", "/")).with_suffix(".pyi").exists()
+    (_, limited), built = extension["define_macros"][0], PROJECT["tool"]["cibuildwheel"]["build"]
+    assert given_to_setuptools["options"]["bdist_wheel"]["py_limited_api"] == built.removesuffix("-*")
+    assert built == f"cp3{int(limited[4:6], 16)}-*"
+
+
+def test_on_pypi_the_links_of_the_readme_are_addresses(given_to_setuptools: dict[str, Any]):
+    shown = given_to_setuptools["long_description"]
     links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", shown, flags=re.MULTILINE | re.DOTALL))
     assert len(links) > 20
     assert all(re.match(r"https?://|#", link) for link in links), links
@@ -67,7 +89,6 @@ def test_the_conda_recipe_asks_for_what_pyproject_does():
     about, urls = recipe["about"], project["urls"]
     shown = (about["summary"], about["license"], about["homepage"], about["documentation"])
     assert shown == (project["description"], project["license"], urls["Homepage"], urls["Documentation"])
-    assert recipe["build"]["python"]["entry_points"] == [f"{n} = {m}" for n, m in project["scripts"].items()]
     optional = {requirement.replace(">=", " >=") for extra in EXTRAS.values() for requirement in extra}
     assert {*recipe["requirements"]["run_constraints"]} <= optional
 

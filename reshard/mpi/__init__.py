@@ -9,6 +9,7 @@
     schedule_figures(source, target, rank=)     what a rank takes to work out its messages, without the others
     ScheduleFigures                             what it returns: seconds, bytes, sends and receives
     calibrate(comm)                             measures the communicator as a `Network` to plan for
+    describe_copies()                           how large copies are made here, and why: past the caches or by numpy
     launch(ranks, ["script.py"])                starts ranks and waits for them
     world()                                     MPI.COMM_WORLD: all ranks that were started together
     RAW                                         layout dtypes that stand for elements without a name, by their size
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
     from reshard.mpi.view_moves import move as move
+    from reshard.runtime.on_mpi.copies.stream_copy import describe_copies as describe_copies
     from reshard.runtime.on_mpi.team import world as world
 
 _HOME = {
@@ -46,6 +48,7 @@ _HOME = {
     "ScheduleFigures": "reshard.mpi.figures",
     "StartedMove": "reshard.mpi.handles",
     "calibrate": "reshard.mpi.calibration",
+    "describe_copies": "reshard.runtime.on_mpi.copies.stream_copy",
     "move": "reshard.mpi.view_moves",
     "prepare": "reshard.mpi.handles",
     "redistribute": "reshard.mpi.redistribution",

@@ -37,8 +37,7 @@ The ways of step 4, `ways` has the details:
 Modules, lowest first; each imports only from those above it (`node.cma_read` alone stands above `direct`):
 
     strided_copy    copies between strided views of numpy arrays
-    stream_kernel   a strided copy in machine code, which goes past the caches
-    stream_copy     large copies by it
+    stream_copy     large copies, past the caches by a C extension where it was built
     pool            buffers that are used again
     tags            the tags of all messages
     limits          how long a call may take: a positive number of seconds

@@ -10,10 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reshard.runtime.on_mpi.copies import stream_copy
-from reshard.runtime.on_mpi.copies.stream_copy import LARGE, copy_all, kernel, stream_steps
+from reshard.runtime.on_mpi.copies.stream_copy import (
+    LARGE,
+    SWITCH,
+    copy_all,
+    describe_copies,
+    find_kernel,
+    stream_steps,
+)
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 
-needs_kernel = pytest.mark.skipif(kernel() is None, reason="no kernel for this processor")
+needs_kernel = pytest.mark.skipif(find_kernel() is None, reason="the C extension was not built")
 
 GUARD = 256
 
@@ -119,11 +126,11 @@ def test_a_tile_that_is_shifted_onto_itself_is_left_to_numpy() -> None:
 
 @needs_kernel
 def test_large_only() -> None:
-    """Of fewer bytes than `LARGE`, or in steps that are too small, numpy makes the copies."""
+    """Of fewer bytes than `LARGE`, or of copies that are small each, numpy makes the copies."""
     assert stream_steps(pencils(512, rows=LARGE // 2048 - 1)) is None
     assert stream_steps(pencils(512, rows=LARGE // 2048)) is not None
-    source = memory(LARGE, 0).reshape(16, 16, 16, 16, 64)[:, ::2, ::2, ::2]
-    assert stream_steps([(np.empty(source.shape, np.uint8), source)], 0) is None
+    blocks = memory(LARGE, 0).reshape(64, -1)
+    assert stream_steps([(np.empty_like(block), block) for block in blocks]) is None
 
 
 @needs_kernel
@@ -135,9 +142,21 @@ def test_steps_keep_their_arrays() -> None:
     assert (target == 7).all()
 
 
-def test_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_copy, "kernel", lambda: None)
+@pytest.mark.parametrize("why", ["the C extension was not built", f"{SWITCH} is 0"])
+def test_without_the_extension(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if SWITCH in why and find_kernel() is None:
+        pytest.skip("the C extension was not built")
+    monkeypatch.setenv(SWITCH, "0") if SWITCH in why else monkeypatch.setattr(stream_copy, "_stream", None)
+    assert describe_copies().startswith(f"numpy: {why}")
     views = pencils(512)
     assert stream_steps(views, 0) is None
     copy_all(views)
     assert matches(views)
+
+
+@needs_kernel
+def test_a_table_of_another_size_is_refused() -> None:
+    kernel = find_kernel()
+    assert kernel is not None
+    with pytest.raises(ValueError, match="another size"):
+        kernel(np.array([64, 3, 1, 0, 0], np.int64).tobytes(), 0, 64)

@@ -1,6 +1,6 @@
 """Copies between memory that this process sees: strided views, large ones past the caches, and in which order.
 
 strided_copy   copies between strided views of numpy arrays
-stream_copy    large copies, by machine code that goes past the caches where the machine has it
+stream_copy    large copies, past the caches where the C extension `_stream.c` was built
 copy_order     the order of copies into one tile
 """
