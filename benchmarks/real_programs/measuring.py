@@ -43,16 +43,16 @@ def measured(name: str, target: str, dump: Path | None, times: int = 1) -> dict[
             dump.mkdir(parents=True, exist_ok=True)
             (dump / f"{name}.{target}.{kind}.hlo").write_text(text)
     doctor, changed = _doctor(texts[0], target), any(report.changed for report in log.reports)
-    fates = [fate for report in log.reports for fate in report.fates]
+    places = [place for report in log.reports for place in report.places]
     row = {
         "program": name, "library": one.library, "about": one.about, "target": target, "devices": len(devices(target)),
         "plain": {**_figures(plain, texts[0]), "seconds": plain_seconds},
         "pass": {**_figures(ours, texts[1]), "seconds": cold_seconds, "cached_seconds": cached_seconds},
         **doctor,
         "still_not_needed": _doctor(texts[1], target)["not_needed"] if changed else doctor["not_needed"],
-        "fates": [fate.to_dict() | {"plans": [str(plan) for plan in fate.plans]} for fate in fates],
+        "fates": [one.to_pass_dict() | {"plans": [str(plan) for plan in one.plans]} for one in places],
         "pass_seconds": round(sum(report.seconds for report in log.reports), 3),
-        "left": dict(Counter(fate.why for fate in fates if fate.why)),
+        "left": dict(Counter(place.why_left for place in places if place.why_left)),
         "why": [report.why for report in log.reports if report.why],
     }  # fmt: skip
     if target == "cpu":

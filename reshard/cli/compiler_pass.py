@@ -16,7 +16,7 @@ from reshard.types.units import bytes_text, counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reshard.doctor.places import ChainFate
+    from reshard.doctor.places import Place
     from reshard.jax.pass_report import PassReport, Reshard
     from reshard.jax.stablehlo_pass.module_pass import Transformed
 
@@ -140,29 +140,31 @@ def _run_hlo(options: CompilerPassOptions, content: str | bytes) -> int:
     if options.json:
         print(json.dumps(improved.to_dict(), indent=2))
     elif options.report:
-        _show_chains(improved.fates)
+        _show_places(improved.places)
     if improved.unscheduled:
         print("reshard: the schedule is left out; the compiler makes another", file=sys.stderr)
     return 0
 
 
-def _show_chains(fates: Sequence[ChainFate]) -> None:
+def _show_places(places: Sequence[Place]) -> None:
     """Prints a row for each chain of collectives."""
+    from reshard.doctor.places import PassOutcome
     from reshard.show import terminal
 
     out = terminal.console()
-    replaced = sum(fate.replaced for fate in fates)
-    summary = f"{counted(replaced, 'chain')} of {len(fates)} replaced"
+    replaced = sum(place.replaced for place in places)
+    summary = f"{counted(replaced, 'chain')} of {len(places)} replaced"
     terminal.paragraph(out, summary, style=terminal.NAME)
-    if not fates:
+    if not places:
         return
     out.print()
     table = terminal.table("", "where", "XLA does", "received", "reshard does", "received", right=["", "received"])
-    for number, fate in enumerate(fates, 1):
-        where = fate.where.rpartition(os.sep)[2] or fate.computation
-        does = ", ".join(fate.steps) if fate.replaced else f"left: {fate.why}"
-        received = "" if fate.planned_bytes is None else bytes_text(fate.planned_bytes)
-        table.add_row(str(number), where, fate.does, bytes_text(fate.received_bytes), does, received)
+    for number, place in enumerate(places, 1):
+        where = place.line.rpartition(os.sep)[2] or place.computation
+        outcome = place.outcome or PassOutcome()
+        does = ", ".join(outcome.steps) if outcome.replaced else f"left: {outcome.why}"
+        received = "" if outcome.planned_bytes is None else bytes_text(outcome.planned_bytes)
+        table.add_row(str(number), where, place.does_with_op, bytes_text(place.received_bytes), does, received)
     terminal.show(out, table, indent=2)
 
 

@@ -14,7 +14,17 @@ from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
 from reshard.doctor.elements import LeafOrigin
 from reshard.doctor.memory import ProgramMemory, program_memory
-from reshard.doctor.places import MANUAL, REDUCTION, RESHARD, SHIFT, ArrayMove, Known, Place, most_wasteful_first
+from reshard.doctor.places import (
+    MANUAL,
+    REDUCTION,
+    RESHARD,
+    SHIFT,
+    ArrayMove,
+    Known,
+    Place,
+    most_wasteful_first,
+    place_of,
+)
 from reshard.doctor.planned_memory import edits
 from reshard.doctor.proposals import (
     Proposal,
@@ -30,7 +40,7 @@ from reshard.doctor.replacements import Matcher, Mover
 from reshard.doctor.report.data import CompiledMemory
 from reshard.doctor.report.report import Report
 from reshard.errors import MeshError, ReshardError, quoted
-from reshard.hlo import Array, Collective, Module, Source
+from reshard.hlo import Array, Collective, Module
 from reshard.hlo.frames import metadata_fields
 from reshard.hlo.module import platform_of
 from reshard.synth import Network
@@ -114,7 +124,7 @@ class _Examination:
 
     def places(self) -> list[Place]:
         """A place for each proposal, in the order of the program."""
-        return [self._with_fate(self._place_of(one), one) for one in self.proposed]
+        return [self._with_outcome(self._place_of(one), one) for one in self.proposed]
 
     @cached_property
     def proposed(self) -> list[Proposal]:
@@ -124,8 +134,8 @@ class _Examination:
         def estimates() -> tuple[int, int]:
             return self.proposals.peak_bytes, program_memory(self.flow, {}, edits(self.flow, every)).peak_bytes
 
-        why = why_unmeasured([one.fate for one in every], self.proposals.options, estimates)
-        return [_left(one, why) if why and one.replacements else one for one in every]
+        why = why_unmeasured([one.place for one in every], self.proposals.options, estimates)
+        return [one.left(why) if why and one.replacements else one for one in every]
 
     def memory(self) -> ProgramMemory:
         """The memory of the whole program, with what moves make."""
@@ -139,39 +149,40 @@ class _Examination:
         parts = [part for part in self.proposals.apart if part.is_part_of(one.chain)]
         if len(parts) == 1 and not (one.replacements and parts[0].reduces) and one.moves is None:
             return self._place(parts[0])
-        where, computation = _source(one.chain.collectives), one.chain.region.computation.name
         kind = REDUCTION if all(part.reduces for part in parts) else RESHARD
         memory = self.liveness.of(one.chain)
-        place = Place(
-            kind, where, computation, one.chain.collectives, proposed_moves(one), memory.peak_bytes, memory.temp_bytes,
-            memory.largest,
+        place = replace(
+            place_of(one.chain), kind=kind, moves=proposed_moves(one), peak_bytes=memory.peak_bytes,
+            temp_bytes=memory.temp_bytes, largest=memory.largest,
         )  # fmt: skip
         rebuilding = (self._place(part) for part in parts if not part.reduces)
         worst = max(rebuilding, key=lambda part: (part.rebuilds_whole, bool(part.rebuilds)), default=place)
         return replace(place, rebuilds=worst.rebuilds, rebuilt=worst.rebuilt, rebuilt_move=worst.rebuilt_move)
 
-    def _with_fate(self, place: Place, one: Proposal) -> Place:
+    def _with_outcome(self, place: Place, one: Proposal) -> Place:
         """The place with what becomes of it; plans are those between the user's own layouts, if these are known."""
-        fate = one.fate
+        outcome = one.outcome
         if not one.replacements:
-            return replace(place, fate=fate)
+            return replace(place, outcome=outcome)
         named = [move.plan for move in place.moves if move.plan is not None]
         received = sum(move.arrays * move.plan.received_bytes for move in place.moves if move.plan is not None)
-        if len(named) == len(place.moves) and received == fate.planned_bytes and one.moves is None:
-            fate = replace(fate, plans=tuple(named))
-        return replace(place, fate=fate, planned_temp_bytes=planned_temp_bytes(one))
+        if len(named) == len(place.moves) and received == outcome.planned_bytes and one.moves is None:
+            outcome = replace(outcome, plans=tuple(named))
+        return replace(place, outcome=outcome, planned_temp_bytes=planned_temp_bytes(one))
 
     def _place(self, chain: Chain) -> Place:
-        where, computation = _source(chain.collectives), chain.region.computation.name
+        place = place_of(chain)
         if chain.reduces:
-            return Place(REDUCTION, where, computation, chain.collectives)
+            return place
         manual = all(map(_by_user, chain.collectives))
-        moves, where, leaves, counted = self.mover.read(chain, where, planned=not manual)
+        moves, where, leaves, counted = self.mover.read(chain, place.where, planned=not manual)
         memory = self.liveness.of(chain)
         kind = MANUAL if manual else SHIFT if _is_shift(chain, moves) else RESHARD
         largest = max(filter(None, (memory.largest, *(move.after for move in moves))), key=_nbytes, default=None)
-        place = Place(kind, where, computation, chain.collectives, moves, memory.peak_bytes, memory.temp_bytes, largest)
-        place = replace(place, counted_bytes=counted)
+        place = replace(
+            place, kind=kind, where=where, moves=moves, peak_bytes=memory.peak_bytes, temp_bytes=memory.temp_bytes,
+            largest=largest, counted_bytes=counted,
+        )  # fmt: skip
         return place if manual else self._judged(place, chain, leaves)
 
     def _judged(self, place: Place, chain: Chain, leaves: Mapping[int, LeafOrigin]) -> Place:
@@ -182,11 +193,6 @@ class _Examination:
         origin = leaves.get(array.leaf)
         move, where = (None, place.where) if origin is None else (origin.move, origin.where)
         return replace(place, where=where, rebuilds=array.extent, rebuilt=array.array, rebuilt_move=move)
-
-
-def _left(one: Proposal, why: str) -> Proposal:
-    """The proposal with its chain left as it is."""
-    return replace(one, replacements=(), moves=None, fate=replace(one.fate, why=why))
 
 
 def _kinds(chain: Chain) -> str:
@@ -234,12 +240,6 @@ def _named_mesh(collective: Collective) -> Mesh | None:
         return Mesh([(name, int(size)) for name, size in axes])
     except MeshError:
         return None
-
-
-def _source(collectives: Sequence[Collective]) -> Source:
-    """The origin of the first collective that has a line of its own."""
-    sources = [collective.source for collective in collectives]
-    return next((source for source in sources if source.exact and source.file), sources[0])
 
 
 def _is_shift(chain: Chain, moves: Sequence[ArrayMove]) -> bool:

@@ -1,10 +1,14 @@
-"""Places where a program moves data between devices: plain data, with its figures."""
+"""A place where a program moves data between devices, and what the pass inside XLA does with it: plain data.
+
+The report and the pass have the same `Place`. The report describes it (its moves, its memory, what it rebuilds), and
+the pass decides its `outcome`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from reshard.doctor.chains import Chain
@@ -69,6 +73,32 @@ class ArrayMove:
 
 
 @dataclass(frozen=True)
+class PassOutcome:
+    """What the pass does with the collectives of a place.
+
+    `plans` take their place, `permutes` counts the launches of shifts, which have no plan, and `planned_bytes` is what
+    a device receives in both, as compiled; None without either. `why` is the reason why all stays as it was, empty if
+    it does not. `op` is the operation on rows that is run on each device's own rows, instead of on gathered ones.
+    """
+
+    planned_bytes: int | None = None
+    plans: tuple[Plan, ...] = ()
+    why: str = ""
+    permutes: int = 0
+    op: str = ""
+
+    @property
+    def replaced(self) -> bool:
+        """Whether plans take the place of the collectives."""
+        return not self.why
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What runs instead, in short."""
+        return (*(step.kind for plan in self.plans for step in plan.steps), *("permute",) * self.permutes)
+
+
+@dataclass(frozen=True)
 class Place:
     """A place where a program moves data between devices: collectives, and the local moves between them.
 
@@ -85,7 +115,8 @@ class Place:
     otherwise it is empty. `rebuilt_move` is the one of the moves that it is for. What a user's `shard_map` does is not
     judged. `counted_bytes` are those that arrive and are used in several moves together, if that was counted.
 
-    `fate` is what the pass inside XLA does with it, by the figures of its plans; None for what is not offered to it.
+    `outcome` is what the pass inside XLA does with it; None for what is not offered to it. The report has it by the
+    figures of the plans, the pass by what the compiler makes of them.
     `planned_temp_bytes` is the temporary memory of these plans.
     """
 
@@ -101,7 +132,7 @@ class Place:
     rebuilt: Array | None = None
     rebuilt_move: ArrayMove | None = None
     counted_bytes: int | None = None
-    fate: ChainFate | None = None
+    outcome: PassOutcome | None = None
     planned_temp_bytes: int | None = None
 
     @property
@@ -175,21 +206,21 @@ class Place:
     @property
     def replaced(self) -> bool:
         """Whether plans take its place."""
-        return self.fate is not None and self.fate.replaced
+        return self.outcome is not None and self.outcome.replaced
 
     @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans that take its place; if it stays, those between the layouts of each move, if every one has one."""
-        if self.fate is not None and self.fate.replaced:
-            return self.fate.plans
+        if self.outcome is not None and self.outcome.replaced:
+            return self.outcome.plans
         plans = tuple(move.plan for move in self.moves if move.plan is not None)
         return plans if len(plans) == len(self.moves) else ()
 
     @property
     def planned_bytes(self) -> int | None:
         """The bytes that a device would receive in these plans, or in what shifts its tiles; None without any."""
-        if self.fate is not None and self.fate.replaced:
-            return self.fate.planned_bytes
+        if self.outcome is not None and self.outcome.replaced:
+            return self.outcome.planned_bytes
         if not self.plans:
             return None
         return sum(move.arrays * plan.received_bytes for move, plan in zip(self.moves, self.plans, strict=True))
@@ -211,16 +242,30 @@ class Place:
         """The bytes of temporary memory that the pass saves."""
         return 0 if self.planned_temp_bytes is None else max(0, self.temp_bytes - self.planned_temp_bytes)
 
+    def left(self, why: str) -> Place:
+        """The same place, left as it is because of `why`."""
+        return replace(self, outcome=replace(self.outcome or PassOutcome(), why=why))
+
     @property
     def why_left(self) -> str:
         """Why it stays as XLA made it; empty if it does not, or is not offered to the pass."""
-        return "" if self.fate is None else self.fate.why
+        return "" if self.outcome is None else self.outcome.why
 
     @property
     def does(self) -> str:
         """The collectives in short, counted by kind: `2 all_gather, permute`."""
         counts = Counter(collective.kind for collective in self.collectives)
         return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in counts.items())
+
+    @property
+    def does_with_op(self) -> str:
+        """The same, with the operation that they bring rows for: `all_gather, fft`."""
+        return self.does if self.outcome is None or not self.outcome.op else f"{self.does}, {self.outcome.op}"
+
+    @property
+    def line(self) -> str:
+        """The user's `file:line`, else the name of the operation."""
+        return f"{self.where.file}:{self.where.line}" if self.where.file else self.where.op_name or ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -249,6 +294,29 @@ class Place:
             "saved_bytes": self.saved_bytes,
             "saved_temp_bytes": self.saved_temp_bytes,
         }
+
+    def to_pass_dict(self) -> dict[str, Any]:
+        """Plain data for the pass's reports: what it found, and what it did."""
+        outcome = self.outcome or PassOutcome()
+        return {
+            "where": self.line,
+            "computation": self.computation,
+            "does": self.does_with_op,
+            "received_bytes": self.received_bytes,
+            "planned_bytes": outcome.planned_bytes,
+            "plans": [plan.to_dict() for plan in outcome.plans],
+            "permutes": outcome.permutes,
+            "replaced": self.replaced,
+            "why": outcome.why,
+        }
+
+    def __str__(self) -> str:
+        what = f"{self.line or self.computation}: {self.does_with_op}, {self.received_bytes} B received"
+        if self.outcome is None:
+            return what
+        if self.outcome.why:
+            return f"{what}: left, {self.outcome.why}"
+        return f"{what}: replaced by {', '.join(self.outcome.steps) or 'nothing'}, {self.outcome.planned_bytes} B"
 
 
 def array_text(array: Array) -> str:
@@ -289,76 +357,12 @@ def _collective_data(collective: Collective) -> dict[str, Any]:
     }
 
 
-# What the pass did with a chain of collectives, and why.
-
-
-@dataclass(frozen=True)
-class ChainFate:
-    """A chain of collectives, and what the pass did with it.
-
-    `where` is the user's `file:line`, `does` its collectives in short. Bytes are those that a device receives in one
-    run, `planned_bytes` those of the plans as compiled, None without one. `why` is the reason why it was left, empty if
-    replaced.
-    `collectives` has the names of its instructions, and `permutes` counts those of shifts, which have no plan.
-    """
-
-    where: str
-    computation: str
-    does: str
-    received_bytes: int
-    planned_bytes: int | None
-    plans: tuple[Plan, ...] = ()
-    why: str = ""
-    collectives: frozenset[str] = field(default=frozenset(), repr=False)
-    permutes: int = 0
-
-    @property
-    def replaced(self) -> bool:
-        """Whether a plan took its place."""
-        return not self.why
-
-    @property
-    def steps(self) -> tuple[str, ...]:
-        """The collectives of its plans, in short."""
-        return (*(step.kind for plan in self.plans for step in plan.steps), *("permute",) * self.permutes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {
-            "where": self.where,
-            "computation": self.computation,
-            "does": self.does,
-            "received_bytes": self.received_bytes,
-            "planned_bytes": self.planned_bytes,
-            "plans": [plan.to_dict() for plan in self.plans],
-            "permutes": self.permutes,
-            "replaced": self.replaced,
-            "why": self.why,
-        }
-
-    def __str__(self) -> str:
-        what = f"{self.where or self.computation}: {self.does}, {self.received_bytes} B received"
-        if self.why:
-            return f"{what}: left, {self.why}"
-        return f"{what}: replaced by {', '.join(self.steps) or 'nothing'}, {self.planned_bytes} B"
-
-
-def fate_of(chain: Chain) -> ChainFate:
-    """The fate of a chain before anything is decided."""
-    sources = [one.source for one in chain.collectives]
-    source = next((one for one in sources if one.exact and one.file), sources[0])
-    where = f"{source.file}:{source.line}" if source.file else source.op_name or ""
-    does = ", ".join(_counted(one.kind for one in chain.collectives))
-    received = sum(one.received_bytes for one in chain.collectives)
-    names = frozenset(one.name for one in chain.collectives)
-    return ChainFate(where, chain.region.computation.name, does, received, None, collectives=names)
-
-
-def _counted(kinds: Iterable[str]) -> Iterator[str]:
-    counts: dict[str, int] = {}
-    for kind in kinds:
-        counts[kind] = counts.get(kind, 0) + 1
-    yield from (kind if count == 1 else f"{count} {kind}" for kind, count in counts.items())
+def place_of(chain: Chain, outcome: PassOutcome | None = None) -> Place:
+    """The place of a chain, before anything but its outcome is known; it is at the first line of the user's own."""
+    sources = [collective.source for collective in chain.collectives]
+    where = next((source for source in sources if source.exact and source.file), sources[0])
+    kind = REDUCTION if chain.reduces else RESHARD
+    return Place(kind, where, chain.region.computation.name, chain.collectives, outcome=outcome)
 
 
 # Every byte of a report in one of three lists: places shown one by one, and the rest summed by line and kind.

@@ -1,4 +1,4 @@
-"""The chains of a module that plans could replace, each with its fate.
+"""The chains of a module that plans could replace, each with its outcome.
 
     find      chains, and operations on whole rows with the chains that bring their operands
     plan      the cheapest plan for each
@@ -23,7 +23,7 @@ from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
 from reshard.doctor.dataflow.sums import is_exact
 from reshard.doctor.memory import Liveness, program_memory
 from reshard.doctor.op_layouts import OpFinder, OpMoves, OpReplacement
-from reshard.doctor.places import ArrayMove, ChainFate, fate_of
+from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_of
 from reshard.doctor.replacements import Finder, Replacement, Unfit, holds_whole_array, is_needed
 from reshard.errors import PlanError, ReshardError, quoted
 from reshard.hlo import Array, Collective, Instruction
@@ -88,19 +88,33 @@ class ProposalCost(NamedTuple):
 
 @dataclass(frozen=True)
 class Proposal:
-    """A chain, its fate, and what could replace it: nothing if it is to stay.
+    """A chain, its outcome, and what could replace it: nothing if it is to stay.
 
     `allowed_bytes` is the memory that the chain needs. `excess_bytes` is what the plans need beyond: they fit only
     where the program's own peak is elsewhere. `moves` are the layouts of an operation on rows; then the first of the
-    fate's plans leads to its rows, and the others lead from these.
+    outcome's plans leads to its rows, and the others lead from these.
     """
 
     chain: Chain
-    fate: ChainFate
+    outcome: PassOutcome
     replacements: tuple[Replacement | OpReplacement, ...] = ()
     allowed_bytes: int = 0
     excess_bytes: int = 0
     moves: OpMoves | None = None
+
+    @property
+    def place(self) -> Place:
+        """The place of the chain, with its outcome."""
+        return place_of(self.chain, self.outcome)
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a device receives in the chain as it is."""
+        return sum(collective.received_bytes for collective in self.chain.collectives)
+
+    def left(self, why: str) -> Proposal:
+        """The same with the chain left as it is, because of `why`."""
+        return replace(self, replacements=(), moves=None, outcome=replace(self.outcome, why=why))
 
 
 Measure = Callable[[Proposal], ProposalCost]
@@ -158,7 +172,7 @@ class Proposals:
         moves = tuple(one for one in large.replacements if isinstance(one, Replacement))
         try:
             one = self._planned(large.chain, moves, large.allowed_bytes)
-            if one.fate.plans == large.fate.plans:
+            if one.outcome.plans == large.outcome.plans:
                 return None
             one = self._accepted(one, lambda: large.allowed_bytes)
         except (Unfit, ReshardError):
@@ -173,18 +187,18 @@ class Proposals:
 
     def _left(self, sum_: Chain, whole: Proposal | None) -> Proposal:
         """The proposal for a sum: left if its whole chain was tried or partly replaced, else tried alone."""
-        return Proposal(sum_, replace(fate_of(sum_), why=whole.fate.why)) if whole is not None else self._tried(sum_)
+        return Proposal(sum_, PassOutcome(why=whole.outcome.why)) if whole is not None else self._tried(sum_)
 
     def _tried(self, chain: Chain) -> Proposal:
         """The proposal that replaces a chain, or one that leaves it and says why."""
         try:
             return self._better(chain)
         except (Unfit, ReshardError) as error:
-            return Proposal(chain, replace(fate_of(chain), why=str(error).splitlines()[0]))
+            return Proposal(chain, PassOutcome(why=str(error).splitlines()[0]))
 
     def _better(self, chain: Chain) -> Proposal:
         if is_needed(chain, self.flow):
-            raise Unfit(f"it receives no more than is needed, {fate_of(chain).received_bytes} B")
+            raise Unfit(f"it receives no more than is needed, {place_of(chain).received_bytes} B")
         budget = self._allowed(chain) - 1 if self.options.prefer == "memory" else None
         one = self._planned(chain, self.finder.replacements(chain), budget)
         one = self._accepted(one, lambda: self._allowed(chain))
@@ -209,40 +223,39 @@ class Proposals:
         planned = sum(plan.received_bytes for plan in plans)
         planned += sum(shift.received_bytes(dtype) for shift, dtype in shifts)
         permutes = sum(shift.launches for shift, _ in shifts)
-        fate = replace(fate_of(chain), planned_bytes=planned, plans=plans, permutes=permutes)
-        return Proposal(chain, fate, replacements)
+        return Proposal(chain, PassOutcome(planned, plans, permutes=permutes), replacements)
 
     def _accepted(self, one: Proposal, allowed_bytes: Callable[[], int]) -> Proposal:
         """The proposal with the memory that it needs; raises `Unfit` if it is not better than its chain.
 
         What the chain is allowed to need is asked for last: most chains receive no more than is needed.
         """
-        fate, planned = one.fate, one.fate.planned_bytes or 0
-        if fate.permutes > len(one.chain.collectives):
-            raise Unfit(f"the plan would need {fate.permutes} permutes to receive {planned} B")
+        outcome, planned = one.outcome, one.outcome.planned_bytes or 0
+        if outcome.permutes > len(one.chain.collectives):
+            raise Unfit(f"the plan would need {outcome.permutes} permutes to receive {planned} B")
         self._check_bytes(one, planned, f"it receives no more than is needed, {planned} B")
         self._check_order(one)
         cost = self.measure(one)
         received = f"the plan would receive {cost.received_bytes} B as compiled here, and not {planned} B"
         self._check_bytes(one, cost.received_bytes, received)
-        if cost.received_bytes < fate.received_bytes:
+        if cost.received_bytes < one.received_bytes:
             self._check_launches(one, cost)
         allowed = allowed_bytes()
         if self.options.prefer == "memory" and cost.peak_bytes >= allowed:
             raise Unfit(f"the plan would need {cost.peak_bytes} B at once, no less than XLA's {allowed} B")
-        fate = replace(fate, planned_bytes=cost.received_bytes)
+        outcome = replace(outcome, planned_bytes=cost.received_bytes)
         excess = max(0, cost.peak_bytes - allowed - ALIGNMENT)
-        return replace(one, fate=fate, allowed_bytes=allowed, excess_bytes=excess)
+        return replace(one, outcome=outcome, allowed_bytes=allowed, excess_bytes=excess)
 
     def _check_bytes(self, one: Proposal, received: int, why: str) -> None:
         """Raises `Unfit` unless `received` bytes are a gain: fewer, or no more if memory or time is preferred."""
-        before, prefer = one.fate.received_bytes, self.options.prefer
+        before, prefer = one.received_bytes, self.options.prefer
         if received > before or (received == before and prefer == "bytes"):
             raise Unfit(why)
         if prefer != "time":
             return
         launch = launch_bytes(self.options.network)
-        launches = sum(plan.launches for plan in one.fate.plans) + one.fate.permutes
+        launches = sum(plan.launches for plan in one.outcome.plans) + one.outcome.permutes
         if received + launches * launch >= before + len(one.chain.collectives) * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
 
@@ -250,29 +263,27 @@ class Proposals:
         """Raises `Unfit` if a TPU rounds a sum differently: its reduce-scatter among all devices has two levels."""
         if self.options.platform != "tpu":
             return
-        for source, steps in ((plan.source, plan.steps) for plan in one.fate.plans):
+        for source, steps in ((plan.source, plan.steps) for plan in one.outcome.plans):
             among_all = math.prod(axis.size for axis in source.partial) == source.mesh.size > 1
             if among_all and source.dtype[0] not in "su" and any(step.kind == "reduce_scatter" for step in steps):
                 raise Unfit("a TPU would add up the plan's sum among all devices in two levels, in another order")
 
     def _check_launches(self, one: Proposal, cost: ProposalCost) -> None:
         """Raises `Unfit` if starting more collectives takes longer than the bytes that are saved."""
-        more, saved = cost.launches - len(one.chain.collectives), one.fate.received_bytes - cost.received_bytes
+        more, saved = cost.launches - len(one.chain.collectives), one.received_bytes - cost.received_bytes
         if one.moves is None and saved < more * self.options.launch_cost:
             raise Unfit(f"the plan would save {saved} B with {more} more collectives")
 
     def op(self, chain: Chain, instruction: Instruction, op: BatchOp, finder: OpFinder) -> Proposal:
         """The operation that a chain brings whole rows for, run on each device's rows; raises `Unfit`."""
-        fate = fate_of(chain)
-        fate = replace(fate, does=f"{fate.does}, {op.kind if op.kind != 'ffi' else op.target}")
         one = finder.replacement(chain, instruction, op)
         choices = [(self._op_plans(moves), moves) for moves in one.choices]
         plans, moves = min(choices, key=lambda choice: sum(plan.received_bytes for plan in choice[0]))
         planned = sum(plan.received_bytes for plan in plans)
         arrays = sum(array.nbytes for array in (*op.operands, *op.results))
-        fate = replace(fate, planned_bytes=planned, plans=plans)
+        outcome = PassOutcome(planned, plans, op=op.kind if op.kind != "ffi" else op.target)
         allowed = max(self.liveness.of(chain).peak_bytes, arrays)
-        proposal = self._accepted(Proposal(chain, fate, (one,), moves=moves), lambda: allowed)
+        proposal = self._accepted(Proposal(chain, outcome, (one,), moves=moves), lambda: allowed)
         if proposal.excess_bytes:
             raise Unfit(too_large(proposal))
         return proposal
@@ -326,12 +337,11 @@ class _Ops:
         """The proposal, with the reason of the operation that it brings rows for if it is left."""
         if one.replacements:
             return one
-        why = self.why.get(one.chain.collectives[0].name, one.fate.why)
-        return replace(one, fate=replace(one.fate, why=why))
+        return one.left(self.why.get(one.chain.collectives[0].name, one.outcome.why))
 
 
 def why_unmeasured(
-    fates: Iterable[ChainFate], options: ProposalOptions, estimates: Callable[[], tuple[int, int]]
+    places: Iterable[Place], options: ProposalOptions, estimates: Callable[[], tuple[int, int]]
 ) -> str | None:
     """Why the peak of a rewritten program need not be measured; None if it must be.
 
@@ -343,7 +353,7 @@ def why_unmeasured(
     before, after = estimates()
     if after < _SURELY * before:
         return ""
-    saved = sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in fates if fate.replaced)
+    saved = sum(place.received_bytes - (place.planned_bytes or 0) for place in places if place.replaced)
     if saved >= options.launch_cost:
         return None
     return f"{saved} B saved in all are not worth compiling the program for its peak"
@@ -399,10 +409,10 @@ def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
 
     def predicted(one: Proposal) -> ProposalCost:
         _check_sums(one, maps)
-        received = sum(_sent(plan, wide) for plan in one.fate.plans)
+        received = sum(_sent(plan, wide) for plan in one.outcome.plans)
         shifts = [(each, each.shift) for each in one.replacements if isinstance(each, Replacement) and each.shift]
         received += sum(shift.received_bytes(each.dtype) for each, shift in shifts)
-        launches = sum(plan.launches for plan in one.fate.plans) + one.fate.permutes
+        launches = sum(plan.launches for plan in one.outcome.plans) + one.outcome.permutes
         return ProposalCost(received, max((_peak(one, each) for each in one.replacements), default=0), launches)
 
     return predicted
@@ -410,7 +420,7 @@ def prediction(collectives: Sequence[Collective], maps: IndexMaps) -> Measure:
 
 def _check_sums(one: Proposal, maps: IndexMaps) -> None:
     """Raises `Unfit` where floats would be added up in several rounds, or in another order of devices."""
-    for each, plan in zip(one.replacements, one.fate.plans, strict=False):
+    for each, plan in zip(one.replacements, one.outcome.plans, strict=False):
         if not isinstance(each, Replacement) or not each.is_summed or is_exact(each.before.dtype):
             continue
         sums = [groups for step in lower_plan(plan).instructions if (groups := _summed(step)) is not None]
@@ -438,10 +448,10 @@ def planned_temp_bytes(one: Proposal) -> int:
 def proposed_moves(one: Proposal) -> tuple[ArrayMove, ...]:
     """The moves of a proposal's plans and shifts, or of an operation's rows: there and back."""
     moves: list[ArrayMove] = []
-    plans = iter(one.fate.plans)
+    plans = iter(one.outcome.plans)
     for each in one.replacements:
         if isinstance(each, OpReplacement):
-            moves += _op_moves(each, one.fate.plans)
+            moves += _op_moves(each, one.outcome.plans)
         elif each.move is not None:
             moves.append(_planned(each.before, each.after, next(plans)))
         elif each.shift is not None:
@@ -479,12 +489,12 @@ def _peak(one: Proposal, each: Replacement | OpReplacement) -> int:
         alike = [other for other in one.replacements if isinstance(other, Replacement) and other.shift is not None]
         received = sum(other.shift.received_bytes(other.dtype) for other in alike if other.shift is not None)
         return each.before.nbytes + sum(other.after.nbytes for other in alike) + received
-    plans = [plan for plan in one.fate.plans if each.move is not None and plan.source == each.move.source]
+    plans = [plan for plan in one.outcome.plans if each.move is not None and plan.source == each.move.source]
     return each.before.nbytes + each.after.nbytes + max(map(_temp_bytes, plans), default=0)
 
 
 def _op_peak(one: Proposal, each: OpReplacement) -> int:
-    gather, *moves = one.fate.plans
+    gather, *moves = one.outcome.plans
     rows, results = gather.target.tile_bytes, sum(plan.source.tile_bytes for plan in moves)
     after = sum(plan.target.tile_bytes for plan in moves)
     while_moved = results + after + max(map(_temp_bytes, moves), default=0)

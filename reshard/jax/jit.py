@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import jax
 
-from reshard.doctor.places import ChainFate
+from reshard.doctor.places import PassOutcome, Place
 from reshard.jax.compare import Decision, figures, module_figures, savings
 from reshard.jax.compiled import Compiled
 from reshard.jax.doctor import abstract, checked_function, devices_of, known_moves, placement_of
@@ -196,21 +196,19 @@ def _outcome(executable: Any, watched: list[Watched]) -> tuple[Decision, PassRep
         why = "jax's persistent cache had it, compiled with the pass; what was replaced then is not known"
         return Decision("reshard", why, ours=after), PassReport()
     module, report = watched[-1]
-    places = PassReport(tuple(one for fate in report.fates for one in _places(fate)))
+    places = PassReport(tuple(one for place in report.places for one in _reshards(place)))
     if not report.changed:
         return Decision("plain", _why_unchanged(report), bool(report.why), after), places
     before = module_figures(JaxlibReader().text(module))
     return Decision("reshard", savings(before, after), False, before, after), places
 
 
-def _places(fate: ChainFate) -> list[Reshard]:
-    """The place of a chain in the report: one for each plan that took its place, or one that was left."""
-    does = f"{fate.does}, {fate.received_bytes} B received"
-    if not fate.plans:
-        return [Reshard(fate.where, fate.computation, False, None, None, None, fate.replaced, fate.why, does=does)]
+def _reshards(place: Place) -> list[Reshard]:
+    """The reshards of a place: one for each plan that took its place, or one that was left."""
+    does, outcome = f"{place.does_with_op}, {place.received_bytes} B received", place.outcome or PassOutcome()
+    layouts = [(plan.source, plan.target, plan) for plan in outcome.plans] or [(None, None, None)]
     return [
-        Reshard(fate.where, fate.computation, False, plan.source, plan.target, plan, fate.replaced, fate.why, does=does)
-        for plan in fate.plans
+        Reshard(place.line, place.computation, False, *one, outcome.replaced, outcome.why, does=does) for one in layouts
     ]
 
 
@@ -218,10 +216,10 @@ def _why_unchanged(report: ModuleReport) -> str:
     """One sentence on why the pass replaced nothing, with the reasons by how many chains they hold for."""
     if report.why:
         return f"the pass cannot do it: {report.why}"
-    if not report.fates:
+    if not report.places:
         return "it has no chain of collectives that could be replaced"
-    reasons = Counter(_FIGURE.sub("", fate.why) for fate in report.fates)
-    listed = "; ".join(f"{count} of {len(report.fates)}: {why}" for why, count in reasons.most_common(_MOST_REASONS))
+    reasons = Counter(_FIGURE.sub("", place.why_left) for place in report.places)
+    listed = "; ".join(f"{count} of {len(report.places)}: {why}" for why, count in reasons.most_common(_MOST_REASONS))
     return f"none of its chains of collectives can be replaced: {listed}"
 
 

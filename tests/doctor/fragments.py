@@ -11,7 +11,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue
 from reshard.doctor.dataflow.index_maps import IndexMaps
 from reshard.doctor.dataflow.scalars import Scalars
 from reshard.doctor.places import RESHARD as KIND
-from reshard.doctor.places import ChainFate
+from reshard.doctor.places import PassOutcome
 from reshard.hlo import Array, Source
 
 DATA = Path(__file__).parent / "data"
@@ -91,6 +91,5 @@ def place(kinds=("all_gather",), received=96, times=1, where=HERE, kind=KIND, re
     one = Place(kind, where, "main", tuple(collectives), **figures)
     if not replaced or not one.plans or one.planned_bytes > one.received_bytes:
         return one
-    fate = ChainFate("", "main", one.does, one.received_bytes, one.planned_bytes, one.plans)
     temp = max(plan.peak_bytes - plan.floor_bytes for plan in one.plans)
-    return replace(one, fate=fate, planned_temp_bytes=temp)
+    return replace(one, outcome=PassOutcome(one.planned_bytes, one.plans), planned_temp_bytes=temp)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from reshard.doctor.places import array_text, most_wasteful_first
+from reshard.doctor.places import PassOutcome, array_text, most_wasteful_first
 from reshard.hlo import Array
 from tests.doctor.fragments import FORTH, MOVED, move, place
 
@@ -86,6 +86,31 @@ def test_places_as_plain_data():
     assert (planned["before"], planned["after"]) == ("f32[2,8]", "f32[2,8]")
     assert (planned["source"], planned["target"], planned["mesh"]) == (*FORTH, str(MOVED[0].mesh))
     assert planned["plan"]["steps"][0]["kind"] == "all_to_all" and unplanned["plan"] is None
+
+
+LEFT = PassOutcome(why="it receives no more than is needed, 896 B")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (None, ""),
+        (LEFT, ": left, it receives no more than is needed, 896 B"),
+        (PassOutcome(48, (move().plan,)), ": replaced by all_to_all, 48 B"),
+        (PassOutcome(8, permutes=2), ": replaced by permute, permute, 8 B"),
+        (PassOutcome(0), ": replaced by nothing, 0 B"),
+    ],
+)
+def test_a_place_says_what_became_of_it(outcome, words):
+    one = replace(place(["all_gather"] * 2, received=896), outcome=outcome)
+    assert str(one) == f"train.py:26: 2 all_gather, 896 B received{words}"
+    assert one.replaced == ("replaced" in words)
+
+
+def test_what_the_pass_says_as_plain_data():
+    data = replace(place(received=192), outcome=PassOutcome(8, permutes=2, op="fft")).to_pass_dict()
+    assert (data["where"], data["does"], data["permutes"]) == ("train.py:26", "all_gather, fft", 2)
+    assert (data["received_bytes"], data["planned_bytes"], data["replaced"], data["why"]) == (192, 8, True, "")
 
 
 @pytest.mark.parametrize(

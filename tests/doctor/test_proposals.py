@@ -1,10 +1,12 @@
 """What is proposed for chains: what is preferred decides, and a proposal never receives more than its chain."""
 
+from dataclasses import replace
+
 import pytest
 
 from reshard import hlo
 from reshard.doctor.checks.equivalence import Traced
-from reshard.doctor.places import ChainFate
+from reshard.doctor.places import PassOutcome
 from reshard.doctor.proposals import (
     PREFERENCES,
     ProposalCost,
@@ -15,7 +17,7 @@ from reshard.doctor.proposals import (
 )
 from reshard.errors import PlanError
 from tests.doctor.batched import FFT, HEAD
-from tests.doctor.fragments import GATHER, RESHARD, text
+from tests.doctor.fragments import GATHER, RESHARD, place, text
 
 REDUCE = """%sum {
   %x = f32[] parameter(0)
@@ -41,7 +43,7 @@ def proposals(module_text, prefer="bytes", cost=None, platform="cpu", network=No
     traced = Traced(module, devices)
 
     def measure(one):
-        return cost or ProposalCost(one.fate.planned_bytes, 0)
+        return cost or ProposalCost(one.outcome.planned_bytes, 0)
 
     options = ProposalOptions(network, prefer=prefer, platform=platform)
     collectives = hlo.collectives(module, every_branch=True)
@@ -50,21 +52,21 @@ def proposals(module_text, prefer="bytes", cost=None, platform="cpu", network=No
 
 def test_a_rebuilt_array_is_moved_by_a_plan():
     (one,) = proposals(text(*RESHARD))
-    assert one.fate.replaced and (one.fate.received_bytes, one.fate.planned_bytes) == (192, 48)
-    assert [step.kind for plan in one.fate.plans for step in plan.steps] == ["all_to_all"]
+    assert one.outcome.replaced and (one.received_bytes, one.outcome.planned_bytes) == (192, 48)
+    assert [step.kind for plan in one.outcome.plans for step in plan.steps] == ["all_to_all"]
     assert one.allowed_bytes == 384 and not one.excess_bytes
 
 
 @pytest.mark.parametrize(("platform", "replaced"), [("cpu", True), ("gpu", False), ("tpu", False)])
 def test_few_bytes_are_not_worth_more_collectives(platform, replaced):
     (one,) = proposals(text(*RESHARD), cost=ProposalCost(48, 0, launches=2), platform=platform)
-    assert one.fate.replaced == replaced
-    assert replaced or one.fate.why == "the plan would save 144 B with 1 more collectives"
+    assert one.outcome.replaced == replaced
+    assert replaced or one.outcome.why == "the plan would save 144 B with 1 more collectives"
 
 
 def test_a_launch_less_is_no_reason_to_stay():
     (one,) = proposals(text(*RESHARD), cost=ProposalCost(48, 0, launches=1), platform="tpu")
-    assert one.fate.replaced
+    assert one.outcome.replaced
 
 
 @pytest.mark.parametrize(
@@ -77,26 +79,26 @@ def test_a_launch_less_is_no_reason_to_stay():
     ],
 )
 def test_when_the_peak_of_a_program_is_measured(platform, saves, after, why):
-    fate = ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
-    left = ChainFate("f.py:2", "main", "all_gather", 1 << 30, 4, why="left")
-    assert why_unmeasured([fate, left], ProposalOptions(platform=platform), lambda: (10, after)) == why
+    taken = replace(place(received=4 + saves), outcome=PassOutcome(4))
+    left = replace(place(received=1 << 30), outcome=PassOutcome(4, why="left"))
+    assert why_unmeasured([taken, left], ProposalOptions(platform=platform), lambda: (10, after)) == why
 
 
 def test_a_gather_that_is_used_whole_stays():
     (one,) = proposals(text(GATHER, "ROOT %r = f32[8,8]{1,0} add(%g, %g)"))
-    assert not one.replacements and one.fate.why == "it receives no more than is needed, 192 B"
+    assert not one.replacements and one.outcome.why == "it receives no more than is needed, 192 B"
 
 
 def test_a_sum_and_its_slices_are_one_proposal():
     (one,) = proposals(text(*SCATTERED, before=REDUCE))
-    assert one.fate.does == "all_reduce" and (one.fate.received_bytes, one.fate.planned_bytes) == (384, 192)
+    assert one.place.does_with_op == "all_reduce" and (one.received_bytes, one.outcome.planned_bytes) == (384, 192)
 
 
 def test_a_sum_among_all_devices_of_a_tpu_stays():
     (one,) = proposals(text(*SCATTERED, before=REDUCE), platform="tpu")
-    assert not one.replacements and one.fate.why.endswith("among all devices in two levels, in another order")
+    assert not one.replacements and one.outcome.why.endswith("among all devices in two levels, in another order")
     pairs = [line.replace("{{0,1,2,3}}", "{{0,1},{2,3}}") for line in SCATTERED]
-    assert all("two levels" not in one.fate.why for one in proposals(text(*pairs, before=REDUCE), platform="tpu"))
+    assert all("two levels" not in one.outcome.why for one in proposals(text(*pairs, before=REDUCE), platform="tpu"))
 
 
 def test_devices_outside_the_groups_of_a_sum_do_not_share_its_work():
@@ -105,18 +107,18 @@ def test_devices_outside_the_groups_of_a_sum_do_not_share_its_work():
     used = "ROOT %r = f32[4096,1024]{1,0} add(%s, %s)"
     halves = text(*lines, used, before=REDUCE).replace("{{0,1,2,3}}", "{{0,1,2,3},{4,5,6,7}}")
     (one,) = proposals(halves, platform="tpu", network="tpu-v5p", devices=8)
-    assert one.fate.why.startswith("it receives no more than is needed"), one.fate.why
+    assert one.outcome.why.startswith("it receives no more than is needed"), one.outcome.why
 
 
 def test_an_operation_takes_the_gather_of_its_rows():
     (one,) = proposals(HEAD + FFT)
-    assert one.moves is not None and one.fate.does == "all_gather, fft" and one.fate.planned_bytes == 96
+    assert one.moves is not None and one.place.does_with_op == "all_gather, fft" and one.outcome.planned_bytes == 96
 
 
 @pytest.mark.parametrize("prefer", PREFERENCES)
 def test_nothing_that_receives_more_is_proposed(prefer):
     (one,) = proposals(text(*RESHARD), prefer, ProposalCost(193, 0))
-    assert not one.replacements and "would receive 193 B as compiled here" in one.fate.why
+    assert not one.replacements and "would receive 193 B as compiled here" in one.outcome.why
 
 
 @pytest.mark.parametrize(("prefer", "replaced"), [("bytes", False), ("memory", True), ("time", False)])
@@ -128,14 +130,14 @@ def test_as_many_bytes_are_a_gain_only_in_memory_or_time(prefer, replaced):
 
 def test_memory_has_to_become_less():
     (one,) = proposals(text(*RESHARD), "memory", ProposalCost(48, 384))
-    assert not one.replacements and one.fate.why == "the plan would need 384 B at once, no less than XLA's 384 B"
+    assert not one.replacements and one.outcome.why == "the plan would need 384 B at once, no less than XLA's 384 B"
     (one,) = proposals(text(*RESHARD), "memory", ProposalCost(48, 383))
     assert one.replacements
 
 
 def test_what_needs_more_memory_than_the_program_stays():
     (one,) = proposals(text(*RESHARD), "bytes", ProposalCost(48, 1 << 20))
-    assert not one.replacements and "would need 1048576 B at once" in one.fate.why
+    assert not one.replacements and "would need 1048576 B at once" in one.outcome.why
 
 
 @pytest.mark.parametrize("prefer", ["speed", "", None, 1])

@@ -112,10 +112,10 @@ def test_what_is_said_to_be_saved_is_saved(f: Any) -> None:
     achieved = said.received_bytes - hlo.traffic(hlo.parse(ours.as_text())).received_bytes
     assert abs(said.saved_bytes - achieved) <= 0.1 * achieved
     assert said.saved_bytes <= said.wasted_bytes <= said.received_bytes == said.accounts().received_bytes
-    fates = [fate for report in log.reports for fate in report.fates]
-    says = sorted(
-        (one.fate.does, one.fate.received_bytes, one.fate.planned_bytes or 0) for one in said.places if one.replaced
-    )
-    assert says == sorted((one.does, one.received_bytes, one.planned_bytes or 0) for one in fates if one.replaced)
+    pairs = [
+        sorted((one.does_with_op, one.received_bytes, one.planned_bytes or 0) for one in places if one.replaced)
+        for places in (said.places, [place for report in log.reports for place in report.places])
+    ]
+    assert pairs[0] == pairs[1]
     lower = said.compiled.peak_bytes - peak_of(ours)
     assert abs(said.memory.saved_bytes - lower) <= 0.1 * max(lower, said.compiled.peak_bytes)

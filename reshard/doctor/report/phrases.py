@@ -37,8 +37,8 @@ def rows(places: Iterable[Place]) -> list[Row]:
     rows: dict[tuple[object, ...], Row] = {}
     for place in places:
         layouts = tuple(move_text(move) for move in place.moves)
-        fate = place.planned_bytes if place.replaced else place.why_left
-        key = (place.kind, where(place.where), does(place), place.received_bytes, place.temp_bytes, layouts, fate)
+        outcome = place.planned_bytes if place.replaced else place.why_left
+        key = (place.kind, where(place.where), does(place), place.received_bytes, place.temp_bytes, layouts, outcome)
         rows[key] = Row(rows[key].place, rows[key].places + 1) if key in rows else Row(place, 1)
     return list(rows.values())
 
@@ -116,7 +116,7 @@ def _steps_of(place: Place) -> str:
 
 
 def _permutes(place: Place) -> int:
-    return place.fate.permutes if place.fate is not None and place.replaced else 0
+    return place.outcome.permutes if place.outcome is not None and place.replaced else 0
 
 
 def steps(plan: Plan) -> str:
@@ -161,7 +161,7 @@ def plan_text(place: Place) -> str:
 
 def left_text(place: Place) -> str:
     """Why the pass leaves a place that wastes bytes, and what would be received by hand; empty if it does not."""
-    if not place.wasted_bytes or place.replaced or place.fate is None:
+    if not place.wasted_bytes or place.replaced or place.outcome is None:
         return ""
     hand = ""
     if by_hand(place) and place.planned_bytes is not None:

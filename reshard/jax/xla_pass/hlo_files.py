@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from reshard import hlo
-from reshard.doctor.places import ChainFate
+from reshard.doctor.places import Place
 from reshard.errors import NotationError, ProgramError, quoted
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.doctor import devices_for
@@ -28,14 +28,14 @@ _ELIDED = "({...})"
 
 @dataclass(frozen=True)
 class ImprovedHlo:
-    """A module after the pass as a serialized HloModuleProto, and the fate of each of its chains of collectives.
+    """A module after the pass as a serialized HloModuleProto, and the place of each of its chains of collectives.
 
     `devices` is the number of its partitions; `unscheduled` says that it had a schedule, which the compiler has to
     make anew.
     """
 
     proto: bytes
-    fates: tuple[ChainFate, ...]
+    places: tuple[Place, ...]
     devices: int
     unscheduled: bool
 
@@ -50,7 +50,7 @@ class ImprovedHlo:
         return {
             "devices": self.devices,
             "unscheduled": self.unscheduled,
-            "chains": [fate.to_dict() for fate in self.fates],
+            "chains": [place.to_pass_dict() for place in self.places],
         }
 
 
@@ -81,8 +81,8 @@ def improve_hlo(
     ready = _without_schedule(module) if dropped else module
     improved = improve(ready, xla_hook.fragments_of(chosen), JaxlibReader(), options)
     if improved.module is None:
-        return ImprovedHlo(module, improved.fates, partitions, False)
-    return ImprovedHlo(improved.module, improved.fates, partitions, dropped)
+        return ImprovedHlo(module, improved.places, partitions, False)
+    return ImprovedHlo(improved.module, improved.places, partitions, dropped)
 
 
 def _parsed(text: str) -> bytes:

@@ -6,7 +6,7 @@
     splice     fragments in, dead instructions out
     check      the module's structure, and that every element comes from where it came before
 
-Whatever fails, that chain stays as it was, and its fate says why.
+Whatever fails, that chain stays as it was, and its outcome says why.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reshard.doctor.dataflow.replicas import Replicas
 from reshard.doctor.examination import named_mesh
 from reshard.doctor.memory import program_memory
 from reshard.doctor.op_layouts import OpReplacement
-from reshard.doctor.places import ChainFate
+from reshard.doctor.places import Place
 from reshard.doctor.proposals import (
     ALIGNMENT,
     Proposal,
@@ -48,14 +48,14 @@ _COLLECTIVES = (b"all-gather", b"all-to-all", b"all-reduce", b"collective-permut
 
 
 class Improved(NamedTuple):
-    """The name of a module, the rewritten one, None if nothing changed, and the fate of each chain.
+    """The name of a module, the rewritten one, None if nothing changed, and the place of each chain.
 
     `flows` are the data flows of both, if it was rewritten.
     """
 
     name: str
     module: bytes | None
-    fates: tuple[ChainFate, ...]
+    places: tuple[Place, ...]
     flows: tuple[Flow, Flow] | None = None
 
 
@@ -92,7 +92,7 @@ def improve(
     improved = _improve(module, fragments, compiler, options, options.platform == "cpu" or peaks is not None)
     if improved.module is None or peaks is None:
         return improved
-    why = why_unmeasured(improved.fates, options, lambda: _estimates(improved))
+    why = why_unmeasured(improved.places, options, lambda: _estimates(improved))
     if why is not None:
         return _given_up(improved, why) if why else improved
     try:
@@ -109,7 +109,8 @@ def improve(
 
 
 def _given_up(improved: Improved, why: str) -> Improved:
-    return Improved(improved.name, None, tuple(replace(fate, why=fate.why or why) for fate in improved.fates))
+    left = (place if place.why_left else place.left(why) for place in improved.places)
+    return Improved(improved.name, None, tuple(left))
 
 
 def _estimates(improved: Improved) -> tuple[int, int]:
@@ -128,26 +129,27 @@ def _improve(
     One that could not be spliced in beside others is tried once more where those have been. Where it `may_exceed`, a
     plan may need more memory than its chain if the program's own peak is elsewhere.
     """
-    fates: list[ChainFate] = []
+    places: list[Place] = []
     changed, name = False, ""
     flows: list[Flow] = []
     for _ in range(_ROUNDS):
         one = _Round(module, fragments, compiler, options, may_exceed)
         better, name = one.run(), one.module.name
-        fates = _with(fates, one.fates) if changed else one.fates
+        places = _with(places, one.places) if changed else one.places
         if better is not None:
             module, changed = better, True
             flows += [one.traced.flow, *one.rewritten]
         if better is None or not one.has_failed:
             break
-    return Improved(name, module if changed else None, tuple(fates), (flows[0], flows[-1]) if flows else None)
+    return Improved(name, module if changed else None, tuple(places), (flows[0], flows[-1]) if flows else None)
 
 
-def _with(fates: Sequence[ChainFate], later: Sequence[ChainFate]) -> list[ChainFate]:
-    """The fates of chains after another round: what it replaced is not left any more."""
-    replaced = [fate for fate in later if fate.replaced]
-    gone = frozenset[str]().union(*(fate.collectives for fate in replaced))
-    return [*(fate for fate in fates if fate.replaced or not fate.collectives <= gone), *replaced]
+def _with(places: Sequence[Place], later: Sequence[Place]) -> list[Place]:
+    """The places after another round: what it replaced is not left any more."""
+    replaced = [place for place in later if place.replaced]
+    gone = {collective.name for place in replaced for collective in place.collectives}
+    stay = (place for place in places if place.replaced or not gone.issuperset(one.name for one in place.collectives))
+    return [*stay, *replaced]
 
 
 class _Failure(NamedTuple):
@@ -173,7 +175,7 @@ class _Round:
         self.module = replace(hlo.parse(compiler.text(module)), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
-        self.fates: list[ChainFate] = []
+        self.places: list[Place] = []
         self.has_failed = False
         self.rewritten: list[Flow] = []
         self._pieces: dict[Key, Fragment] = {}
@@ -184,19 +186,19 @@ class _Round:
         return ModuleProto.decode(self.data)
 
     def run(self) -> bytes | None:
-        """The better module, None if there is none; sets the fates."""
+        """The better module, None if there is none; sets the places."""
         candidates = sorted(self._candidates(), key=self._position)
         while candidates:  # ends: each failure takes a candidate away, or makes it need less memory, once
             failures, better = self._spliced(candidates)
             if not failures:
-                self.fates += [candidate.fate for candidate in candidates]
+                self.places += [candidate.place for candidate in candidates]
                 return better
             self.has_failed = True
             for failed, why in failures:
                 candidates.remove(failed)
                 smaller = self.proposals.smaller(failed)
                 if smaller is None:
-                    self.fates.append(replace(failed.fate, why=why))
+                    self.places.append(failed.left(why).place)
                 else:
                     candidates.append(smaller)
         return None
@@ -215,12 +217,12 @@ class _Round:
         )  # fmt: skip
 
     def _candidates(self) -> Iterator[Proposal]:
-        """The chains with a better plan; the fates of the others are recorded."""
+        """The chains with a better plan; the places of the others are recorded."""
         for one in self.proposals:
             if one.replacements:
                 yield one
             else:
-                self.fates.append(one.fate)
+                self.places.append(one.place)
 
     def _compiled(self, one: Proposal) -> ProposalCost:
         """The cost of what is proposed, as the compiler spells it."""
@@ -317,7 +319,7 @@ def asked_fragments(one: Proposal) -> list[tuple[Key, tuple[Use, ...]]]:
         return [_op_key(one, each) for each in one.replacements if isinstance(each, OpReplacement)]
     replacements = [each for each in one.replacements if isinstance(each, Replacement)]
     keys: list[tuple[Key, tuple[Use, ...]]] = []
-    plans = iter(one.fate.plans)
+    plans = iter(one.outcome.plans)
     for each in replacements:
         if each.move is not None:
             keys.append((FragmentKey(next(plans), each.before, each.after, each.move.places, each.pick), each.uses))
@@ -338,7 +340,7 @@ def _shift_keys(replacements: list[Replacement]) -> list[tuple[Key, tuple[Use, .
 
 def _op_key(one: Proposal, each: OpReplacement) -> tuple[Key, tuple[Use, ...]]:
     """The fragment that runs an operation on rows, and what it is used for."""
-    gather, *moves = one.fate.plans
+    gather, *moves = one.outcome.plans
     outputs = tuple(
         OutputKey(output.number, plan, output.order, output.after)
         for output, plan in zip(each.outputs, moves, strict=True)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from reshard.doctor.places import ChainFate
+from reshard.doctor.places import Place
 from reshard.doctor.proposals import ProposalOptions, check_preference
 from reshard.errors import ProgramError
 from reshard.jax.platform_network import checked, network_on
@@ -45,23 +45,23 @@ _jax: Any = jax
 
 @dataclass(frozen=True)
 class ModuleReport:
-    """What the pass did with one module: its name, the fate of each chain of collectives, and the seconds it took."""
+    """What the pass did with one module: its name, the place of each chain of collectives, and the seconds it took."""
 
     module: str
-    fates: tuple[ChainFate, ...]
+    places: tuple[Place, ...]
     seconds: float
     changed: bool
     why: str = ""
 
     @property
-    def replaced(self) -> tuple[ChainFate, ...]:
+    def replaced(self) -> tuple[Place, ...]:
         """The chains that plans took the place of."""
-        return tuple(fate for fate in self.fates if fate.replaced)
+        return tuple(place for place in self.places if place.replaced)
 
     @property
     def saved_bytes(self) -> int:
         """The bytes that a device receives less, in one run of each replaced chain."""
-        return sum(fate.received_bytes - (fate.planned_bytes or 0) for fate in self.replaced)
+        return sum(place.received_bytes - (place.planned_bytes or 0) for place in self.replaced)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -70,14 +70,14 @@ class ModuleReport:
             "changed": self.changed,
             "why": self.why,
             "saved_bytes": self.saved_bytes,
-            "chains": [fate.to_dict() for fate in self.fates],
+            "chains": [place.to_pass_dict() for place in self.places],
         }
 
     def __str__(self) -> str:
         if self.why:
             return f"{self.module}: left as it was, {self.why}"
-        head = f"{self.module}: {len(self.replaced)} of {len(self.fates)} chains replaced"
-        return "\n".join([head, *(f"  {fate}" for fate in self.fates)])
+        head = f"{self.module}: {len(self.replaced)} of {len(self.places)} chains replaced"
+        return "\n".join([head, *(f"  {place}" for place in self.places)])
 
 
 @dataclass(eq=False)
@@ -292,8 +292,8 @@ def _improved(module: bytes, compilation: _Compilation | None, switched: Enabled
         peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks)
         options = on_platform(switched.options, compilation.devices)
         improved = improve(module, known, JaxlibReader(), options, peaks)
-        report = ModuleReport(improved.name, improved.fates, time.perf_counter() - started, improved.module is not None)
         better = improved.module
+        report = ModuleReport(improved.name, improved.places, time.perf_counter() - started, better is not None)
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         report, better = ModuleReport("module", (), time.perf_counter() - started, False, reason), None

@@ -10,12 +10,12 @@ from tests.doctor.test_proposals import proposals
 def test_a_move_asks_for_its_plan():
     (one,) = proposals(text(*RESHARD))
     ((key, uses),) = asked_fragments(one)
-    assert isinstance(key, FragmentKey) and (key.plan,) == one.fate.plans
-    assert [use.name for use in uses] == ["d"] and key.received_bytes == one.fate.planned_bytes
+    assert isinstance(key, FragmentKey) and (key.plan,) == one.outcome.plans
+    assert [use.name for use in uses] == ["d"] and key.received_bytes == one.outcome.planned_bytes
 
 
 def test_an_operation_asks_for_itself_on_rows():
     (one,) = proposals(HEAD + FFT)
     ((key, uses),) = asked_fragments(one)
-    assert isinstance(key, OpFragmentKey) and key.received_bytes == one.fate.planned_bytes
+    assert isinstance(key, OpFragmentKey) and key.received_bytes == one.outcome.planned_bytes
     assert [(use.name, use.output) for use in uses] == [("d", 0)]

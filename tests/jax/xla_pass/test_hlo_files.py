@@ -34,7 +34,7 @@ def test_text_and_proto_become_the_same_better_module() -> None:
         assert one.unscheduled and ModuleProto.decode(one.proto).schedule is None
         assert "{...}" not in one.text and str(TABLE[3])[:8] in one.text
         assert improve_hlo(one.text).proto  # what comes out can be read again, and has nothing to gain
-        assert not any(fate.replaced for fate in improve_hlo(one.text).fates)
+        assert not any(place.replaced for place in improve_hlo(one.text).places)
     assert ours[0].to_dict()["chains"] == ours[1].to_dict()["chains"]
     for devices, message in [(-1, "1 or more"), (3, "has 8 partitions")]:
         with pytest.raises(ProgramError, match=message):

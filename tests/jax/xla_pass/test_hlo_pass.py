@@ -1,15 +1,17 @@
 """The pass on recorded modules, with recorded fragments: every decision, without compiling anything."""
 
+from dataclasses import replace
+
 import pytest
 
-from reshard import hlo
-from reshard.doctor import places
+from reshard.doctor.places import PassOutcome
 from reshard.doctor.proposals import ProgramCost, ProposalOptions
 from reshard.errors import SpliceError
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import hlo_pass
 from reshard.jax.xla_pass.fragments import Fragment
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
+from tests.doctor.fragments import place
 from tests.hlo.splices import NAMES, recorded
 
 
@@ -46,31 +48,31 @@ class Recordings:
 DEFAULTS = ProposalOptions()
 
 
-def fates(name, options=DEFAULTS, **choices):
+def improved_module(name, options=DEFAULTS, **choices):
     compiler = Recordings(name, **choices)
     return improve(compiler.recorded.module, compiler, compiler, options)
 
 
 def test_a_chain_that_receives_no_more_than_is_needed_stays():
-    improved = fates("train_cpu", broken=True)
+    improved = improved_module("train_cpu", broken=True)
     assert improved.module is None and improved.name == "jit_step"
-    reasons = sorted(fate.why for fate in improved.fates)
+    reasons = sorted(place.why_left for place in improved.places)
     assert reasons[0] == "it does not compile" and reasons[1].startswith("it receives no more than is needed")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_that_needs_more_memory_is_not_taken(name):
-    improved = fates(name, peak_bytes=1 << 40)
+    improved = improved_module(name, peak_bytes=1 << 40)
     assert improved.module is None
-    assert any("would need 1099511627776 B at once" in fate.why for fate in improved.fates)
+    assert any("would need 1099511627776 B at once" in place.why_left for place in improved.places)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_that_receives_more_as_compiled_is_not_taken(name):
     """CPU has no collectives of bf16: it sends twice what the plan says."""
-    improved = fates(name, received_bytes=1 << 40)
+    improved = improved_module(name, received_bytes=1 << 40)
     assert improved.module is None
-    assert any("would receive 1099511627776 B as compiled here" in fate.why for fate in improved.fates)
+    assert any("would receive 1099511627776 B as compiled here" in place.why_left for place in improved.places)
 
 
 class Measured:
@@ -97,8 +99,8 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
 
     def found(module, fragments, compiler, options, may_exceed):
         asked.append(may_exceed)
-        fate = places.ChainFate("f.py:1", "main", "all_gather", 4 + saves, 4)
-        return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (fate,))
+        one = replace(place(received=4 + saves), outcome=PassOutcome(4))
+        return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (one,))
 
     monkeypatch.setattr(hlo_pass, "_improve", found)
     monkeypatch.setattr(hlo_pass, "_estimates", lambda improved: (10, 4 if lower else 10))
@@ -122,7 +124,7 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
 def test_the_compiler_says_whether_the_peak_rises(monkeypatch, peaks, module, asked):
     improved, searched = measured(monkeypatch, peaks)
     assert (improved.module, searched) == (module, asked)
-    assert all(fate.replaced for fate in improved.fates) == (module is not None)
+    assert all(place.replaced for place in improved.places) == (module is not None)
 
 
 def test_a_peak_that_is_surely_lower_is_not_measured(monkeypatch):
@@ -131,7 +133,7 @@ def test_a_peak_that_is_surely_lower_is_not_measured(monkeypatch):
 
 def test_a_few_bytes_are_not_worth_measuring(monkeypatch):
     improved = measured(monkeypatch, Measured(None), saves=100)[0]
-    assert improved.module is None and improved.fates[0].why.startswith("100 B saved in all are not worth")
+    assert improved.module is None and improved.places[0].why_left.startswith("100 B saved in all are not worth")
 
 
 def test_nothing_replaced_is_not_measured(monkeypatch):
@@ -139,8 +141,8 @@ def test_nothing_replaced_is_not_measured(monkeypatch):
 
 
 def test_a_budget_below_the_floor_leaves_the_chain():
-    improved = fates("train_cpu", ProposalOptions(budget=1))
-    assert improved.module is None and any("budget" in fate.why for fate in improved.fates)
+    improved = improved_module("train_cpu", ProposalOptions(budget=1))
+    assert improved.module is None and any("budget" in place.why_left for place in improved.places)
 
 
 def test_a_fragment_of_another_move_is_refused():
@@ -155,24 +157,18 @@ def test_a_fragment_of_another_move_is_refused():
 
     compiler = Swapped("scan_cpu")
     improved = improve(compiler.recorded.module, compiler, compiler, ProposalOptions())
-    assert any("another shape or layout" in fate.why for fate in improved.fates)
+    assert any("another shape or layout" in place.why_left for place in improved.places)
 
 
-def test_fates_are_plain_data():
-    improved = fates("train_cpu", broken=True)
-    for fate in improved.fates:
-        data = fate.to_dict()
+def test_places_are_plain_data():
+    improved = improved_module("train_cpu", broken=True)
+    for left in improved.places:
+        data = left.to_pass_dict()
         assert data["where"].startswith("train.py:") and data["received_bytes"] > 0 and not data["replaced"]
-        assert "left, " in str(fate)
+        assert "left, " in str(left)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_prefilter_sees_collectives(name):
     assert has_collectives(recorded(name).module)
     assert not has_collectives(b"jit_step\x12\x0bmain")
-
-
-def test_counts_of_kinds():
-    module = hlo.parse(recorded("scan_cpu").text)
-    kinds = [one.kind for one in hlo.collectives(module, every_branch=True)]
-    assert list(places._counted(kinds)) == [f"{len(kinds)} all_gather"]

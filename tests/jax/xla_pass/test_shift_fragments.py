@@ -40,7 +40,7 @@ def test_a_periodic_halo_takes_what_the_neighbour_has(first, last):
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
     plain, ours, log = both(lambda a: differences(a, first, last), P("y", "x"), (16, 32), mesh)
     assert ours.received_bytes <= plain.received_bytes and ours.launches <= plain.launches, str(log)
-    assert any(fate.permutes for report in log.reports for fate in report.replaced), str(log)
+    assert any(place.outcome.permutes for report in log.reports for place in report.replaced), str(log)
 
 
 def test_a_roll_of_an_uneven_part():
@@ -101,8 +101,9 @@ def test_planted_faults_are_refused(monkeypatch, name, fault):
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
     plain, ours, log = both(edges, P("y", "x"), (16, 16), mesh)
     assert ours.received_bytes == plain.received_bytes, str(log)
-    fates = [fate for report in log.reports for fate in report.fates]
-    assert any(fate.why for fate in fates) and not any(fate.permutes for fate in fates if fate.replaced), str(log)
+    places = [place for report in log.reports for place in report.places]
+    assert any(place.why_left for place in places), str(log)
+    assert not any(place.outcome.permutes for place in places if place.replaced), str(log)
 
 
 def edges(a):
@@ -114,4 +115,4 @@ def edges(a):
 def test_without_faults_it_is_replaced():
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("y", "x"))
     _, _, log = both(edges, P("y", "x"), (16, 16), mesh)
-    assert any(fate.permutes for report in log.reports for fate in report.replaced), str(log)
+    assert any(place.outcome.permutes for report in log.reports for place in report.replaced), str(log)

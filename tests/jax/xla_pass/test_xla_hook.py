@@ -112,7 +112,7 @@ def branch(a):
 @pytest.mark.parametrize("f", [loop, branch])
 def test_chains_inside_loops_and_branches(f):
     plain, ours, log = both(f, argument())
-    assert any(fate.replaced for report in log.reports for fate in report.fates)
+    assert any(place.replaced for report in log.reports for place in report.places)
     assert received(ours) < received(plain) / 2
     data = jax.device_put(np.random.default_rng(1).normal(size=(64, 64, 64)).astype("float32"), shardings()[0])
     assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
@@ -187,7 +187,7 @@ def test_a_failure_leaves_the_program_as_it_was(monkeypatch):
 def test_a_budget_that_no_plan_meets_leaves_the_chain():
     with reshard.jax.enabled(budget=1) as log:
         compiled(step, argument())
-    assert not log.reports[0].changed and "budget" in log.reports[0].fates[0].why
+    assert not log.reports[0].changed and "budget" in log.reports[0].places[0].why_left
 
 
 @needs_hook
@@ -237,7 +237,7 @@ def test_a_sum_that_would_have_to_be_packed_stays():
     _, ours, log = both(run, *arrays)
     (report,) = log.reports
     assert not report.replaced
-    assert "139264 B at once, and XLA needs 73728 B" in str(report.fates)
+    assert "139264 B at once, and XLA needs 73728 B" in str(report)
     assert "reduce-scatter" not in ours.as_text()
 
 

@@ -56,7 +56,7 @@ def test_a_pencil_fft_receives_what_it_does_by_hand():
     temp = [one.memory_analysis().temp_size_in_bytes for one in (plain, ours)]
     assert temp[1] < temp[0] / 4
     (report,) = log.reports
-    assert len(report.replaced) == len(report.fates) == 3
+    assert len(report.replaced) == len(report.places) == 3
     a = given((64, 64, 64), "complex64", P(None, "y", "x"))
     assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
     assert np.allclose(ours(a), np.fft.fftn(numbers((64, 64, 64), "complex64")), atol=1e-2)
@@ -173,6 +173,7 @@ def test_planted_faults_are_refused(monkeypatch, name, fault):
     monkeypatch.setattr(fragments, name, fault)
     a = given((16, 16, 16), "complex64", P(None, "y", "x"))
     plain, ours, log = both(pencil, a)
-    fates = [fate for report in log.reports for fate in report.fates]
-    assert any(fate.why for fate in fates) and not any("fft" in fate.does for fate in fates if fate.replaced), str(log)
+    places = [place for report in log.reports for place in report.places]
+    assert any(place.why_left for place in places), str(log)
+    assert not any("fft" in place.does_with_op for place in places if place.replaced), str(log)
     assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
