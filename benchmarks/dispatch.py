@@ -49,12 +49,10 @@ def main() -> None:
             return [array + 1 for array in arrays]
 
         plain, ours = jax.jit(step), reshard.jax.jit(step)
-        calls = [lambda: plain(arrays), lambda: ours(arrays)]  # noqa: B023
-        if xla_hook.hook_exists():
-            calls.append(_with_the_pass(step, arrays))
+        calls = [lambda: plain(arrays), lambda: ours(arrays), _with_the_pass(step, arrays)]  # noqa: B023
         before, *after = best_times(calls, repetitions)
         names = ("reshard.jax.jit", "jax.jit with the pass on")
-        texts = [f"{name} {one:.1f} us, {one / before:.2f}x" for name, one in zip(names, after, strict=False)]
+        texts = [f"{name} {one:.1f} us, {one / before:.2f}x" for name, one in zip(names, after, strict=True)]
         print(f"{count} arrays: jax.jit {before:.1f} us, {', '.join(texts)}")
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.real_programs.counting import received_bytes
 from reshard import hlo
-from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.doctor.fragments import RECORDED
 
 UNKNOWN = ("gather_v5p-2slices", "kinds_v5p-2slices", "overlap")
@@ -19,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 @pytest.mark.parametrize(("name", "saves"), [("issue_21562", True), ("decode", True), ("moe_layer", False)])
 def test_a_program_is_never_worse_with_the_pass(name, saves, tmp_path):
     rows = tmp_path / "rows.jsonl"

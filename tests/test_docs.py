@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from reshard.geometry.detect import read
-from reshard.jax.xla_pass.xla_hook import hook_exists
 from reshard.synth.network import PRESETS
 from reshard.types import Layout, Mesh
 from tests.test_examples import bin_folder as bin_folder
@@ -15,13 +14,11 @@ from tests.test_examples import console_problems, python_problems
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-NEEDS_HOOK = ["xla-pass.md"]
 LONG = {
     "python": ["jax.md", "proofs.md", "xla-pass.md"],
     "console": ["command.md", "doctor.md", "mpi.md", "pictures.md", "proofs.md"],
 }  # slow
 PASTED = ["quickstart-jax.md", "quickstart-plans.md", "quickstart-weights.md"]  # executed by tests/test_quickstarts.py
-without_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 WITH_README = [ROOT / "README.md", *PAGES]
 INVARIANTS = ["exact cover", "single use", "radix match", "canonical form", "one reduction", "whole sizes"]
 _FENCED = re.compile(r"^```.*?^```\s*$", re.MULTILINE | re.DOTALL)
@@ -53,7 +50,6 @@ def broken_links(path: Path) -> list[str]:
 def pages(language: str) -> list[Any]:
     """The pages as parameters, marked with what those with long examples of the language need."""
     marks = {page.name: [pytest.mark.slow] * (page.name in LONG[language]) for page in PAGES}
-    marks |= {name: [*marks[name], without_hook] for name in NEEDS_HOOK if language == "python"}
     executed = [page for page in PAGES if language == "console" or page.name not in PASTED]
     return [pytest.param(page, id=page.name, marks=marks[page.name]) for page in executed]
 

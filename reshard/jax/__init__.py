@@ -3,19 +3,24 @@
     redistribute(x, sharding)    moves an array, or a tree of arrays; replaces `device_put` and sharding constraints
     reshard_pytree(tree, target) moves a tree as one, within one budget, once all processes agree on it
     Target(sharding, view=...)   a sharding, and the view, parts and dtype of the array on it: for a leaf of a tree
-    jit(f)                       `jax.jit` with a pass over the whole program, kept where it makes the program better
-    enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process (jax >= 0.11)
+    jit(f)                       `jax.jit` with the pass inside XLA switched on for this function
+    enable(), disable()          switch the pass on and off inside XLA, for every `jax.jit` of the process
     enabled()                    a context in which it is on
-    transform(program)           the same pass on a StableHLO module
+    transform(program)           a pass on a StableHLO module, before partitioning
     report(f)(*args)             how XLA moves data in a function's program, and what is lost by that
     show(array)                  prints which device holds what of a live array
     strict()                     a context that refuses programs that rebuild a whole array
     deserialize(data)            a compiled program from the bytes of its `serialize()`
 
 Moves are in the modules beside this one, those to other devices in `crossing`; the pass inside XLA is `xla_pass`, and
-the one before partitioning `stablehlo_pass`. `jit`, `show`, `strict` and `redistribute` are functions here; their
+the one on StableHLO `stablehlo_pass`. `jit`, `show`, `strict` and `redistribute` are functions here; their
 modules are reached by `from reshard.jax.jit import ...`.
 """
+
+import jax as _jax
+
+if _jax.version.__version_info__ < (0, 11):  # An older jax hands no compiled module to a pass.
+    raise ImportError(f"reshard.jax needs jax 0.11 or later, and this is jax {_jax.__version__}: pip install -U jax")
 
 from reshard.jax.compiled import deserialize as deserialize
 from reshard.jax.doctor import report as report

@@ -1,8 +1,4 @@
-"""Compares two compiled programs by their collectives, their memory and their arithmetic.
-
-`jit` compiles a function twice, as XLA does it and with our collectives. `figures` reads both programs, and `why_worse`
-says why ours should be dropped, if it should.
-"""
+"""The figures of a program before and after the pass: its collectives, its memory and its arithmetic."""
 
 from __future__ import annotations
 
@@ -11,12 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from reshard import hlo
-from reshard.synth.network import LAUNCH_BYTES
-
-SLACK_BYTES = 16 << 10
-"""Two programs may differ by this much memory, and by 1%, because of alignment alone."""
-FLOPS_PER_BYTE = 100
-"""Operations worth spending to receive one byte less: an accelerator does thousands in that time."""
 
 
 @dataclass(frozen=True)
@@ -36,22 +26,13 @@ class ProgramFigures:
     loop_bytes: int = 0
     by_line: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]], repr=False)
 
-    def cost(self, launch: int) -> int:
-        """Received bytes, plus `launch` bytes for every collective that is started."""
-        return self.received_bytes + self.launches * launch
-
-    def cost_of(self, line: str, launch: int) -> int:
-        """The cost of the collectives of one line."""
-        received, launches = self.by_line.get(line, (0, 0))
-        return received + launches * launch
-
 
 @dataclass(frozen=True)
 class Decision:
-    """Which program is kept, "reshard" or "plain", and why.
+    """Whether the program runs our collectives, "reshard", or is XLA's own, "plain", and why.
 
-    The figures are None if only the plain program was compiled: the program has no reshard to take over, or, with
-    `failed`, the pass could not handle it.
+    The figures of the other program are None: it was not made, because there is nothing to replace or, with `failed`,
+    because the pass could not handle the program.
     """
 
     chosen: str
@@ -83,56 +64,6 @@ def module_figures(text: str) -> ProgramFigures:
     traffic = hlo.traffic(collectives)
     loops = sum(one.received_bytes for one in collectives if one.times is None)
     return ProgramFigures(traffic.received_bytes, traffic.launches, None, None, None, loops, _by_line(collectives))
-
-
-def unprofitable_lines(
-    plain: ProgramFigures, ours: ProgramFigures, taken: Iterable[str], launch: int
-) -> tuple[frozenset[str], frozenset[str]]:
-    """The lines whose reshards cost more after the pass, and those whose reshards do not cost less.
-
-    XLA does not name a line for every collective. A line without any in the plain program is credited with all the
-    collectives there that belong to none of the lines.
-    """
-    lines = frozenset(taken)
-    others = plain.cost(launch) - ours.cost(launch)
-    others -= sum(plain.cost_of(line, launch) - ours.cost_of(line, launch) for line in lines)
-    gains = {line: (plain.cost_of(line, launch) or others) - ours.cost_of(line, launch) for line in lines}
-    losing = frozenset(line for line, gain in gains.items() if gain < 0)
-    not_gaining = frozenset(line for line, gain in gains.items() if gain <= 0)
-    return losing, not_gaining
-
-
-def why_worse(plain: ProgramFigures, ours: ProgramFigures, launch: int = LAUNCH_BYTES, prefer: str = "bytes") -> str:
-    """The reason why our program is not better than the plain one; empty if it is better.
-
-    Better means: it receives no more bytes, needs no more memory (up to rounding), computes no more than the saved
-    bytes are worth, and either its collectives finish sooner or it needs less memory: both if memory is preferred, and
-    the first if time is. `launch` is the cost of starting a collective, in bytes.
-    """
-    slack = SLACK_BYTES + (plain.peak_bytes or 0) // 100
-    temp, more = plain.temp_bytes or 0, ours.temp_bytes or 0
-    flops, computed = plain.flops or 0.0, ours.flops or 0.0
-    if ours.received_bytes > plain.received_bytes:
-        return f"it would receive {ours.received_bytes} B instead of {plain.received_bytes} B"
-    if ours.loop_bytes > plain.loop_bytes:
-        return f"it would receive {ours.loop_bytes} B instead of {plain.loop_bytes} B in each turn of a loop"
-    if more > temp + slack:
-        return f"it would need {more} B of temporary memory instead of {temp} B"
-    if computed > flops * 1.01 + FLOPS_PER_BYTE * (plain.received_bytes - ours.received_bytes + launch):
-        return f"it would compute {computed:.3g} operations instead of {flops:.3g}"
-    before, after = plain.cost(launch), ours.cost(launch)
-    if after > before:
-        return f"it would start {ours.launches} collectives instead of {plain.launches}"
-    return _why_not_preferred(prefer, after < before, more + slack <= temp)
-
-
-def _why_not_preferred(prefer: str, sooner: bool, smaller: bool) -> str:
-    """The reason why a program that is never worse is not better either; empty if it is."""
-    if prefer == "memory" and not smaller:
-        return "it would need as much temporary memory"
-    if prefer == "time" and not sooner:
-        return "its collectives would take as long"
-    return "" if sooner or smaller else "it would receive as much, in as many collectives"
 
 
 def savings(plain: ProgramFigures, ours: ProgramFigures) -> str:

@@ -1,9 +1,12 @@
 """`reshard.jax.jit`: `jax.jit`, with our collectives where they are better than XLA's choice.
 
-With jax 0.11 or later the pass works inside XLA, on the one program that `jax.jit` compiles: see `xla_pass.jitted`.
-With an older jax it works on the StableHLO, and the program is compiled before and after it: see
-`stablehlo_pass.jitted`.
+It compiles with the pass inside XLA (`xla_pass`) switched on: there is one compilation, and the dispatch is that of
+`jax.jit`. Each function has a switch of its own, which is part of the key of jax's caches, so that its programs never
+mix with those of `jax.jit`.
 """
+
+# jax annotates its functions only in part.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -12,23 +15,22 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+from jax.core import Tracer
 
 from reshard.doctor.places import PassOutcome, Place
 from reshard.jax.compare import Decision, figures, module_figures, savings
 from reshard.jax.compiled import Compiled
 from reshard.jax.doctor import abstract, checked_function, devices_of, known_moves, placement_of
 from reshard.jax.pass_report import PassReport, Reshard
-from reshard.jax.stablehlo_pass.jitted import Jitted
-from reshard.jax.stablehlo_pass.module_pass import pass_options
 from reshard.jax.strict import Limits, effective_limits, has_limits
-from reshard.jax.wrapped_jit import WrappedJit, is_another_program
 from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.fragments import JaxlibReader
-from reshard.jax.xla_pass.xla_hook import Enabled, ModuleReport, Watched, hook_exists, prepared
+from reshard.jax.xla_pass.xla_hook import Enabled, ModuleReport, Watched, prepared
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
 from reshard.types.whole import checked_flag
@@ -74,22 +76,18 @@ def jit(
         return functools.partial(jit, **ours, strict=strict, max_bytes=max_bytes, **options)
     limits = Limits(not checked_flag(strict, "strict"), bytes_of(max_bytes, "max_bytes"))
     checked_function(f)
-    if hook_exists():
-        return JittedInXla(f, options, prepared(network, budget, prefer), limits)
-    return Jitted(f, options, pass_options(network, budget, prefer), limits)
+    return Jitted(f, options, prepared(network, budget, prefer), limits)
 
 
-# `jit` where XLA has a hook for the pass: `jax.jit` itself, compiling with the pass switched on.
-#
-# There is one compilation, and the dispatch is that of `jax.jit`. Each function has a switch of its own, which is part
-# of the key of jax's caches, so that its programs never mix with those of `jax.jit`.
+class Jitted:
+    """The result of `jit`: the function of `jax.jit`, whose programs go through the pass inside XLA.
 
-
-class JittedInXla(WrappedJit):
-    """The result of `jit`: the function of `jax.jit`, whose programs go through the pass inside XLA."""
+    It is bound to instances as functions are, and has the attributes of the function of `jax.jit`.
+    """
 
     def __init__(self, f: Callable[..., Any], jit_options: dict[str, Any], switched: Enabled, limits: Limits) -> None:
-        super().__init__(f, jit_options)
+        functools.update_wrapper(self, f)
+        self._plain: Any = jax.jit(f, **jit_options)
         self._switched = switched
         self._on, self._back = xla_hook.switch()
         self._limits = limits
@@ -105,7 +103,15 @@ class JittedInXla(WrappedJit):
         finally:
             self._back(before)
 
-    def lower(self, *args: Any, **kwargs: Any) -> LoweredInXla:
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # Before `__init__` has set it, as in copying and unpickling.
+            raise AttributeError(name)
+        return getattr(self._plain, name)  # trace, eval_shape, clear_cache
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The program for arguments, or for `jax.ShapeDtypeStruct`s with shardings."""
         return self._lowered(self._trace(args, kwargs), args, kwargs)
 
@@ -113,28 +119,22 @@ class JittedInXla(WrappedJit):
         with xla_hook.on(self._switched):
             return self._plain.trace(*args, **kwargs)
 
-    def _lowered(self, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoweredInXla:
+    def _lowered(self, traced: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         shapes, named = abstract(args, kwargs)
         with xla_hook.on(self._switched):
             lowered = traced.lower()
-        return LoweredInXla(lowered, self._switched, self._limits, lambda: self._plain.lower(*shapes, **named))
+        return Lowered(lowered, self._switched, self._limits, lambda: self._plain.lower(*shapes, **named))
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises `StrictError` if the program for these arguments exceeds the limits."""
         leaves = jax.tree.leaves((args, kwargs))
-        if is_another_program(leaves):
-            return
+        if jax.config.jax_disable_jit or any(isinstance(leaf, Tracer) for leaf in leaves):
+            return  # Such a call compiles nothing of its own.
         traced = self._trace(args, kwargs)
         key = (traced.jaxpr, effective_limits(self._limits), *map(placement_of, leaves))
         if key not in self._accepted:
             self._lowered(traced, args, kwargs).compile()
             self._accepted.add(key)
-
-
-# The stages of a program under `jit` with the pass inside XLA: `LoweredInXla`, its compilation, and what was decided.
-#
-# The figures of XLA's own program are read from the module before the pass. It is not compiled, so its memory is not
-# known.
 
 
 _MOST_REASONS = 3
@@ -143,7 +143,7 @@ _outcomes: WeakKeyDictionary[Any, tuple[Decision, PassReport]] = WeakKeyDictiona
 
 
 @dataclass(frozen=True, eq=False)
-class LoweredInXla:
+class Lowered:
     """A lowered program, `lowered` as JAX's own `jax.stages.Lowered`, which compiles with the pass.
 
     `again` lowers it anew: if jax has compiled the program already, the pass does not see it, so what the pass did is

@@ -9,9 +9,7 @@ but not on TPU (jax-ml/jax#38196). A whole program under `reshard.jax.jit` does 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -25,23 +23,6 @@ from reshard.jax.request import ReshardRequest, plan_of
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.runtime import on_jax
-
-_AS_CONSTRAINTS = ContextVar("as_constraints", default=False)
-
-
-@contextmanager
-def as_constraints() -> Generator[None]:
-    """A context in which moves of unknown source lower to sharding constraints, for the compiler pass to plan."""
-    token = _AS_CONSTRAINTS.set(True)
-    try:
-        yield
-    finally:
-        _AS_CONSTRAINTS.reset(token)
-
-
-def lowers_as_constraints() -> bool:
-    """Whether moves of unknown source currently lower to sharding constraints."""
-    return _AS_CONSTRAINTS.get()
 
 
 def check_platforms(platforms: Sequence[str], request: ReshardRequest, shape: tuple[int, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from reshard.doctor import Known
@@ -74,10 +74,6 @@ class PassReport:
             for one in self.reshards
             if one.source is not None and one.target is not None
         )
-
-    def given_up(self, why: str) -> PassReport:
-        """The same report with every reshard left to XLA, because of `why`."""
-        return replace(self, reshards=tuple(replace(r, taken=False, why=why) if r.taken else r for r in self.reshards))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

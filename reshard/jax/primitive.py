@@ -26,7 +26,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from reshard.errors import ReshardError
 from reshard.jax import placement
 from reshard.jax.eager import move_now, put
-from reshard.jax.partitioner_hook import check_platforms, has_hook, lowers_as_constraints, moved_by_partitioner
+from reshard.jax.partitioner_hook import check_platforms, has_hook, moved_by_partitioner
 from reshard.jax.request import ReshardRequest, plan_of
 from reshard.jax.xla_pass import xla_hook
 from reshard.runtime import on_jax
@@ -130,8 +130,8 @@ def _lowered(ctx: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | N
     run = jaxpr_as_fun(body) if body is not None else partial(_moved_alone, request)
     if request.source is None:
         platforms = ctx.module_context.platforms
-        constrained = lowers_as_constraints() or ("tpu" in platforms and xla_hook.is_on())
-        if constrained or not has_hook(ctx.module_context.axis_context):
+        # On TPU, whose partitioner has no hook, the pass inside XLA finds the move by the collectives that XLA makes.
+        if ("tpu" in platforms and xla_hook.is_on()) or not has_hook(ctx.module_context.axis_context):
             run = partial(_constrained, request.target)
         else:
             check_platforms(platforms, request, ctx.avals_in[0].shape)

@@ -4,10 +4,7 @@ import json
 
 import pytest
 
-from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.cli.compiled import COMPILED, MODULE
-
-needs_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 
 
 def test_it_prints_the_program(call):
@@ -105,7 +102,6 @@ def received(call, path):
     return json.loads(call("doctor", path, "--json")[1])["received_bytes"]
 
 
-@needs_hook
 def test_hlo_text_becomes_better_text(call, partitioned, tmp_path):
     path = tmp_path / "better.hlo"
     code, out, err = call("pass", partitioned / "step.hlo", "-o", path, "--report")
@@ -114,7 +110,6 @@ def test_hlo_text_becomes_better_text(call, partitioned, tmp_path):
     assert (received(call, partitioned / "step.hlo"), received(call, path)) == (14336, 1792)
 
 
-@needs_hook
 def test_a_proto_becomes_a_proto_or_text(call, partitioned, tmp_path):
     from reshard.hlo.proto import ModuleProto
 
@@ -128,7 +123,6 @@ def test_a_proto_becomes_a_proto_or_text(call, partitioned, tmp_path):
     assert chain["replaced"] and chain["planned_bytes"] == 1792
 
 
-@needs_hook
 def test_hlo_that_stays_is_written_as_it_was(call, partitioned, tmp_path):
     path = tmp_path / "same.pb"
     arguments = ("pass", partitioned / "step.pb", "--devices", "8", "--budget", "10", "-o", path, "--report")
@@ -137,7 +131,6 @@ def test_hlo_that_stays_is_written_as_it_was(call, partitioned, tmp_path):
     assert path.read_bytes() == (partitioned / "step.pb").read_bytes()
 
 
-@needs_hook
 def test_hlo_that_cannot_be_improved_is_refused(call, partitioned, tmp_path):
     assert "--devices 8" in call("pass", partitioned / "step.pb")[2]
     elided = tmp_path / "elided.hlo"
@@ -151,14 +144,6 @@ def test_hlo_that_cannot_be_improved_is_refused(call, partitioned, tmp_path):
     assert code == 2 and "none" in err
     code, _, err = call("pass", partitioned / "step.hlo", "--devices", "4096")
     assert code == 2 and "has 8 partitions" in err
-
-
-def test_hlo_needs_the_hook(call, monkeypatch):
-    from reshard.jax.xla_pass import xla_hook
-
-    monkeypatch.setattr(xla_hook, "hook_exists", lambda: False)
-    code, _, err = call("pass", COMPILED)
-    assert code == 2 and "needs jax 0.11 or later" in err
 
 
 @pytest.mark.parametrize("options", [["--budget", "much"], ["--network", "nothing"]])

@@ -1,21 +1,20 @@
-"""The program of jax-ml/jax#21562, the smallest that XLA does badly, for the tests of `jit` and its stages."""
+"""The program of jax-ml/jax#21562, the smallest that XLA does badly, for the tests of both passes."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import PartitionSpec as P
 
-from reshard.jax.jit import JittedInXla
-from reshard.jax.stablehlo_pass.jitted import Jitted
-from reshard.jax.stablehlo_pass.module_pass import pass_options
-from reshard.jax.strict import Limits
-from reshard.jax.xla_pass.xla_hook import hook_exists
+import reshard as rs
+from reshard.jax.jit import Jitted
+from reshard.jax.pass_report import PassReport
+from reshard.jax.stablehlo_pass import module_pass
 
 SIZE = 16
 
@@ -40,22 +39,27 @@ def program(v: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(v * 2, AFTER) + 1
 
 
-ONLY_WITHOUT_HOOK = pytest.mark.sweep if hook_exists() else pytest.mark.slow
-"""For long families of tests of `jit_without_hook`: with the hook, `jit` goes another way, and a sample is enough."""
+class Lowerings(NamedTuple):
+    """A program as `jax.jit` lowers it, and after the pass on its StableHLO, with the pass's report."""
+
+    plain: Any
+    ours: Any
+    report: PassReport
 
 
-def jit_without_hook(f: Any, network: Any = None, budget: Any = None, **options: Any) -> Jitted:
-    """`jit` as it is where XLA has no hook for the pass, on every jax."""
-    return Jitted(f, options, pass_options(network, budget), Limits())
+def lowered_twice(f: Any, *args: Any, network: Any = None, budget: Any = None, **options: Any) -> Lowerings:
+    """Lowers a function before and after the pass on StableHLO; `options` are those of `jax.jit`."""
+    plain = jax.jit(f, **options).lower(*args)
+
+    @functools.wraps(f)
+    def anew(*args: Any, **kwargs: Any) -> Any:  # JAX keeps lowerings, and the pass changes the module.
+        return f(*args, **kwargs)
+
+    ours = jax.jit(anew, **options).lower(*args)
+    planner = functools.partial(rs.plan, budget=budget, network=network)
+    return Lowerings(plain, ours, module_pass.run(ours.compiler_ir("stablehlo"), planner))
 
 
-def chosen(f: Any, *args: Any, **kwargs: Any) -> str:
-    """The decision for these arguments."""
-    return f.lower(*args, **kwargs).compile().decision.chosen
-
-
-def kept(f: Any) -> list[str]:
-    """The decisions for all that the function was called with; with the hook, for programs with collectives."""
-    if isinstance(f, JittedInXla):
-        return ["reshard" if report.changed else "plain" for report in f._switched.reports]
-    return [compiled.decision.chosen for compiled in f._compiled.values()]
+def kept(f: Jitted) -> list[str]:
+    """What runs of each program with collectives that the function was called with."""
+    return ["reshard" if report.changed else "plain" for report in f._switched.reports]

@@ -1,4 +1,4 @@
-"""Comparison of compiled programs: figures of known modules, and each reason to drop ours."""
+"""Figures of programs: those of known modules, and what a program with our collectives saves."""
 
 from __future__ import annotations
 
@@ -9,59 +9,15 @@ from typing import Any
 
 import pytest
 
-from reshard.jax.compare import (
-    FLOPS_PER_BYTE,
-    SLACK_BYTES,
-    Decision,
-    ProgramFigures,
-    figures,
-    savings,
-    unprofitable_lines,
-    why_worse,
-)
+from reshard.jax.compare import Decision, ProgramFigures, figures, savings
 from reshard.jax.jit import jit
 from tests.jax.moving import numbered, program
 
 PLAIN = ProgramFigures(received_bytes=1000, launches=2, temp_bytes=1 << 20, peak_bytes=1 << 20, flops=1e6)
-LAUNCH = 10
-SLACK = SLACK_BYTES + PLAIN.peak_bytes // 100
 
 
 def ours(**changes: Any) -> ProgramFigures:
     return replace(PLAIN, **changes)
-
-
-def test_fewer_bytes_are_better() -> None:
-    assert why_worse(PLAIN, ours(received_bytes=999), LAUNCH) == ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"received_bytes": 1001}, "it would receive 1001 B instead of 1000 B"),
-        ({"received_bytes": 500, "loop_bytes": 7}, "it would receive 7 B instead of 0 B in each turn of a loop"),
-        ({"received_bytes": 500, "temp_bytes": PLAIN.temp_bytes + SLACK + 1}, "of temporary memory instead of"),
-        ({"received_bytes": 999, "flops": 1e8}, "it would compute 1e+08 operations instead of 1e+06"),
-        ({"received_bytes": 991, "launches": 3}, "it would start 3 collectives instead of 2"),
-        ({}, "it would receive as much, in as many collectives"),
-    ],
-)
-def test_each_reason(changes: dict[str, Any], why: str) -> None:
-    assert why in why_worse(PLAIN, ours(**changes), LAUNCH)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"received_bytes": 989, "launches": 3},  # 11 B for one launch of 10 B
-        {"received_bytes": 999, "temp_bytes": PLAIN.temp_bytes + SLACK},
-        {"temp_bytes": PLAIN.temp_bytes - SLACK},  # as many bytes, in less memory
-        {"launches": 1},
-        {"received_bytes": 900, "flops": 1e6 * 1.01 + FLOPS_PER_BYTE * 110},
-    ],
-)
-def test_at_the_edge_it_is_better(changes: dict[str, Any]) -> None:
-    assert why_worse(PLAIN, ours(**changes), LAUNCH) == ""
 
 
 def test_what_is_saved() -> None:
@@ -69,31 +25,6 @@ def test_what_is_saved() -> None:
     assert text == (
         "17 B received instead of 1000 B, in 1 collectives instead of 2; 3 B of temporary memory instead of 1048576 B"
     )
-
-
-# ---- lines -----------------------------------------------------------------------------------------
-
-
-def test_lines_that_lose_and_lines_that_do_not_gain() -> None:
-    plain = ours(by_line={"a": (100, 1), "b": (50, 1), "c": (70, 1)}, received_bytes=220, launches=3)
-    after = ours(by_line={"a": (10, 1), "b": (45, 2), "c": (70, 1)}, received_bytes=125, launches=4)
-    losing, not_gaining = unprofitable_lines(plain, after, ["a", "b", "c"], LAUNCH)
-    assert (losing, not_gaining) == ({"b"}, {"b", "c"})
-
-
-def test_a_line_that_xla_does_not_name_is_credited_with_the_rest() -> None:
-    """All of the plain program's bytes are of no line: they are what "a" saves."""
-    plain = ours(by_line={"": (1000, 2)})
-    after = ours(by_line={"a": (300, 1)}, received_bytes=300, launches=1)
-    assert unprofitable_lines(plain, after, ["a"], LAUNCH) == (frozenset(), frozenset())
-    more = ours(by_line={"a": (1300, 1)}, received_bytes=1300, launches=1)
-    assert unprofitable_lines(plain, more, ["a"], LAUNCH) == ({"a"}, {"a"})
-
-
-def test_costs_of_lines() -> None:
-    one = ours(by_line={"a": (100, 3)})
-    assert one.cost(LAUNCH) == 1020
-    assert (one.cost_of("a", LAUNCH), one.cost_of("b", LAUNCH)) == (130, 0)
 
 
 # ---- what is read ----------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ import pytest
 import reshard as rs
 from reshard.errors import ProgramError
 from reshard.jax.compiled import Compiled, deserialize
+from reshard.jax.jit import jit
 from reshard.jax.strict import Limits
 from tests.jax.moving import AFTER, BEFORE, numbered, program
-from tests.jax.moving import jit_without_hook as jit
 
 READER = """
 import sys, jax, numpy as np

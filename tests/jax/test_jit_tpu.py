@@ -16,12 +16,11 @@ from jax.sharding import PartitionSpec as P
 from reshard import hlo
 from reshard.jax.jit import jit
 from reshard.jax.redistribute import redistribute
-from reshard.jax.xla_pass.xla_hook import hook_exists
 
 pytest.importorskip("libtpu", reason="install jax[tpu] to compile for TPUs")
 from jax.experimental import topologies
 
-SIZE = 256 if hook_exists() else 64  # at 64 a plan's gains are less than what TPU's compiler keeps aside
+SIZE = 256  # at 64 a plan's gains are less than what TPU's compiler keeps aside
 
 
 @pytest.fixture(scope="module")

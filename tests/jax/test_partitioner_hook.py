@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import LayoutError
 from reshard.jax import redistribute
-from reshard.jax.partitioner_hook import as_constraints, check_platforms, lowers_as_constraints, moved_by_partitioner
+from reshard.jax.partitioner_hook import check_platforms, moved_by_partitioner
 from reshard.jax.request import ReshardRequest
 from tests.jax.oracle import assert_exact, executed, filled, mesh_of, on, promised
 from tests.layouts import sample_pairs
@@ -66,25 +66,6 @@ def test_uneven_arrays_are_left_to_xla() -> None:
     pin = jax.lax.with_sharding_constraint
     f = jax.jit(lambda x: pin(redistribute(pin(x, source), target), everywhere), in_shardings=everywhere)
     assert_exact(f(jax.device_put(values, everywhere)), everywhere, values)
-
-
-def test_in_the_context_of_a_pass_it_is_a_constraint() -> None:
-    target = NamedSharding(mesh_of(SIZES), AFTER)
-    argument = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh_of(SIZES), BEFORE))
-    assert not lowers_as_constraints()
-    with as_constraints():
-        assert lowers_as_constraints()
-        text = jax.jit(lambda x: redistribute(x, target)).lower(argument).as_text()
-    assert not lowers_as_constraints()
-    assert "sharding_constraint" in text and "CustomSPMDPartitioning" not in text
-    text = jax.jit(lambda x: redistribute(x, target)).lower(argument).as_text()
-    assert "CustomSPMDPartitioning" in text
-
-
-def test_the_context_ends_with_an_error() -> None:
-    with pytest.raises(KeyError), as_constraints():
-        raise KeyError
-    assert not lowers_as_constraints()
 
 
 def test_platforms_without_the_hook() -> None:

@@ -21,10 +21,7 @@ def test_reports_are_plain_data() -> None:
     report = transform(module(constraint(COLUMNS))).report
     (data,) = report.to_dict()["reshards"]
     assert (data["source"], data["taken"], data["plan"]["received_bytes"]) == ("f32[{x}4, {y}8]", True, 96)
-    left = report.given_up("no")
-    assert [(r.taken, r.why) for r in left.reshards] == [(False, "no")]
-    assert left.left == left.reshards and report.left == ()
-    assert str(left.reshards[0]).endswith("left, no")
+    assert report.left == ()
     assert PassReport((Reshard("", "", False, None, None, None, False, "why"),)).left  # what cannot be planned is left
 
 
@@ -41,16 +38,6 @@ def test_a_row_names_the_line_else_the_operation() -> None:
         "  f/mul: f32[{x}3, 6] -> f32[6, {x}3]: left, no plan fits",
         "  (unknown): cannot be planned: left, quantized",
     ]
-
-
-def test_giving_up_keeps_the_reasons_of_those_that_were_left() -> None:
-    report = PassReport((TAKEN, LEFT, IDLE)).given_up("slower")
-    assert [(r.taken, r.why) for r in report.reshards] == [
-        (False, "slower"),
-        (False, "no plan fits"),
-        (False, "nothing moves"),
-    ]
-    assert report.reshards[0].plan == TAKEN.plan
 
 
 def test_the_data_is_json() -> None:

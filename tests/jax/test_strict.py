@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from reshard.jax.doctor import optimized_text
 from reshard.jax.jit import jit
 from reshard.jax.pass_report import PassReport
 from reshard.jax.strict import Limits, check, effective_limits, strict
-from reshard.jax.xla_pass.xla_hook import hook_exists
-from tests.jax.moving import jit_without_hook
+from tests.jax.moving import lowered_twice
 
 SIZE = 16
 NOTHING_FITS = 10
@@ -100,6 +100,11 @@ BEFORE, AFTER = NamedSharding(GRID, P("y", None, "x")), NamedSharding(GRID, P(No
 LINE = f"{__file__}:{move.__code__.co_firstlineno + 1}"
 
 
+def left_alone(report: PassReport, why: str) -> PassReport:
+    """The report if XLA had been left all reshards."""
+    return replace(report, reshards=tuple(replace(each, taken=False, why=why) for each in report.reshards))
+
+
 def numbered(place: NamedSharding) -> jax.Array:
     return jax.device_put(np.arange(SIZE**3, dtype=np.float32).reshape(SIZE, SIZE, SIZE), place)
 
@@ -162,15 +167,11 @@ def test_the_tighter_limit_holds() -> None:
 
 
 def test_strict_mode_takes_a_slower_program() -> None:
-    """XLA's program rebuilds the array in fewer collectives than ours: without the hook it is kept, if not strict.
-
-    With the hook, what receives fewer bytes is kept.
-    """
+    """XLA's program rebuilds the array in fewer collectives than ours, which receives fewer bytes."""
     cube = mesh(2, 2, 2)
     before, after = NamedSharding(cube, P("y", "x", "z")), NamedSharding(cube, P(("z", "y", "x")))
     f = move(after)
-    kept = jit(f).lower(numbered(before)).compile().decision.chosen
-    assert kept == ("reshard" if hook_exists() else "plain")
+    assert jit(f).lower(numbered(before)).compile().decision.chosen == "reshard"
     compiled = jit(f, strict=True).lower(numbered(before)).compile()
     assert compiled.decision.chosen == "reshard" and compiled.report.taken
     np.testing.assert_array_equal(compiled(numbered(before)), np.asarray(numbered(before)) + 1)
@@ -178,13 +179,13 @@ def test_strict_mode_takes_a_slower_program() -> None:
 
 def test_the_text_of_a_module_is_enough() -> None:
     """For example of a dump: the compiled text, and the report of the same program."""
-    lowered = jit_without_hook(move(AFTER)).lower(numbered(BEFORE))
-    text = lowered.plain.compile().as_text()
+    lowered = lowered_twice(move(AFTER), numbered(BEFORE))
+    text, report = lowered.plain.compile().as_text(), left_alone(lowered.report, "it was not")
     with pytest.raises(StrictError, match=f"{LINE}: .* is rebuilt .*; it was left to XLA: it was not"):
-        check(text, lowered.report.given_up("it was not"), Limits(rebuild=False))
+        check(text, report, Limits(rebuild=False))
     with pytest.raises(StrictError, match="is rebuilt"):  # whatever a report says, the text counts
         check(text, PassReport(), Limits(rebuild=False))
-    check(text, lowered.report.given_up("it was not"), Limits(rebuild=True))
+    check(text, report, Limits(rebuild=True))
 
 
 @pytest.mark.fast(2)
@@ -192,10 +193,10 @@ def test_the_text_of_a_module_is_enough() -> None:
 def test_gathers_that_are_used_as_a_whole_are_not_blamed(name: str) -> None:
     f, specs = INNOCENT[name]
     args = [jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(GRID, spec)) for shape, spec in specs]
-    lowered = jit_without_hook(f).lower(*args)
+    lowered = lowered_twice(f, *args)
     text = optimized_text(lowered.plain.compile())
     assert " all-gather" in text
-    check(text, lowered.report.given_up("nothing is taken"), Limits(rebuild=False))
+    check(text, left_alone(lowered.report, "nothing is taken"), Limits(rebuild=False))
 
 
 @pytest.mark.fast(1)
@@ -215,7 +216,7 @@ def test_planted_rebuilds_are_refused(shape: tuple[int, ...], before: P, after: 
         jit(f, strict=True, budget=NOTHING_FITS).lower(*args).compile()
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# this line"))
     assert str(caught.value).startswith(f"{__file__}:{line}: the whole array of global shape {shape} is rebuilt")
-    if hook_exists() and any(size % 8 for size in shape):  # XLA has padded the tiles, and no layout describes them
+    if any(size % 8 for size in shape):  # XLA has padded the tiles, and no layout describes them
         with pytest.raises(StrictError, match="is rebuilt"):
             jit(f, strict=True).lower(*args).compile()
     else:

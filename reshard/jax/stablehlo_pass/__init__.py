@@ -6,5 +6,4 @@ rewrite            each reshard replaced: by the plan's collectives, by a constr
 shardy_ops         Shardy's operations that XLA does not import, spelled in those that it does
 shardings          the meshes, shardings and layouts of a module's values
 handover           the one place that decides in which form XLA gets shardings
-jitted, lowered    `reshard.jax.jit` by this pass: the function, and its programs before and after the pass
 """

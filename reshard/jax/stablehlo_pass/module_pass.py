@@ -4,22 +4,24 @@
     _planned            plans each, or says why it is left to XLA
     rewrite             replaces the operations, so that XLA can import the module
 
-`transform` applies the pass to a module from a file or from memory; `reshard.jax.jit` applies it to a traced function.
+`transform` applies the pass to a module from a file or from memory. `reshard.jax.jit` does not use it: its pass works
+inside XLA, where the collectives that XLA itself would run are known.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import jax.export
 from jax.extend import mlir
 from jax.extend.mlir.dialects import stablehlo as _stablehlo_dialect
 from jax.interpreters.mlir import make_ir_context as _make_ir_context
 
-from reshard.doctor.proposals import check_preference
 from reshard.errors import NetworkError, ProgramError, ReshardError
 from reshard.hlo import Frame
 from reshard.jax.pass_report import PassReport, Reshard
@@ -40,24 +42,8 @@ _stablehlo: Any = _stablehlo_dialect
 _EXPORTED = "xla.sdy.meshes"
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 _NAME = re.compile(r'^loc\("((?:[^"\\]|\\.)*)"')
-
-
-class PassOptions(NamedTuple):
-    """How the pass plans, the lines (`file:line`) whose reshards it leaves to XLA, and what it must make better.
-
-    `platform` is that of the devices, such as "tpu"; None if the program may run on any.
-    """
-
-    network: Network | None = None
-    budget: int | None = None
-    leave: frozenset[str] = frozenset()
-    prefer: str = "bytes"
-    platform: str | None = None
-
-
-def pass_options(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> PassOptions:
-    """The options that a caller gives; raises the errors of `reshard.plan` for a bad network or budget."""
-    return PassOptions(network_of(network), bytes_of(budget), prefer=check_preference(prefer))
+Planner = Callable[[Layout, Layout], Plan]
+"""Plans one reshard."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +78,8 @@ def transform(
     `program` is MLIR text, a portable StableHLO artifact, an MLIR module such as
     `jax.jit(f).lower(...).compiler_ir("stablehlo")`, or the result of `jax.export.export`. `network` and `budget`
     (per device, for each reshard) are those of `reshard.plan`. The pass takes over every reshard that needs more
-    than gathers or slices. Only a compiler can tell whether that makes the program better: `reshard.jax.jit` compares.
+    than gathers or slices. Only a compiler can tell whether that makes the program better: `reshard.jax.jit` asks
+    XLA.
 
     Raises `ProgramError` if `program` is none of these, or cannot be transformed.
 
@@ -108,16 +95,16 @@ def transform(
     reshards taken: 1 of 1
       line 5: f32[{y}8, {x}4] -> f32[16, {x}{y}2]: all_to_all
     """
-    options = pass_options(network, budget)
+    planner = partial(best_plan, budget=bytes_of(budget), network=network_of(network))
     exported = program if isinstance(program, jax.export.Exported) else None
     module = _parsed(program if exported is None else exported.mlir_module_serialized)
-    report = run(module, options)
+    report = run(module, planner)
     if exported is not None:
         exported = dataclasses.replace(exported, mlir_module_serialized=_artifact(module))
     return Transformed(module, report, exported)
 
 
-def run(module: Module, options: PassOptions) -> PassReport:
+def run(module: Module, planner: Planner = best_plan) -> PassReport:
     """Applies the pass to a module, in place.
 
     Raises `ProgramError` for a module that it cannot handle; the module is then left in an unusable state.
@@ -127,7 +114,7 @@ def run(module: Module, options: PassOptions) -> PassReport:
         ops = explicit_reshards.reshard_ops(module)
         places = [(_line(op), _name(op.op)) for op in ops]  # Read now: rewriting erases the operations.
         near = [frozenset(op.lines) for op in ops]
-        planned = [_planned(op, line, options) for op, (line, _) in zip(ops, places, strict=True)]
+        planned = [_planned(op, planner) for op in ops]
         plans = {op: plan for op, (plan, why) in zip(ops, planned, strict=True) if plan is not None and not why}
         fates = rewrite.replace_reshards(module, ops, plans)
     except ir.MLIRError as error:
@@ -141,7 +128,7 @@ def run(module: Module, options: PassOptions) -> PassReport:
     )
 
 
-def _planned(op: ReshardOp, line: str, options: PassOptions) -> tuple[Plan | None, str]:
+def _planned(op: ReshardOp, planner: Planner) -> tuple[Plan | None, str]:
     """The plan of a reshard, None if it has none; and why the reshard is left to XLA, empty if it is taken."""
     source, target = op.source, op.target
     if source is None or target is None:
@@ -150,7 +137,7 @@ def _planned(op: ReshardOp, line: str, options: PassOptions) -> tuple[Plan | Non
     if obstacle:
         return None, obstacle
     try:
-        plan = best_plan(source, target, options.budget, options.network)
+        plan = planner(source, target)
     except NetworkError:
         raise
     except ReshardError as error:
@@ -158,9 +145,7 @@ def _planned(op: ReshardOp, line: str, options: PassOptions) -> tuple[Plan | Non
     kinds = {step.kind for step in plan.steps}
     if kinds == {"all_gather"} or kinds <= {"slice", "split_sum"}:
         return plan, "XLA does it as well"
-    if line in options.leave:
-        return plan, "this line would gain nothing from it"
-    return in_parts(plan, lanes=options.platform in (None, "tpu")), ""
+    return in_parts(plan), ""
 
 
 def _obstacle(op: ReshardOp, source: Layout, target: Layout) -> str:

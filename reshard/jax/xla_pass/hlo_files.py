@@ -68,10 +68,8 @@ def improve_hlo(
 
     `devices` is the number of partitions, where the module does not say. `platform` and `topology` name the devices
     that it is for, `network`, `budget` and `prefer` are those of `enable`. Raises `ProgramError` where the devices
-    cannot be had or jax has no hook, and `NotationError` for a program that is not HLO.
+    cannot be had, and `NotationError` for a program that is not HLO.
     """
-    if not xla_hook.hook_exists():
-        raise ProgramError("the pass on HLO needs jax 0.11 or later (Python 3.12), whose compiler hands modules out")
     module = _parsed(program) if isinstance(program, str) else program
     partitions = _partitions(program if isinstance(program, str) else JaxlibReader().text(module), devices)
     chosen = devices_for(partitions, platform, topology)

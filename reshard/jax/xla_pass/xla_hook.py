@@ -1,6 +1,6 @@
 """`enable`, `disable` and `enabled`: our pass in XLA, for every program that this process compiles.
 
-XLA calls the pass with each module after SPMD partitioning, and compiles what it returns (jax 0.11 and later). Nothing
+XLA calls the pass with each module after SPMD partitioning, and compiles what it returns. Nothing
 else about `jax.jit` changes: one compilation, its own dispatch. Whether the pass is on is part of the key of jax's own
 caches, so a program that was compiled without it is compiled anew with it, and the other way round.
 """
@@ -11,7 +11,7 @@ caches, so a program that was compiled without it is compiled anew with it, and 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import logging
 import sys
 import threading
@@ -112,14 +112,6 @@ _state = _State()
 _watching = threading.local()
 
 
-def hook_exists() -> bool:
-    """Whether this jax hands its compiled modules to a pass, as 0.11 and later do.
-
-    0.10.2 has the function, but calls the pass in another thread, where nothing says which program it compiles.
-    """
-    return _jax.version.__version_info__ >= (0, 11) and importlib.util.find_spec("jax.extend.xla") is not None
-
-
 def enable(*, network: Network | str | None = None, budget: int | str | None = None, prefer: str = "bytes") -> Enabled:
     """Switches the pass on for the process: every program compiled from now on is improved.
 
@@ -127,11 +119,10 @@ def enable(*, network: Network | str | None = None, budget: int | str | None = N
     made for that of the devices, if it is known, and "none" is for none. `prefer` says what a plan
     must make better, and never makes another worse: fewer "bytes", less "memory" or less "time", with no more bytes.
     Returns the reports of what is compiled.
-    Raises `ProgramError` with a jax that has no hook for it, and `PlanError` or `NetworkError` for invalid options.
+    Raises `PlanError` or `NetworkError` for invalid options.
 
-    >>> if hook_exists():
-    ...     log = enable()
-    ...     disable()
+    >>> log = enable()
+    >>> disable()
     """
     switched = prepared(network, budget, prefer)
     _state.context.set_global(switched)
@@ -141,8 +132,7 @@ def enable(*, network: Network | str | None = None, budget: int | str | None = N
 def disable() -> None:
     """Switches the pass off again; does nothing if it is off.
 
-    >>> if hook_exists():
-    ...     log = enable()
+    >>> log = enable()
     >>> disable()
     >>> is_on()
     False
@@ -157,13 +147,10 @@ def enabled(
 ) -> Generator[Enabled]:
     """A context in which this thread compiles with the pass; see `enable`.
 
-    >>> if hook_exists():
-    ...     with enabled() as log:
-    ...         print(jax.jit(lambda x: x + 1)(2.0))
-    ...     print(log)
-    ... else:
-    ...     print("3.0\\nno module with collectives has been compiled yet")
+    >>> with enabled() as log:
+    ...     print(jax.jit(lambda x: x + 1)(2.0))
     3.0
+    >>> print(log)
     no module with collectives has been compiled yet
     """
     switched = prepared(network, budget, prefer)
@@ -205,11 +192,6 @@ def watching() -> Generator[list[Watched]]:
 
 def prepared(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> Enabled:
     """The pass with these options, registered with XLA, but on only inside `on` and `switch`."""
-    if not hook_exists():
-        raise ProgramError(
-            f"jax {jax.__version__} has no hook for compiler passes; use jax 0.11 or later (Python 3.12), or "
-            f"reshard.jax.jit, which works without the hook"
-        )
     options = ProposalOptions(checked(network), bytes_of(budget), check_preference(prefer))
     _prepare()
     return Enabled(options)

@@ -27,9 +27,10 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from reshard.errors import ProgramError
 from reshard.jax.stablehlo_pass.shardings import SHARDING
 from reshard.lower.to_stablehlo import walk
-from tests.jax.moving import jit_without_hook as jit
+from tests.jax.moving import lowered_twice
 from tests.jax.programs.base import assert_same
 from tests.jax.stablehlo import BY_TITLE
 from tests.jax.stablehlo.base import SHAPE, OpCase
@@ -77,23 +78,24 @@ class Trial:
 
     def plain(self) -> dict[str, Any]:
         """Compiles the program without the pass; `lacks` are operations that it should have and has not."""
-        self.lowered = jit(self.f).lower(self.given)
-        module = self.lowered.plain.compiler_ir("stablehlo")
+        lowered = jax.jit(self.f).lower(self.given)
+        module = lowered.compiler_ir("stablehlo")
         names = {op.name for op in walk(module.operation)}
         self.forms = sharding_forms(module)
-        self.expected = self._result(self.lowered.plain.compile())
+        self.expected = self._result(lowered.compile())
         on_host = self.cases if self.runs else ()  # Callbacks are sends and receives for TPUs.
         return {"lacks": [case.title for case in on_host if case.operation not in names]}
 
     def ours(self) -> dict[str, Any]:
         """Compiles it after the pass; `new` are ways to write shardings that JAX does not use for it."""
-        if self.lowered.ours is None:
-            return {"taken": 0, "why": self.lowered.why, "new": []}
-        lowered = self.lowered.ours.lowered
-        new = sharding_forms(lowered.compiler_ir("stablehlo")) - self.forms - USUAL
-        result = self._result(lowered.compile())
+        try:
+            lowered = lowered_twice(self.f, self.given)
+        except ProgramError as error:
+            return {"taken": 0, "why": str(error), "new": []}
+        new = sharding_forms(lowered.ours.compiler_ir("stablehlo")) - self.forms - USUAL
+        result = self._result(lowered.ours.compile())
         assert_same(result, self.expected, max(case.tolerance for case in self.cases))
-        return {"taken": len(self.lowered.report.taken), "why": "", "new": sorted(new)}
+        return {"taken": len(lowered.report.taken), "why": "", "new": sorted(new)}
 
     def _result(self, executable: Any) -> Any:
         if not self.runs or any(case.waits for case in self.cases):

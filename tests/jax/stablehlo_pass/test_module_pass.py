@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 import reshard as rs
 from reshard.errors import NetworkError, ProgramError
-from reshard.jax.stablehlo_pass import module_pass
 from reshard.jax.stablehlo_pass.module_pass import transform
 from tests.jax.modules import COLUMNS, MESH, SPLIT, SWAPPED, TYPE, constraint, count, layouts, module, uneven
 
@@ -32,20 +31,6 @@ def test_the_plan_is_that_of_the_planner() -> None:
     assert reshard.source is not None and reshard.target is not None
     assert reshard.plan == rs.plan(reshard.source, reshard.target)
     assert reshard.explicit and not reshard.why
-
-
-@pytest.mark.parametrize(("platform", "parts"), [(None, 16), ("tpu", 16), ("gpu", 8), ("cpu", 8)])
-def test_only_a_tpu_has_lanes_to_fill(platform: str | None, parts: int) -> None:
-    text = """
-      sdy.mesh @mesh = <["x"=8]>
-      func.func public @main(%a: tensor<64x64x64x512xbf16> {sdy.sharding = #sdy.sharding<@mesh, [{}, {}, {}, {"x"}]>})
-          -> tensor<64x64x64x512xbf16> {
-        %b = sdy.sharding_constraint %a <@mesh, [{}, {}, {"x"}, {}]> : tensor<64x64x64x512xbf16>
-        return %b : tensor<64x64x64x512xbf16>
-      }
-    """
-    (reshard,) = module_pass.run(module_pass._parsed(text), module_pass.PassOptions(platform=platform)).reshards
-    assert reshard.plan is not None and [step.mode.parts for step in reshard.plan.steps] == [parts]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import fragments, program_peaks, xla_hook
 from reshard.jax.xla_pass.fragments import FragmentKey, Fragments, JaxlibReader
 
-needs_hook = pytest.mark.skipif(not xla_hook.hook_exists(), reason="this jax has no hook for compiler passes")
 MESH = rs.Mesh(y=2, x=4)
 
 
@@ -28,7 +27,6 @@ def hook():
         yield
 
 
-@needs_hook
 @pytest.mark.parametrize(("before", "after"), [("2,1,0", "2,1,0"), ("1,0,2", "0,2,1")])
 def test_it_takes_and_yields_the_layouts_asked_for(hook, before, after):
     module = ModuleProto.decode(Fragments(jax.devices()).get(key(before, after)).module)
@@ -40,7 +38,6 @@ def test_it_takes_and_yields_the_layouts_asked_for(hook, before, after):
     assert parameter.opcode == "parameter"
 
 
-@needs_hook
 def test_each_is_compiled_once(hook, monkeypatch):
     known = Fragments(jax.devices())
     first = known.get(key())
@@ -48,13 +45,11 @@ def test_each_is_compiled_once(hook, monkeypatch):
     assert known.get(key()) is first
 
 
-@needs_hook
 def test_its_peak_has_both_tiles(hook):
     fragment = Fragments(jax.devices()).get(key())
     assert fragment.peak_bytes >= 2 * 8 * 16 * 4 * 4
 
 
-@needs_hook
 def test_what_does_not_compile_is_refused(hook):
     with pytest.raises(SpliceError, match=r"does not compile here"):
         Fragments(jax.devices()[:4]).get(key())
@@ -90,7 +85,6 @@ def test_the_tile_function_rearranges_the_tile():
     np.testing.assert_array_equal(np.asarray(moved), tile.T)
 
 
-@needs_hook
 def test_compiling_it_quickly_changes_nothing_that_is_kept(hook, monkeypatch):
     quick = Fragments(jax.devices()).get(key())
     monkeypatch.setattr(fragments, "_QUICKER", {})

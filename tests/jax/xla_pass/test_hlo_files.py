@@ -11,7 +11,6 @@ from reshard import hlo
 from reshard.errors import ProgramError
 from reshard.hlo.proto import ModuleProto
 from reshard.jax.doctor import optimized_text
-from reshard.jax.xla_pass import xla_hook
 from reshard.jax.xla_pass.hlo_files import improve_hlo
 from tests.jax.moving import AFTER, numbered
 
@@ -22,7 +21,6 @@ def step(v: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(v * 2, AFTER) + jnp.asarray(TABLE)
 
 
-@pytest.mark.skipif(not xla_hook.hook_exists(), reason="this jax has no hook for compiler passes")
 def test_text_and_proto_become_the_same_better_module() -> None:
     compiled = jax.jit(step).lower(numbered()).compile()
     text = optimized_text(compiled)
@@ -39,9 +37,3 @@ def test_text_and_proto_become_the_same_better_module() -> None:
     for devices, message in [(-1, "1 or more"), (3, "has 8 partitions")]:
         with pytest.raises(ProgramError, match=message):
             improve_hlo(text, devices=devices)
-
-
-def test_without_the_hook_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla_hook, "hook_exists", lambda: False)
-    with pytest.raises(ProgramError, match=r"needs jax 0\.11"):
-        improve_hlo("HloModule m")

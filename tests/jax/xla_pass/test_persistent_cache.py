@@ -14,8 +14,6 @@ from reshard.jax.xla_pass import persistent_cache, xla_hook
 from reshard.jax.xla_pass.fragments import FragmentKey, Fragments
 from tests.jax.moving import numbered, program
 
-pytestmark = pytest.mark.skipif(not xla_hook.hook_exists(), reason="this jax has no hook for compiler passes")
-
 SETTINGS = {"jax_persistent_cache_min_compile_time_secs": 0, "jax_persistent_cache_min_entry_size_bytes": -1}
 OTHER_PROCESS = f"""
 import sys, jax, numpy as np, jax.numpy as jnp

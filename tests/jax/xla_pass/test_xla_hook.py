@@ -12,11 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard import hlo
-from reshard.errors import ProgramError, ReshardError
+from reshard.errors import ReshardError
 from reshard.jax.xla_pass import xla_hook
-from reshard.jax.xla_pass.xla_hook import hook_exists
-
-needs_hook = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 
 
 def mesh():
@@ -53,16 +50,6 @@ def both(f, *args):
     return plain, ours, log
 
 
-def test_without_the_hook_it_says_what_to_use(monkeypatch):
-    monkeypatch.setattr(xla_hook, "hook_exists", lambda: False)
-    with pytest.raises(ProgramError, match=r"use jax 0\.11 or later"):
-        reshard.jax.enable()
-    with pytest.raises(ProgramError, match=r"reshard\.jax\.jit"), reshard.jax.enabled():
-        pass
-    reshard.jax.disable()
-
-
-@needs_hook
 def test_a_rebuilt_array():
     plain, ours, log = both(step, argument())
     (report,) = log.reports
@@ -76,7 +63,6 @@ def test_a_rebuilt_array():
 
 
 @pytest.mark.fast(1)
-@needs_hook
 @pytest.mark.parametrize("dtype", ["int8", "int32", "bfloat16", "float64", "complex64"])
 def test_dtypes(dtype):
     with jax.enable_x64(True):
@@ -108,7 +94,6 @@ def branch(a):
 
 
 @pytest.mark.fast(1)
-@needs_hook
 @pytest.mark.parametrize("f", [loop, branch])
 def test_chains_inside_loops_and_branches(f):
     plain, ours, log = both(f, argument())
@@ -118,7 +103,6 @@ def test_chains_inside_loops_and_branches(f):
     assert np.asarray(plain(data)).tobytes() == np.asarray(ours(data)).tobytes()
 
 
-@needs_hook
 def test_constants_keep_their_bits():
     """XLA's text would lose the sign of zero and leave the table out."""
     table = np.linspace(-1, 1, 64).astype("float32")
@@ -135,14 +119,12 @@ def test_constants_keep_their_bits():
     assert np.signbit(result[0, 0, 0])
 
 
-@needs_hook
 def test_a_program_without_collectives_is_left_alone():
     with reshard.jax.enabled() as log:
         assert float(jax.jit(lambda x: 3 * x)(2.0)) == 6.0
     assert not log.reports and "no module" in str(log)
 
 
-@needs_hook
 def test_caches_do_not_mix_programs():
     """One jitted function runs its plain program outside of the context, and the better one inside."""
     f = jax.jit(step)
@@ -157,7 +139,6 @@ def test_caches_do_not_mix_programs():
 
 
 @pytest.mark.slow
-@needs_hook
 def test_enable_holds_for_the_process_and_all_threads():
     log = reshard.jax.enable()
     try:
@@ -172,7 +153,6 @@ def test_enable_holds_for_the_process_and_all_threads():
     assert len(log.reports) == 2
 
 
-@needs_hook
 def test_a_failure_leaves_the_program_as_it_was(monkeypatch):
     def fails(*_):
         raise KeyError("planted")
@@ -183,14 +163,12 @@ def test_a_failure_leaves_the_program_as_it_was(monkeypatch):
     assert "planted" in log.reports[0].why and "left as it was" in str(log)
 
 
-@needs_hook
 def test_a_budget_that_no_plan_meets_leaves_the_chain():
     with reshard.jax.enabled(budget=1) as log:
         compiled(step, argument())
     assert not log.reports[0].changed and "budget" in log.reports[0].places[0].why_left
 
 
-@needs_hook
 def test_options_are_checked_at_once():
     with pytest.raises(ReshardError, match="no-such-network"):
         reshard.jax.enable(network="no-such-network")
@@ -200,7 +178,6 @@ def test_options_are_checked_at_once():
         reshard.jax.enable(network=3)
 
 
-@needs_hook
 def test_gradients_too():
     def loss(a):
         return jnp.sum(step(a) ** 2)
@@ -212,7 +189,6 @@ def test_gradients_too():
 
 
 @pytest.mark.slow
-@needs_hook
 def test_the_report_is_plain_data():
     *_, log = both(step, argument())
     data = log.reports[0].to_dict()
@@ -229,7 +205,6 @@ def product(axes, target):
     return run, NamedSharding(mesh(), P(None, axes)), NamedSharding(mesh(), P(axes))
 
 
-@needs_hook
 def test_a_sum_that_would_have_to_be_packed_stays():
     """Scattered along the minor dim, it needs a copy in the order of the pieces, and XLA adds up where summands are."""
     run, left, right = product(("y", "x"), (None, ("y", "x")))
@@ -242,7 +217,6 @@ def test_a_sum_that_would_have_to_be_packed_stays():
 
 
 @pytest.mark.fast(1)
-@needs_hook
 @pytest.mark.parametrize(
     ("axes", "target", "dtype"),
     [
@@ -270,7 +244,6 @@ def test_a_sum_that_is_sliced_is_scattered(axes, target, dtype):
 
 
 @pytest.mark.slow
-@needs_hook
 def test_bf16_is_replaced_although_cpu_sends_it_as_f32():
     a = jax.device_put(jnp.asarray(np.random.default_rng(0).normal(size=(64,) * 3)).astype("bfloat16"), shardings()[0])
     plain, ours, log = both(step, a)
@@ -279,7 +252,6 @@ def test_bf16_is_replaced_although_cpu_sends_it_as_f32():
     assert np.asarray(plain(a)).tobytes() == np.asarray(ours(a)).tobytes()
 
 
-@needs_hook
 def test_one_element_does_not_take_a_gather_of_the_array():
     def run(a):
         return jnp.where(a.reshape(-1)[0] > 0, a + 1, a * 2)

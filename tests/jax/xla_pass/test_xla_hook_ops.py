@@ -9,10 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard.jax.xla_pass import fragments, xla_hook
-from reshard.jax.xla_pass.xla_hook import hook_exists
 from tests.jax.xla_pass.test_xla_hook import both, mesh, received
 
-pytestmark = pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes")
 ROWS, COLUMNS, MIXED = P(("y", "x")), P(None, ("y", "x")), P("y", "x")
 
 

@@ -10,14 +10,12 @@ from jax.sharding import PartitionSpec as P
 
 import reshard.jax
 from reshard import hlo
-from reshard.jax.xla_pass.xla_hook import hook_exists
 
 pytest.importorskip("libtpu", reason="install jax[tpu] to compile for TPUs")
 from jax.experimental import topologies
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not hook_exists(), reason="this jax has no hook for compiler passes"),
 ]
 SIZE = 256
 

@@ -1,7 +1,6 @@
-"""The pass's programs move every element to its place: pairs of layouts, shard by shard, against the array itself.
+"""Programs after the pass on StableHLO move every element to its place: pairs of layouts, against the array itself.
 
-Many pairs share one program, because a test's cost is mostly that of a compilation. The module that runs is always the
-one after the pass, whether or not `jit` would keep it.
+Many pairs share one program, because a test's cost is mostly that of a compilation.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from reshard import hlo
 from reshard.runtime.on_jax import spec
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
-from tests.jax.moving import ONLY_WITHOUT_HOOK
-from tests.jax.moving import jit_without_hook as jit
+from tests.jax.moving import lowered_twice
 from tests.layouts import contiguous_layouts, sample_pairs
 from tests.sampling import sampled
 
@@ -41,10 +39,10 @@ def numbered(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def after_the_pass(f: Any, *args: Any, **options: Any) -> Any:
-    """The compiled module after the pass, which must not have failed."""
-    lowered = jit(f, **options).lower(*args)
-    assert lowered.ours is not None and not lowered.failed, lowered.why
-    return lowered.ours.lowered.compile()
+    """The compiled module after the pass, which takes something over."""
+    lowered = lowered_twice(f, *args, **options)
+    assert lowered.report.taken
+    return lowered.ours.compile()
 
 
 def check(out: jax.Array, whole: np.ndarray, sharding: NamedSharding) -> None:
@@ -53,7 +51,7 @@ def check(out: jax.Array, whole: np.ndarray, sharding: NamedSharding) -> None:
         np.testing.assert_array_equal(shard.data, whole[shard.index])
 
 
-@pytest.mark.parametrize("start", sampled(range(0, len(PAIRS), PART), 0, rest=ONLY_WITHOUT_HOOK))
+@pytest.mark.parametrize("start", sampled(range(0, len(PAIRS), PART), 0, rest=pytest.mark.sweep))
 def test_all_pairs(start: int) -> None:
     mesh = JaxMesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
     places = [[NamedSharding(mesh, s) for s in specs(pair)] for pair in PAIRS[start : start + PART]]
@@ -69,7 +67,7 @@ def test_all_pairs(start: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sizes", "shape"), sampled(OTHER_MESHES, OTHER_MESHES[0], rest=ONLY_WITHOUT_HOOK))
+@pytest.mark.parametrize(("sizes", "shape"), sampled(OTHER_MESHES, OTHER_MESHES[0], rest=pytest.mark.sweep))
 def test_other_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
     names = "xyz"[: len(sizes)]
     mesh = JaxMesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), tuple(names))
@@ -91,7 +89,7 @@ def test_other_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "step"),
-    sampled([((10, 7), 9), ((1, 17), 9), ((10, 7), 45)], ((10, 7), 45), rest=ONLY_WITHOUT_HOOK),
+    sampled([((10, 7), 9), ((1, 17), 9), ((10, 7), 45)], ((10, 7), 45), rest=pytest.mark.sweep),
     ids=str,
 )
 def test_uneven(shape: tuple[int, ...], step: int) -> None:
