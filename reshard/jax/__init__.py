@@ -19,7 +19,7 @@ modules are reached by `from reshard.jax.jit import ...`.
 
 import jax as _jax
 
-if _jax.version.__version_info__ < (0, 11):  # An older jax hands no compiled module to a pass.
+if tuple(map(int, _jax.__version__.split(".")[:2])) < (0, 11):  # An older jax hands no compiled module to a pass.
     raise ImportError(f"reshard.jax needs jax 0.11 or later, and this is jax {_jax.__version__}: pip install -U jax")
 
 from reshard.jax.compiled import deserialize as deserialize
