@@ -144,7 +144,7 @@ def _by_node(request: MoveRequest, rank: int, nodes: tuple[int, ...]) -> tuple[i
 def _messages(ready: Prepared) -> list[tuple[int, int]]:
     """The messages that a rank sends and receives, step by step."""
     if ready.planned:
-        return [_of_step(step) for step in ready.steps.steps]
+        return [_of_step(step.run) for step in ready.steps.steps]
     return [] if ready.direct is None else [_of_step(ready.direct.messages)]
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
 from reshard.lower.to_mpi import seat_of
+from reshard.lower.views import CastTiles
 from reshard.mpi.gpu_tiles import redistribute_on_gpu
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import (
@@ -38,12 +39,13 @@ from reshard.runtime.on_mpi.collective import MANIFEST_END, collective
 from reshard.runtime.on_mpi.copies.strided_copy import copy, raw
 from reshard.runtime.on_mpi.global_array import checksum, total
 from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
+from reshard.runtime.on_mpi.launches import Launch, list_launches
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, prepared
 from reshard.runtime.on_mpi.repeated import call_again, keep, kept, seconds
-from reshard.runtime.on_mpi.run_plan import TreeTiles, ViewPlan, check_parts, run_tree, steps_of
+from reshard.runtime.on_mpi.run_launches import GivenTiles, check_launches, run_launches
+from reshard.runtime.on_mpi.run_plan import rank_plan
 from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Facts, MergedGroups, Team, Watch, groups_of
-from reshard.runtime.on_mpi.tree_schedule import Part, schedule_of
-from reshard.runtime.on_mpi.ways import move
+from reshard.runtime.on_mpi.transports import move
 from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, Posted, WindowTile, absent, located, where
 from reshard.runtime.platform_network import named, network_text
 from reshard.synth import Network, plan_tree
@@ -574,9 +576,9 @@ class TreeMove:
         team.pool.limit(max(0, given.planned.tree.peak_bytes - held))
         arrays = given.arrays
         if not team.into:  # This rank has no result, and no rank that has one gave an array for it.
-            arrays = replace(arrays, outs={name: arrays.outs[name] for name in given.filled})
+            arrays = arrays._replace(outs={name: arrays.outs[name] for name in given.filled})
         parts = given.planned.single_parts if team.into else given.planned.parts
-        moved = run_tree(team, watch, parts, arrays, given.memory)
+        moved = run_launches(team, watch, parts, arrays, given.memory)
         return {**_copied(given, arrays, team), **moved}
 
     def _prepare(self, team: Team) -> _ReadyTree:
@@ -602,7 +604,7 @@ class TreeMove:
             raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
         memory = begin_account("uint8", self.memory)
         memory.cast("uint8")
-        return _ReadyTree(planned, TreeTiles(tiles, outs, scales), filled, gave, memory, self.verify is not None)
+        return _ReadyTree(planned, GivenTiles(tiles, outs, scales), filled, gave, memory, self.verify is not None)
 
     def _check_options(self) -> None:
         given = [name for name, value in self.of_one.items() if checked_flag(value, name)]
@@ -651,20 +653,20 @@ class _Planned:
 
     manifest: str
     tree: TreePlan
-    parts: Sequence[Part]
+    parts: Sequence[Launch]
     facts: Facts
 
     @cached_property
-    def single_parts(self) -> Sequence[Part]:
+    def single_parts(self) -> Sequence[Launch]:
         """The parts of a call that gives arrays for all results."""
-        return schedule_of(self.tree, self.facts, apart=True)
+        return list_launches(self.tree, self.facts, apart=True)
 
 
 class _ReadyTree(NamedTuple):
     """One rank's part of a tree: what all agree on, this rank's arrays, and whether it gave `out` for all results."""
 
     planned: _Planned
-    arrays: TreeTiles
+    arrays: GivenTiles
     filled: list[str]
     gave: int
     memory: Account
@@ -689,7 +691,7 @@ def _sum_of(plan: Plan, tile: Array, team: Team, after: bool) -> int:
     return checksum(layout, seat, tile.astype(numpy_dtype(plan.target.dtype), copy=False), plan.view, after=after)
 
 
-def _copied(given: _ReadyTree, arrays: TreeTiles, team: Team) -> dict[str, Array]:
+def _copied(given: _ReadyTree, arrays: GivenTiles, team: Team) -> dict[str, Array]:
     """The arrays for results of tiles that stay where they are, filled with these."""
     still = [name for name, plan in given.planned.tree.plans.items() if not plan.steps and name in arrays.outs]
     for name in still:
@@ -734,8 +736,9 @@ def _scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dic
 def _check_scale(plan: Plan, scale: Any, team: Team) -> None:
     if scale is None:
         return
-    steps = steps_of(plan, team.rank, team.size)
-    casts = [step.before for step in steps.steps if step.step is None] if isinstance(steps, ViewPlan) else []
+    itemsize = numpy_dtype(plan.source.dtype).itemsize
+    steps = rank_plan(plan, team.rank, team.size, itemsize).steps
+    casts = [step.before for step in steps if isinstance(step.run, CastTiles)]
     if not casts:
         raise TileError(f"scale {quoted(scale)}: {plan.source} to {plan.target} casts nothing; leave it out")
     try:
@@ -762,6 +765,6 @@ def _planned(
     versions = dict(cast("Mapping[str, Version]", version)) if isinstance(version, tuple) else version
     manifest = Manifest.of(dict(leaves), versions).to_json()
     tree = plan_tree(dict(leaves), budget, network)
-    parts = schedule_of(tree, facts)
-    check_parts(parts, rank, len(facts.nodes))
+    parts = list_launches(tree, facts)
+    check_launches(parts, rank, len(facts.nodes))
     return _Planned(manifest, tree, parts, facts)

@@ -20,7 +20,7 @@ from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.ways import move
+from reshard.runtime.on_mpi.transports import move
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.types import Layout, Mesh
 from tests.mpi.modules import new_call

@@ -18,7 +18,7 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import AgreementError, BudgetError, LayoutError, PlanError, RankError, ReshardError, TileError
 from reshard.mpi import DistArray, redistribute
-from reshard.runtime.on_mpi import direct, ways
+from reshard.runtime.on_mpi import direct, transports
 from reshard.runtime.on_mpi.node import cma
 from reshard.runtime.on_mpi.team import team_of
 from reshard.runtime.on_mpi.wire import by_node, chunks, exchange, overwrite, reduction
@@ -151,7 +151,7 @@ _WORK: list[tuple[Any, str]] = [
     (chunks, "copy_all"),
     (exchange, "copy_all"),
     (by_node, "copy_all"),
-    (ways, "copy"),
+    (transports, "copy"),
     (reduction, "_combine"),
     (overwrite, "_rearrange"),
 ]
@@ -217,7 +217,7 @@ def untouched(comm: MPI.Intracomm) -> Iterator[Case]:
                 yield f"{way}, {nodes} nodes, after {turn} messages", case
 
 
-_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "packing"), (ways, "copy"), (ways, "pack")]
+_PACKING: list[tuple[Any, str]] = [(chunks.Chunk, "packing"), (transports, "copy"), (transports, "pack")]
 
 
 def _after(turns: int, wrapped: Callable[..., Any], wrong: Callable[..., None]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 import reshard as rs
 from reshard.errors import AgreementError, PlanError, RankError, ReshardError, TileError
 from reshard.mpi import DistArray, calibrate, distarray, redistribute
-from reshard.runtime.on_mpi import prepare, run_plan, ways, window_tiles
+from reshard.runtime.on_mpi import prepare, run_plan, transports, window_tiles
 from reshard.runtime.on_mpi.node import arena
 from reshard.runtime.on_mpi.team import Watch, meet, team_of
 from reshard.runtime.on_mpi.turns import turns_of
@@ -345,7 +345,7 @@ def _without_memory(late: bool) -> Iterator[None]:
         _wrong()
 
     allocate = window_tiles.new_tile
-    with mock.patch.object(ways, "new_tile", new_tile), mock.patch.object(distarray, "new_tile", new_tile):
+    with mock.patch.object(transports, "new_tile", new_tile), mock.patch.object(distarray, "new_tile", new_tile):
         yield
 
 

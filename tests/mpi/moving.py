@@ -28,7 +28,7 @@ from reshard.types import Layout
 from tests.oracle import PADDING, finished, summands_of, tiles_of
 
 LIMIT = 60.0
-WAYS = ("natural", "read", "stage", "plan")
+TRANSPORTS = ("natural", "read", "stage", "plan")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MoveOptions:
 
 
 def any_options(choose: random.Random, source: Layout, target: Layout) -> MoveOptions:
-    way, order = choose.choice(WAYS), choose.choice(["C", "F", "strided", "reversed"])
+    way, order = choose.choice(TRANSPORTS), choose.choice(["C", "F", "strided", "reversed"])
     move = MoveOptions(way, choose.random() < 0.4, choose.random() < 0.4, choose.random() < 0.3, None, order)
     move = replace(move, long=choose.choice([None, 16, 64]))
     if move.donate and not move.out and choose.random() < 0.5 and (least := overwriting_budget(source, target)):
@@ -110,7 +110,7 @@ def counting(team: Team) -> Iterator[CountingComm]:
 @contextmanager
 def forced(way: str, scratch: int | None = None) -> Iterator[None]:
     """Moves go this way if possible; reads of short runs go through a buffer of `scratch` bytes."""
-    natural = prepare._way
+    natural = prepare._choose_transport
 
     def chosen(request: Any, facts: Any, spare: int, judged: Any) -> str:
         if way == "natural" or request.shared:
@@ -122,7 +122,7 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
     with ExitStack() as patches:
         for module in (prepare, cma_read) if scratch else ():
             patches.enter_context(mock.patch.multiple(module, SCRATCH=scratch, STRAIGHT=min(scratch, 16)))
-        patches.enter_context(mock.patch.object(prepare, "_way", chosen))
+        patches.enter_context(mock.patch.object(prepare, "_choose_transport", chosen))
         patches.callback(prepare._prepared.cache_clear)
         prepare._prepared.cache_clear()
         yield

@@ -19,7 +19,7 @@ from reshard.mpi import redistribute
 from reshard.mpi import redistribution as tree_moves
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi import run_plan
+from reshard.runtime.on_mpi import run_launches
 from reshard.runtime.on_mpi.node.arena import Arena
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
@@ -125,13 +125,13 @@ def _shared(comm: MPI.Intracomm, pair: Pair, room: bool) -> None:
     outs = {name: _empty(pair[1]) if comm.rank in pair[1].mesh.devices else None for name in ends}
     results: list[bool] = []
 
-    take_shared = run_plan.take_shared
+    take_shared = run_launches.take_shared
 
     def taken(*given: Any) -> bool:
         results.append(take_shared(*given))
         return results[-1]
 
-    with mock.patch.object(run_plan, "take_shared", taken):
+    with mock.patch.object(run_launches, "take_shared", taken):
         if room:
             check_ends(comm, ends, out=outs)
         else:
@@ -486,13 +486,13 @@ def _refused(comm: MPI.Intracomm, fault: Callable[[dict[str, Any]], None]) -> No
 
 def _changed(comm: MPI.Intracomm) -> None:
     """A runtime that swaps two arrays of one layout is found out by the values."""
-    honest = tree_moves.run_tree
+    honest = tree_moves.run_launches
 
     def swapped(*given: Any) -> Any:
         moved = honest(*given)
         return {**moved, "a": moved["c"], "c": moved["a"]}
 
-    tree_moves.run_tree = swapped
+    tree_moves.run_launches = swapped
     try:
         redistribute(comm=comm, **_call(comm), verify="hash")
     except AgreementError as error:
@@ -500,5 +500,5 @@ def _changed(comm: MPI.Intracomm) -> None:
     else:
         raise AssertionError("nobody noticed")
     finally:
-        tree_moves.run_tree = honest
+        tree_moves.run_launches = honest
     redistribute(comm=comm, **_call(comm), verify="hash")

@@ -42,7 +42,7 @@ from reshard.lower.program import (
 )
 from reshard.lower.to_mpi.blocks import Axis, Block, fold, from_part, of_spans, starts, whole_tile
 from reshard.lower.to_mpi.boxes import Sides, is_closed, own_boxes
-from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, StridedTransfer, TakePart, ViewExchange
+from reshard.lower.views import CastTiles, PutPart, Reorder, Spans, StridedTransfer, TakePart, ViewExchange, aliases
 from reshard.plans.plan import Plan, Step
 from reshard.plans.rules.tile_view import TileView
 from reshard.plans.rules.view import TileOrder
@@ -73,7 +73,8 @@ class StepMessages:
     """Local copies, then turns in an order common to all devices; up to `scratch` bytes may stage messages.
 
     With `flat`, the blocks are of flat tiles. The turns of `passed` follow those of `turns`, and send from the result's
-    tile what has arrived there.
+    tile what has arrived there. A step that `aliases` leaves every tile's memory as it is, so that nothing need be
+    copied; one that `fills` writes into a result's tile that is there already.
     """
 
     local: tuple[Block, ...]
@@ -81,6 +82,8 @@ class StepMessages:
     scratch: int
     flat: bool = False
     passed: tuple[SendReceive, ...] = ()
+    aliases: bool = False
+    fills: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ class Overwrite:
     scratch: int
 
 
-RankStep = StepMessages | Reduce | NewSummand | Overwrite
+RankStep = StepMessages | Reduce | NewSummand | Overwrite | CastTiles
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ def _own_step(step: Step, device: int) -> RankStep:
         local, messages, passed = own_boxes(step, device)
         return StepMessages(local, _in_turns(messages), scratch, passed=_in_turns(passed))
     (instruction,) = lower_steps(step.operand, [step], device).instructions
-    if device in step.operand.mesh.devices or device in step.result.mesh.devices:
+    if isinstance(instruction, CastTiles) or device in (*step.operand.mesh.devices, *step.result.mesh.devices):
         return _step(instruction, device, step.operand.tile_shape, scratch, step.result.tile_shape)
     if step.kind in ("reduce_scatter", "all_reduce"):
         return Reduce((), str(step.operand.reduction), step.kind == "reduce_scatter", (), False, False)
@@ -191,12 +194,14 @@ def _step(
 ) -> RankStep:
     match instruction:
         case CastTiles():
-            return StepMessages((), (), 0, flat=True)
+            return instruction
         case ViewExchange():
             local, turns = exchanged(instruction, device)
-            return StepMessages(local, tuple(_of_peers(turn) for turn in turns), scratch, flat=True)
+            rounds = tuple(_of_peers(turn) for turn in turns)
+            return StepMessages(local, rounds, scratch, flat=True, fills=instruction.fills)
         case Reorder() | TakePart() | PutPart():
-            return StepMessages(local_blocks(instruction, shape, after), (), 0, flat=True)
+            kept, fills = aliases(instruction), isinstance(instruction, PutPart)
+            return StepMessages(local_blocks(instruction, shape, after), (), 0, True, aliases=kept, fills=fills)
         case InParts(in_place=True):
             raise PlanError("parts that take each other's place run on JAX alone; for MPI, plan an exchange in place")
         case InParts():
@@ -243,7 +248,7 @@ def _in_parts(parts: InParts, device: int, shape: Sequence[int], scratch: int) -
             local = tuple(block for number in numbers for block in in_tile(one.local, number))
             turns = [SendReceive(side(t.send, n), side(t.receive, n)) for n in numbers for t in one.turns]
             return StepMessages(local, tuple(turns), scratch)
-        case Overwrite():
+        case Overwrite() | CastTiles():
             raise PlanError("an exchange in place cannot run in parts; plan it with chunks")
 
 

@@ -3,10 +3,10 @@
 The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 
     0 begin     the threads of a rank      take turns; the ranks have a team          collective, turns, meeting
-    1 prepare   each rank for itself       plans, picks a way, checks its arguments   prepare, run_plan, direct
+    1 prepare   each rank for itself       plans, picks a transport, checks its arguments   prepare, run_plan, direct
     2 agree     all ranks                  compare digests of their requests          agreement, team
     3 where     ranks of a node            post where their tiles lie                 window_tiles, node.node_sync
-    4 move      peers                      copies inside a node, messages beyond      ways, wire, node
+    4 move      peers                      copies inside a node, messages beyond      transports, wire, node
     5 finish    all ranks                  nobody returns before all are done         collective
 
     in 0        a rank that makes no call: the others meet in vain, and raise `RankError` within `limit`
@@ -22,9 +22,9 @@ The life of one call, here `reshard.mpi.redistribute`, and where it can fail:
 Steps 2 and 3 are one synchronization: the digest and the words travel together. A call that is repeated finds the
 results of step 1 in caches, and an array that is made like an earlier one has the digest of step 2 at hand. A small
 move inside a node that is repeated, or made by a handle, has steps 2 to 4 in one synchronization, and no step 5: see
-`staged`.
+`repeated`.
 
-The ways of step 4, `ways` has the details:
+The transports of step 4, `transports` has the details:
 
     by node     many short messages between nodes: joined in the node's memory, few long ones in their place
     pull        tiles in shared windows: each rank copies what it needs out of its peers' tiles (or pushes)
@@ -36,37 +36,24 @@ The ways of step 4, `ways` has the details:
 
 Modules, lowest first; each imports only from those above it (`node.cma_read` alone stands above `direct`):
 
-    strided_copy    copies between strided views of numpy arrays
-    stream_copy     large copies, past the caches by a C extension where it was built
-    pool            buffers that are used again
+    copies/         copies between strided views: blocked, in order, past the caches by a C extension where built
     tags            the tags of all messages
-    limits          how long a call may take: a positive number of seconds
-    meeting         all ranks come, or give up in time, before what blocks inside MPI
-    node/           what ranks of a node share: memory in an arena, synchronization, reading memory through the kernel
-    team            the ranks of a communicator: nodes, agreement primitives, waits with a limit, failure reports
-    window_tiles    where a rank's tile lies, and what it posts to its node
-    agreement       all ranks make the same call, or all raise the same error
-    intercomm       inter-communicators: their groups merged, and layouts that count the ranks of a group
     turns           the threads of a rank take turns on a communicator
-    collective      one call from its arguments to its end
+    node/           what ranks of a node share: memory in an arena, synchronization, reading memory through the kernel
+    team            the ranks of a communicator: nodes, meetings, waits with a limit, failure reports, merged groups
+    window_tiles    where a rank's tile lies, and what it posts to its node
+    collective      one call from its arguments to its end; agreement: all ranks go on, or all raise the same error
     wire/           messages between ranks: how blocks are cut, packed, sent, reduced
     node_price      whether messages between nodes are better joined
-    copy_order      the order of copies into one tile
     direct          straight from source to target: copies inside a node, messages between nodes
     fused_copies    strided copies at equal distances, as one
-    run_plan        the steps of a plan, one after another
-    run_view        the same of a plan with views and casts, on flat tiles
-    bundle          several arrays at once: straight to their results, with one message for each peer
-    tree_schedule   which arrays of a tree move together, and in which order
-    shared_stack    equal moves of a tree into arrays of the caller, through copies that the node shares
-    tree_run        a tree's call, part after part
-    prepare         a rank's part of a request: the plan, the way, the buffers
-    ways, move      the ways, and the call that takes one
-    staged          small moves inside a node, through memory that it shares
-    repeated        what a communicator keeps of the requests it has had, and the calls that use it
     indices         the global indices of a tile
-    global_array    arrays that lie on one rank: scatter and gather
-    measure         latency and bandwidth of a communicator
-    checksum        checksums of arrays that are the same in every layout
-    gpu/            tiles on GPUs: staged through the host, or sent from GPU to GPU
+    run_plan        the steps of a plan, one after another
+    launches        which arrays of a call move together, in which order
+    run_launches    runs these, each of one array or many
+    prepare         a rank's part of a request: the plan, the transport, the buffers
+    transports      how one array's elements get to their results, and the call that takes one of the ways
+    repeated        what a communicator keeps of the requests it has had, and the calls that use it
+    global_array    arrays that lie on one rank, and checksums that do not depend on the layout
+    gpu/            tiles on GPUs: staged through the host, or sent from GPU to GPU; not run on a GPU so far
 """

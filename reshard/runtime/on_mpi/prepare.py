@@ -1,7 +1,7 @@
-"""What a rank works out before a call: the plan, its own part of it, and the way that the elements go.
+"""What a rank works out before a call: the plan, its own part of it, and the transport of the elements.
 
 Everything here is computed alike on every rank, without a message; results are cached, so a repeated call costs a
-look-up. `ways` lists the ways and runs them.
+look-up. `transports` lists them and runs them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNSTAGED = 2 << 10
 sending messages: runs of 2.5 and 5 KiB take a third to a half of the time of messages.
 """
 
-Way = Literal["by node", "pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
+Transport = Literal["by node", "pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
 
 
 @dataclass(frozen=True)
@@ -98,18 +98,19 @@ class _JoinedMove(NamedTuple):
 class Prepared:
     """One rank's part of a request.
 
-    `way` is the way that all ranks take, `otherwise` the one they take instead of `read` if some tile is not
+    `transport` is the one that all ranks take, `otherwise` the one they take instead of `read` if some tile is not
     C-ordered. `joined` is not None if messages are joined by node instead, unless some node has no memory for that.
     `moves` is None if the plan's steps must be run. `device` is this rank's device id, or its rank if it has no tile on
     either side. `spare` are the bytes for buffers, and `buffered` says whether reads of short runs go through a buffer.
 
-    `steps` and `direct` are compiled when they are first used, so that a rank compiles only the way that is taken.
+    `steps` and `direct` are compiled when they are first used, so that a rank compiles only what is taken.
     """
 
-    way: Way
-    otherwise: Way
+    transport: Transport
+    otherwise: Transport
     plan: Plan
     device: int
+    rank: int
     size: int
     itemsize: int
     spare: int
@@ -125,10 +126,10 @@ class Prepared:
     @property
     def planned(self) -> bool:
         """Whether the plan's steps are run, rather than a direct move."""
-        return self.joined is None and self.way in ("plan", "overwrite")
+        return self.joined is None and self.transport in ("plan", "overwrite")
 
     def compile(self) -> None:
-        """Compiles the way that is taken."""
+        """Compiles what is taken."""
         _ = self.by_node or (self.steps if self.planned else self.direct)
 
     @cached_property
@@ -139,7 +140,7 @@ class Prepared:
     @cached_property
     def steps(self) -> RankPlan:
         """The plan's steps as this rank runs them."""
-        return rank_plan(self.plan, self.device, self.size, self.itemsize)
+        return rank_plan(self.plan, self.rank, self.size, self.itemsize)
 
     @cached_property
     def direct(self) -> Direct | None:
@@ -183,7 +184,7 @@ def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
         network_of(request.network)
     ready = _prepared(request, team.rank, team.facts, tile.itemsize)
     ready.compile()  # A failure here is one on all ranks.
-    if ready.way == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
+    if ready.transport == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(
             f"the budget of {request.budget} B is met only by overwriting the donated tile, which is not C-ordered or "
             f"not writeable; give one that is, or a higher budget"
@@ -216,7 +217,7 @@ def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> P
     chosen = _plan(request)
     device = device_of((source.mesh, target.mesh), rank, len(nodes))
     spare = chosen.peak_bytes - _tiles_bytes(source, target)
-    mine = (chosen, device, len(nodes), itemsize)
+    mine = (chosen, device, rank, len(nodes), itemsize)
     if chosen.donate:
         return Prepared("overwrite", "overwrite", *mine, 0)
     across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # Messages between nodes need at least this much staging.
@@ -227,12 +228,12 @@ def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> P
     joined = _joined(request, facts, spare, moves)
     if spare < across:
         return Prepared("plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes, joined=joined)
-    way = _way(request, facts, spare - across, moves)
-    otherwise = _staging_way(request, spare - across)
-    buffered = way == "read" and spare - across >= SCRATCH and _sample(moves).run < STRAIGHT <= SCRATCH
-    used = source.tile_bytes if "stage" in (way, otherwise) else SCRATCH if buffered else 0
+    transport = _choose_transport(request, facts, spare - across, moves)
+    otherwise = _choose_staging(request, spare - across)
+    buffered = transport == "read" and spare - across >= SCRATCH and _sample(moves).run < STRAIGHT <= SCRATCH
+    used = source.tile_bytes if "stage" in (transport, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
-    return Prepared(way, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered, joined)
+    return Prepared(transport, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered, joined)
 
 
 def _joined(request: MoveRequest, facts: Facts, room: int, moves: _DirectMove) -> _JoinedMove | None:
@@ -288,8 +289,8 @@ def _overwrites(chosen: Plan) -> bool:
     return len(chosen.steps) == 1 and chosen.steps[0].mode.in_place and fits
 
 
-def _way(request: MoveRequest, facts: Facts, spare: int, moves: _DirectMove) -> Way:
-    """The fastest way that fits into `spare` bytes."""
+def _choose_transport(request: MoveRequest, facts: Facts, spare: int, moves: _DirectMove) -> Transport:
+    """The fastest transport that fits into `spare` bytes."""
     if request.shared or len(set(facts.nodes)) == len(facts.nodes):
         return "pull"
     least = WORTHWHILE if request.source.tile_bytes <= spare else UNSTAGED
@@ -297,10 +298,10 @@ def _way(request: MoveRequest, facts: Facts, spare: int, moves: _DirectMove) -> 
         sample = _sample(moves)
         if sample.reach >= least and (sample.run >= STRAIGHT or spare >= SCRATCH):
             return "read"
-    return _staging_way(request, spare)
+    return _choose_staging(request, spare)
 
 
-def _staging_way(request: MoveRequest, spare: int) -> Way:
+def _choose_staging(request: MoveRequest, spare: int) -> Transport:
     return "stage" if request.source.tile_bytes <= spare else "plan"
 
 

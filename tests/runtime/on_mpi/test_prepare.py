@@ -65,7 +65,7 @@ def test_networks_of_one_name_are_two_requests():
 def test_the_way_of_a_request(pair: tuple[Layout, Layout], facts: Facts, options: dict, way: str, otherwise: str):
     request = MoveRequest(*pair, **options)
     everyone = [ready(request, facts, rank) for rank in range(4)]
-    assert {(each.way, each.otherwise) for each in everyone} == {(way, otherwise)}
+    assert {(each.transport, each.otherwise) for each in everyone} == {(way, otherwise)}
     assert [each.device for each in everyone] == [0, 1, 2, 3]
     assert len({(each.push, each.buffered, each.spare) for each in everyone}) == 1
 
@@ -86,7 +86,7 @@ def test_buffers_stay_within_the_plan(pair: tuple[Layout, Layout], facts: Facts,
         mine = ready(request, facts, rank)
         assert mine.direct is not None
         messages = mine.direct.messages
-        used = source.tile_bytes if "stage" in (mine.way, mine.otherwise) else 0
+        used = source.tile_bytes if "stage" in (mine.transport, mine.otherwise) else 0
         staged = messages.staging * 4 * (1 if messages.held else 2)
         received = rs.plan(source, target).received_bytes if messages.held else 0
         assert staged + received + used <= mine.spare or messages.staging == 0
@@ -96,10 +96,10 @@ def test_buffers_stay_within_the_plan(pair: tuple[Layout, Layout], facts: Facts,
 def test_a_donated_tile_is_overwritten_only_under_a_budget_below_two_tiles():
     source, target = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
     two = source.tile_bytes + target.tile_bytes
-    assert ready(MoveRequest(source, target, donate=True), ONE_NODE).way == "stage"
-    assert ready(MoveRequest(source, target, two, donate=True), ONE_NODE).way == "plan"
+    assert ready(MoveRequest(source, target, donate=True), ONE_NODE).transport == "stage"
+    assert ready(MoveRequest(source, target, two, donate=True), ONE_NODE).transport == "plan"
     tight = MoveRequest(source, target, two - 1, donate=True)
-    assert ready(tight, ONE_NODE).way == "overwrite"
+    assert ready(tight, ONE_NODE).transport == "overwrite"
     with pytest.raises(TileError, match="not C-ordered or not writeable"):
         ready(tight, ONE_NODE, tile=np.zeros((4, 16), "f4", order="F"))
     with pytest.raises(BudgetError, match="smallest that works is 512 B"):
@@ -143,5 +143,5 @@ def test_tiles_without_room_to_stage_are_read_if_their_runs_are_not_too_short():
             Layout.parse(f"f64[{{x}}{side // 2}, {side}]", one),
             Layout.parse(f"f64[{side}, {{y}}{side // 2}]", other),
         )
-        assert ready(MoveRequest(*ends, into=True), READS).way == way
-        assert ready(MoveRequest(*ends, into=True), ONE_NODE).way == "plan"
+        assert ready(MoveRequest(*ends, into=True), READS).transport == way
+        assert ready(MoveRequest(*ends, into=True), ONE_NODE).transport == "plan"

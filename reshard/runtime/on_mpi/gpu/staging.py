@@ -28,7 +28,7 @@ from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, described, empty,
 from reshard.runtime.on_mpi.gpu.device_messages import GpuExchange, between_gpus
 from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.ways import move
+from reshard.runtime.on_mpi.transports import move
 from reshard.runtime.on_mpi.window_tiles import new_tile, where
 from reshard.runtime.on_mpi.wire.exchange import Call
 
@@ -54,9 +54,9 @@ def device_tiles(
 
     Raises `TileError` if the tile must be overwritten and is not C-ordered.
     """
-    if ready.way == "overwrite" and not tile.c_contiguous:
+    if ready.transport == "overwrite" and not tile.c_contiguous:
         raise TileError("the budget is met only by overwriting the donated tile, which is not C-ordered on its GPU")
-    by_pointers = aware and ready.way != "overwrite"
+    by_pointers = aware and ready.transport != "overwrite"
     pointers = between_gpus(request, rank, tile.dtype.itemsize) if by_pointers else None
     return DeviceTiles(tile, out, cuda(tile.device), pointers)
 
@@ -80,7 +80,7 @@ def move_on_gpu(
         return _between_gpus(call, request, tiles) if not ready.stays else _unmoved(tiles)
     stage = DeviceStage(call, tiles.gpu, _chunk(ready, request, tiles.tile))
     host = _move_on_host(stage, ready, request, tiles.tile)
-    return _result(stage, tiles, host, ready.way == "overwrite")
+    return _result(stage, tiles, host, ready.transport == "overwrite")
 
 
 def _between_gpus(call: Call, request: MoveRequest, tiles: DeviceTiles) -> Any:
@@ -104,7 +104,7 @@ def _move_on_host(stage: DeviceStage, ready: Prepared, request: MoveRequest, til
     prepare_together(call.team, call.watch, lambda: None, lambda _: str(request), lambda _: where(held))
     result = move(call.team, call.watch, ready, request, held, None, call.memory).tile
     call.team.settle(call.watch)
-    if ready.way != "overwrite":
+    if ready.transport != "overwrite":
         call.memory.free(call.device, held.tile.size)  # The host copy of the tile dies here.
     return result
 
@@ -115,7 +115,7 @@ def _chunk(ready: Prepared, request: MoveRequest, tile: GpuArray) -> int:
     While tiles are copied to or from the GPU, only one of the two tiles has its host copy, so all pinned buffers
     together may be as large as the smaller tile.
     """
-    if ready.way == "overwrite":
+    if ready.transport == "overwrite":
         return 0
     smaller = min(math.prod(request.source.tile_shape), math.prod(request.target.tile_shape))
     return min(CHUNK // tile.dtype.itemsize, smaller // LANES)

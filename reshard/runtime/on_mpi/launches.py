@@ -1,4 +1,4 @@
-"""What a tree of arrays does in one call: which arrays move together, and which by the steps of their plan.
+"""The launches of a call for several arrays: which move together and how, in order, the same on all ranks.
 
     200 arrays f64[{x}2048] -> f64[8192]        1 stack f64[200, {x}2048] -> f64[200, 8192]
     sources and targets of three dtypes         3 bundles, each with one message for each peer
@@ -6,25 +6,31 @@
 A *stack* is a few equal moves as one: an array like any other, with one more dim in front. Its result is one block of
 memory, of which each array's tile is a part. Stacking copies the tiles once, so large ones move one by one.
 
-A *bundle* (`bundle`) moves stacks of one dtype together. It takes in batch after batch as long as what the tree's plan
-promises leaves room to pack all their messages; so its batches need no order. Stacks that must run the steps of their
-plan go one after another, in the order of the tree.
+A *bundle* moves stacks of one dtype together, each in *hops* from the tiles of one layout to those of another. Most
+need one hop: whoever is missing elements asks those who have them. Between nodes, a plan whose devices pass elements on
+has a hop for each step, and two for a relay; then no rank sends more than the plan says. A bundle takes in batch after
+batch as long as what the plan promises leaves room to pack all their messages; so its batches need no order.
+
+Stacks that must run the steps of their plan (sums, casts, tight budgets) go one after another, in the plan's order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from reshard.errors import BudgetError
-from reshard.lower.to_mpi import SECOND
+from reshard.lower.to_mpi import FIRST, SECOND, Form
 from reshard.plans.plan import Batch, Plan
 from reshard.plans.plan_tree import TreePlan, device_kinds
+from reshard.plans.rules.cost import PLAIN
 from reshard.plans.tree_memory import Bytes, DeviceKinds
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.bundle import Bundle, Hops, hops_of
+from reshard.runtime.on_mpi.direct import Direct, Pushes, direct, passes_on, pushes
 from reshard.runtime.on_mpi.team import Facts
+from reshard.runtime.on_mpi.wire.messages import JointMessages, joint
 from reshard.synth import plan
 from reshard.types import Digit, Dim, Layout
 
@@ -34,21 +40,96 @@ STACKED = 256 << 10
 ROOM = 32 << 20
 """Bytes for messages that suffice for any move."""
 
+_STRAIGHT = ("slice", "all_gather", "all_to_all", "permute", "exchange")
+"""The steps that move elements and change nothing else."""
+
+
+class Hop(NamedTuple):
+    """One array's move between the tiles of two layouts; `form` as in `direct`. It `fills` part of an array if so."""
+
+    source: Layout
+    target: Layout
+    form: Form | None = None
+    fills: bool = False
+
+
+Hops = tuple[Hop, ...]
+
+
+def list_hops(plan: Plan, several: bool) -> Hops | None:
+    """The hops of a plan, on several nodes or one; None if its steps must be run: for sums, casts and tight budgets.
+
+    >>> import reshard as rs
+    >>> one, four = rs.Layout.parse("f32[12]", rs.Mesh(x=1)), rs.Layout.parse("f32[12]", rs.Mesh(d=5))
+    >>> [[hop.form for hop in list_hops(rs.plan(one, four), several)] for several in (False, True)]
+    [[None], [1, 2]]
+    """
+    source, target = plan.source, plan.target
+    view = None if plan.view is None or plan.view.plain else plan.view
+    summed = bool(source.partial or target.partial) if plan.crosses or view else not source.partial_as(target)
+    if summed or source.dtype != target.dtype:
+        return None
+    if not (several and passes_on(plan)):
+        return (Hop(source, target, view, view is not None and view.into),)
+    hops: list[Hop] = []
+    for step in plan.steps:
+        if step.mode.relay and step.mode.chunk is None:
+            hops += (Hop(step.operand, step.result, half) for half in (FIRST, SECOND))
+        elif step.mode == PLAIN and step.kind in _STRAIGHT:
+            hops.append(Hop(step.operand, step.result))
+        else:
+            return None
+    return tuple(hops)
+
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """Equal moves that go together, by the names of their arrays, and the plan of all: with one dim more if several."""
+    """Equal moves that go together, by the names of their arrays, and the plan of all: with one dim more if several.
+
+    As a launch, it runs the steps of that plan.
+    """
 
     names: tuple[str, ...]
     plan: Plan
 
 
+class BundledHop(NamedTuple):
+    """A rank's part of one hop of all arrays: its copies and messages, and what it writes into others' results."""
+
+    hops: Hops
+    moves: tuple[Direct, ...]
+    pushes: tuple[Pushes | None, ...]
+    messages: JointMessages
+
+
 @dataclass(frozen=True, eq=False)
-class BundledStacks:
-    """Stacks that move together."""
+class Bundle:
+    """Stacks of one dtype that move together, the hops of each, equally many, and the bytes that messages may stage in
+    each direction.
+    """
 
     stacks: tuple[Stack, ...]
-    bundle: Bundle
+    routes: tuple[Hops, ...]
+    itemsize: int
+    staging: int
+    _parts: dict[tuple[int, tuple[bool, ...], int], BundledHop] = field(default_factory=dict[Any, Any])
+
+    def part(self, number: int, apart: tuple[bool, ...], rank: int, facts: Facts) -> BundledHop:
+        """A rank's part of one hop of all arrays; `apart` are those that are filled by messages alone."""
+        key = number, apart, rank
+        if key not in self._parts:
+            hops, nodes, size = tuple(route[number] for route in self.routes), facts.nodes, self.itemsize
+            each = [(hop.source, hop.target, rank, nodes, size) for hop in hops]
+            moves = tuple(
+                direct(*ends, self.staging, apart=alone, form=hop.form)
+                for ends, hop, alone in zip(each, hops, apart, strict=True)
+            )
+            pushed = tuple(
+                None if alone else pushes(*ends, hop.form) for ends, hop, alone in zip(each, hops, apart, strict=True)
+            )
+            messages = joint([move.messages for move in moves], self.staging // size, size, rank, len(nodes))
+            self._parts[key] = BundledHop(hops, moves, pushed, messages)
+        return self._parts[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,22 +142,22 @@ class SharedStack:
     plan: Plan
     one: Plan
 
-    def alone(self) -> Iterator[BundledStacks]:
+    def alone(self) -> Iterator[Bundle]:
         """The same moves one by one, if the ranks cannot share so much memory."""
         itemsize = numpy_dtype(self.one.source.dtype).itemsize
-        bundle = Bundle((hops_of(self.one, False) or (),), itemsize, self.plan.source.tile_bytes // 2)
-        return (BundledStacks((Stack((name,), self.one),), bundle) for name in self.names)
+        hops = (list_hops(self.one, False) or (),)
+        return (
+            Bundle((Stack((name,), self.one),), hops, itemsize, self.plan.source.tile_bytes // 2) for name in self.names
+        )
 
 
-Part = Stack | BundledStacks | SharedStack
-"""A part of a tree's call. A stack by itself runs the steps of its plan."""
+Launch = Stack | Bundle | SharedStack
+"""What a call does in one go, of one array or many."""
 
 
-def schedule_of(tree: TreePlan, facts: Facts, apart: bool = False) -> list[Part]:
-    """The parts of a tree's call, one after another, the same on all ranks; `apart` if results have memory of their
-    own.
-    """
-    return [*_Scheduler(tree, facts).parts(apart)]
+def list_launches(tree: TreePlan, facts: Facts, apart: bool = False) -> list[Launch]:
+    """The launches of a call, one after another, the same on all ranks; `apart` if results have memory of their own."""
+    return [*_Scheduler(tree, facts).launches(apart)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +192,7 @@ def _sum(*each: Bytes) -> Bytes:
 
 
 _Key = tuple[str, tuple[int, ...]]
-"""What stacks of a bundle have in common: their dtype, and for each hop which turn of a relay it is, or 0."""
+"""What stacks of a bundle have in common: their dtype, and for each hop which round of a relay it is, or 0."""
 
 
 class _Scheduler:
@@ -124,19 +205,19 @@ class _Scheduler:
         self._live = self._kinds.total(self._kinds.tile(plan.source) for plan in tree.plans.values())
         self._pending: dict[_Key, _Pending] = {}
 
-    def parts(self, apart: bool) -> Iterator[Part]:
-        """All parts in order."""
+    def launches(self, apart: bool) -> Iterator[Launch]:
+        """All launches in order."""
         for batch in self._tree.batches:
             for stack in _stacks(batch, apart, self._several) if batch.steps else ():
                 if apart and len(stack.names) > 1:
                     yield SharedStack(stack.names, stack.plan, self._tree.plans[stack.names[0]])
                     self._live = _sum(self._live, self._kinds.tile(stack.plan.target))
                 else:
-                    yield from self._admitted(stack, hops_of(stack.plan, self._several))
+                    yield from self._admitted(stack, list_hops(stack.plan, self._several))
         for key in list(self._pending):
             yield self._flushed(key)
 
-    def _admitted(self, stack: Stack, route: Hops | None) -> Iterator[Part]:
+    def _admitted(self, stack: Stack, route: Hops | None) -> Iterator[Launch]:
         """Takes in a stack, after the bundles that would have too little room from then on."""
         more, target = None, self._kinds.tile(stack.plan.target)
         own = None if route is None else _key(stack, route)
@@ -176,14 +257,14 @@ class _Scheduler:
         """The room with which a bundle sends no more messages than its stacks would one by one."""
         return min(ROOM, pending.ends // len(pending.stacks)) if self._several else 0
 
-    def _flushed(self, key: _Key) -> Part:
+    def _flushed(self, key: _Key) -> Launch:
         pending = self._pending.pop(key)
         itemsize = numpy_dtype(key[0]).itemsize
         room = max(0, self._room(pending))
         self._live = _sum(self._live, pending.targets)
         if self._several and room < 4 * itemsize and len(pending.stacks) == 1:
             return pending.stacks[0]
-        return BundledStacks(pending.stacks, Bundle(pending.routes, itemsize, room // 2))
+        return Bundle(pending.stacks, pending.routes, itemsize, room // 2)
 
 
 def _key(stack: Stack, route: Hops) -> _Key:
@@ -199,7 +280,7 @@ def _stacks(batch: Batch, apart: bool, several: bool) -> Iterator[Stack]:
     room = max(batch.scratch_bytes, default=0)
     for names in _alike(plans):
         one = plans[names[0]]
-        stacked = len(names) > 1 and not (apart and (several or hops_of(one, False) is None))
+        stacked = len(names) > 1 and not (apart and (several or list_hops(one, False) is None))
         together = _stacked(one, len(names), room) if stacked else None
         if together is None:
             yield from (Stack((name,), plans[name]) for name in names)
@@ -225,7 +306,7 @@ def _stacked(one: Plan, count: int, room: int) -> Plan | None:
     An array that goes straight needs none but for the copy of the tiles, and for a few of its messages.
     """
     source, target = lifted(one.source, count), lifted(one.target, count)
-    route = hops_of(one, True)
+    route = list_hops(one, True)
     if route is not None and len(route) == 1:
         least = max(64, min(source.tile_bytes, target.tile_bytes) // 4)
         return plan(source, target) if source.tile_bytes + least <= room else None

@@ -1,6 +1,6 @@
-"""The ways in which elements get from the source's tiles to the target's, one function each.
+"""The transports: how elements get from the source's tiles to the target's, one function each.
 
-    way         tiles of this node                      inside a node                               copies
+    transport   tiles of this node                      inside a node                               copies
     by node     anything; joins messages between nodes  what leaves is packed into a window         2
     pull        in windows: shared memory               each rank reads what it needs               1
     push        results in windows                      each rank writes what it has                1
@@ -13,12 +13,12 @@
 
 Many small messages between nodes are joined by node if `prepare` finds that faster and every node has memory for it.
 Otherwise `prepare` selects pull, read, stage, plan or overwrite from the request alone, the same on all ranks. When
-the call runs, `chosen_way` refines that by what the ranks of the node have posted: tiles that lie in windows, as
+the call runs, `choose_transport` refines that by what the ranks of the node have posted: tiles that lie in windows, as
 results of earlier calls do, are pulled, whatever was selected; results that will lie in windows are pushed to if the
 tiles are private, or if that runs along longer stretches of memory; and staging packs if it can. If the node has no
 room for windows, results are private, and staging gives way to messages: the plan's, or those of direct moves where
 other nodes are involved. All ranks of a node see the same posts and the same room, and so agree. Between nodes, all
-ways but the last two send each piece in one message.
+but the last two send each piece in one message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from reshard.runtime.on_mpi.direct import (
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.node.cma_read import cma_read
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Way, prepared
+from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Transport, prepared
 from reshard.runtime.on_mpi.run_plan import run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import ABSENT, Posted, WindowTile, holders, new_place, new_tile, posted_by_rank
@@ -115,13 +115,13 @@ class TileTransfer:
         return result
 
 
-def chosen_way(transfer: TileTransfer) -> Way:
-    """The way to go, given what the ranks of the node posted and whether it has room; the same on all of them.
+def choose_transport(transfer: TileTransfer) -> Transport:
+    """The transport to take, given what the ranks of the node posted and whether it has room; the same on all of them.
 
-    Allocates what the way needs to share.
+    Allocates what it needs to share.
     """
     team, ready = transfer.call.team, transfer.ready
-    selected = ready.way if team.plain or ready.way != "read" else ready.otherwise
+    selected = ready.transport if team.plain or ready.transport != "read" else ready.otherwise
     if ready.by_node is not None and ready.joined is not None:
         _, room, free = ready.joined
         transfer.allotment = allot(transfer.call, ready.by_node.messages, ready.itemsize, room, free)
@@ -131,11 +131,11 @@ def chosen_way(transfer: TileTransfer) -> Way:
         return selected
     if selected == "plan" and not team.one_node:
         return "plan"
-    return _way_in_node(transfer, selected)
+    return _choose_in_node(transfer, selected)
 
 
-def _way_in_node(transfer: TileTransfer, selected: Way) -> Way:
-    """The way between the tiles of this node; messages between nodes are the same for all of these ways."""
+def _choose_in_node(transfer: TileTransfer, selected: Transport) -> Transport:
+    """The transport between the tiles of this node; messages between nodes are the same for all of them."""
     shared = all(posted.place for posted in transfer.posted.values())
     pulls = shared or (selected == "read" and transfer.ready.crowded < 0)
     push = (transfer.ready.push or not pulls) and _results_in_windows(transfer)
@@ -145,10 +145,10 @@ def _way_in_node(transfer: TileTransfer, selected: Way) -> Way:
         return "pull"
     if push:
         return "push"
-    return "pull" if shared else _way_of_private_tiles(transfer, selected)
+    return "pull" if shared else _choose_for_private_tiles(transfer, selected)
 
 
-def _way_of_private_tiles(transfer: TileTransfer, selected: Way) -> Way:
+def _choose_for_private_tiles(transfer: TileTransfer, selected: Transport) -> Transport:
     """Read if that was selected, else pack if the packed elements and their starts fit, else stage whole tiles.
 
     Without room on the node for either, its ranks send each other messages.
@@ -254,12 +254,12 @@ def _run_plan(transfer: TileTransfer) -> WindowTile:
 def _overwrite(transfer: TileTransfer) -> WindowTile:
     """Runs the plan's one exchange inside the donated tile."""
     steps, shape = transfer.ready.steps, transfer.request.target.tile_shape
-    step = cast(Overwrite, steps.steps[0])
+    step = cast(Overwrite, steps.steps[0].run)
     result = overwrite(transfer.call, step, steps.ranks, transfer.held.tile, shape)
     return WindowTile(result, transfer.held.place)
 
 
-WAYS: dict[Way, Callable[[TileTransfer], WindowTile]] = {
+TRANSPORTS: dict[Transport, Callable[[TileTransfer], WindowTile]] = {
     "by node": _by_node,
     "pull": _pull,
     "push": _push,
@@ -317,9 +317,9 @@ def move(
     if ready.stays:
         return _unmoved(call, held, out)
     transfer = TileTransfer(call, ready, request, held, out, posted_by_rank(team))
-    way = chosen_way(transfer)
-    result = WAYS[way](transfer)
-    if out is None and way != "overwrite" and not request.target.even:
+    transport = choose_transport(transfer)
+    result = TRANSPORTS[transport](transfer)
+    if out is None and transport != "overwrite" and not request.target.even:
         seat = seat_of(request.target.mesh, team.rank, team.size)
         if seat is not None:
             clear_padding(request.target, seat, result.tile)

@@ -14,7 +14,7 @@ from tests.mpi import running
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.ways import WAYS, TileTransfer, chosen_way
+from reshard.runtime.on_mpi.transports import TRANSPORTS, TileTransfer, choose_transport
 from reshard.runtime.on_mpi.window_tiles import Posted, WindowTile
 from reshard.types import Layout, Mesh
 
@@ -59,7 +59,7 @@ def transfer(
     )
     request = SimpleNamespace(into=options.pop("into", False), source=source, target=target)
     ready = SimpleNamespace(
-        way=way,
+        transport=way,
         otherwise="stage",
         moves=options.pop("moves", object()),
         push=options.pop("push", False),
@@ -110,5 +110,5 @@ NO_ROOM = {"room": 0}
     ],
 )
 def test_the_way_follows_from_what_the_ranks_of_the_node_posted(way: str, posts: list, options: dict, chosen: str):
-    assert chosen_way(transfer(way, posts, **options)) == chosen
-    assert chosen in WAYS
+    assert choose_transport(transfer(way, posts, **options)) == chosen
+    assert chosen in TRANSPORTS
