@@ -25,7 +25,7 @@ Both the report and the pass inside XLA follow values through the module by `dat
 What the pass does with chains:
 
     proposals      the chains that plans could replace, each with its outcome; the doctor asks it too
-    predictions    what that costs, by the plans' own figures; `planned_memory` works out the program's peak
+    predictions    what that costs, by the plans' own figures
     replacements   where data enters a chain, the values that a plan must yield, and the move between
     batch_ops      operations on rows, such as an FFT, that each device could run on its own rows; `op_layouts` and
                    `op_choices` say where rows may be

@@ -25,7 +25,6 @@ from reshard.doctor.places import (
     most_wasteful_first,
     place_of,
 )
-from reshard.doctor.planned_memory import edits
 from reshard.doctor.proposals import (
     Proposal,
     ProposalOptions,
@@ -132,7 +131,7 @@ class _Examination:
         every = sorted(self.proposals, key=lambda one: self.position[one.chain.collectives[0]])
 
         def estimates() -> tuple[int, int]:
-            return self.proposals.peak_bytes, program_memory(self.flow, {}, edits(self.flow, every)).peak_bytes
+            return self.proposals.peak_bytes, self._planned_peak(every)
 
         why = why_unmeasured([one.place for one in every], self.proposals.options, estimates)
         return [one.left(why) if why and one.replacements else one for one in every]
@@ -141,8 +140,12 @@ class _Examination:
         """The memory of the whole program, with what moves make."""
         moving = [(chain, _kinds(chain)) for chain in self.proposals.apart if not chain.reduces]
         memory = program_memory(self.flow, {value: kinds for chain, kinds in moving for value in chain.values})
-        planned = program_memory(self.flow, {}, edits(self.flow, self.proposed)).peak_bytes
-        return replace(memory, planned_bytes=planned)
+        return replace(memory, planned_bytes=self._planned_peak(self.proposed))
+
+    def _planned_peak(self, proposals: Sequence[Proposal]) -> int:
+        """The peak of the program with the plans of these proposals."""
+        planned = [one.planned_chain for one in proposals if one.replacements]
+        return program_memory(self.flow, planned=planned).peak_bytes
 
     def _place_of(self, one: Proposal) -> Place:
         """The place of a proposal: a chain as the program has it, or several that plans take together."""

@@ -1,10 +1,14 @@
-"""The peak memory of a whole program: the buffers that a device holds at the peak, by the order of the module's text.
+"""What a device holds while a program runs: the buffers that are live at once, by the order of the module's text.
 
     position  instruction              live
     0         %p = parameter(0)        p                     an argument is live from the start to the end
     1         %g = all-gather(%p)      p, g
     2         %d = dynamic-slice(%g)   p, g, d               the peak: g ends here, d is made
     3         ROOT %r = add(%d, %d)    p, d, r
+
+There is one account, `LiveRanges`: where each array of a region is made, and where it is used last. It is added up in
+three ways: for the whole program (`program_memory`), for that with plans in the place of chains (`PlannedChain`), and
+for the values of one chain (`Liveness`).
 
 An instruction that only renames data, or updates it in place, has the buffer of its operand. A loop runs inside its
 instruction: there the buffers that it carries are those of its body, and what it passes on unchanged stays outside.
@@ -13,21 +17,166 @@ The compiler lets buffers share memory afterwards, so its own figure, which the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from reshard.doctor.chains import Chain
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, Site, parameter_number
 from reshard.doctor.places import array_text, source_data
-from reshard.hlo import Array, Computation, Instruction, Module, Source
+from reshard.hlo import Array, Instruction, Source
 from reshard.hlo.origin import CallSite, source_of
 
 _NO_BUFFER = ("constant", "partition-id", "replica-id", "after-all", "tuple", "get-tuple-element", "bitcast", "domain")
 _RUNS = ("while", "conditional")
 _NOT_OVERWRITTEN = ("parameter", "bitcast", "get-tuple-element", "constant")
 ARGUMENT, CARRIED = "argument", "carried"
+
+
+class LiveRange(NamedTuple):
+    """The bytes of an array, and the positions in the text of the instructions that make it and that use it last."""
+
+    nbytes: int
+    made: int
+    used: int
+
+
+def count_live(ranges: Iterable[LiveRange], length: int) -> list[int]:
+    """The bytes live at each of `length` positions.
+
+    >>> count_live([LiveRange(64, 0, 2), LiveRange(256, 1, 1)], 4)
+    [64, 320, 64, 0]
+    """
+    changes = [0] * (length + 1)
+    for one in ranges:
+        changes[min(one.made, length)] += one.nbytes
+        changes[min(one.used + 1, length)] -= one.nbytes
+    return list(accumulate(changes))[:length]
+
+
+class LiveRanges:
+    """The buffers of one region, each from the instruction that makes it to its last user.
+
+    If not `in_place`, every array has a buffer of its own, but for those that only rename another one. `edits` are what
+    plans change in the region.
+    """
+
+    def __init__(self, flow: Flow, region: Scope, edits: _Edits | None = None, *, in_place: bool = True) -> None:
+        self.flow, self.region, self.in_place = flow, region, in_place
+        self.instructions = region.computation.instructions
+        self.edits = edits or _Edits()
+        self._bodies = {each.computation.name: each for each in flow.regions} if in_place else {}
+        self._owners: dict[HloValue, HloValue] = {}
+        self.live: dict[HloValue, LiveRange] = {}
+        last: dict[HloValue, int] = {}
+        for at, instruction in enumerate(self.instructions):
+            for value in self._operands(instruction):
+                last[self.owner(value)] = at
+        if region.computation.root is not None:
+            for value in self._origins(region.computation.root.name):
+                last[self.owner(value)] = len(self.instructions)
+        for at, instruction in enumerate(self.instructions):
+            if instruction.opcode not in _NO_BUFFER and instruction.name not in self.edits.dead:
+                self._make(at, instruction, last)
+
+    def owner(self, value: HloValue) -> HloValue:
+        """The value whose buffer this one has."""
+        if value not in self._owners:
+            self._owners[value] = value  # for a value that reuses its own buffer, as in a loop of tuples
+            before = self._reused(value)
+            self._owners[value] = value if before is None else self.owner(before)
+        return self._owners[value]
+
+    def handed_over(self, instruction: Instruction, at: int) -> set[HloValue]:
+        """The buffers that a loop or a branch owns while it runs: those that it takes over, and those of its results.
+
+        The account inside has them under other names, so they would count twice.
+        """
+        results = {value: self.owner(value) for value in self._origins(instruction.name)}
+        given = set(map(self.owner, self._operands(instruction) if instruction.opcode == "while" else ()))
+        made = {value for value, owner in results.items() if owner == value and value in self.live}
+        taken = (owner for owner in given.difference(results.values()) if owner in self.live)
+        return made | {owner for owner in taken if self.live[owner].used == at}
+
+    def count_at_each(self) -> list[int]:
+        """The bytes live while each instruction runs, without what happens inside loops and branches."""
+        length = len(self.instructions)
+        live = count_live((*self.live.values(), *self.edits.extra), length)
+        for at, size in self.edits.before:
+            # The plan runs before the instruction at `at` makes its own result, in the place of what is made there and
+            # lives on: only the larger of the two moments counts.
+            made = sum(one.nbytes for one in self.live.values() if one.made == at < one.used)
+            live[at] = max(live[at], live[at] - made + size)
+        return live
+
+    def _operands(self, instruction: Instruction) -> Iterator[HloValue]:
+        if instruction.name in self.edits.dead:
+            return
+        for name in self.edits.operands.get(instruction.name, instruction.operands):
+            if name in self.region.computation.by_name:
+                yield from self._origins(name)
+
+    def _origins(self, name: str) -> Iterator[HloValue]:
+        """The arrays of an instruction's result, where they were made."""
+        return self.flow.array_origins(HloValue(self.region, name))
+
+    def _make(self, at: int, instruction: Instruction, last: Mapping[HloValue, int]) -> None:
+        """Adds the buffers that an instruction makes."""
+        caller, is_parameter = self.region.caller, instruction.opcode == "parameter"
+        if is_parameter and caller is not None and caller.instruction.opcode == "conditional":
+            return  # a branch only borrows what it is given
+        for value in self._origins(instruction.name):
+            array = value.array
+            if array is None or not array.nbytes or value in self.live or self.owner(value) != value:
+                continue
+            if is_parameter and caller is not None and self._is_outside(value, caller):
+                continue
+            made = 0 if is_parameter else at
+            until_end = is_parameter and caller is None  # the caller of the program keeps its arguments
+            used = len(self.instructions) if until_end else max(made, last.get(value, made))
+            self.live[value] = LiveRange(array.nbytes, made, used)
+
+    def _reused(self, value: HloValue) -> HloValue | None:
+        """The value whose buffer this one reuses, by renaming, updating or passing it on; None for a new buffer."""
+        operands, is_here = value.instruction.operands, value.scope is self.region
+        match value.opcode:
+            case "bitcast" if is_here:
+                return self.flow.origin(HloValue(value.scope, operands[0]))
+            case "dynamic-update-slice" if self.in_place:  # in a fusion, too: XLA gives it the buffer of its operand
+                origin = self.flow.origin(HloValue(value.scope, operands[0]))
+                return origin if origin.scope is self.region else None
+            case "all-reduce" if is_here and self.in_place:  # the sum overwrites what nothing else uses
+                operand = operands[value.path[0] if value.path else 0]
+                made = self.region.computation.by_name.get(operand)
+                users = self.region.computation.users.get(operand, ())
+                if made is None or made.opcode in _NOT_OVERWRITTEN or len(users) != 1:
+                    return None
+                return self.flow.origin(HloValue(self.region, operand))
+            case "while" if is_here and self.in_place:
+                body = self._bodies.get(value.instruction.attributes.get("body", "").lstrip("%"))
+                if body is None:
+                    return None
+                (parameter,) = (one for one in body.computation.instructions if one.opcode == "parameter")
+                if not _passes_on(self.flow, body, HloValue(body, parameter.name, value.path)):
+                    return None
+                return self.flow.origin(HloValue(self.region, operands[0], value.path))
+            case _:
+                return None
+
+    def _is_outside(self, parameter: HloValue, caller: Site) -> bool:
+        """Whether a parameter of a loop is owned outside: what the body passes on, and all that a condition has."""
+        is_body = caller.instruction.attributes.get("body", "").lstrip("%") == self.region.computation.name
+        return not is_body or _passes_on(self.flow, self.region, parameter)
+
+
+def _passes_on(flow: Flow, body: Scope, carried: HloValue) -> bool:
+    """Whether a loop's body yields an element of its parameter as it is."""
+    root = body.computation.root
+    return root is not None and flow.origin(HloValue(body, root.name, carried.path)) == carried
+
+
+# The whole program.
 
 
 @dataclass(frozen=True)
@@ -97,245 +246,186 @@ class ProgramMemory:
         }
 
 
-class Edits(NamedTuple):
-    """What is changed in a region before its memory is added up.
-
-    `dead` are instructions that are not run, `operands` what others still take. `extra` has bytes that are live in
-    addition from one position to another, and `before` those just before the instruction at a position runs.
-    """
-
-    dead: frozenset[str] = frozenset()
-    operands: Mapping[str, tuple[str, ...]] = {}
-    extra: tuple[tuple[int, int, int], ...] = ()
-    before: tuple[tuple[int, int], ...] = ()
-
-
 def program_memory(
-    flow: Flow, moved: Mapping[HloValue, str], edits: Mapping[Scope, Edits] | None = None
+    flow: Flow, moved: Mapping[HloValue, str] | None = None, planned: Iterable[PlannedChain] = ()
 ) -> ProgramMemory:
-    """The memory of a module; `moved` has the values that moves between devices make, and what makes each."""
-    return _Memory(flow, moved, edits or {}).of_entry()
+    """The memory of a module, with the `planned` chains replaced by their plans.
+
+    `moved` has the values that moves between devices make, and what makes each.
+    """
+    by_region: dict[Scope, list[PlannedChain]] = {}
+    for one in planned:
+        by_region.setdefault(one.region, []).append(one)
+    edits = {region: _edit_region(flow, region, chains) for region, chains in by_region.items()}
+    memory = _Memory(flow, moved or {}, edits)
+    entry = flow.regions[0]
+    peak = memory.peak(entry.computation.name)
+    moving = {value.name for value in memory.moved if value.scope is entry}
+    timeline = tuple(
+        InstructionMemory(instruction.name, size, instruction.name in moving)
+        for instruction, size in zip(entry.computation.instructions, memory.live_in_entry, strict=True)
+    )
+    return ProgramMemory(peak.live_bytes, tuple(sorted(peak.buffers, key=lambda one: -one.array.nbytes)), timeline)
 
 
 class _Peak(NamedTuple):
     """The most bytes live at once in a region, and the buffers that they are."""
 
-    live_bytes: int
-    buffers: tuple[Buffer, ...]
+    live_bytes: int = 0
+    buffers: tuple[Buffer, ...] = ()
 
 
 class _Memory:
     """The memory of the regions of one module."""
 
-    def __init__(self, flow: Flow, moved: Mapping[HloValue, str], edits: Mapping[Scope, Edits]) -> None:
+    def __init__(self, flow: Flow, moved: Mapping[HloValue, str], edits: Mapping[Scope, _Edits]) -> None:
         self.flow = flow
-        self.module: Module = flow.module
         self.moved = moved
         self.edits = edits
-        self.regions = {region.computation.name: region for region in flow.regions}
+        self.live_in_entry: list[int] = []
+        self._regions = {region.computation.name: region for region in flow.regions}
         self._peaks: dict[str, _Peak] = {}
-        self._lives: dict[str, list[int]] = {}
-
-    def of_entry(self) -> ProgramMemory:
-        """The memory of the program."""
-        region = self.flow.regions[0]
-        name = region.computation.name
-        peak = self.peak(name)
-        live = self._lives[name]
-        moving = {value.name for value in self.moved if value.scope is region}
-        names = [instruction.name for instruction in region.computation.instructions]
-        timeline = tuple(InstructionMemory(name, size, name in moving) for name, size in zip(names, live, strict=True))
-        largest_first = sorted(peak.buffers, key=lambda buffer: -buffer.array.nbytes)
-        return ProgramMemory(peak.live_bytes, tuple(largest_first), timeline)
 
     def peak(self, name: str) -> _Peak:
         """The peak of a computation: the entry, or one that a loop or a conditional runs."""
-        if name not in self._peaks:
-            self._peaks[name] = _Peak(0, ())  # ends the recursion; the walk refuses such a computation
-            region = self.regions.get(name)
-            if region is not None:
-                ranges = _Ranges(self, region)
-                self._lives[name] = live = self._live(ranges)
-                self._peaks[name] = self._at(ranges, live) if live else _Peak(0, ())
-        return self._peaks[name]
-
-    def _live(self, ranges: _Ranges) -> list[int]:
-        """The bytes live while each instruction of a region runs."""
-        changes = [0] * (len(ranges.instructions) + 2)
-        for one in ranges.live.values():
-            changes[one.made] += one.array.nbytes
-            changes[one.used + 1] -= one.array.nbytes
-        for first, last, size in ranges.edits.extra:
-            changes[first] += size
-            changes[last + 1] -= size
-        live = list(accumulate(changes))[: len(ranges.instructions)]
-        made = dict.fromkeys((at for at, _ in ranges.edits.before), 0)
-        for one in ranges.live.values():
-            if one.made in made and one.used > one.made:
-                made[one.made] += one.array.nbytes
+        if name in self._peaks:
+            return self._peaks[name]
+        self._peaks[name] = _Peak()  # ends the recursion; the walk refuses a computation that runs itself
+        region = self._regions.get(name)
+        if region is None:
+            return _Peak()
+        ranges = LiveRanges(self.flow, region, self.edits.get(region))
+        live = ranges.count_at_each()
+        inside: dict[int, _Peak] = {}
+        owned: dict[int, set[HloValue]] = {}
         for at, instruction in enumerate(ranges.instructions):
             if instruction.opcode in _RUNS:
-                own = {value: ranges.live[value].array.nbytes for value in ranges.handed_over(instruction, at)}
-                live[at] += self._inside(instruction).live_bytes - sum(own.values())
-        for at, size in ranges.edits.before:
-            live[at] = max(live[at], live[at] - made[at] + size)
-        return live
+                called = map(self.peak, instruction.called)
+                inside[at] = max(called, key=lambda peak: peak.live_bytes, default=_Peak())
+                owned[at] = ranges.handed_over(instruction, at)
+                live[at] += inside[at].live_bytes - sum(ranges.live[value].nbytes for value in owned[at])
+        if region.caller is None:
+            self.live_in_entry = live
+        if live:
+            top = live.index(max(live))
+            here = [value for value, one in ranges.live.items() if one.made <= top <= one.used]
+            buffers = [self._buffer(ranges, value) for value in here if value not in owned.get(top, ())]
+            self._peaks[name] = _Peak(live[top], (*buffers, *inside.get(top, _Peak()).buffers))
+        return self._peaks[name]
 
-    def _inside(self, instruction: Instruction) -> _Peak:
-        """The highest peak of the computations that a loop or a conditional runs."""
-        peaks = [self.peak(name) for name in instruction.called] if instruction.opcode in _RUNS else []
-        return max(peaks, key=lambda peak: peak.live_bytes, default=_Peak(0, ()))
-
-    def _at(self, ranges: _Ranges, sizes: list[int]) -> _Peak:
-        """The buffers live while the instruction at the peak runs."""
-        at = sizes.index(max(sizes))
-        instruction = ranges.instructions[at]
-        own = set(ranges.handed_over(instruction, at)) if instruction.opcode in _RUNS else set[HloValue]()
-        live = [value for value, one in ranges.live.items() if one.made <= at <= one.used and value not in own]
-        buffers = (*(ranges.buffer(value) for value in live), *self._inside(instruction).buffers)
-        return _Peak(sizes[at], buffers)
-
-
-class _Ranges:
-    """The buffers of one region, each from the instruction that makes it to its last user."""
-
-    def __init__(self, memory: _Memory, region: Scope) -> None:
-        self.memory, self.flow, self.region = memory, memory.flow, region
-        self.instructions = region.computation.instructions
-        self.edits = memory.edits.get(region, Edits())
-        self._owners: dict[HloValue, HloValue] = {}
-        self.live: dict[HloValue, LiveRange] = {}
-        last: dict[HloValue, int] = {}
-        for at, instruction in enumerate(self.instructions):
-            for value in self._operands(instruction):
-                last[self.owner(value)] = at
-        if region.computation.root is not None:
-            for value in self._origins(region.computation.root.name):
-                last[self.owner(value)] = len(self.instructions)
-        for at, instruction in enumerate(self.instructions):
-            self._make(at, instruction, last)
-
-    def owner(self, value: HloValue) -> HloValue:
-        """The value whose buffer this one has."""
-        if value not in self._owners:
-            self._owners[value] = value
-            before = self._same_buffer(value)
-            self._owners[value] = value if before is None else self.owner(before)
-        return self._owners[value]
-
-    def handed_over(self, instruction: Instruction, at: int) -> Iterator[HloValue]:
-        """The buffers that a loop owns while it runs: those that it takes over, and those of its results."""
-        results = {value: self.owner(value) for value in self._origins(instruction.name)}
-        given = set(map(self.owner, self._operands(instruction) if instruction.opcode == "while" else ()))
-        yield from (value for value, owner in results.items() if owner == value and value in self.live)
-        for owner in given.difference(results.values()):
-            if owner in self.live and self.live[owner].used == at:
-                yield owner
-
-    def _operands(self, instruction: Instruction) -> Iterator[HloValue]:
-        if instruction.name in self.edits.dead:
-            return
-        for name in self.edits.operands.get(instruction.name, instruction.operands):
-            if name in self.region.computation.by_name:
-                yield from self._origins(name)
-
-    def _origins(self, name: str) -> Iterator[HloValue]:
-        """The arrays of an instruction's result, where they were made."""
-        return self.flow.array_origins(HloValue(self.region, name))
-
-    def _make(self, at: int, instruction: Instruction, last: Mapping[HloValue, int]) -> None:
-        """Adds the buffers that an instruction makes."""
-        if instruction.opcode in _NO_BUFFER or instruction.name in self.edits.dead:
-            return
-        if instruction.opcode == "parameter" and self._is_branch():
-            return
-        entry = self.region.caller is None
-        for value in self._origins(instruction.name):
-            array, argument = value.array, instruction.opcode == "parameter"
-            if array is None or not array.nbytes or value in self.live or self.owner(value) != value:
-                continue
-            made = 0 if argument else at
-            used = len(self.instructions) if argument and entry else max(made, last.get(value, made))
-            if not (argument and self._is_invariant(value)):
-                self.live[value] = LiveRange(array, made, used)
-
-    def buffer(self, value: HloValue) -> Buffer:
+    def _buffer(self, ranges: LiveRanges, value: HloValue) -> Buffer:
         """The buffer of a value, with its line."""
-        computation, one = self.region.computation, self.live[value]
-        instruction = self.instructions[one.made] if value.opcode != "parameter" else value.instruction
-        where = source_of(self.memory.module, (CallSite(computation, instruction),))
-        own = ARGUMENT if self.region.caller is None else CARRIED
+        region = ranges.region
+        is_parameter = value.opcode == "parameter"
+        # What a fusion makes has the line of the fusion, which is the instruction of the region.
+        instruction = value.instruction if is_parameter else ranges.instructions[ranges.live[value].made]
+        where = source_of(self.flow.module, (CallSite(region.computation, instruction),))
+        own = ARGUMENT if region.caller is None else CARRIED
         made_by = own if instruction.opcode == "parameter" else instruction.opcode.removesuffix("-start")
-        moved = self.memory.moved.get(value)
-        return Buffer(one.array, where, moved or made_by, computation.name, moved is not None)
-
-    def _same_buffer(self, value: HloValue) -> HloValue | None:
-        """The value whose buffer this one reuses, by renaming, updating or passing it on; None for a new buffer."""
-        operands = value.instruction.operands
-        if value.opcode == "dynamic-update-slice":
-            origin = self.flow.origin(HloValue(value.scope, operands[0]))
-            return origin if origin.scope is self.region else None
-        if value.scope is not self.region:
-            return None
-        if value.opcode == "all-reduce":
-            return self._summed_in_place(value)
-        if value.opcode == "bitcast":
-            return self.flow.origin(HloValue(value.scope, operands[0]))
-        if value.opcode == "while" and (body := self._body(value.instruction)) is not None:
-            return self._passed(value, body)
-        return None
-
-    def _summed_in_place(self, value: HloValue) -> HloValue | None:
-        """The operand of an all-reduce, if nothing else uses it: the sum reuses its buffer."""
-        operand = value.instruction.operands[value.path[0] if value.path else 0]
-        made = self.region.computation.by_name.get(operand)
-        users = self.region.computation.users.get(operand, ())
-        if made is None or made.opcode in _NOT_OVERWRITTEN or len(users) != 1:
-            return None
-        return self.flow.origin(HloValue(self.region, operand))
-
-    def _passed(self, value: HloValue, body: Scope) -> HloValue | None:
-        """The value that a loop is given, for one that it passes on unchanged."""
-        (parameter,) = (one for one in body.computation.instructions if one.opcode == "parameter")
-        carried = HloValue(body, parameter.name, value.path)
-        if not _passes(self.flow, body, carried):
-            return None
-        return self.flow.origin(HloValue(self.region, value.instruction.operands[0], value.path))
-
-    def _body(self, instruction: Instruction) -> Scope | None:
-        return self.memory.regions.get(instruction.attributes.get("body", "").lstrip("%"))
-
-    def _is_branch(self) -> bool:
-        """Whether the region is run by a conditional, which owns the buffers that it is given."""
-        return self.region.caller is not None and self.region.caller.instruction.opcode == "conditional"
-
-    def _is_invariant(self, value: HloValue) -> bool:
-        """Whether a parameter of a loop is owned outside: what the body passes on, and all that a condition has."""
-        caller = self.region.caller
-        if caller is None:
-            return False
-        is_body = caller.instruction.attributes.get("body", "").lstrip("%") == self.region.computation.name
-        return not is_body or _passes(self.flow, self.region, value)
+        moved = self.moved.get(value)
+        array = value.array or Array("pred", (0,))
+        return Buffer(array, where, moved or made_by, region.computation.name, moved is not None)
 
 
-def _passes(flow: Flow, body: Scope, carried: HloValue) -> bool:
-    """Whether a loop's body yields an element of its parameter as it is."""
-    root = body.computation.root
-    return root is not None and flow.origin(HloValue(body, root.name, carried.path)) == carried
+# The program with plans in the place of chains, and without the instructions that became dead:
+#
+#     %g = f32[64,64] all-gather(%s)                                    %s: live until the plan has run
+#     %f = f32[64,8] fusion(%g, %id), calls=%slice_and_add     at %f:   the plan's result and temporary memory
+#                                                                       %g is dead: nothing else takes it
 
 
-# Liveness: the memory that a device holds while a chain runs, from the order of the module's text.
+class PlannedChain(NamedTuple):
+    """A chain that plans take the place of: the values that they yield, and what they are made from.
+
+    `source` is the instruction that yields the data, of `source_bytes`. `temp_bytes` is the most that the plans need
+    beside source and results.
+    """
+
+    region: Scope
+    values: tuple[HloValue, ...]
+    source: str
+    source_bytes: int
+    temp_bytes: int
 
 
-_VIEWS = ("tuple", "get-tuple-element", "bitcast", "opt-barrier", "optimization-barrier", "parameter")
+class _Edits(NamedTuple):
+    """What plans change in a region.
+
+    `dead` are instructions that are not run, `operands` what others still take. `extra` has bytes that are live in
+    addition, and `before` those just before the instruction at a position runs.
+    """
+
+    dead: frozenset[str] = frozenset()
+    operands: Mapping[str, tuple[str, ...]] = {}
+    extra: tuple[LiveRange, ...] = ()
+    before: tuple[tuple[int, int], ...] = ()
 
 
-class LiveRange(NamedTuple):
-    """An array, and the positions in the text of the instructions that make it and that use it last."""
+def _edit_region(flow: Flow, region: Scope, planned: Sequence[PlannedChain]) -> _Edits:
+    computation = region.computation
+    replaced = {(value.scope, value.name): one.source for one in planned for value in one.values}
+    before, after = _operands_needed(flow, region, {}), _operands_needed(flow, region, replaced)
+    positions = {one.name: at for at, one in enumerate(computation.instructions)}
+    extra: list[LiveRange] = []
+    runs: list[tuple[int, int]] = []
+    for one in planned:
+        at = min(positions[_outermost(value.site, region)] for value in one.values)
+        # A result that a fusion made inside, and used there, is stored now.
+        inside = [value for value in one.values if value.scope is not region]
+        used = [positions[_outermost(value.site, region)] for value in inside]
+        if sizes := {value.array.nbytes for value in inside if value.array is not None}:
+            extra.append(LiveRange(sum(sizes), min(used), max(used)))
+        # The memory of the source is free while the plans' results are made, if nothing later takes it.
+        made_by = computation.by_name[one.source]
+        last_use = max((positions[name] for name, taken in after.items() if one.source in taken), default=at)
+        is_last = made_by.opcode not in ("parameter", "bitcast", "get-tuple-element") and last_use <= at
+        source = one.source_bytes if is_last and computation.root is not made_by else 0
+        extra.append(LiveRange(-source, at, at))
+        runs.append((at, max(source, one.temp_bytes)))
+    operands = {name: tuple(taken) for name, taken in after.items()}
+    return _Edits(frozenset(before.keys() - after.keys()), operands, tuple(extra), tuple(runs))
 
-    array: Array
-    made: int
-    used: int
+
+def _operands_needed(
+    flow: Flow, region: Scope, replaced: Mapping[tuple[Scope, str], str]
+) -> dict[str, dict[str, None]]:
+    """The instructions that a region's result depends on, with the operands that each takes, in order.
+
+    Fusions are looked into: they take only what the instructions inside need. Those that are `replaced` take their
+    source instead.
+    """
+    taken: dict[str, dict[str, None]] = {}
+    seen: set[tuple[Scope, str]] = set()
+    root = region.computation.root
+    queue = [] if root is None else [(region, root.name)]
+    while queue:  # ends: each instruction is looked at once
+        scope, name = queue.pop()
+        if (scope, name) in seen:
+            continue
+        seen.add((scope, name))
+        if scope is region:
+            taken.setdefault(name, {})
+        instruction = scope.computation.by_name[name]
+        inner = flow.inner(scope, instruction)
+        if (source := replaced.get((scope, name))) is not None:
+            takers = [(region, _outermost(Site(scope, instruction), region), source)]
+        elif inner is not None and inner.computation.root is not None:
+            queue.append((inner, inner.computation.root.name))
+            continue
+        elif instruction.opcode == "parameter" and scope.opened and scope.caller is not None:
+            caller, number = scope.caller, parameter_number(instruction)
+            operands = caller.instruction.operands[number : number + 1] or caller.instruction.operands
+            takers = [(caller.scope, caller.instruction.name, operand) for operand in operands]
+        else:
+            takers = [(scope, name, operand) for operand in instruction.operands]
+        for taker_scope, taker, operand in takers:
+            if taker_scope is region:
+                taken.setdefault(taker, {})[operand] = None
+            queue.append((taker_scope, operand))
+    return taken
+
+
+# One chain.
 
 
 class MemoryUse(NamedTuple):
@@ -350,80 +440,48 @@ class MemoryUse(NamedTuple):
     largest: Array | None
 
 
-class _Stored(NamedTuple):
-    """A region's instructions by their positions, and its stored values by the instructions that yield them."""
-
-    positions: dict[str, int]
-    values: dict[HloValue, str]
-
-
 class Liveness:
-    """The memory that the chains of a module hold. The source of a chain counts until the chain ends."""
+    """The memory that the chains of a module hold. The source of a chain counts until the chain ends.
+
+    A sum in place counts as a buffer of its own, since a plan would make one.
+    """
 
     def __init__(self, flow: Flow, numbering: Numbering) -> None:
         self.flow = flow
         self.numbering = numbering
-        self._regions: dict[Scope, _Stored] = {}
+        self._regions: dict[Scope, LiveRanges] = {}
 
     def of(self, chain: Chain) -> MemoryUse:
         """The memory that a device holds while a chain runs."""
         made = self._made(chain)
         results = {self.numbering.of(value): value for value in chain.results}
-        between = [one for value, one in made.items() if self.numbering.of(value) not in results]
-        ranges = [*between, *(self._result(value, made, chain) for value in results.values())]
+        between = {value: one for value, one in made.items() if self.numbering.of(value) not in results}
+        # A result lives until the chain ends. One that a fusion makes and uses inside counts at the fusion.
+        instructions = chain.region.computation.instructions
+        positions = {instruction.name: at for at, instruction in enumerate(instructions)}
+        ends = [
+            LiveRange(
+                _bytes([value]),
+                made[value].made if value in made else positions[_outermost(value.site, chain.region)],
+                len(instructions),
+            )
+            for value in results.values()
+        ]
         before = _bytes({self.numbering.of(leaf): leaf for leaf in chain.leaves}.values())
-        after = _bytes(results.values())
-        live = [sum(r.array.nbytes for r in ranges if r.made <= one.made <= r.used) for one in ranges]
-        peak = before + max(live, default=0)
-        largest = max((one.array for one in between), key=lambda array: array.nbytes, default=None)
-        return MemoryUse(peak, max(0, peak - before - after), largest)
+        peak = before + max(count_live([*between.values(), *ends], len(instructions)), default=0)
+        arrays = (value.array for value in between if value.array is not None)
+        largest = max(arrays, key=lambda array: array.nbytes, default=None)
+        return MemoryUse(peak, max(0, peak - before - _bytes(results.values())), largest)
 
     def stored(self, chain: Chain) -> list[HloValue]:
         """The values of a chain that are in memory, and not only inside a fusion."""
         return list(self._made(chain))
 
     def _made(self, chain: Chain) -> dict[HloValue, LiveRange]:
-        """The values of a chain that are stored, and how long."""
-        stored = self._stored(chain.region)
-        ranges: dict[HloValue, LiveRange] = {}
-        for value in chain.values:
-            if value in stored.values and value.array is not None:
-                name = stored.values[value]
-                last = _last_use(chain.region.computation, stored.positions, name)
-                ranges[value] = LiveRange(value.array, stored.positions[name], last)
-        return ranges
-
-    def _stored(self, region: Scope) -> _Stored:
-        if region not in self._regions:
-            instructions = region.computation.instructions
-            values: dict[HloValue, str] = {}
-            for instruction in instructions:
-                if instruction.opcode not in _VIEWS:
-                    for value in self.flow.array_origins(HloValue(region, instruction.name)):
-                        values.setdefault(value, instruction.name)
-            positions = {instruction.name: at for at, instruction in enumerate(instructions)}
-            self._regions[region] = _Stored(positions, values)
-        return self._regions[region]
-
-    def _result(self, value: HloValue, made: dict[HloValue, LiveRange], chain: Chain) -> LiveRange:
-        """The live range of a result; one that is made and used inside a fusion counts at the fusion."""
-        positions = self._stored(chain.region).positions
-        if value in made:
-            return made[value]._replace(used=len(positions))
-        at = positions[_outermost(value.site, chain.region)]
-        return LiveRange(value.array or Array("pred", ()), at, len(positions))
-
-
-def _last_use(computation: Computation, positions: dict[str, int], name: str) -> int:
-    """The position of the last instruction that uses `name`, also through views."""
-    last, queue, seen = positions[name], [name], {name}
-    while queue:  # ends: each instruction is looked at once
-        for user in computation.users.get(queue.pop(), ()):
-            last = max(last, positions[user.name])
-            if user.opcode in _VIEWS and user.name not in seen:
-                seen.add(user.name)
-                queue.append(user.name)
-    return last
+        if chain.region not in self._regions:
+            self._regions[chain.region] = LiveRanges(self.flow, chain.region, in_place=False)
+        live = self._regions[chain.region].live
+        return {value: live[value] for value in chain.values if value in live}
 
 
 def _outermost(site: Site, region: Scope) -> str:

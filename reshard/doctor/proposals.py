@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from reshard.doctor.batch_ops import BatchOp, batch_ops
 from reshard.doctor.chains import REDUCTIONS, Chain, chains
-from reshard.doctor.dataflow.flow import Flow, Numbering
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering
 from reshard.doctor.dataflow.index_maps import IndexMaps, device_groups
 from reshard.doctor.dataflow.sums import is_exact
-from reshard.doctor.memory import Liveness, program_memory
+from reshard.doctor.memory import Liveness, PlannedChain, program_memory
 from reshard.doctor.op_layouts import OpFinder, OpMoves, OpReplacement
 from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_of
 from reshard.doctor.replacements import Finder, Replacement, Unfit, holds_whole_array, is_needed
@@ -112,6 +112,18 @@ class Proposal:
         """The bytes that a device receives in the chain as it is."""
         return sum(collective.received_bytes for collective in self.chain.collectives)
 
+    @property
+    def planned_chain(self) -> PlannedChain:
+        """What the plans change in the memory of the program."""
+        values: list[HloValue] = []
+        for each in self.replacements:
+            outputs = each.outputs if isinstance(each, OpReplacement) else (each,)
+            values += (value for output in outputs for value in output.values)
+        first = self.replacements[0]
+        return PlannedChain(
+            self.chain.region, tuple(values), first.source, first.before.nbytes, planned_temp_bytes(self)
+        )
+
     def left(self, why: str) -> Proposal:
         """The same with the chain left as it is, because of `why`."""
         return replace(self, replacements=(), moves=None, outcome=replace(self.outcome, why=why))
@@ -163,7 +175,7 @@ class Proposals:
     @cached_property
     def peak_bytes(self) -> int:
         """What a device holds at the peak of the program, in the order of its text."""
-        return program_memory(self.flow, {}).peak_bytes
+        return program_memory(self.flow).peak_bytes
 
     def smaller(self, large: Proposal) -> Proposal | None:
         """A proposal that needs no more memory than its chain, for one that does; None if there is none."""

@@ -6,6 +6,7 @@ from reshard.doctor.dataflow.flow import Numbering
 from reshard.doctor.memory import Liveness
 from tests.doctor.fragments import GATHER, RECORDED, RESHARD, Analysis, text
 
+STARTED = GATHER.replace("%g = f32[8,8]{1,0} all-gather", "%s = (f32[2,8]{1,0}, f32[8,8]{1,0}) all-gather-start")
 USE = "ROOT %r = f32[8,8]{1,0} add(%g, %g)"
 
 
@@ -24,6 +25,9 @@ def memory(*lines, **options):
         ([GATHER, USE], (320, 0, None)),
         # the source, the gathered array, and the result of 64 B
         (RESHARD, (384, 256, (8, 8))),
+        # the same, started and awaited apart: the gathered array lives on after its end
+        ([line if line != GATHER else f"{STARTED}\n  %g = f32[8,8]{{1,0}} all-gather-done(%s)" for line in RESHARD],
+         (384, 256, (8, 8))),
         # two shapes of half the array between them, one after the other: the first is gone when the third is made
         ([GATHER, "%s = f32[4,8]{1,0} slice(%g), slice={[0:4], [0:8]}",
           "%m = f32[4,8]{1,0} collective-permute(%s), source_target_pairs={{0,1},{1,0},{2,3},{3,2}}",
@@ -34,7 +38,7 @@ def memory(*lines, **options):
           "%n = f32[16]{0} slice(%b), slice={[16:32]}", "%j = f32[32]{0} concatenate(%m, %n), dimensions={0}",
           "ROOT %r = f32[32]{0} add(%j, %j)"], (64 + 256 + 2 * 64, 256, (8, 8))),
     ],
-    ids=["result", "gather and slice", "half of it", "view"],
+    ids=["result", "gather and slice", "asynchronous", "half of it", "view"],
 )  # fmt: skip
 def test_what_is_live_at_once(lines, expected):
     assert memory(*lines) == expected

@@ -30,7 +30,7 @@ BODY = """%body {
 
 
 def memory(*lines, before=""):
-    return program_memory(Flow(hlo.parse(text(*lines, before=before))), {})
+    return program_memory(Flow(hlo.parse(text(*lines, before=before))))
 
 
 def live(of):

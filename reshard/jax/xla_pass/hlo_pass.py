@@ -117,7 +117,7 @@ def _estimates(improved: Improved) -> tuple[int, int]:
     """The peaks of both programs, by the order of the modules' text."""
     if improved.flows is None:
         return 0, 0
-    before, after = (program_memory(flow, {}).peak_bytes for flow in improved.flows)
+    before, after = (program_memory(flow).peak_bytes for flow in improved.flows)
     return before, after
 
 
@@ -299,7 +299,7 @@ class _Round:
         """Raises `Unfit` if plans that need more memory than their chains raise the peak of the program."""
         if not largest.excess_bytes:
             return
-        if program_memory(after.flow, {}).peak_bytes > self.proposals.peak_bytes + ALIGNMENT:
+        if program_memory(after.flow).peak_bytes > self.proposals.peak_bytes + ALIGNMENT:
             raise Unfit(too_large(largest))
 
 
