@@ -199,7 +199,7 @@ def _delete(stack: jax.Array | None) -> None:
 # A stack of messages has one of equal size for each device of a mesh of one axis.
 
 
-Turn = Sequence[Transfer] | Sequence[StridedTransfer]
+Turn = Sequence[Transfer | StridedTransfer]
 Pairs = tuple[tuple[int, int], ...]
 """Positions of senders and receivers."""
 

@@ -16,12 +16,11 @@ Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a 
 transposes. Whatever differs from device to device (the block, the box) is looked up by the device's position in a
 small table, so that all devices run one program.
 
-`tpu_layout` says how arrays lie in a TPU's memory, `collectives` has a function for each collective, `exchange` the
-rounds, `boxes` and `block_writes` what a message takes and where it is written, `lane_pairs` blocks of half a row of
-lanes that travel in pairs, `joining` exchanges joined at their
-end, `messages` the two halves of a crossing, `parts` the loop over parts, `overlap` the one in which a part is written
-while the next one is on its way, `parts_in_place` the one that overwrites the tile, `scales` those of casts;
-`run_program` goes through the steps, `run_batch` through those of several arrays.
+`run_program` goes through the launches, of one array or of several; `collectives` has a function for each collective,
+`exchange` reads blocks and runs rounds, `exchange_in_place` in one buffer of slots. `parts` runs the loop over parts,
+`parts_in_place` the one that overwrites the tile, and `block_writes` says how a TPU sends and writes them.
+`place` is a device's position on the mesh, `tiles` has the digits and layouts of tiles, `tpu_layout` the order of dims
+in a TPU's memory, and `scales` those of casts.
 """
 
 from reshard.lower.to_shard_map.block_writes import sent_as_it_lies as sent_as_it_lies

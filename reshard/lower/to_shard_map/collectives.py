@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from reshard.lower.groups import Groups
-from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, ReduceScatter, Slice, SplitSum
+from reshard.lower.program import AllGather, AllReduce, AllToAll, Permute, Plain, ReduceScatter, Slice, SplitSum
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import blocks_of, closed, cut_out, piece, resized
 from reshard.lower.to_shard_map.tpu_layout import memory_order
@@ -193,3 +194,19 @@ def _averaged(reduction: str, total: Array, count: int) -> Array:
 def permute(step: Permute, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
     """The whole tile of another device."""
     return place.permute(tile, step.pairs)
+
+
+_RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]] = {
+    Slice: slice_,
+    AllGather: all_gather,
+    AllToAll: all_to_all,
+    ReduceScatter: reduce_scatter,
+    AllReduce: all_reduce,
+    SplitSum: split_sum,
+    Permute: permute,
+}
+
+
+def run_collective(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
+    """The tile after a step that is one collective, or none; the tile after it has this shape."""
+    return _RUN[type(step)](step, place, tile, shape)

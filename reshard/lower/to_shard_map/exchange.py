@@ -1,4 +1,13 @@
-"""An exchange on a device's tile: one `ppermute` a round, between slices and in-place updates.
+"""An exchange on a device's tiles: one `ppermute` a round, between what is cut out of a tile and written into one.
+
+    run_exchange          one exchange, or those of several arrays whose messages travel together
+    BlockMessages         the one reader of blocks: messages taken out of a tile, and written into one
+    find_message_orders   which exchanges are joined once all messages have arrived, as XLA:CPU does fastest
+    batches, packed, filled       the two halves of an exchange between two sets of devices
+
+Blocks lie in the digits that a tile is reshaped to, where each is a slice at both ends; XLA slices, and a TPU keeps the
+tile in its own order of dims. The blocks of a view need not be slices of anything: these are elements at computed
+places of flat tiles.
 
 Many rounds alike are a loop, whose body packs a message and writes one. A `ppermute` names its pairs in the program, so
 the body has a branch for each list of pairs. Unrolled, every round would be packed and written by code of its own.
@@ -11,10 +20,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,114 +31,61 @@ from jax import lax
 
 from reshard.lower.exchange import Transfer
 from reshard.lower.exchange_order import box_extents
-from reshard.lower.program import Exchange, JointExchange
+from reshard.lower.program import Exchange
+from reshard.lower.to_shard_map.exchange_in_place import LOOPED
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.rounds import LOOPED
 from reshard.lower.to_shard_map.tiles import laid_out, piece, resized, unfilled, written
 from reshard.lower.to_shard_map.tpu_layout import in_place_of, memory_order
 from reshard.lower.views import StridedTransfer, ViewExchange
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
+AnyExchange = Exchange | ViewExchange
+AnyTransfer = Transfer | StridedTransfer
+Round = Sequence[AnyTransfer]
+T = TypeVar("T", bound=AnyTransfer)
 PIECES = 4
 """The fewest rounds between the same devices that become a loop: a tight budget cuts messages into thousands of pieces.
 """
 
 
-def exchange(step: Exchange, place: MeshPlace, tile: Array, shape: Sequence[int], in_part: bool = False) -> Array:
-    """Round by round; on CPUs, which hold all messages at once anyway, joined at the end if none is in pieces.
+def run_exchange(
+    steps: Sequence[AnyExchange],
+    place: MeshPlace,
+    tiles: Sequence[Array],
+    shapes: Sequence[Sequence[int]],
+    *,
+    into: Array | None = None,
+    in_part: bool = False,
+) -> list[Array]:
+    """The tiles of these shapes after an exchange, or after those of several arrays, one message a round for all.
 
-    `in_part` says that the tile is a part of one: what is around it has chosen its order of dims.
+    `into` is the target's tile, of which an exchange fills a part. `in_part` says that the tile is a part of one: what
+    is around it has chosen its order of dims.
     """
-    by_device = message_orders(step)
-    if by_device is None:
-        return _by_rounds(step, place, shape, in_part, tile)
+    orders = [order for step in steps if (order := find_message_orders(step)) is not None]
+    if len(orders) < len(steps):
+        # Rounds of pieces are loops, each of one array: thousands of them unrolled would be as many copies of code.
+        each = zip(steps, tiles, shapes, strict=True)
+        return [_run_by_rounds([step], place, [shape], into, in_part, tile)[0] for step, tile, shape in each]
 
-    def at_once(tile: Array) -> Array:
+    def run_at_once(*tiles: Array) -> list[Array]:
         here = place.anew()
-        opened = tile.reshape(step.send.digits)
-        messages = [_message(BoxMessages([turn], here), here, opened) for turn in message_turns(step)]
-        return joined(step, here, by_device, messages).reshape(shape)
+        opened = [tile.reshape(_digits(step)) for step, tile in zip(steps, tiles, strict=True)]
+        arrived: list[list[Array]] = []
+        for rounds in zip(*map(list_rounds, steps), strict=True):
+            messages = [
+                BlockMessages(step, [one], here).take(tile)
+                for step, one, tile in zip(steps, rounds, opened, strict=True)
+            ]
+            local = all(t.sender == t.receiver for t in rounds[0])
+            arrived.append(messages if local else _send(messages, partial(here.permute, pairs=_pairs(rounds[0]))))
+        each = zip(steps, orders, zip(*arrived, strict=True), shapes, strict=True)
+        return [join_messages(step, here, order, parts).reshape(shape) for step, order, parts, shape in each]
 
-    return lax.platform_dependent(tile, cpu=at_once, default=partial(_by_rounds, step, place.anew(), shape, in_part))
-
-
-def joint_exchange(
-    step: JointExchange, place: MeshPlace, tiles: Sequence[Array], shapes: Sequence[Sequence[int]]
-) -> list[Array]:
-    """The exchanges of several arrays, one message a round for all of them; one after another if one is in pieces."""
-    orders = [by_device for each in step.each if (by_device := message_orders(each)) is not None]
-    if len(orders) < len(step.each):
-        each = zip(step.each, tiles, shapes, strict=True)
-        return [exchange(one, place, tile, shape) for one, tile, shape in each]
-
-    def at_once(*tiles: Array) -> list[Array]:
-        here = place.anew()
-        opened = [tile.reshape(one.send.digits) for one, tile in zip(step.each, tiles, strict=True)]
-        turns = zip(*(message_turns(one) for one in step.each), strict=True)
-        messages = zip(*(_joint_message(turn, here, opened) for turn in turns), strict=True)
-        each = zip(step.each, orders, messages, shapes, strict=True)
-        return [joined(one, here, by, list(parts)).reshape(shape) for one, by, parts, shape in each]
-
-    def by_rounds(*tiles: Array) -> list[Array]:
-        return _joint_rounds(step, place.anew(), tiles, shapes)
-
-    return lax.platform_dependent(*tiles, cpu=at_once, default=by_rounds)
-
-
-def _joint_rounds(
-    step: JointExchange, place: MeshPlace, tiles: Sequence[Array], shapes: Sequence[Sequence[int]]
-) -> list[Array]:
-    opened = [tile.reshape(one.send.digits) for one, tile in zip(step.each, tiles, strict=True)]
-    filled = [_start(one, tile) for one, tile in zip(step.each, tiles, strict=True)]
-    for number, turn in enumerate(zip(*(message_turns(one) for one in step.each), strict=True)):
-        filled = place.after(filled) if number else filled
-        messages = _joint_message(turn, place, opened)
-        boxes = [BoxMessages([each], place) for each in turn]
-        filled = [one.put(into, part) for one, into, part in zip(boxes, filled, messages, strict=True)]
-    return [tile.reshape(shape) for tile, shape in zip(filled, shapes, strict=True)]
-
-
-def _joint_message(turn: Sequence[Turn], place: MeshPlace, opened: Sequence[Array]) -> list[Array]:
-    """What arrives of each array in one round, in which their messages travel as one."""
-    boxes = [BoxMessages([each], place) for each in turn]
-    parts = [one.take(tile) for one, tile in zip(boxes, opened, strict=True)]
-    if all(t.sender == t.receiver for t in turn[0]):
-        return parts
-    arrived = place.permute(jnp.concatenate([part.reshape(-1) for part in parts]), _pairs(turn[0]))
-    ends = itertools.accumulate(part.size for part in parts)
-    return [arrived[end - part.size : end].reshape(part.shape) for part, end in zip(parts, ends, strict=True)]
-
-
-def _message(boxes: BoxMessages, place: MeshPlace, opened: Array) -> Array:
-    message = boxes.take(opened)
-    local = all(t.sender == t.receiver for t in boxes.transfers)
-    return message if local else place.permute(message, _pairs(boxes.transfers))
-
-
-def _by_rounds(step: Exchange, place: MeshPlace, shape: Sequence[int], in_part: bool, tile: Array) -> Array:
-    rounds = LoopedRounds.of(step, tile.dtype.name, in_part)
-    on_tpu = partial(_ordered, rounds, place, shape, rounds.orders)
-    if rounds.orders.as_they_are:
-        return on_tpu(tile)
-    plain = partial(_ordered, rounds, place.anew(), shape, PLAIN)
-    return lax.platform_dependent(tile, tpu=on_tpu, default=plain)
-
-
-@dataclass(frozen=True)
-class LoopedRounds:
-    """An exchange, its rounds grouped into loops, its local copies by form, and the orders of its tiles on a TPU."""
-
-    step: Exchange
-    local: list[list[Transfer]]
-    groups: list[list[Turn]]
-    orders: Orders
-
-    @classmethod
-    def of(cls, step: Exchange, dtype: str, in_part: bool) -> LoopedRounds:
-        groups = _alike(step.rounds)
-        loops = any(len(turns) > 1 for turns in groups)
-        return cls(step, kinds_of(step.local), groups, Orders.of(step, dtype, loops, in_part))
+    # CPUs hold all messages at once anyway, so they join them at the end.
+    by_rounds = partial(_run_by_rounds, steps, place.anew(), shapes, into, in_part)
+    return lax.platform_dependent(*tiles, cpu=run_at_once, default=by_rounds)
 
 
 class Orders(NamedTuple):
@@ -141,144 +96,184 @@ class Orders(NamedTuple):
     message: tuple[int, ...] | None
     receive: tuple[int, ...] | None
 
-    @classmethod
-    def of(cls, step: Exchange, dtype: str, loops: bool, in_part: bool) -> Orders:
-        """Those in which the tiles lie, or of the messages where these would be padded too much.
-
-        In a part, and where messages differ in form, only the result of loops has one: XLA would lay it out as the
-        loop writes it, whatever the padding.
-        """
-        box = None if in_part else box_extents(step)
-        if box is None:
-            return cls(None, None, memory_order(step.receive.digits, dtype)) if loops else PLAIN
-        sent, written = next(itertools.chain(step.local, *step.rounds)).boxes[0].form
-        return cls(
-            _order(step.send, box, sent, dtype), memory_order(sent, dtype), _order(step.receive, box, written, dtype)
-        )
-
-    @property
-    def as_they_are(self) -> bool:
-        """Whether all axes are in their own order."""
-        return all(order is None or order == tuple(range(len(order))) for order in self)
-
 
 PLAIN = Orders(None, None, None)
 
 
-def _order(view: TileView, box: Sequence[int], form: Sequence[int], dtype: str) -> tuple[int, ...]:
-    return memory_order(view.digits if in_place_of(view.tile, box, dtype) else form, dtype)
+def _choose_orders(step: AnyExchange, dtype: str, loops: bool, in_part: bool) -> Orders:
+    """The orders in which the tiles lie, or of the messages where these would be padded too much."""
+    if isinstance(step, ViewExchange):
+        return PLAIN  # Of a flat tile there is one order.
+    box = None if in_part else box_extents(step)
+    if box is None:
+        # In a part, and where messages differ in form, only the result of loops has an order: XLA would lay it out as
+        # the loop writes it, whatever the padding.
+        return Orders(None, None, memory_order(step.receive.digits, dtype)) if loops else PLAIN
+    sent, received = next(itertools.chain(step.local, *step.rounds)).boxes[0].form
+
+    def choose(view: TileView, form: Sequence[int]) -> tuple[int, ...]:
+        return memory_order(view.digits if in_place_of(view.tile, box, dtype) else form, dtype)
+
+    return Orders(choose(step.send, sent), memory_order(sent, dtype), choose(step.receive, received))
 
 
-def _ordered(rounds: LoopedRounds, place: MeshPlace, shape: Sequence[int], orders: Orders, tile: Array) -> Array:
-    """The result, round by round."""
-    step = rounds.step
-    opened = tile.reshape(step.send.digits)
-    order = orders.receive or range(len(step.receive.digits))
-    filled = _start(step, tile).transpose(order)
-    for kind in rounds.local:
-        boxes = BoxMessages([kind], place)
-        filled = boxes.put(filled, boxes.take(opened, orders.send), orders.receive)
-    for number, turns in enumerate(rounds.groups):
-        filled = place.after(filled) if number else filled
-        filled = _turns(turns, place, orders, opened, filled)
-    filled = filled if orders.receive is None else laid_out(filled)
-    return filled.transpose(np.argsort(order)).reshape(shape)
+def _run_by_rounds(
+    steps: Sequence[AnyExchange],
+    place: MeshPlace,
+    shapes: Sequence[Sequence[int]],
+    into: Array | None,
+    in_part: bool,
+    *tiles: Array,
+) -> list[Array]:
+    """The results, round by round, on a TPU with axes in the order that suits tiles and messages best."""
+    if len(steps) > 1:
+        # Messages of several arrays are flat, so none has an order; and exchanges of many rounds are not joint.
+        groups = [[rounds] for rounds in zip(*(step.rounds for step in steps), strict=True)]
+        orders = PLAIN
+    else:
+        groups = [[(one,) for one in alike] for alike in _group_alike(steps[0].rounds)]
+        loops = any(len(alike) > 1 for alike in groups)
+        orders = _choose_orders(steps[0], tiles[0].dtype.name, loops, in_part)
+
+    def run(place: MeshPlace, orders: Orders, *tiles: Array) -> list[Array]:
+        opened = [tile.reshape(_digits(step)) for step, tile in zip(steps, tiles, strict=True)]
+        filled = [_start(*each, into) for each in zip(steps, tiles, shapes, strict=True)]
+        order = range(filled[0].ndim) if orders.receive is None else orders.receive
+        if orders.receive is not None:
+            filled = [tile.transpose(order) for tile in filled]
+        for at, step in enumerate(steps):
+            for kind in group_by_form(step.local):
+                copies = BlockMessages(step, [kind], place)
+                filled[at] = copies.put(filled[at], copies.take(opened[at], orders.send), orders.receive)
+        for number, alike in enumerate(groups):
+            filled = place.after(filled) if number else filled
+            filled = _run_rounds(steps, alike, place, orders, opened, filled)
+        if orders.receive is not None:
+            filled = [laid_out(tile).transpose(np.argsort(order)) for tile in filled]
+        return [tile.reshape(tuple(shape)) for tile, shape in zip(filled, shapes, strict=True)]
+
+    if all(order is None or order == tuple(range(len(order))) for order in orders):
+        return run(place, orders, *tiles)
+    on_tpu, plain = partial(run, place, orders), partial(run, place.anew(), PLAIN)
+    return lax.platform_dependent(*tiles, tpu=on_tpu, default=plain)
 
 
-def _start(step: Exchange, tile: Array) -> Array:
-    """The result before anything is written: zeros where boxes leave padding out."""
+def _start(step: AnyExchange, tile: Array, shape: Sequence[int], into: Array | None) -> Array:
+    """The result before anything is written: zeros where blocks leave padding out, or what it is written into."""
+    if isinstance(step, ViewExchange) and step.fills and into is not None:
+        return into.reshape(-1)
     received = Counter[int]()
     for transfer in itertools.chain(step.local, *step.rounds):
         received[transfer.receiver] += transfer.elements
-    size = math.prod(step.receive.digits)
-    every = len(received) == len(step.receivers) and all(count == size for count in received.values())
-    return unfilled(step.receive.digits, tile.dtype) if every else jnp.zeros(step.receive.digits, tile.dtype)
+    digits = step.receive.digits if isinstance(step, Exchange) else (math.prod(shape),)
+    every = len(received) == len(step.receivers) and set(received.values()) == {math.prod(digits)}
+    return unfilled(digits, tile.dtype) if every else jnp.zeros(digits, tile.dtype)
 
 
-def _alike(rounds: Sequence[Turn]) -> list[list[Turn]]:
+def _group_alike(rounds: Sequence[Round]) -> list[list[Round]]:
     """The rounds, grouped where one loop runs them: each device's message, if it has one, is of one form.
 
     Loops over the pieces of messages between the same devices need no branches; many such loops are one with branches.
     """
-    groups: list[list[Turn]] = []
-    for form, same in itertools.groupby(rounds, _form):
-        turns = list(same)
-        between = _between_the_same(turns, form is not None)
-        groups += [turns] if form is not None and len(between) >= LOOPED else between
+    groups: list[list[Round]] = []
+    for form, same in itertools.groupby(rounds, lambda one: one[0].form if len(group_by_form(one)) == 1 else None):
+        alike = list(same)
+        between: list[list[Round]] = []
+        for _, of_pairs in itertools.groupby(alike, _pairs):
+            pieces = list(of_pairs)
+            between += [pieces] if form is not None and len(pieces) >= PIECES else [[one] for one in pieces]
+        groups += [alike] if form is not None and len(between) >= LOOPED else between
     return groups
 
 
-def _between_the_same(turns: Sequence[Turn], of_one_form: bool) -> list[list[Turn]]:
-    groups: list[list[Turn]] = []
-    for _, same in itertools.groupby(turns, _pairs):
-        pieces = list(same)
-        groups += [pieces] if of_one_form and len(pieces) >= PIECES else [[turn] for turn in pieces]
-    return groups
+def _run_rounds(
+    steps: Sequence[AnyExchange],
+    rounds: Sequence[Sequence[Round]],
+    place: MeshPlace,
+    orders: Orders,
+    opened: Sequence[Array],
+    filled: list[Array],
+) -> list[Array]:
+    """Rounds alike, each of one array or of several: each device packs what it sends, if anything, and writes what it
+    receives."""
+    if len(rounds) == 1:
+        kinds = [
+            [BlockMessages(step, [kind], place) for kind in group_by_form(one)]
+            for step, one in zip(steps, rounds[0], strict=True)
+        ]
+        return _run_round(kinds, partial(place.permute, pairs=_pairs(rounds[0][0])), orders, opened, filled)
 
-
-def _form(turn: Turn) -> tuple[Any, ...] | None:
-    """The form of all messages of a round; None if they differ."""
-    return turn[0].form if len(kinds_of(turn)) == 1 else None
-
-
-def _turns(turns: Sequence[Turn], place: MeshPlace, orders: Orders, opened: Array, filled: Array) -> Array:
-    if len(turns) == 1:
-        return _turn(turns[0], place, orders, opened, filled)
-
-    def one(number: Array, filled: Array) -> Array:
+    def run(number: Array, filled: list[Array]) -> list[Array]:
         here = place.anew()
-        boxes = BoxMessages(turns, here, number)
-        permute = partial(here.permute_in_turn, pairs=[_pairs(turn) for turn in turns], turn=number)
-        return laid_out(_sent(boxes, permute, orders, opened, filled))
+        columns = zip(steps, zip(*rounds, strict=True), strict=True)
+        kinds = [[BlockMessages(step, column, here, number)] for step, column in columns]
+        permute = partial(here.permute_in_turn, pairs=[_pairs(each[0]) for each in rounds], turn=number)
+        return [laid_out(tile) for tile in _run_round(kinds, permute, orders, opened, filled)]
 
-    return lax.fori_loop(0, len(turns), one, filled)
-
-
-def _turn(turn: Turn, place: MeshPlace, orders: Orders, opened: Array, filled: Array) -> Array:
-    """One round: each device packs the boxes that it sends, if any, and writes those that it receives."""
-    kinds = [BoxMessages([kind], place) for kind in kinds_of(turn)]
-    if len(kinds) == 1:
-        return _sent(kinds[0], partial(place.permute, pairs=_pairs(turn)), orders, opened, filled)
-    size = (max(kind.elements for kind in kinds),)
-    message = jnp.zeros(size, opened.dtype)
-    for kind in kinds:
-        packed = resized(kind.take(opened).reshape(-1), size)
-        message = lax.select(jnp.broadcast_to(kind.sends(), size), packed, message)
-    message = place.permute(message, _pairs(turn))
-    for kind in kinds:
-        filled = kind.put(filled, message[: kind.elements], orders.receive)
-    return filled
+    return lax.fori_loop(0, len(rounds), run, filled)
 
 
-def _sent(boxes: BoxMessages, permute: Callable[[Array], Array], orders: Orders, opened: Array, filled: Array) -> Array:
-    """`filled` with the message that arrives written to it; on a TPU it travels in the order of least padding."""
-    message = boxes.take(opened, orders.send)
-    if orders.message is None or len(boxes.first.boxes) > 1:
-        return boxes.put(filled, permute(message), orders.receive)
-    message = message.transpose(orders.message)
-    message = permute(message if orders.message == orders.send else laid_out(message))
-    return boxes.put(filled, message.transpose(np.argsort(orders.message)), orders.receive)
+def _run_round(
+    kinds: Sequence[Sequence[BlockMessages]],
+    permute: Callable[[Array], Array],
+    orders: Orders,
+    opened: Sequence[Array],
+    filled: Sequence[Array],
+) -> list[Array]:
+    first = kinds[0][0]
+    if len(kinds) == len(kinds[0]) == 1 and orders.message is not None and first.count == 1:
+        # On a TPU the message travels in the order of least padding.
+        message = first.take(opened[0], orders.send).transpose(orders.message)
+        message = permute(message if orders.message == orders.send else laid_out(message))
+        return [first.put(filled[0], message.transpose(np.argsort(orders.message)), orders.receive)]
+    messages = [_pack(each, tile, orders.send) for each, tile in zip(kinds, opened, strict=True)]
+    written_tiles: list[Array] = []
+    for each, tile, message in zip(kinds, filled, _send(messages, permute), strict=True):
+        for kind in each:
+            part = message if len(each) == 1 else message[: kind.elements]
+            tile = kind.put(tile, part, orders.receive)
+        written_tiles.append(tile)
+    return written_tiles
 
 
-def _pairs(turn: Turn) -> list[tuple[int, int]]:
-    return [(t.sender, t.receiver) for t in turn]
+def _pack(kinds: Sequence[BlockMessages], opened: Array, order: Sequence[int] | None, size: int | None = None) -> Array:
+    """This device's message, whose form is one of several: it is as long as the longest of them, or as `size`."""
+    if len(kinds) == 1 and size is None:
+        return kinds[0].take(opened, order)
+    length = (size or max(kind.elements for kind in kinds),)
+    message = resized(kinds[0].take(opened).reshape(-1), length)
+    for kind in kinds[1:]:
+        other = resized(kind.take(opened).reshape(-1), length)
+        message = lax.select(jnp.broadcast_to(kind.sends(), length), other, message)
+    return message
 
 
-# Boxes of tiles as messages: taken out of a tile on the devices that send them, written into one where they arrive.
-#
-# Transfers of one form run as one program on all devices: where a device's boxes start is looked up by its position,
-# and by the number of the turn where one program runs many.
-#
-#   BoxMessages         boxes of a tile's digits, sliced and written in place
-#   StridedMessages     strided boxes of a flat tile, at computed indices: tables have a few numbers a device, whatever
-#                       the box's size
+def _send(messages: Sequence[Array], permute: Callable[[Array], Array]) -> list[Array]:
+    """What arrives of each array, where their messages travel as one."""
+    if len(messages) == 1:
+        return [permute(messages[0])]
+    arrived = permute(jnp.concatenate([message.reshape(-1) for message in messages]))
+    ends = itertools.accumulate(message.size for message in messages)
+    parts = zip(messages, ends, strict=True)
+    return [arrived[end - message.size : end].reshape(message.shape) for message, end in parts]
 
 
-Turn = Sequence[Transfer]
-T = TypeVar("T", Transfer, StridedTransfer)
+def _pairs(one: Round) -> list[tuple[int, int]]:
+    return [(t.sender, t.receiver) for t in one]
 
 
-def kinds_of(transfers: Sequence[T]) -> list[list[T]]:
+def _digits(step: AnyExchange, receiving: bool = False) -> tuple[int, ...]:
+    """What a tile of the operand, or of the result, is reshaped to: its digits where blocks are slices of them."""
+    if isinstance(step, ViewExchange):
+        return (-1,)
+    return tuple((step.receive if receiving else step.send).digits)
+
+
+# The one reader of blocks. Transfers of one form run as one program on all devices: where a device's blocks start is
+# looked up by its position, and by the number of the round where one program runs many.
+
+
+def group_by_form(transfers: Sequence[T]) -> list[list[T]]:
     """Transfers grouped by form, with at most one transfer a device in each group."""
     kinds: dict[tuple[Any, ...], list[T]] = {}
     seen: Counter[tuple[int, Any]] = Counter()
@@ -289,111 +284,94 @@ def kinds_of(transfers: Sequence[T]) -> list[list[T]]:
     return list(kinds.values())
 
 
-class _Messages(Generic[T]):
-    """Transfers of one form in one turn, or in several alike: the devices that take part, and where boxes start."""
+class BlockMessages:
+    """Transfers of one form in one round, or in several alike: the devices that take part, and where blocks start."""
 
-    def __init__(self, turns: Sequence[Sequence[T]], place: MeshPlace, number: Array | None = None) -> None:
-        self.turns = turns
+    def __init__(
+        self, step: AnyExchange, rounds: Sequence[Round], place: MeshPlace, number: Array | None = None
+    ) -> None:
+        self.sliced = isinstance(step, Exchange)
+        self.rounds = rounds
         self.number = number
-        self.transfers = turns[0]
-        self.first = next(t for turn in turns for t in turn)
+        self.first: Any = next(t for one in rounds for t in one)
         self.elements = self.first.elements
+        self.count = len(self.first.boxes)
         self.place = place
+
+    def take(self, tile: Array, order: Sequence[int] | None = None) -> Array:
+        """This device's blocks in one message, on a TPU cut out of a tile whose axes have this order in memory."""
+        parts: list[Array] = []
+        for at, box in enumerate(self.first.boxes):
+            if self.sliced:
+                part = piece(tile, self._columns(at, "sender"), box.form[0])
+                parts.append(part if order is None else laid_out(part, order))
+            else:
+                parts.append(tile[self._places(at, "sender")])
+        # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
+        return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
+
+    def put(self, filled: Array, message: Array, order: Sequence[int] | None = None) -> Array:
+        """`filled`, its axes in this order, with the blocks at their places, on the devices that receive a message."""
+        table = self._members("receiver")
+        gets = None if table.all() else self._look_up(table) != 0
+        done = 0
+        for at, box in enumerate(self.first.boxes):
+            part = message if self.count == 1 else message[done : done + box.elements]
+            done += box.elements
+            if self.sliced:
+                content, starts = part.reshape(box.form[1]), self._columns(at, "receiver")
+                if order is not None:
+                    content, starts = content.transpose(order), [starts[axis] for axis in order]
+                filled = written(filled, content, starts, gets)
+            else:
+                places = self._places(at, "receiver")
+                # Elsewhere all places are behind the tile's end, and dropped: a select would copy the tile.
+                places = places if gets is None else jnp.where(gets, places, filled.size)
+                filled = filled.at[places].set(part.reshape(-1), mode="drop", unique_indices=True)
+        return filled
 
     def sends(self) -> Array:
         """Whether this device sends a message."""
         return self._look_up(self._members("sender")) != 0
 
-    def _gets(self) -> Array | None:
-        """Whether this device receives a message; None if all devices always do."""
-        table = self._members("receiver")
-        return None if table.all() else self._look_up(table) != 0
-
     def _members(self, side: str) -> np.ndarray[Any, Any]:
-        """A table by turn and position: 1 for the devices at one side of the transfers."""
-        table = np.zeros((len(self.turns), len(self.place.devices)), np.int32)
-        for turn, transfers in enumerate(self.turns):
-            table[turn, [self.place.positions[getattr(t, side)] for t in transfers]] = 1
+        """A table by round and position: 1 for the devices at one side of the transfers."""
+        table = np.zeros((len(self.rounds), len(self.place.devices)), np.int32)
+        for number, transfers in enumerate(self.rounds):
+            table[number, [self.place.positions[getattr(t, side)] for t in transfers]] = 1
         return table
 
-    def _columns(self, number: int, side: str) -> list[Array]:
-        """What `_row` says of box `number`, for this device and this turn, at its operand's (`side` "sender") or its
-        result's end ("receiver")."""
-        width = len(self._row(self.first, number, side))
-        table = np.zeros((len(self.turns), len(self.place.devices), width), np.int32)
-        for turn, transfers in enumerate(self.turns):
-            for t in transfers:
-                table[turn, self.place.positions[getattr(t, side)]] = self._row(t, number, side)
-        return [self._look_up(table[..., column]) for column in range(width)]
+    def _columns(self, at: int, side: str) -> list[Array]:
+        """Where block `at` lies at one end, for this device and this round, in a few numbers, whatever its size: its
+        start on every digit, or its offset and strides in a flat tile."""
 
-    def _row(self, transfer: T, number: int, side: str) -> Sequence[int]:
-        """Where a box of a transfer lies at one end, in a few numbers."""
-        raise NotImplementedError
+        def row(transfer: Any) -> Sequence[int]:
+            sending = side == "sender"
+            if self.sliced:
+                box = transfer.boxes[at]
+                return [start for start, _ in (box.src if sending else box.dst)]
+            src, dst, axes = transfer.blocks[at]
+            return (src, *(axis.src for axis in axes)) if sending else (dst, *(axis.dst for axis in axes))
+
+        table = np.zeros((len(self.rounds), len(self.place.devices), len(row(self.first))), np.int32)
+        for number, transfers in enumerate(self.rounds):
+            for t in transfers:
+                table[number, self.place.positions[getattr(t, side)]] = row(t)
+        return [self._look_up(table[..., column]) for column in range(table.shape[-1])]
+
+    def _places(self, at: int, side: str) -> Array:
+        """The places of the elements of block `at` in this device's flat tile: computed, since a table of them would be
+        as large as the tile on every device."""
+        extents = self.first.blocks[at].extents
+        start, *strides = self._columns(at, side)
+        places = jnp.broadcast_to(start, extents)
+        for axis, stride in enumerate(strides):
+            places = places + lax.broadcasted_iota(jnp.int32, extents, axis) * stride
+        return places.reshape(-1)
 
     def _look_up(self, table: np.ndarray[Any, Any]) -> Array:
-        """This device's entry of a table by turn and position."""
+        """This device's entry of a table by round and position."""
         return self.place.look_up(table[0]) if self.number is None else self.place.look_up(table, self.number)
-
-
-class BoxMessages(_Messages[Transfer]):
-    """Boxes of the digits that a tile is reshaped to."""
-
-    def _row(self, transfer: Transfer, number: int, side: str) -> Sequence[int]:
-        box = transfer.boxes[number]
-        return [start for start, _ in (box.src if side == "sender" else box.dst)]
-
-    def take(self, opened: Array, order: Sequence[int] | None = None) -> Array:
-        """This device's boxes in one message, on a TPU cut out of a tile whose axes have this order in memory."""
-        boxes = enumerate(self.first.boxes)
-        parts = [piece(opened, self._columns(at, "sender"), box.form[0]) for at, box in boxes]
-        parts = parts if order is None else [laid_out(part, order) for part in parts]
-        # A single box keeps its shape: XLA:CPU would recompute the index of every element of a flat one, half as fast.
-        return parts[0] if len(parts) == 1 else jnp.concatenate([part.reshape(-1) for part in parts])
-
-    def put(self, filled: Array, message: Array, order: Sequence[int] | None = None) -> Array:
-        """`filled`, its axes in this order, with the boxes written at their places, on the devices that receive one."""
-        gets = self._gets()
-        at = 0
-        for number, box in enumerate(self.first.boxes):
-            part = message if len(self.first.boxes) == 1 else message[at : at + box.elements]
-            content, starts = part.reshape(box.form[1]), self._columns(number, "receiver")
-            if order is not None:
-                content, starts = content.transpose(order), [starts[axis] for axis in order]
-            filled = written(filled, content, starts, gets)
-            at += box.elements
-        return filled
-
-
-class StridedMessages(_Messages[StridedTransfer]):
-    """Strided boxes of flat tiles."""
-
-    def _row(self, transfer: StridedTransfer, number: int, side: str) -> Sequence[int]:
-        box = transfer.boxes[number]
-        return (box.src, *box.src_strides) if side == "sender" else (box.dst, *box.dst_strides)
-
-    def take(self, flat: Array) -> Array:
-        """This device's boxes in one message."""
-        return jnp.concatenate([flat[self._indices(at, "sender")] for at in range(len(self.first.boxes))])
-
-    def put(self, filled: Array, message: Array) -> Array:
-        """`filled` with the message's boxes at their places, on the devices that receive one."""
-        at, gets = 0, self._gets()
-        for number, box in enumerate(self.first.boxes):
-            places = self._indices(number, "receiver")
-            indices = places if gets is None else jnp.where(gets, places, filled.size)
-            part = message[at : at + box.elements]
-            filled = filled.at[indices].set(part, mode="drop", unique_indices=True)
-            at += box.elements
-        return filled
-
-    def _indices(self, number: int, side: str) -> Array:
-        """The places of box `number` in this device's flat operand (`side` "sender") or result ("receiver")."""
-        extents = self.first.boxes[number].extents
-        start, *strides = self._columns(number, side)
-        indices = jnp.broadcast_to(start, extents)
-        for axis, stride in enumerate(strides):
-            indices = indices + lax.broadcasted_iota(jnp.int32, extents, axis) * stride
-        return indices.reshape(-1)
 
 
 # An exchange whose messages are joined once all have arrived, for a platform that holds all of them at once anyway.
@@ -403,26 +381,35 @@ class StridedMessages(_Messages[StridedTransfer]):
 
 
 MOST = 16
-"""The most different orders that devices may have; each is a branch of the program."""
+"""The most different orders that devices may have, and the most rounds; each order is a branch of the program."""
 Order = tuple[int, ...]
-"""Numbers of turns."""
+"""Numbers of rounds."""
 
 
-def message_orders(step: Exchange) -> dict[int, Order] | None:
-    """For each device, the turns whose messages lie one after another in its result; local copies are the first turn.
+def find_message_orders(step: AnyExchange) -> dict[int, Order] | None:
+    """For each device, the rounds whose messages lie one after another in its result; local copies are the first round.
 
     None unless all messages are one box of one shape, they tile the result, and none is sent in pieces.
 
     For example, f32[{x}2, 6] -> f32[6, {x}2] on <x=3>: the result of device 1 is its message from device 0, of
-    turn 2, then its own share, of turn 0, and the message from device 2, of turn 1. So its order is (2, 0, 1).
+    round 2, then its own share, of round 0, and the message from device 2, of round 1. So its order is (2, 0, 1).
     """
-    if not _whole_messages(step) or not _one_shape(step):
+    if not isinstance(step, Exchange) or len(step.rounds) > MOST:
         return None
-    places = _places(step)
-    count = math.prod(grid(step))
-    if len(message_turns(step)) != count or any(len(by_turn) != count for by_turn in places.values()):
+    if len({tuple(_pairs(one)) for one in step.rounds}) < len(step.rounds):
+        return None  # Two rounds between the same devices: the pieces of messages.
+    rounds = list_rounds(step)
+    boxes = [box for one in rounds for t in one for box in t.boxes]
+    if len({box.form for box in boxes}) != 1 or any(len(t.boxes) != 1 for one in rounds for t in one):
         return None
-    by_device = {device: tuple(sorted(by_turn, key=by_turn.__getitem__)) for device, by_turn in places.items()}
+    starts: dict[int, dict[int, tuple[int, ...]]] = {}
+    for number, one in enumerate(rounds):
+        for t in one:
+            starts.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
+    count = math.prod(count_boxes(step))
+    if len(rounds) != count or any(len(by_round) != count for by_round in starts.values()):
+        return None
+    by_device = {device: tuple(sorted(by_round, key=by_round.__getitem__)) for device, by_round in starts.items()}
     return by_device if len(set(by_device.values())) <= MOST else None
 
 
@@ -431,78 +418,43 @@ def joins_in_one_copy(step: Exchange) -> bool:
 
     Along two axes they are joined twice.
     """
-    return message_orders(step) is not None and sum(count > 1 for count in grid(step)) == 1
+    return find_message_orders(step) is not None and sum(count > 1 for count in count_boxes(step)) == 1
 
 
-def _whole_messages(step: Exchange) -> bool:
-    """Whether no two rounds are between the same devices, as the pieces of one message are."""
-    distinct = {tuple((t.sender, t.receiver) for t in turn) for turn in step.rounds}
-    return len(distinct) == len(step.rounds) <= MOST
-
-
-def _one_shape(step: Exchange) -> bool:
-    """Whether every message is one box, and all boxes have the same extents at both ends."""
-    shapes = {(tuple(n for _, n in box.src), tuple(n for _, n in box.dst)) for t in _all(step) for box in t.boxes}
-    return len(shapes) == 1 and all(len(t.boxes) == 1 for t in _all(step))
-
-
-def _places(step: Exchange) -> dict[int, dict[int, tuple[int, ...]]]:
-    """Where in its result each device gets the message of each turn."""
-    places: dict[int, dict[int, tuple[int, ...]]] = {}
-    for number, turn in enumerate(message_turns(step)):
-        for t in turn:
-            places.setdefault(t.receiver, {})[number] = tuple(start for start, _ in t.boxes[0].dst)
-    return places
-
-
-def message_turns(step: Exchange) -> list[Sequence[Transfer]]:
+def list_rounds(step: AnyExchange) -> list[Sequence[Any]]:
     """The rounds, after the local copies if there are any."""
     return [step.local, *step.rounds] if step.local else list(step.rounds)
 
 
-def grid(step: Exchange) -> tuple[int, ...]:
+def count_boxes(step: Exchange) -> tuple[int, ...]:
     """The number of boxes along each axis of the result."""
-    box = next(_all(step)).boxes[0]
-    return tuple(radix // n for radix, (_, n) in zip(step.receive.digits, box.dst, strict=True))
+    box = next(t for one in list_rounds(step) for t in one).boxes[0]
+    return tuple(radix // extent for radix, (_, extent) in zip(step.receive.digits, box.dst, strict=True))
 
 
-def joined(step: Exchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]) -> Array:
-    """The result, from this device's messages turn by turn."""
-    extents = [n for _, n in next(_all(step)).boxes[0].dst]
-    distinct = list(dict.fromkeys(by_device.values()))
-    branches = [partial(_in_order, order, grid(step)) for order in distinct]
+def join_messages(
+    step: AnyExchange, place: MeshPlace, by_device: Mapping[int, Order], messages: Sequence[Array]
+) -> Array:
+    """The result, from this device's messages round by round."""
+    step = cast("Exchange", step)
+    boxes, distinct = count_boxes(step), list(dict.fromkeys(by_device.values()))
+    extents = [radix // count for radix, count in zip(step.receive.digits, boxes, strict=True)]
+
+    def join(order: Order, *messages: Array) -> Array:
+        blocks = [messages[at] for at in order]
+        for axis in reversed(range(len(boxes))):  # the minor axis first, whose neighbours are neighbours in the order
+            blocks = [jnp.concatenate(blocks[at : at + boxes[axis]], axis) for at in range(0, len(blocks), boxes[axis])]
+        return blocks[0]
+
     shaped = [message.reshape(extents) for message in messages]
-    if len(branches) == 1:
-        return branches[0](*shaped)
+    if len(distinct) == 1:
+        return join(distinct[0], *shaped)
     which = place.by_device({device: distinct.index(order) for device, order in by_device.items()})
-    return lax.switch(which, branches, *shaped)
+    return lax.switch(which, [partial(join, order) for order in distinct], *shaped)
 
 
-def _in_order(order: Order, boxes: Sequence[int], *messages: Array) -> Array:
-    """The messages in this order, joined along one axis of the grid after another, the minor one first."""
-    blocks = [messages[at] for at in order]
-    for axis in reversed(range(len(boxes))):
-        count = boxes[axis]
-        blocks = [jnp.concatenate(blocks[at : at + count], axis) for at in range(0, len(blocks), count)]
-    return blocks[0]
-
-
-def _all(step: Exchange) -> Iterator[Transfer]:
-    return (t for turn in message_turns(step) for t in turn)
-
-
-# An exchange between two sets of devices in its two halves: what the senders pack, and what the receivers write.
-#
-#   batches              the local copies and the rounds of an exchange, in batches of messages of one form
-#   packed               on the sender's mesh: its message of a round, flat, of the batch's size; messages that a relay
-#                        passes on are packed on the receivers' mesh, out of tiles of the result
-#   filled               on the receiver's mesh: its tile with the message of a round written into it
-#
-# What carries messages from one set to the other is not part of any program here.
-
-
-AnyExchange = Exchange | ViewExchange
-AnyTurn = tuple[Transfer, ...] | tuple[StridedTransfer, ...]
+# An exchange between two sets of devices in its two halves: what the senders pack, and what the receivers write. What
+# carries messages from one set to the other is not part of any program here.
 
 
 class MessageBatch(NamedTuple):
@@ -512,7 +464,7 @@ class MessageBatch(NamedTuple):
     sender's tile of the result, once those of the batches before have arrived.
     """
 
-    turns: tuple[AnyTurn, ...]
+    turns: tuple[Round, ...]
     forms: tuple[tuple[Any, ...], ...]
     elements: int
     relayed: bool
@@ -523,39 +475,32 @@ def batches(step: AnyExchange) -> list[MessageBatch]:
 
     Those that a relay passes on are the last.
     """
-    by_forms: dict[tuple[bool, tuple[Any, ...]], list[AnyTurn]] = {}
-    for turn in (*_local_turns(step), *step.rounds):
-        forms = tuple(sorted({t.form for t in turn}))
-        by_forms.setdefault((any(t.relayed for t in turn), forms), []).append(turn)
-    return [
-        MessageBatch(tuple(turns), forms, max(t.elements for turn in turns for t in turn), relayed)
-        for (relayed, forms), turns in sorted(by_forms.items(), key=lambda each: each[0][0])
-    ]
-
-
-def _local_turns(step: AnyExchange) -> list[AnyTurn]:
-    """The copies that devices make for themselves, in pieces no larger than the largest message."""
-    most = max((t.elements for turn in step.rounds for t in turn), default=None)
-    of_one = StridedTransfer if isinstance(step, ViewExchange) else Transfer
-    by_device: dict[int, list[Any]] = {}
+    most = max((t.elements for one in step.rounds for t in one), default=None)
+    of_one: Any = StridedTransfer if isinstance(step, ViewExchange) else Transfer
+    copies: dict[int, list[AnyTransfer]] = {}
     for t in step.local:
         for box in cast("tuple[Any, ...]", t.boxes):
             pieces = box.cut(most or max(1, t.elements))
-            by_device.setdefault(t.receiver, []).extend(of_one(t.sender, t.receiver, (piece,)) for piece in pieces)
-    longest = max(map(len, by_device.values()), default=0)
-    return [tuple(copies[at] for copies in by_device.values() if at < len(copies)) for at in range(longest)]
+            copies.setdefault(t.receiver, []).extend(of_one(t.sender, t.receiver, (piece,)) for piece in pieces)
+    longest = max(map(len, copies.values()), default=0)
+    local = [tuple(listed[at] for listed in copies.values() if at < len(listed)) for at in range(longest)]
+    by_forms: dict[tuple[bool, tuple[Any, ...]], list[Round]] = {}
+    for one in (*local, *step.rounds):
+        forms = tuple(sorted({t.form for t in one}))
+        by_forms.setdefault((any(t.relayed for t in one), forms), []).append(one)
+    return [
+        MessageBatch(tuple(rounds), forms, max(t.elements for one in rounds for t in one), relayed)
+        for (relayed, forms), rounds in sorted(by_forms.items(), key=lambda each: each[0][0])
+    ]
 
 
 def packed(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array, tile: Array) -> Array:
-    """The message that this device sends in round `number` of the batch, of `batch.elements` elements."""
+    """The message that this device sends in round `number` of the batch, flat, of `batch.elements` elements.
+
+    Messages that a relay passes on are packed on the receivers' mesh, out of tiles of the result.
+    """
     opened = tile.reshape(_digits(step, batch.relayed))
-    size = (batch.elements,)
-    kinds = _kinds(step, batch, place, number)
-    message = resized(kinds[0].take(opened).reshape(-1), size)
-    for kind in kinds[1:]:
-        other = resized(kind.take(opened).reshape(-1), size)
-        message = lax.select(jnp.broadcast_to(kind.sends(), size), other, message)
-    return message
+    return _pack(_kinds(step, batch, place, number), opened, None, batch.elements)
 
 
 def filled(
@@ -568,20 +513,10 @@ def filled(
     return opened.reshape(tile.shape)
 
 
-def _digits(step: AnyExchange, receiving: bool) -> tuple[int, ...]:
-    """What a tile of the operand, or of the result, is reshaped to: strided boxes lie in flat tiles."""
-    if isinstance(step, ViewExchange):
-        return (-1,)
-    return tuple((step.receive if receiving else step.send).digits)
-
-
-def _kinds(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[Any]:
-    """The boxes of the batch by their forms, each in the rounds in which some message has it."""
-    of_form = StridedMessages if isinstance(step, ViewExchange) else BoxMessages
-    by_form: list[list[list[Any]]] = [
-        [[t for t in turn if t.form == form] for turn in batch.turns] for form in batch.forms
-    ]
-    return [of_form(turns, place, number) for turns in by_form]
+def _kinds(step: AnyExchange, batch: MessageBatch, place: MeshPlace, number: Array) -> list[BlockMessages]:
+    """The messages of the batch by their forms, each in the rounds in which some message has it."""
+    rounds = ([[t for t in one if t.form == form] for one in batch.turns] for form in batch.forms)
+    return [BlockMessages(step, of_form, place, number) for of_form in rounds]
 
 
 def is_whole(step: Exchange) -> bool:
@@ -590,5 +525,5 @@ def is_whole(step: Exchange) -> bool:
     It is not where messages are in pieces, nor where a device receives several, or passes some on.
     """
     sizes = {math.prod(view.digits) for view in (step.send, step.receive)}
-    transfers = [*step.local, *(t for turn in step.rounds for t in turn)]
+    transfers = [*step.local, *(t for one in step.rounds for t in one)]
     return len(sizes) == 1 and all(t.elements in sizes and not t.relayed for t in transfers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -18,12 +18,13 @@ from jax import lax
 from reshard.lower.exchange_in_place import ExchangeInPlace, SlotTransfer
 from reshard.lower.program import Program
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.rounds import repeated
 from reshard.lower.to_shard_map.tiles import written
 from reshard.plans.rules.tile_view import TileView
 
 Array = jax.Array
-Turn = Sequence[SlotTransfer]
+LOOPED = 16
+"""The fewest rounds between any devices that become a loop: one piece of code packs and writes the messages of all, of
+which XLA would compile a copy for each unrolled round."""
 
 
 def shares_lie_in_order(program: Program) -> bool:
@@ -43,11 +44,13 @@ def exchange_in_place(step: ExchangeInPlace, place: MeshPlace, tile: Array, shap
     buffer = _packed(step, place, tile)
     for length, same in itertools.groupby(step.rounds, lambda turn: turn[0].length):
         turns = list(same)
-        buffer = repeated(len(turns), place, partial(_sent, turns, length), buffer)
+        buffer = repeat_rounds(len(turns), place, partial(_sent, turns, length), buffer)
     return _unpacked(step, place, buffer, shape)
 
 
-def _sent(turns: Sequence[Turn], length: int, place: MeshPlace, number: Array | int, buffer: Array) -> Array:
+def _sent(
+    turns: Sequence[Sequence[SlotTransfer]], length: int, place: MeshPlace, number: Array | int, buffer: Array
+) -> Array:
     """The buffer after turn `number`, in which messages of this length go from slot to slot."""
     src, dst, gets, start = np.zeros((4, len(turns), len(place.devices)), np.int32)
     for at, turn in enumerate(turns):
@@ -74,7 +77,7 @@ def _packed(step: ExchangeInPlace, place: MeshPlace, tile: Array) -> Array:
         share = lax.dynamic_slice(opened, starts, shares.extents).reshape(1, step.slot)
         return lax.dynamic_update_slice(buffer, share, (slot, jnp.zeros((), jnp.int32)))
 
-    return repeated(shares.count, place, one, jnp.zeros((step.slots, step.slot), tile.dtype))
+    return repeat_rounds(shares.count, place, one, jnp.zeros((step.slots, step.slot), tile.dtype))
 
 
 def _unpacked(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Sequence[int]) -> Array:
@@ -87,7 +90,7 @@ def _unpacked(step: ExchangeInPlace, place: MeshPlace, buffer: Array, shape: Seq
         share = lax.dynamic_slice(buffer, (slot, jnp.zeros((), jnp.int32)), (1, step.slot))
         return lax.dynamic_update_slice(filled, share.reshape(shares.extents), starts)
 
-    return repeated(shares.count, place, one, jnp.zeros(step.receive.digits, buffer.dtype)).reshape(tuple(shape))
+    return repeat_rounds(shares.count, place, one, jnp.zeros(step.receive.digits, buffer.dtype)).reshape(tuple(shape))
 
 
 _Places = Mapping[int, tuple[tuple[int, tuple[int | None, ...]], ...]]
@@ -124,3 +127,21 @@ def in_order(places: _Places, view: TileView) -> bool:
         {slot: tuple(i for i in where if i is not None) for slot, where in listed} == dict(enumerate(order))
         for listed in places.values()
     )
+
+
+def repeat_rounds(
+    count: int, place: MeshPlace, run: Callable[[MeshPlace, Array | int, Array], Array], start: Array
+) -> Array:
+    """What `run` makes of a value in round after round from 0 on: unrolled if they are few, else in a loop.
+
+    It is given the place, which is another one inside a loop, the round's number and the value.
+    """
+
+    def run_in_loop(number: Array, value: Array) -> Array:
+        return run(place.anew(), number, value)
+
+    if count >= LOOPED:
+        return lax.fori_loop(0, count, run_in_loop, start)
+    for number in range(count):
+        start = run(place, number, start)
+    return start

@@ -1,4 +1,7 @@
-"""A whole program on one tile: its instructions one after another, each by the function of its kind."""
+"""A program on a device's tiles: its launches one after another, each of one array's instruction or of several joined.
+
+A loop runs steps in parts that share one; everything else is one `jax.lax` collective a launch, between local slices.
+"""
 
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
@@ -7,7 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,45 +20,38 @@ from jax import lax
 from reshard.errors import PlanError
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
-    AllGather,
-    AllReduce,
-    AllToAll,
     BatchProgram,
     Exchange,
     InParts,
     Instruction,
-    Joint,
     JointExchange,
     PackedCollective,
-    Permute,
     Plain,
     Program,
-    ReduceScatter,
-    Slice,
-    SplitSum,
 )
-from reshard.lower.to_shard_map import collectives, scales
-from reshard.lower.to_shard_map.exchange import StridedMessages, exchange, joint_exchange, kinds_of
+from reshard.lower.to_shard_map import scales
+from reshard.lower.to_shard_map.collectives import run_collective
+from reshard.lower.to_shard_map.exchange import run_exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
 from reshard.lower.to_shard_map.parts import PartLoop, joined
 from reshard.lower.to_shard_map.parts_in_place import PartsInPlace
 from reshard.lower.to_shard_map.place import MeshPlace
-from reshard.lower.to_shard_map.tiles import blocks_of, closed, resized
-from reshard.lower.views import (
-    VIEW_INSTRUCTIONS,
-    CastTiles,
-    PutPart,
-    Reorder,
-    StridedTransfer,
-    TakePart,
-    ViewExchange,
-    ViewInstruction,
-    fills,
-)
-from reshard.plans.rules.tile_view import TileView
+from reshard.lower.to_shard_map.tiles import blocks_of, closed
+from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange, fills
 from reshard.types import dtypes
 
 Array = jax.Array
+Shapes = Sequence[Sequence[int]]
+
+
+class Beside(NamedTuple):
+    """What a program needs beside the source's tile: the target's, of which it fills a part, and a cast's scale."""
+
+    into: Array | None = None
+    scale: Array | None = None
+
+
+ALONE = Beside()
 
 
 def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Array]:
@@ -76,62 +73,12 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
     >>> "all_to_all" in str(jax.make_jaxpr(moved)(jax.ShapeDtypeStruct((4, 4), "float32")))
     True
     """
-    if math.prod(axes.values()) != len(program.devices):
-        raise PlanError(f"mesh axes {dict(axes)} have {math.prod(axes.values())} devices, not {len(program.devices)}")
+    tiles = batch_function(BatchProgram((program,), (None,) * len(program.instructions)), axes)
 
     def run(tile: Array, beside: Beside = ALONE) -> Array:
-        place = MeshPlace(program.devices, axes)
-        for numbers in joined(program.instructions):
-            steps = [program.instructions[at] for at in numbers]
-            tile = _run(steps, place, tile, [program.tile_shapes[at] for at in numbers], beside)
-        return tile
+        return tiles(tile, beside=beside)[0]
 
     return run
-
-
-def _run(
-    steps: Sequence[Instruction], place: MeshPlace, tile: Array, shapes: Sequence[Sequence[int]], beside: Beside
-) -> Array:
-    """One instruction, or several in parts that share a loop."""
-    step = steps[0]
-    if isinstance(step, VIEW_INSTRUCTIONS):
-        return run_view(step, place, tile, shapes[0], beside)
-    if isinstance(step, InParts) and step.in_place:
-        return PartsInPlace(step, shapes[0], place, _on_part).on(tile)
-    if isinstance(step, InParts):
-        return PartLoop([step for step in steps if isinstance(step, InParts)], shapes, place, _on_part).on(tile)
-    return _RUN[type(step)](step, place, tile, shapes[0])
-
-
-def run_instruction(instruction: Plain | InParts, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    """One instruction on a device's tile, in parts if it says so; the tile after it has this shape."""
-    return _run([instruction], place, tile, [shape], ALONE)
-
-
-def _on_part(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    """One instruction on a part of a tile."""
-    if isinstance(step, Exchange):
-        return exchange(step, place, tile, shape, in_part=True)
-    return _RUN[type(step)](step, place, tile, shape)
-
-
-_RUN: dict[type[Plain], Callable[[Any, MeshPlace, Array, Sequence[int]], Array]] = {
-    Slice: collectives.slice_,
-    AllGather: collectives.all_gather,
-    AllToAll: collectives.all_to_all,
-    ReduceScatter: collectives.reduce_scatter,
-    AllReduce: collectives.all_reduce,
-    SplitSum: collectives.split_sum,
-    Permute: collectives.permute,
-    Exchange: exchange,
-    ExchangeInPlace: exchange_in_place,
-}
-
-
-# A batch on one device's tiles: each launch moves the packed blocks of all arrays.
-
-
-Shapes = Sequence[Sequence[int]]
 
 
 def batch_function(program: BatchProgram, axes: Mapping[str, int]) -> Callable[..., tuple[Array, ...]]:
@@ -148,132 +95,87 @@ def batch_function(program: BatchProgram, axes: Mapping[str, int]) -> Callable[.
     >>> str(jax.make_jaxpr(moved)(*[jax.ShapeDtypeStruct((4,), "float32")] * 2)).count("all_gather[")
     1
     """
-    devices = program.programs[0].devices
+    programs, devices = program.programs, program.programs[0].devices
     if math.prod(axes.values()) != len(devices):
         raise PlanError(f"mesh axes {dict(axes)} have {math.prod(axes.values())} devices, not {len(devices)}")
+    # Steps in parts share loops where one array moves alone; those of several arrays go launch by launch.
+    launches = joined(programs[0].instructions) if len(programs) == 1 else [[at] for at in range(len(program.joint))]
 
-    def run(*tiles: Array) -> tuple[Array, ...]:
+    def run(*tiles: Array, beside: Beside = ALONE) -> tuple[Array, ...]:
         place = MeshPlace(devices, axes)
-        for number, joint in enumerate(program.joint):
-            shapes = [each.tile_shapes[number] for each in program.programs]
+        for numbers in launches:
+            joint = program.joint[numbers[0]]
+            shapes = [[each.tile_shapes[at] for at in numbers] for each in programs]
             if joint is None:
-                steps = [each.instructions[number] for each in program.programs]
+                steps = [[each.instructions[at] for at in numbers] for each in programs]
                 each = zip(steps, tiles, shapes, strict=True)
-                tiles = tuple(_run_alone(step, place, tile, shape) for step, tile, shape in each)
+                tiles = tuple(_run_alone(together, place, tile, after, beside) for together, tile, after in each)
+            elif isinstance(joint, JointExchange):
+                tiles = tuple(run_exchange(joint.each, place, tiles, [after for (after,) in shapes]))
             else:
-                tiles = tuple(_run_instruction_batch(joint, place, tiles, shapes))
+                tiles = _run_packed(joint, place, tiles, [after for (after,) in shapes])
         return tiles
 
     return run
 
 
-def _run_alone(step: Instruction, place: MeshPlace, tile: Array, shape: Sequence[int]) -> Array:
-    if isinstance(step, VIEW_INSTRUCTIONS):
-        return run_view(step, place, tile, shape)
-    return run_instruction(step, place, tile, shape)
+def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shapes: Shapes, beside: Beside) -> Array:
+    """The tile of one array after an instruction, or after several in parts that share a loop."""
+    step, shape = steps[0], tuple(shapes[0])
+    if fills(step) and beside.into is None:
+        raise PlanError("the move fills part of its target: give the target's array")
+    match step:
+        case InParts(in_place=True):
+            return PartsInPlace(step, shape, place, partial(run_plain, in_part=True)).on(tile)
+        case InParts():
+            in_parts = [each for each in steps if isinstance(each, InParts)]
+            return PartLoop(in_parts, shapes, place, partial(run_plain, in_part=True)).on(tile)
+        case ViewExchange():
+            return run_exchange([step], place, [tile], [shape], into=beside.into)[0]
+        case Reorder(order=order):
+            return tile.reshape(order.digits).transpose(order.order).reshape(shape)
+        case TakePart(spans=spans):
+            return lax.slice(tile, [start for start, _ in spans], [start + extent for start, extent in spans])
+        case PutPart(spans=spans):
+            into = jnp.asarray(beside.into).reshape(shape)
+            return lax.dynamic_update_slice(into, tile, [start for start, _ in spans])
+        case CastTiles(dtype=dtype) if beside.scale is None:
+            return tile.astype(dtype)
+        case CastTiles(dtype=dtype):
+            # The scale belongs to the narrow side: what becomes narrow is divided by it before it is rounded.
+            scale = scales.of_tile(jnp.asarray(beside.scale), shape)
+            if dtypes.bits(dtype) < dtypes.bits(tile.dtype.name):
+                return (tile / scale.astype(tile.dtype)).astype(dtype)
+            return tile.astype(dtype) * scale.astype(dtype)
+        case _:
+            return run_plain(step, place, tile, shape)
 
 
-def _run_instruction_batch(joint: Joint, place: MeshPlace, tiles: Sequence[Array], shapes: Shapes) -> list[Array]:
-    if isinstance(joint, JointExchange):
-        return joint_exchange(joint, place, tiles, shapes)
-    packed = _packed(joint.send, tiles)
-    size = sum(view.elements for view in joint.receive) or packed.size
-    return _unpacked(joint, run_instruction(joint.packed, place, packed, (size,)), shapes)
+def run_plain(step: Plain, place: MeshPlace, tile: Array, shape: Sequence[int], in_part: bool = False) -> Array:
+    """The tile, or a part of one, after an instruction that moves it whole."""
+    if isinstance(step, Exchange):
+        return run_exchange([step], place, [tile], [shape], in_part=in_part)[0]
+    if isinstance(step, ExchangeInPlace):
+        return exchange_in_place(step, place, tile, shape)
+    return run_collective(step, place, tile, shape)
 
 
-def _packed(views: Sequence[TileView], tiles: Sequence[Array]) -> Array:
-    """The blocks of the same number side by side, number after number; whole tiles if there are no views."""
-    if not views:
-        return jnp.concatenate([tile.reshape(-1) for tile in tiles])
-    blocks = [blocks_of(view, tile).reshape(view.count, -1) for view, tile in zip(views, tiles, strict=True)]
-    return jnp.concatenate(blocks, axis=1).reshape(-1)
+def _run_packed(joint: PackedCollective, place: MeshPlace, tiles: Sequence[Array], shapes: Shapes) -> tuple[Array, ...]:
+    """The tiles after one collective: blocks of the same number lie side by side, number after number.
 
-
-def _unpacked(joint: PackedCollective, packed: Array, shapes: Shapes) -> list[Array]:
+    Where a collective has no views, whole tiles do.
+    """
+    if joint.send:
+        blocks = [blocks_of(view, tile).reshape(view.count, -1) for view, tile in zip(joint.send, tiles, strict=True)]
+        packed = jnp.concatenate(blocks, axis=1).reshape(-1)
+    else:
+        packed = jnp.concatenate([tile.reshape(-1) for tile in tiles])
     views = joint.receive
+    size = sum(view.elements for view in views) or packed.size
+    packed = run_collective(joint.packed, place, packed, (size,))
     sizes = [view.elements // view.count for view in views] or [math.prod(shape) for shape in shapes]
     rows = packed.reshape(views[0].count if views else 1, sum(sizes))
     ends = itertools.accumulate(sizes)
     parts = [rows[:, end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    tiles = [closed(view, part) for view, part in zip(views, parts, strict=True)] if views else parts
-    return [tile.reshape(shape) for tile, shape in zip(tiles, shapes, strict=True)]
-
-
-# The steps of a move with a view on a device's tile: reshapes, transposes, slices, casts, and exchanges of boxes.
-
-
-class Beside(NamedTuple):
-    """What a program needs beside the source's tile: the target's, of which it fills a part, and a cast's scale."""
-
-    into: Array | None = None
-    scale: Array | None = None
-
-
-ALONE = Beside()
-
-
-def run_view(
-    step: ViewInstruction, place: MeshPlace, tile: Array, shape: Sequence[int], beside: Beside = ALONE
-) -> Array:
-    """Runs one instruction on a device's tile; the tile after it has this shape."""
-    if fills(step) and beside.into is None:
-        raise PlanError("the move fills part of its target: give the target's array")
-    return _RUN_VIEW_INSTRUCTION[type(step)](step, place, tile, tuple(shape), beside)
-
-
-def _reorder(step: Reorder, place: MeshPlace, tile: Array, shape: tuple[int, ...], beside: Beside) -> Array:
-    return tile.reshape(step.order.digits).transpose(step.order.order).reshape(shape)
-
-
-def _take(step: TakePart, place: MeshPlace, tile: Array, shape: tuple[int, ...], beside: Beside) -> Array:
-    starts = [start for start, _ in step.spans]
-    return lax.slice(tile, starts, [start + extent for start, extent in step.spans])
-
-
-def _put(step: PutPart, place: MeshPlace, tile: Array, shape: tuple[int, ...], beside: Beside) -> Array:
-    into = cast("Array", beside.into).reshape(shape)
-    return lax.dynamic_update_slice(into, tile, [start for start, _ in step.spans])
-
-
-def _cast(step: CastTiles, place: MeshPlace, tile: Array, shape: tuple[int, ...], beside: Beside) -> Array:
-    if beside.scale is None:
-        return tile.astype(step.dtype)
-    scale = scales.of_tile(beside.scale, shape)
-    if dtypes.bits(step.dtype) < dtypes.bits(tile.dtype.name):
-        return (tile / scale.astype(tile.dtype)).astype(step.dtype)
-    return tile.astype(step.dtype) * scale.astype(step.dtype)
-
-
-def _exchange(step: ViewExchange, place: MeshPlace, tile: Array, shape: tuple[int, ...], beside: Beside) -> Array:
-    flat = tile.reshape(-1)
-    into = beside.into
-    filled = jnp.zeros(math.prod(shape), tile.dtype) if into is None or not step.fills else into.reshape(-1)
-    for kind in kinds_of(step.local):
-        boxes = StridedMessages([kind], place)
-        filled = boxes.put(filled, boxes.take(flat))
-    for number, turn in enumerate(step.rounds):
-        filled = place.after(filled) if number else filled
-        filled = _turn(turn, place, flat, filled)
-    return filled.reshape(shape)
-
-
-def _turn(turn: Sequence[StridedTransfer], place: MeshPlace, flat: Array, filled: Array) -> Array:
-    """One round: each device packs the boxes that it sends, if any, and writes those that it receives."""
-    kinds = [StridedMessages([kind], place) for kind in kinds_of(turn)]
-    size = (max(kind.elements for kind in kinds),)
-    message = jnp.zeros(size, flat.dtype)
-    for kind in kinds:
-        message = lax.select(jnp.broadcast_to(kind.sends(), size), resized(kind.take(flat), size), message)
-    message = place.permute(message, [(t.sender, t.receiver) for t in turn])
-    for kind in kinds:
-        filled = kind.put(filled, message[: kind.elements])
-    return filled
-
-
-_RUN_VIEW_INSTRUCTION: dict[type[ViewInstruction], Callable[..., Array]] = {
-    Reorder: _reorder,
-    TakePart: _take,
-    PutPart: _put,
-    CastTiles: _cast,
-    ViewExchange: _exchange,
-}
+    moved = [closed(view, part) for view, part in zip(views, parts, strict=True)] if views else parts
+    return tuple(tile.reshape(tuple(shape)) for tile, shape in zip(moved, shapes, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reshard.lower.exchange import Box, Transfer
-from reshard.lower.to_shard_map.exchange import kinds_of
+from reshard.lower.to_shard_map.exchange import group_by_form
 
 
 def transfer(sender: int, receiver: int, *boxes: tuple[int, int, int]) -> Transfer:
@@ -17,5 +17,5 @@ def test_a_form_is_the_extents_of_boxes_not_their_places() -> None:
 def test_kinds_have_one_transfer_a_device() -> None:
     """Two equal messages to one device, as local copies may be, are two kinds."""
     one, same, other = transfer(0, 0, (0, 0, 2)), transfer(0, 0, (2, 4, 2)), transfer(1, 1, (0, 0, 3))
-    assert kinds_of([one, other, same]) == [[one], [other], [same]]
-    assert kinds_of([one, transfer(1, 1, (5, 5, 2))]) == [[one, transfer(1, 1, (5, 5, 2))]]
+    assert group_by_form([one, other, same]) == [[one], [other], [same]]
+    assert group_by_form([one, transfer(1, 1, (5, 5, 2))]) == [[one, transfer(1, 1, (5, 5, 2))]]

@@ -58,7 +58,7 @@ def rounds_of(source: str, target: str, chunk: int | None = None) -> list[int]:
     """The number of rounds in each group that one loop runs."""
     (step,) = lower_plan(one_step("exchange", source, target, StepMode(chunk))).instructions
     assert isinstance(step, Exchange)
-    return [len(turns) for turns in exchange._alike(step.rounds)]
+    return [len(turns) for turns in exchange._group_alike(step.rounds)]
 
 
 def test_only_pieces_between_the_same_devices_share_a_loop():
@@ -83,7 +83,7 @@ def test_loops_over_rounds_between_any_devices(
     source: str, target: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     """One loop, with a branch for each list of pairs; tables are cut to what they depend on, in bytes."""
-    monkeypatch.setattr(joining, "message_orders", lambda step: None)
+    monkeypatch.setattr(joining, "find_message_orders", lambda step: None)
     monkeypatch.setattr(exchange, "LOOPED", 2)
     monkeypatch.setattr(place, "LARGE", 1)
     monkeypatch.setattr(place, "WIDE", 1)
@@ -92,7 +92,7 @@ def test_loops_over_rounds_between_any_devices(
 
 def test_a_loop_sends_what_is_promised(monkeypatch: pytest.MonkeyPatch):
     """Each iteration runs one of the branches."""
-    monkeypatch.setattr(joining, "message_orders", lambda step: None)
+    monkeypatch.setattr(joining, "find_message_orders", lambda step: None)
     monkeypatch.setattr(exchange, "LOOPED", 2)
     plan = one_step("exchange", "f32[{x}4, 8]", "f32[16, {x}2]")
     f, _ = stacked(lower_plan(plan), MESH.axes)
@@ -106,7 +106,7 @@ def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
     (step,) = lower_plan(one_step("exchange", "f32[{x}3/10, 8]", "f32[{y}5, 8]")).instructions
     assert isinstance(step, Exchange)
     for turn in [step.local, *step.rounds]:
-        kinds = boxes.kinds_of(turn)
+        kinds = boxes.group_by_form(turn)
         assert sorted(t for kind in kinds for t in kind) == sorted(turn)
         for kind in kinds:
             assert len({t.form for t in kind}) == 1
@@ -117,5 +117,5 @@ def test_transfers_of_a_kind_have_one_shape_and_each_device_once():
 @pytest.mark.parametrize(("source", "target"), STEPS)
 def test_exchanges_round_by_round(source: str, target: str, monkeypatch: pytest.MonkeyPatch):
     """CPUs join messages at the end where they can; other platforms never do."""
-    monkeypatch.setattr(joining, "message_orders", lambda step: None)
+    monkeypatch.setattr(joining, "find_message_orders", lambda step: None)
     check_on_xla(one_step("exchange", source, target))

@@ -6,7 +6,7 @@ import pytest
 
 from reshard.lower import lower_plan
 from reshard.lower.program import ExchangeInPlace
-from reshard.lower.to_shard_map import rounds, shares_lie_in_order
+from reshard.lower.to_shard_map import exchange_in_place, shares_lie_in_order
 from reshard.lower.to_shard_map.exchange_in_place import in_order
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.tile_view import TileView
@@ -41,7 +41,7 @@ def test_exchanges_in_place(source: str, target: str, chunk: int | None):
     ],
 )
 def test_loops_over_rounds_and_shares(source: str, target: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(rounds, "LOOPED", 2)
+    monkeypatch.setattr(exchange_in_place, "LOOPED", 2)
     check_on_xla(one_step("exchange", source, target, StepMode(chunk, in_place=True), donate=True))
 
 

@@ -50,7 +50,7 @@ used: list[tuple[int, ...]] = []
 @pytest.mark.parametrize(("kind", "source", "target", "mode"), STEPS)
 def test_each_element_is_written(kind: str, source: str, target: str, mode: StepMode, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lax, "platform_dependent", on_a_tpu)
-    monkeypatch.setattr(joining, "message_orders", lambda step: None)
+    monkeypatch.setattr(joining, "find_message_orders", lambda step: None)
     for module, name, value in ((tpu_layout, "LANES", 4), (tpu_layout, "SUBLANES", 2), (block_writes, "UNROLLED", 8)):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(exchange, "LOOPED", 2)
