@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from reshard import mpi as mpi
     from reshard.plans.manifest import Manifest as Manifest
     from reshard.plans.plan import Plan as Plan
-    from reshard.plans.plan_tree import TreePlan as TreePlan
+    from reshard.plans.plan import TreePlan as TreePlan
     from reshard.plans.step import Step as Step
     from reshard.proofs import Proof as Proof
     from reshard.proofs import prove as prove
@@ -84,7 +84,7 @@ _HOMES = {
     "Plan": "reshard.plans.plan",
     "Proof": "reshard.proofs",
     "Step": "reshard.plans.step",
-    "TreePlan": "reshard.plans.plan_tree",
+    "TreePlan": "reshard.plans.plan",
     "from_jaxtyping": "reshard.types.named_dims",
     "from_xarray": "reshard.types.named_dims",
     "plan": "reshard.synth",

@@ -29,7 +29,7 @@ def python(code: str, *flags: str) -> str:
         ("Step", "reshard.plans.step"),
         ("plan", "reshard.synth.planner"),
         ("plan_tree", "reshard.synth.planner"),
-        ("TreePlan", "reshard.plans.plan_tree"),
+        ("TreePlan", "reshard.plans.plan"),
         ("Manifest", "reshard.plans.manifest"),
         ("Network", "reshard.synth.network"),
         ("Link", "reshard.synth.link"),

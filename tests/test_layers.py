@@ -41,8 +41,6 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 ALLOWED = {  # `draw` and HTML of plans and trees: a method of a plan is where users look for its picture
     ("plans.plan", "draw.pictures"),
     ("plans.plan", "draw.plan_page"),
-    ("plans.plan_tree", "draw.pictures"),
-    ("plans.plan_tree", "draw.plan_page"),
 }
 STANDARD_LIBRARY_ONLY = {"errors", "types", "geometry", "plans"}
 JAX = {"lower.to_shard_map", "lower.to_stablehlo", "runtime.on_jax", "jax"}

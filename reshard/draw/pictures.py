@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from reshard.errors import ReshardError, quoted
-from reshard.plans.plan import Plan
-from reshard.plans.plan_tree import TreePlan
+from reshard.plans.plan import Plan, TreePlan
 from reshard.show.plan_table import Timeline, moments, tree_timeline
 
 NAMES = ("tiles", "memory", "traffic")

@@ -12,8 +12,7 @@ from reshard.draw.shapes import PART
 from reshard.draw.vector_tiles import tiles_notes, tiles_svg
 from reshard.draw.vector_traffic import traffic_svg
 from reshard.errors import ReshardError
-from reshard.plans.plan import Plan, Step
-from reshard.plans.plan_tree import TreePlan
+from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan
 from reshard.show.explain import assessed, why
 from reshard.show.html import cards, document, table
 from reshard.show.plan_table import Moment, meshes_text, moments, size_text, tree_timeline
@@ -135,7 +134,7 @@ _RULE = "border-bottom:1px solid currentColor;"
 _CODE = "font-family:monospace;color:inherit;background:none;overflow-wrap:anywhere;"
 
 
-def fragment(plan: Plan) -> str:
+def fragment(plan: AnyPlan) -> str:
     """A plan as HTML: layouts, steps, a bar of live bytes for each step, and totals; no scripts, nothing to load.
 
     >>> from reshard.types import Layout, Mesh
@@ -143,6 +142,8 @@ def fragment(plan: Plan) -> str:
     >>> print(fragment(Plan(same, same, ())).count("nothing to do"))
     1
     """
+    if isinstance(plan, TreePlan):
+        return tree_fragment(plan)
     source, target = plan.source, plan.target
     head = f"{_code(source)} &rarr; {_code(target)} on {escape(meshes_text(source, target))}"
     body = _table(plan) if plan.steps else "<div>nothing to do: the two are the same layout</div>"

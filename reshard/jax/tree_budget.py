@@ -33,9 +33,8 @@ from reshard.jax.platform_network import network_of_mesh
 from reshard.jax.request import PlanArguments, orders_differ
 from reshard.jax.starting import started
 from reshard.jax.targets import Target, ViewOptions
-from reshard.plans.plan import Batch, Plan
-from reshard.plans.plan_tree import TreePlan, device_kinds
-from reshard.plans.tree_memory import peaks
+from reshard.plans.memory import peaks
+from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.runtime import on_jax
 from reshard.synth import Network, plan_tree
 from reshard.types.move import Move
@@ -238,7 +237,7 @@ def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
     True
     """
     kinds = device_kinds(tree.plans.values())
-    footprints = [kinds.footprint(batch) for batch in tree.batches]
+    footprints = [batch.footprint(kinds) for batch in tree.batches]
     early = [_beside(batch) + own for batch in tree.batches]
     shown = [
         each._replace(during=tuple(nbytes + more for nbytes in each.during))

@@ -1,8 +1,8 @@
 """Plans: chains of steps from a source to a target, checked as they are built, for one array or many.
 
-    step.py, plan.py        Step and Plan, and Batch: plans of several arrays whose steps share launches
-    plan_tree.py            TreePlan: many arrays in batches; tree_memory.py what is live meanwhile
-    plan_data.py            plans as JSON, and back
+    step.py, plan.py        Step and Plan; Batch and TreePlan of many arrays, whose steps share launches
+    memory.py               what is live on each device while the batches of a plan run
+    plan_data.py            plans as JSON, and back; the names of many arrays
     rules/                  one typing rule a collective, and the bounds, parts and loads that fold over them
     traffic.py, idle.py     the busiest devices of a plan to other devices; the axes that only its steps use
     manifest.py             what both sides of a move must agree on

@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, NamedTuple, cast
 
 from reshard.errors import AgreementError, PlanError, quoted
-from reshard.plans.plan import flattened
+from reshard.plans.plan_data import flattened
 from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.whole import MOST

@@ -1,8 +1,15 @@
-"""Plans: chains of steps from a source layout to a target, checked as they are built.
+"""Plans: steps that lead one array, or many, from their source layouts to their targets, checked as they are built.
+
+    Plan        one array: a chain of steps
+    Batch       arrays whose steps are alike, so that each step is one launch for all of them
+    TreePlan    many arrays: batches, one after another
+
+Whoever reads plans can read all of them in one form: `names`, `plans` by name, `batches` in the order in which they
+run, and the figures. A plan of one array has one name, "", and one batch.
 
 The constructor of `Step` calls the typing rule of its kind, and the constructor of `Plan` checks that its steps lead
-from source to target and count all live bytes. An unchecked step or plan therefore cannot exist, and what makes plans
-(the planner, a JSON file) need not be trusted. Lowering takes nothing but plans.
+from source to target and count all live bytes; `Batch` and `TreePlan` check what is joined. An unchecked plan therefore
+cannot exist, and what makes plans (the planner, a JSON file) need not be trusted. Lowering takes nothing but plans.
 
 `chain` makes a plan of several `StepSpec`s. A later kind of step needs a rule in `plans.rules`, a field of `StepMode`
 for its options, and their lines of JSON in `plan_data`.
@@ -16,7 +23,9 @@ counts as kept beside a step only where some device of the step may hold it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
@@ -25,10 +34,22 @@ from typing import Any, cast
 from reshard.errors import PlanError, quoted
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.idle import idle_axes, idle_text
-from reshard.plans.plan_data import FORMAT, checked_indent, compare, read_plan, step_data, view_data
-from reshard.plans.rules.bounds import view_bound, view_endpoint_bound
+from reshard.plans.memory import Bytes, DeviceKinds, Footprint, peaks
+from reshard.plans.plan_data import (
+    FORMAT,
+    check_format,
+    checked_indent,
+    compare,
+    read_plan,
+    read_seconds,
+    step_data,
+    view_data,
+)
+from reshard.plans.plan_data import flattened as flattened
+from reshard.plans.rules.bounds import busiest, joint_endpoint_bound, joint_lower_bound, view_bound, view_endpoint_bound
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.lane import Lane, lane
+from reshard.plans.rules.loads import Loads, loads
 from reshard.plans.rules.view import aliases
 from reshard.plans.step import Step as Step
 from reshard.plans.step import StepSpec as StepSpec
@@ -38,11 +59,47 @@ from reshard.types.json_fields import Fields
 from reshard.types.layout import Layout
 from reshard.types.units import bytes_text, counted, seconds_text
 from reshard.types.view import View, ViewMap, after
-from reshard.types.whole import MOST, checked_flag, listed
+from reshard.types.whole import checked_flag, listed, whole
+
+
+class ShownPlan:
+    """What users do with a plan, of one array or of many: write it, draw it, show it in a notebook."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as the plain data of `to_json`."""
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The plan as a JSON object, with all steps and totals; `from_json` reads it back. Equal plans of several
+        arrays are written once.
+
+        >>> from reshard.types import Mesh
+        >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
+        >>> plan = Plan(a, a, ())
+        >>> tree = TreePlan(("w", "v"), (Batch(("w", "v"), (plan, plan)),))
+        >>> Plan.from_json(plan.to_json()) == plan, TreePlan.from_json(tree.to_json()) == tree
+        (True, True)
+        """
+        return json.dumps(self.to_dict(), indent=checked_indent(indent))
+
+    def draw(self, what: str | None = None) -> Any:
+        """The plan as a matplotlib `Figure`, for example in a notebook. Needs `reshard[draw]`.
+
+        `what` selects the picture: "tiles" shows the array before, between and after the steps, coloured by device;
+        "memory" the live bytes of each step against the promise and the floor; "traffic" the bytes from device to
+        device; None all three. Of many arrays, "memory" shows what is live of all together while the batches run, and
+        the others show the plan of the largest one. Raises `ReshardError` for another name, without matplotlib, and for
+        meshes too large to draw.
+        """
+        pictures = import_module("reshard.draw.pictures")  # the one upward import, so that users find the method here
+        return pictures.draw(self, what)
+
+    def _repr_html_(self) -> str:
+        return import_module("reshard.draw.plan_page").fragment(self)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(ShownPlan):
     """A checked redistribution: `steps` lead from `source` to `target`.
 
     Bytes are per device. `seconds` is the time predicted for the network that the plan was made for, None without one.
@@ -89,6 +146,21 @@ class Plan:
                 f"the steps end in {at}, not in the target {self.target} (global {self.target.shape}); fix the chain"
             )
         _check_view(self)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arrays: one, without letters."""
+        return ("",)
+
+    @property
+    def plans(self) -> Mapping[str, Plan]:
+        """The plan of each array, by name: this one."""
+        return {"": self}
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """The batches in which the arrays move: one, of this plan."""
+        return (Batch(("",), (self,), self.seconds),)
 
     @property
     def crosses(self) -> bool:
@@ -153,19 +225,14 @@ class Plan:
         return max((step.live_bytes for step in self.steps), default=self.source.tile_bytes)
 
     @property
+    def peaks(self) -> tuple[int, ...]:
+        """The most bytes live on a device of each kind; see `plans.memory`."""
+        return peaks_of(self.batches)
+
+    @property
     def floor_bytes(self) -> int:
         """The least peak memory of any plan; see `floor`. A view that keeps every tile's memory needs one tile."""
         return min(floor(self.source, self.target, self.donate), self.peak_bytes)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """The plan as a JSON object, with all steps and totals; `from_json` reads it back.
-
-        >>> from reshard.types import Mesh
-        >>> a = Layout.parse("f32[{x}4]", Mesh(x=2))
-        >>> Plan.from_json(Plan(a, a, ()).to_json()) == Plan(a, a, ())
-        True
-        """
-        return json.dumps(self.to_dict(), indent=checked_indent(indent))
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as the plain data of `to_json`."""
@@ -179,20 +246,15 @@ class Plan:
             "received_bytes": self.received_bytes,
             "lower_bound_bytes": self.lower_bound_bytes,
             **({"idle_axes": list(self.idle_axes)} if self.idle_axes else {}),
-            **self._crossing_figures,
+            # Among the same devices these are left out: to find them, messages are listed, which may take long.
+            **({"sent_bytes": self.sent_bytes} if self.crosses else {}),
+            **({"endpoint_bound_bytes": self.endpoint_bound_bytes} if self.crosses else {}),
             "launches": self.launches,
             "peak_bytes": self.peak_bytes,
             "donate": self.donate,
             "seconds": self.seconds,
             **view_data(self.view),
         }
-
-    @property
-    def _crossing_figures(self) -> dict[str, int]:
-        """What only plans to other devices have in JSON: among the same devices, listing messages may take long."""
-        if not self.crosses:
-            return {}
-        return {"sent_bytes": self.sent_bytes, "endpoint_bound_bytes": self.endpoint_bound_bytes}
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -221,47 +283,23 @@ class Plan:
             compare(step, step_data(made), f"step {number}")
         return plan
 
-    def draw(self, what: str | None = None) -> Any:
-        """The plan as a matplotlib `Figure`, for example in a notebook. Needs `reshard[draw]`.
-
-        `what` selects the picture: "tiles" shows the array before, between and after the steps, coloured by device;
-        "memory" the live bytes of each step against the promise and the floor; "traffic" the bytes from device to
-        device; None all three. Raises `ReshardError` for another name, without matplotlib, and for meshes too large to
-        draw.
-        """
-        pictures = import_module("reshard.draw.pictures")  # the one upward import, so that users find the method here
-        return pictures.draw(self, what)
-
-    def _repr_html_(self) -> str:
-        return import_module("reshard.draw.plan_page").fragment(self)
-
     def __str__(self) -> str:
         meshes = f"{self.source.mesh} to {self.target.mesh}" if self.crosses else str(self.source.mesh)
         view = "" if self.view is None or self.view.plain else f", view {self.view}"
         head = f"{self.source} -> {self.target} on {meshes}{view}"
-        numbers = ("sent", "received", "live") if self.crosses else ("received", "live")
-        rows = [("step", "type after it", *numbers)]
-        rows += [(step.kind, str(step.result), *(_figures(step)[name] for name in numbers)) for step in self.steps]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [
-            f"  {r[0]:<{widths[0]}}  {r[1]:<{widths[1]}}"
-            + "".join(f"  {cell:>{width}}" for cell, width in zip(r[2:], widths[2:], strict=True))
-            for r in rows
-        ]
+        rows = [["step", "type after it", *(["sent"] if self.crosses else []), "received", "live"]]
+        for step in self.steps:
+            figures = [*([step.sent_bytes] if self.crosses else []), step.received_bytes, step.live_bytes]
+            rows.append([step.kind, str(step.result), *map(bytes_text, figures)])
         sent = f"sent {bytes_text(self.sent_bytes)}, " if self.crosses else ""
-        busiest = f" and {bytes_text(self.endpoint_bound_bytes)} for the busiest end" if self.crosses else ""
-        bound = f"bound {bytes_text(self.lower_bound_bytes)}{busiest}{idle_text(self.idle_axes, '; over ')}"
+        busiest_end = f" and {bytes_text(self.endpoint_bound_bytes)} for the busiest end" if self.crosses else ""
+        bound = f"bound {bytes_text(self.lower_bound_bytes)}{busiest_end}{idle_text(self.idle_axes, '; over ')}"
         total = (
             f"{sent}received {bytes_text(self.received_bytes)} ({bound}), "
             f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device"
         )
         time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
-        return "\n".join([head, *(table if self.steps else ["  nothing to do"]), total + time])
-
-
-def _figures(step: Step) -> dict[str, str]:
-    sizes = {"sent": step.sent_bytes, "received": step.received_bytes, "live": step.live_bytes}
-    return {name: bytes_text(size) for name, size in sizes.items()}
+        return "\n".join([head, *(_align(rows, 2) if self.steps else ["  nothing to do"]), total + time])
 
 
 def chain(
@@ -291,9 +329,10 @@ def chain(
     times = listed([None] * len(specs) if seconds is None else seconds)
     if times is None or len(times) != len(specs):
         raise PlanError(f"seconds {quoted(seconds)} of {len(specs)} steps: give a list of one time for each, or None")
-    for spec in specs:
-        if not _is_made_of_its_kinds(spec):
-            Step(spec.kind, source, spec.result, spec.mode)  # Its constructor says what is wrong.
+    for kind, result, mode in cast("Sequence[tuple[Any, Any, Any]]", specs):
+        whole_spec = isinstance(kind, str) and isinstance(result, Layout) and isinstance(mode, StepMode)
+        if not whole_spec or not isinstance(mode.view, View | None):
+            Step(kind, source, result, mode)  # Its constructor says what is wrong.
     retained = _retained(source, target, specs, donate)
     for spec, time, kept in zip(specs, times, retained, strict=True):
         steps.append(Step(spec.kind, at, spec.result, spec.mode, kept, time))
@@ -323,14 +362,6 @@ def floor(source: Layout, target: Layout, donate: bool = False) -> int:
     return source.tile_bytes + target.tile_bytes
 
 
-def _is_made_of_its_kinds(spec: StepSpec) -> bool:
-    """Whether a step that is not checked yet has a kind, a result and a mode at all."""
-    kind, result, mode = cast("tuple[object, object, object]", spec)
-    if not (isinstance(kind, str) and isinstance(result, Layout) and isinstance(mode, StepMode)):
-        return False
-    return isinstance(cast("object", mode.view), View | None)
-
-
 def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate: bool) -> list[int]:
     """The bytes beside each step: the source, unless it is donated, is the operand itself, or is on none of the step's
     devices; and before a step that fills part of the target, the target."""
@@ -338,19 +369,19 @@ def _retained(source: Layout, target: Layout, specs: Sequence[StepSpec], donate:
     retained: list[int] = []
     at, is_source = source, True
     for number, spec in enumerate(specs):
-        elsewhere = disjoint(source.mesh, at.mesh) and disjoint(source.mesh, spec.result.mesh)
-        waiting = _waiting(target, at, spec.result) if number < fills else 0
-        retained.append(waiting + (0 if donate or is_source or elsewhere else source.tile_bytes))
-        is_source = is_source and aliases(spec.kind, at, spec.result, spec.mode)
-        at = spec.result
+        result, kept = spec.result, 0
+        if not (donate or is_source or (disjoint(source.mesh, at.mesh) and disjoint(source.mesh, result.mesh))):
+            kept = source.tile_bytes
+        if number < fills and not (disjoint(target.mesh, at.mesh) and disjoint(target.mesh, result.mesh)):
+            # `Step.live_bytes` takes the larger of two tiles that no device has together. A device of the target has
+            # that target beside its tile of the result, so what the result is larger by is added.
+            larger = max(0, result.tile_bytes - at.tile_bytes) if at.mesh != result.mesh else 0
+            kept += target.tile_bytes + larger
+        retained.append(kept)
+        # A step that leaves every tile's memory as it is makes no copy: the source is still the operand after it.
+        is_source = is_source and aliases(spec.kind, at, result, spec.mode)
+        at = result
     return retained
-
-
-def _waiting(target: Layout, operand: Layout, result: Layout) -> int:
-    """The bytes that a target which exists from the start adds to a step, beside its operand and its result."""
-    if disjoint(target.mesh, operand.mesh) and disjoint(target.mesh, result.mesh):
-        return 0
-    return target.tile_bytes + (max(0, result.tile_bytes - operand.tile_bytes) if operand.mesh != result.mesh else 0)
 
 
 def _check_view(plan: Plan) -> None:
@@ -385,7 +416,7 @@ def _check_parts(source: object, target: object, steps: object) -> None:
 #
 # The arrays may differ in shape and size. What must agree, step by step, is the lane: the kind, the devices that
 # exchange blocks, their order, and the dtype (`rules.lane`). A batch of several arrays packs their blocks into one
-# buffer, and unpacks them from another; `Batch.live_bytes` counts both.
+# buffer, and unpacks them from another; `Batch.scratch_bytes` counts both.
 
 
 @dataclass(frozen=True)
@@ -415,21 +446,17 @@ class Batch:
         for name, plan in zip(self.names[1:], self.plans[1:], strict=True):
             if plan != first and lanes(plan) != lanes(first):
                 raise PlanError(
-                    f"{self.names[0]} ({_way(first)}) and {name} ({_way(plan)}) cannot share launches: their steps are "
-                    f"not of the same kinds, in the same groups of devices, on the same dtype; put them in two batches"
+                    f"{self.names[0]} ({kinds_text(first)}) and {name} ({kinds_text(plan)}) cannot share launches: "
+                    f"their steps are not of the same kinds, in the same groups of devices, on the same dtype; put "
+                    f"them in two batches"
                 )
         if len(self.plans) > 1 and lanes(first) is None:
-            raise PlanError(f"the plan of {self.names[0]} ({_way(first)}) shares its launches with no other plan")
+            raise PlanError(f"the plan of {self.names[0]} ({kinds_text(first)}) shares its launches with no other plan")
 
     @property
     def steps(self) -> tuple[tuple[Step, ...], ...]:
         """The steps of the batch, one after another: for each, the steps of its plans."""
         return tuple(zip(*(plan.steps for plan in self.plans), strict=True))
-
-    @property
-    def donate(self) -> bool:
-        """Whether the sources are freed once their data have moved."""
-        return self.plans[0].donate
 
     @property
     def launches(self) -> int:
@@ -446,14 +473,51 @@ class Batch:
         """For each step, the bytes of buffers beside operands and results."""
         return tuple(_scratch(steps) for steps in self.steps)
 
-    @property
-    def live_bytes(self) -> tuple[int, ...]:
-        """For each step, the bytes that its plans need on a device: kept sources, operands, results and buffers."""
-        live = (sum(step.live_bytes - step.cost.scratch for step in steps) for steps in self.steps)
-        return tuple(tiles + scratch for tiles, scratch in zip(live, self.scratch_bytes, strict=True))
+    def footprint(self, kinds: DeviceKinds) -> Footprint:
+        """What the batch needs of the memory of each kind of device.
+
+        For one array on one set of devices, the most while it runs is `Plan.peak_bytes`, which has a closed form.
+        """
+        nothing: list[Bytes] = [(0,) * kinds.count]
+        before, after = [*nothing], [*nothing]
+        for plan in self.plans:
+            source, target = kinds.tile(plan.source), kinds.tile(plan.target)
+            # A target of which the move fills a part exists from the start.
+            before += [source, target] if plan.view is not None and plan.view.into else [source]
+            after += [target] if plan.donate and plan.steps else [target, source] if plan.steps else [source]
+        live = [kinds.total(before), kinds.total(after)]
+        for steps, scratch in zip(self.steps, self.scratch_bytes, strict=True):
+            each = [*nothing]
+            here = nothing[0]  # The kinds that have an operand or a result, and so the buffers of the step.
+            for plan, step in zip(self.plans, steps, strict=True):
+                here = tuple(map(max, here, kinds.of(step.operand.mesh), kinds.of(step.result.mesh)))
+                one = step.mode.in_place or aliases(step.kind, step.operand, step.result, step.mode)
+                tiles = zip(kinds.tile(step.operand), kinds.tile(step.result), strict=True)
+                kept = tuple(step.retained_bytes * held for held in kinds.of(plan.source.mesh))
+                each += [tuple(max(ends) if one else sum(ends) for ends in tiles), kept]
+            live.append(kinds.total([*each, tuple(scratch * held for held in here)]))
+        return Footprint(live[0], tuple(map(max, zip(*live, strict=True))), live[1])
 
     def __str__(self) -> str:
-        return f"{_way(self.plans[0])} of {', '.join(self.names)}"
+        return f"{kinds_text(self.plans[0])} of {', '.join(self.names)}"
+
+
+def device_kinds(plans: Iterable[Plan]) -> DeviceKinds:
+    """The kinds of devices that the steps of some plans run on."""
+    layouts = [layout for plan in dict.fromkeys(plans) for layout in (plan.source, *(s.result for s in plan.steps))]
+    return DeviceKinds(layout.mesh for layout in layouts)
+
+
+def peaks_of(batches: Sequence[Batch]) -> Bytes:
+    """The most bytes live on a device of each kind while batches run one after another.
+
+    >>> import reshard as rs
+    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=4)) for text in ("f32[{x}4]", "f32[16]"))
+    >>> peaks_of(rs.plan(rows, whole).batches)
+    (80,)
+    """
+    kinds = device_kinds(plan for batch in batches for plan in batch.plans)
+    return peaks([batch.footprint(kinds) for batch in batches])
 
 
 def lanes(plan: Plan) -> tuple[object, ...] | None:
@@ -498,7 +562,8 @@ def _buffers(steps: Sequence[Step]) -> int:
     return steps[0].operand.nbytes(sum(one.packed + one.arrived for one in each))
 
 
-def _way(plan: Plan) -> str:
+def kinds_text(plan: Plan) -> str:
+    """The kinds of a plan's steps, one after another."""
     return ", ".join(step.kind for step in plan.steps) or "nothing to do"
 
 
@@ -518,66 +583,177 @@ def _listed(given: object) -> tuple[object, ...]:
     return cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
 
 
-# Nested dicts, lists and tuples of moves as a flat dict: the name of an array is the path to it, joined by dots.
+# Plans of many arrays as one: which arrays move together, in which order, and what lives on the devices meanwhile.
 #
-# {"layers": [{"w": move}, {"w": move}], "head": move}      layers.0.w, layers.1.w, head
+#     {"w": f32[{x}4, 8] -> f32[16, 8], "layers": [{"b": f32[{x}2] -> f32[8]}]}
+#
+#     names      w, layers.0.b: the keys on the way to an array, joined by dots
+#     batches    arrays whose steps share launches, in the order in which they run
+#     figures    sums over batches, and maxima over devices of sums: the busiest device of all arrays together
 
 
-MOST_DEPTH = 64
-_MOST_ARRAYS = 1 << 17
+@dataclass(frozen=True)
+class TreePlan(ShownPlan):
+    """Checked plans of many arrays, in batches; `names` lists the arrays in the order in which they were given.
 
+    Bytes are those of the busiest device. Raises `PlanError` for names that are not those of the batches.
 
-def flattened(tree: object) -> dict[str, Any]:
-    """The leaves by name: pairs of layouts, and whatever is not a dict, list or tuple.
-
-    Raises `PlanError` for keys that are neither text nor ints, for two leaves of one name, and for what is not a tree.
-
-    >>> from reshard.types import Mesh
-    >>> a = Layout.parse("f32[8]", Mesh(x=2))
-    >>> list(flattened({"layers": [{"w": (a, a)}, {"w": (a, a)}]}))
-    ['layers.0.w', 'layers.1.w']
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=4)
+    >>> rows, whole = rs.Layout.parse("f32[{x}4, 8]", mesh), rs.Layout.parse("f32[16, 8]", mesh)
+    >>> tree = rs.plan_tree({"w": (rows, whole), "v": (rows, whole)})
+    >>> tree.names, len(tree.batches), tree.launches, tree.received_bytes, tree.plans["w"].received_bytes
+    (('w', 'v'), 1, 1, 768, 384)
     """
-    if _is_leaf(tree):
-        raise PlanError(f"{quoted(tree)} is not a tree of moves; give a dict of names and (source, target) pairs")
-    flat: dict[str, Any] = {}
-    for path, leaf in _leaves(tree, ()):
-        name = ".".join(path)
-        if name in flat:
-            raise PlanError(f"two arrays of the tree are called {quoted(name)}; give each a name of its own")
-        if len(flat) == _MOST_ARRAYS:
-            raise PlanError(f"the tree has more than {_MOST_ARRAYS} arrays; give a part of it at a time")
-        flat[name] = leaf
-    return flat
+
+    names: tuple[str, ...]
+    batches: tuple[Batch, ...]
+
+    def __post_init__(self) -> None:
+        for what, given, kind in (("names", self.names, str), ("batches", self.batches, Batch)):
+            listed = cast("tuple[object, ...]", given) if isinstance(given, tuple) else None  # pyright: ignore
+            if listed is None or not all(isinstance(each, kind) for each in listed):
+                raise PlanError(f"the {what} {quoted(given)} of a tree are not a tuple of {kind.__name__}")
+        moved = Counter(name for batch in self.batches for name in batch.names)
+        wanted = Counter(self.names)
+        if moved != wanted or any(count > 1 for count in wanted.values()):
+            wrong = sorted({*(moved - wanted), *(wanted - moved), *(n for n, count in wanted.items() if count > 1)})
+            raise PlanError(f"each array of a tree is in one batch; {quoted(wrong[:4])} are in none, or in several")
+
+    @cached_property
+    def plans(self) -> Mapping[str, Plan]:
+        """The plan of each array, by name."""
+        plans = {name: plan for batch in self.batches for name, plan in zip(batch.names, batch.plans, strict=True)}
+        return {name: plans[name] for name in self.names}
+
+    @cached_property
+    def received_bytes(self) -> int:
+        """Bytes that the busiest device receives of all arrays together."""
+        return busiest((step.result.mesh, _loads_of(step).received, count) for step, count in self._steps.items())
+
+    @cached_property
+    def sent_bytes(self) -> int:
+        """Bytes that the busiest device sends of all arrays together."""
+        return busiest((step.operand.mesh, _loads_of(step).sent, count) for step, count in self._steps.items())
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that some device receives, whatever the plans: the maximum over devices of the sum over arrays."""
+        return joint_lower_bound(self._ends)
+
+    @cached_property
+    def endpoint_bound_bytes(self) -> int:
+        """Bytes that some device sends or receives, whatever the plans: together, and of each array."""
+        return max(self.lower_bound_bytes, joint_endpoint_bound(self._ends))
+
+    @property
+    def _ends(self) -> Iterator[tuple[Layout, Layout, View | None]]:
+        return ((plan.source, plan.target, plan.view) for plan in self.plans.values())
+
+    @property
+    def launches(self) -> int:
+        """Collective calls in total."""
+        return sum(batch.launches for batch in self.batches)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes live on one device at any time: all sources and all targets, and the buffers of a batch."""
+        return max(self.peaks)
+
+    @cached_property
+    def peaks(self) -> tuple[int, ...]:
+        """The most bytes live on a device of each kind; see `plans.memory`."""
+        return peaks_of(self.batches)
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted seconds of all batches, one after another; None without a network."""
+        times = [batch.seconds for batch in self.batches if batch.seconds is not None]
+        return sum(times) if times and len(times) == len(self.batches) else None
+
+    @cached_property
+    def _steps(self) -> Counter[Step]:
+        """The different steps, and how often each occurs: many arrays take the same ones."""
+        return Counter(step for plan in self.plans.values() for step in plan.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tree as the plain data of `to_json`."""
+        numbers = {plan: number for number, plan in enumerate(dict.fromkeys(self.plans.values()))}
+        batches = [
+            {"names": list(batch.names), "plans": [numbers[plan] for plan in batch.plans], "seconds": batch.seconds}
+            for batch in self.batches
+        ]
+        plans = [plan.to_dict() for plan in numbers]
+        return {"format": FORMAT, "names": list(self.names), "plans": plans, "batches": batches, **self._figures}
+
+    @property
+    def _figures(self) -> dict[str, Any]:
+        return {
+            "received_bytes": self.received_bytes,
+            "sent_bytes": self.sent_bytes,
+            "lower_bound_bytes": self.lower_bound_bytes,
+            "endpoint_bound_bytes": self.endpoint_bound_bytes,
+            "launches": self.launches,
+            "peak_bytes": self.peak_bytes,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> TreePlan:
+        """Reads the text of `to_json`, and checks plans, batches and figures again.
+
+        Raises `PlanError` if it is not such a text, or if a figure is not what the batches make.
+        """
+        fields = Fields.read(text, "a tree of plans")
+        check_format(fields.get("format", int))
+        plans = [Plan.from_dict(plan.data) for plan in fields.objects("plans", "plan")]
+        batches: list[Batch] = []
+        for batch in fields.objects("batches", "batch"):
+            numbers = batch.listed("plans", int)
+            if any(whole(number, 0, len(plans) - 1) is None for number in numbers):
+                raise batch.error(f"plans are {quoted(numbers)}, but there are {len(plans)}, counted from 0")
+            named = tuple(batch.listed("names", str))
+            batches.append(Batch(named, tuple(plans[number] for number in numbers), read_seconds(batch)))
+        tree = cls(tuple(fields.listed("names", str)), tuple(batches))
+        compare(fields.data, tree._figures, "the tree")
+        return tree
+
+    def __str__(self) -> str:
+        rows = [("batch", "arrays", "steps", "received", "launches")]
+        for number, batch in enumerate(self.batches, 1):
+            first, *others = batch.names
+            arrays = first if not others else f"{first} and {len(others)} more"
+            steps = kinds_text(batch.plans[0])
+            rows.append((str(number), arrays, steps, bytes_text(batch.received_bytes), str(batch.launches)))
+        time = "" if self.seconds is None else f", {seconds_text(self.seconds)} predicted"
+        return "\n".join(
+            [
+                f"{counted(len(self.names), 'array')} in {counted(len(self.batches), 'batch')}",
+                *_align(rows, 3),
+                f"received {bytes_text(self.received_bytes)} (bound {bytes_text(self.lower_bound_bytes)}), "
+                f"{counted(self.launches, 'launch')}, peak {bytes_text(self.peak_bytes)} a device{time}",
+                f"largest load of a device: memory {bytes_text(self.peak_bytes)} + network "
+                f"{bytes_text(self.received_bytes + self.sent_bytes)}",
+            ]
+        )
 
 
-def _is_leaf(tree: object) -> bool:
-    """Whether it is one array's entry: a pair of layouts, or not a container."""
-    if isinstance(tree, tuple | list):
-        pair = cast("tuple[object, ...]", tree)
-        return len(pair) == 2 and all(isinstance(each, Layout) for each in pair)
-    return not isinstance(tree, Mapping)
+AnyPlan = Plan | TreePlan
+"""A plan of one array or of many: readers find `names`, `plans`, `batches` and the figures in both."""
 
 
-def _leaves(tree: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if _is_leaf(tree):
-        yield path, tree
-        return
-    if len(path) >= MOST_DEPTH:
-        raise PlanError(f"the tree is nested more than {MOST_DEPTH} deep at {quoted('.'.join(path))}")
-    if isinstance(tree, Mapping):
-        for key, below in cast("Mapping[object, object]", tree).items():
-            yield from _leaves(below, (*path, key_text(key, path)))
-    else:
-        for number, below in enumerate(cast("list[object]", tree)):
-            yield from _leaves(below, (*path, str(number)))
+def _loads_of(step: Step) -> Loads:
+    return loads(step.kind, step.operand, step.result, step.mode)
 
 
-def key_text(key: object, path: Sequence[str]) -> str:
-    """The key of a tree as a part of names; raises `PlanError` for what is neither text nor an int."""
-    if isinstance(key, str):
-        return key
-    if isinstance(key, int) and not isinstance(key, bool) and abs(key) <= MOST:
-        return str(key)
-    raise PlanError(
-        f"the key {quoted(key)} at {quoted('.'.join(path) or 'the top')} of the tree: give text, or an int of 64 bits"
-    )
+def _align(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The lines of a table, of whose columns the first `left` are aligned to the left, and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

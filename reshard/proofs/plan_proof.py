@@ -20,8 +20,7 @@ import numpy as np
 from reshard.errors import PlanError, ProofError, UndecidedError, quoted
 from reshard.lower import Program, lower_plan
 from reshard.lower.program import Instruction, lower_batch
-from reshard.plans.plan import Plan, Step, StepSpec, chain
-from reshard.plans.plan_tree import TreePlan
+from reshard.plans.plan import Plan, Step, StepSpec, TreePlan, chain
 from reshard.plans.rules.collectives import VIEW_RULES
 from reshard.proofs import symbolic
 from reshard.proofs.launches import check_limit, fewest

@@ -52,8 +52,7 @@ from reshard.lower.views import (
     fills,
     last_dtype,
 )
-from reshard.plans.plan import Batch, Plan
-from reshard.plans.plan_tree import TreePlan
+from reshard.plans.plan import Batch, Plan, TreePlan
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.runtime.account import Account, InBytes, begin_account

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.idle import idle_text
-from reshard.plans.plan import Batch, Plan, Step
-from reshard.plans.plan_tree import TreePlan, device_kinds
+from reshard.plans.plan import Batch, Plan, Step, TreePlan, device_kinds
 from reshard.show import terminal
 from reshard.types import Layout
 from reshard.types.units import bytes_text, counted, seconds_text
@@ -274,7 +273,7 @@ def tree_timeline(tree: TreePlan) -> Timeline:
 def _moments(tree: TreePlan) -> list[Moment]:
     """The moments before, during each batch, and after, on the kind of device that has the peak."""
     kinds, worst = device_kinds(tree.plans.values()), tree.peaks.index(tree.peak_bytes)
-    prints = [kinds.footprint(batch) for batch in tree.batches]
+    prints = [batch.footprint(kinds) for batch in tree.batches]
     source, result = sum(each.before[worst] for each in prints), 0
     moments = [Moment("before", ((SOURCE, source),))]
     for number, (batch, (before, during, after)) in enumerate(zip(tree.batches, prints, strict=True), 1):

@@ -1,6 +1,6 @@
 """Plans in batches that share launches, and the order in which batches run.
 
-alike       plans whose steps share launches, by `types.batch.lanes`
+alike       plans whose steps share launches, by `plans.plan.lanes`
 batch       as many of them as the buffers of a batch may take: 32 MiB, or a sixteenth of the tree
 order       batches that leave less than they take first, least `during - before` first; then the others,
             largest `during - after` first: no order of arrays that do not depend on each other peaks lower
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from reshard.plans.memory import DeviceKinds, Footprint
 from reshard.plans.plan import Batch, Plan, StepSpec, buffer_bytes, lanes
-from reshard.plans.tree_memory import DeviceKinds, Footprint
 from reshard.synth import cost
 from reshard.synth.network import Network
 
@@ -85,7 +85,7 @@ def _latency(plan: Plan, network: Network | None) -> float:
 
 def in_order(batches: Sequence[Batch], kinds: DeviceKinds) -> list[Batch]:
     """The batches in the order in which the peak is lowest."""
-    return sorted(batches, key=lambda batch: rank(kinds.footprint(batch)))
+    return sorted(batches, key=lambda batch: rank(batch.footprint(kinds)))
 
 
 def rank(footprint: Footprint) -> tuple[bool, int]:

@@ -17,12 +17,12 @@ from contextlib import suppress
 
 from reshard.errors import BudgetError
 from reshard.geometry.refine import refine
+from reshard.plans.memory import Bytes, DeviceKinds, Footprint, peaks
 from reshard.plans.plan import Batch, Plan, Step, StepSpec, chain, floor, lanes
 from reshard.plans.rules.collectives import check_step
 from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.exchange import exchange_size
 from reshard.plans.rules.parts import counts
-from reshard.plans.tree_memory import Bytes, DeviceKinds, Footprint, peaks
 from reshard.synth import cost
 from reshard.synth.batches import batch_of, rank
 from reshard.synth.network import Links
@@ -184,7 +184,7 @@ def _least_tree(plans: Mapping[str, Plan], replan: Replan) -> dict[str, Plan]:
 
 
 def _alone(plan: Plan, kinds: DeviceKinds) -> Footprint:
-    return kinds.footprint(Batch(("",), (plan,)))
+    return Batch(("",), (plan,)).footprint(kinds)
 
 
 def _fitted(
@@ -250,7 +250,7 @@ class _Batcher:
         while self._rest:
             check_deadline()
             made.append(self._next())
-            self._live.move(self._kinds.footprint(made[-1]))
+            self._live.move(made[-1].footprint(self._kinds))
             taken = set(made[-1].names)
             self._rest = [name for name in self._rest if name not in taken]
         return made
@@ -269,7 +269,7 @@ class _Batcher:
 
     def _fits(self, batch: Batch) -> bool:
         """Whether a batch fits now, and each of the other arrays after it."""
-        needs = self._kinds.footprint(batch)
+        needs = batch.footprint(self._kinds)
         if not self._live.fits(needs, self._budget):
             return False
         taken = set(batch.names)

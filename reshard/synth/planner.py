@@ -29,9 +29,8 @@ from typing import Any, cast
 
 from reshard.errors import BudgetError, PlanError, ReshardError, quoted
 from reshard.geometry.remesh import common_mesh, mesh_of_used, one_set, remesh
-from reshard.plans.plan import Plan, Step, StepSpec, chain, flattened
-from reshard.plans.plan_tree import TreePlan, device_kinds
-from reshard.plans.tree_memory import peaks
+from reshard.plans.memory import peaks
+from reshard.plans.plan import Plan, Step, StepSpec, TreePlan, chain, device_kinds, flattened
 from reshard.synth import cost, moves
 from reshard.synth.batches import batches_of, in_order
 from reshard.synth.budget import plan_tree_within, within
@@ -344,7 +343,7 @@ def find_tree_plan(moves: Mapping[str, Any] | Sequence[Any], options: PlanOption
     plans = {name: _planned(name, leaf, free) for name, leaf in flat.items()}
     kinds = device_kinds(plans.values())
     batches = in_order(batches_of(plans, options.network), kinds)
-    if options.budget is not None and max(peaks([kinds.footprint(batch) for batch in batches])) > options.budget:
+    if options.budget is not None and max(peaks([batch.footprint(kinds) for batch in batches])) > options.budget:
 
         def replan(name: str, room: int) -> Plan:
             return _planned(name, flat[name], options._replace(budget=room))

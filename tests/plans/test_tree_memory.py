@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import reshard as rs
+from reshard.plans.memory import DeviceKinds, Footprint, peaks
 from reshard.plans.plan import Batch
-from reshard.plans.tree_memory import DeviceKinds, Footprint, peaks
 
 MESH = rs.Mesh(x=4)
 
@@ -19,7 +19,7 @@ def test_devices_count_what_they_hold_themselves():
     other = rs.Mesh({"x": 4}, device_ids=[4, 5, 6, 7])
     plans = [rs.plan(rs.Layout.parse("f32[{x}4]", m), rs.Layout.parse("f32[16]", m)) for m in (MESH, other)]
     kinds = DeviceKinds([MESH, other])
-    first, second = (kinds.footprint(Batch((str(n),), (plan,))) for n, plan in enumerate(plans))
+    first, second = (Batch((str(n),), (plan,)).footprint(kinds) for n, plan in enumerate(plans))
     assert (first.before, second.before) == ((16, 0), (0, 16))
     assert max(peaks([first, second])) == plans[0].peak_bytes
 
@@ -34,4 +34,4 @@ def test_the_last_batch_sees_all_targets():
 def test_what_stays_where_it_is_counts_once():
     same = rs.Layout.parse("f32[{x}4]", MESH)
     kinds = DeviceKinds([MESH])
-    assert kinds.footprint(Batch(("a",), (rs.plan(same, same),))) == Footprint((16,), (16,), (16,))
+    assert Batch(("a",), (rs.plan(same, same),)).footprint(kinds) == Footprint((16,), (16,), (16,))

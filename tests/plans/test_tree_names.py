@@ -6,7 +6,7 @@ import pytest
 
 import reshard as rs
 from reshard.errors import PlanError
-from reshard.plans.plan import flattened
+from reshard.plans.plan_data import flattened
 
 A = rs.Layout.parse("f32[8]", rs.Mesh(x=2))
 

@@ -3,7 +3,7 @@
 import pytest
 
 import reshard as rs
-from reshard.plans.plan_tree import TreePlan
+from reshard.plans.plan import TreePlan
 from reshard.show.plan_table import tree_timeline
 
 MESH, SERVER = rs.Mesh(x=4), rs.Mesh({"y": 2}, device_ids=[3, 4])

@@ -6,8 +6,8 @@ import itertools
 import random
 
 import reshard as rs
-from reshard.plans.plan_tree import device_kinds
-from reshard.plans.tree_memory import Footprint, peaks
+from reshard.plans.memory import Footprint, peaks
+from reshard.plans.plan import device_kinds
 from reshard.synth.batches import batches_of, in_order, rank
 from tests.trees import llama
 
@@ -44,5 +44,5 @@ def _job(choose: random.Random) -> Footprint:
 def test_batches_are_put_in_that_order():
     plans = rs.plan_tree(llama(MESH), donate=True).plans
     kinds = device_kinds(plans.values())
-    order = [rank(kinds.footprint(batch)) for batch in in_order(batches_of(plans, None), kinds)]
+    order = [rank(batch.footprint(kinds)) for batch in in_order(batches_of(plans, None), kinds)]
     assert order == sorted(order)

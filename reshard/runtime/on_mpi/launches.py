@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 from reshard.errors import BudgetError
 from reshard.lower.to_mpi import FIRST, SECOND, Form
-from reshard.plans.plan import Batch, Plan
-from reshard.plans.plan_tree import TreePlan, device_kinds
+from reshard.plans.memory import Bytes, DeviceKinds
+from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.plans.rules.cost import PLAIN
-from reshard.plans.tree_memory import Bytes, DeviceKinds
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.direct import Direct, Pushes, direct, passes_on, pushes
 from reshard.runtime.on_mpi.team import Facts

@@ -1,4 +1,4 @@
-"""What is live on each device while the batches of a tree run one after another.
+"""What is live on each device while the batches of a plan run one after another.
 
     w: f32[{x}4, 8] -> f32[16, 8]      source 128 B, target 512 B      b: f32[{x}2] -> f32[8]      8 B and 32 B
 
@@ -16,8 +16,6 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from reshard.plans.plan import Batch, Plan, Step
-from reshard.plans.rules.view import aliases
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -63,36 +61,6 @@ class DeviceKinds:
     def tile(self, layout: Layout) -> Bytes:
         """The bytes of a layout's tile on the devices of each kind."""
         return tuple(layout.tile_bytes * held for held in self.of(layout.mesh))
-
-    def footprint(self, batch: Batch) -> Footprint:
-        """What a batch needs of the memory of each kind."""
-        before = self.total(tile for plan in batch.plans for tile in (self.tile(plan.source), self._filled(plan)))
-        after = self.total(self._left(plan) for plan in batch.plans)
-        live = [before, after]
-        for steps, scratch in zip(batch.steps, batch.scratch_bytes, strict=True):
-            kept = [self._kept(plan, step) for plan, step in zip(batch.plans, steps, strict=True)]
-            ends = [self.of(step.operand.mesh) for step in steps] + [self.of(step.result.mesh) for step in steps]
-            buffers = tuple(scratch * max(held) for held in zip(*ends, strict=True))
-            live.append(self.total([*kept, *map(self._tiles, steps), buffers]))
-        return Footprint(before, tuple(map(max, zip(*live, strict=True))), after)
-
-    def _filled(self, plan: Plan) -> Bytes:
-        """The bytes of the target's tile if it exists from the start, because the move fills a part of it; else 0."""
-        return self.tile(plan.target) if plan.view is not None and plan.view.into else (0,) * self.count
-
-    def _left(self, plan: Plan) -> Bytes:
-        if not plan.steps:
-            return self.tile(plan.source)
-        target = self.tile(plan.target)
-        return target if plan.donate else self.total([target, self.tile(plan.source)])
-
-    def _kept(self, plan: Plan, step: Step) -> Bytes:
-        return tuple(step.retained_bytes * held for held in self.of(plan.source.mesh))
-
-    def _tiles(self, step: Step) -> Bytes:
-        both = zip(self.tile(step.operand), self.tile(step.result), strict=True)
-        one = step.mode.in_place or aliases(step.kind, step.operand, step.result, step.mode)
-        return tuple(max(ends) if one else sum(ends) for ends in both)
 
     def total(self, each: Iterable[Bytes]) -> Bytes:
         """The sum, kind by kind."""
