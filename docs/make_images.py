@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import reshard as rs
-from reshard.draw.vector_tiles import STANDALONE, tiles_svg
+from reshard.draw.paint_svg import STANDALONE, paint_svg
+from reshard.draw.tiles import draw_tiles
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -15,7 +16,7 @@ def images() -> dict[str, str]:
     mesh = rs.Mesh(x=4, y=2)
     source = rs.Layout.parse("f32[{y}8, 16, {x}4]", mesh)
     target = rs.Layout.parse("f32[16, {x}{y}2, 16]", mesh)
-    return {"plan.svg": tiles_svg(rs.plan(source, target), STANDALONE) + "\n"}
+    return {"plan.svg": paint_svg(draw_tiles(rs.plan(source, target)), STANDALONE) + "\n"}
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from reshard.cli.options import PairOptions
 from reshard.cli.plan import PlanRequest, planned
-from reshard.draw.plan_page import memory_bars, steps_of, sums_of, tiles_of, traffic_in
+from reshard.draw.plan_page import picture_of, steps_of, sums_of
 from reshard.errors import ReshardError
 from reshard.show.plan_table import size_text
 from reshard.types.units import parse_bytes
@@ -45,9 +45,9 @@ def _parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, s
     return {
         "sums": sums_of(plan, given["network"]),
         "steps": steps_of(plan, given["network"]),
-        "tiles": tiles_of(plan),
-        "traffic": traffic_in(plan),
-        "memory": memory_bars(plan, None if budget is None else parse_bytes(budget)),
+        "tiles": picture_of("tiles", plan),
+        "traffic": picture_of("traffic", plan),
+        "memory": picture_of("memory", plan, None if budget is None else parse_bytes(budget)),
         "size": size_text(request.source, request.target),
         "command": _command(given),
     }

@@ -6,19 +6,17 @@
     plan.draw()             all three
     tree.draw("memory")     of `rs.plan_tree`: live bytes of all arrays, batch by batch
 
-From data to pictures:
+Each picture is drawn once, as a scene of areas, lines and words, and two painters show it:
 
-    cells             which devices hold which box of an array
-    scene             which dims and how many of those boxes a picture shows, and the caption
-    tiles_picture     the scene, panel by panel (`panel`); beside it, memory_picture and traffic_picture
-    pictures          `Plan.draw`: one picture or all of them on one figure; `notice` replaces one that cannot be drawn
-    canvas            areas, colours and scales: the only module that knows matplotlib
-    fragment          a plan in a notebook, in HTML, without matplotlib
-    traffic_cells     who sends how many bytes to whom, in rows and columns
-    shapes            the colours and stripes of all of them
-    vector_tiles, vector_traffic, vector_memory
-                      the three pictures as SVG and HTML without matplotlib: hover names, and the colours of the page
-    plan_page         a plan as one page of HTML with those pictures, which the playground shows as well
+    scene             areas, lines and words, and how words fit
+    colours           what each colour means, and stripes of several
+    cells             which devices hold which box of an array, and which boxes a picture shows
+    tiles, memory, traffic
+                      the three pictures as scenes
+    paint_svg         a scene as SVG, without matplotlib: titles that a pointer shows, and the colours of the page
+    paint_figure      scenes as a matplotlib figure: the only module that knows matplotlib
+    pictures          `Plan.draw`: one picture or all of them on one figure
+    plan_page         a plan as one page of HTML, of which the playground shows the parts, and as HTML in a notebook
 
 matplotlib is imported when the first figure is drawn.
 """

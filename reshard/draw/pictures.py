@@ -1,30 +1,22 @@
-"""`Plan.draw` and `TreePlan.draw`: which pictures of a plan there are, and how they share a figure."""
+"""`plan.draw`: which pictures of a plan of one or many arrays there are, and how they share a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from importlib import import_module
+from typing import Any
 
+from reshard.draw.memory import draw_memory
+from reshard.draw.scene import LINE, SMALL, Mark, Scene, Words, add_words, wrap_words
+from reshard.draw.tiles import draw_tiles
+from reshard.draw.traffic import draw_traffic
 from reshard.errors import ReshardError, quoted
 from reshard.plans.plan import Plan, TreePlan
 from reshard.show.plan_table import Timeline, moments, tree_timeline
 
 NAMES = ("tiles", "memory", "traffic")
-_GAP, _EDGE = 0.35, 0.1
-_WIDEST = 12.0  # Inches; a wider figure would be shown too small.
-
-
-class Drawing(Protocol):
-    """A picture that knows its size, and draws itself on an area of that size."""
-
-    @property
-    def size(self) -> Any:
-        """The picture's width and height in inches."""
-        ...
-
-    def put(self, area: Any) -> None:
-        """Draws the picture."""
-        ...
+_GAP, _EDGE = 34.0, 10.0
+_WIDEST = 1152.0  # A wider figure would be shown too small.
+_NOTICE = 432.0  # The width of a notice.
 
 
 def draw(plan: Plan | TreePlan, what: str | None = None) -> Any:
@@ -42,69 +34,51 @@ def draw(plan: Plan | TreePlan, what: str | None = None) -> Any:
         raise ReshardError(
             f"there is no picture {quoted(what)} of a plan; use one of {', '.join(NAMES)}, or None for all"
         )
-    canvas = load_canvas()
-    pictures = [_picture(what, plan)] if what else [_picture_or_notice(name, plan) for name in NAMES]
-    places, width, height = _placed(pictures)
-    area = canvas.blank(canvas.Size(width, height))
-    for picture, left, top in places:
-        picture.put(area.inside(left, top, *picture.size))
-    return area.figure
-
-
-def _placed(pictures: list[Drawing]) -> tuple[list[tuple[Drawing, float, float]], float, float]:
-    """Each picture with its left and top, side by side as far as they fit, and the size of the whole figure."""
-    places: list[tuple[Drawing, float, float]] = []
+    painter = load_painter()
+    scenes = [(what, draw_scene(what, plan))] if what else [(name, _scene_or_notice(name, plan)) for name in NAMES]
+    # Side by side as far as they fit.
+    placed: list[Any] = []
     left, top, width, height = 0.0, _EDGE, 0.0, _EDGE
-    for picture in pictures:
-        if left and left + picture.size.width > _WIDEST:
+    for name, scene in scenes:
+        framed = add_words(scene)
+        if left and left + framed.width > _WIDEST:
             left, top = 0.0, height + _GAP
-        places.append((picture, left, top))
-        left += picture.size.width + _GAP
-        width, height = max(width, left - _GAP), max(height, top + picture.size.height)
-    return places, width, height + _EDGE
+        placed.append(painter.PlacedScene(name, framed, left, top))
+        left += framed.width + _GAP
+        width, height = max(width, left - _GAP), max(height, top + framed.height)
+    return painter.paint_figure(placed, width, height + _EDGE)
 
 
-def _picture(name: str, plan: Plan | TreePlan) -> Drawing:
-    from reshard.draw.memory_picture import MemoryPicture  # They draw on the canvas: only with matplotlib.
-    from reshard.draw.tiles_picture import TilesPicture
-    from reshard.draw.traffic_picture import TrafficPicture
+def draw_scene(name: str, plan: Plan | TreePlan, budget: int | None = None, narrow: bool = False) -> Scene:
+    """The scene of a picture by its name, for a wide or a narrow screen.
 
+    Raises `ReshardError` for a plan that is too large for it.
+    """
     if name == "memory":
-        return MemoryPicture(_timeline(plan))
-    classes: dict[str, Callable[[Plan], Drawing]] = {"tiles": TilesPicture, "traffic": TrafficPicture}
-    return classes[name](_largest(plan))
-
-
-def _timeline(plan: Plan | TreePlan) -> Timeline:
+        if isinstance(plan, TreePlan):
+            return draw_memory(tree_timeline(plan), budget, narrow)
+        return draw_memory(Timeline(tuple(moments(plan)), plan.peak_bytes, plan.floor_bytes), budget, narrow)
     if isinstance(plan, TreePlan):
-        return tree_timeline(plan)
-    return Timeline(tuple(moments(plan)), plan.peak_bytes, plan.floor_bytes)
+        if not plan.names:
+            raise ReshardError('a tree of no arrays has no tiles and no traffic to draw; use draw("memory")')
+        plan = max(plan.plans.values(), key=lambda one: one.source.tile_bytes)
+    return draw_tiles(plan, narrow) if name == "tiles" else draw_traffic(plan)
 
 
-def _largest(plan: Plan | TreePlan) -> Plan:
-    """A plan, or that of the largest array of a tree."""
-    if isinstance(plan, Plan):
-        return plan
-    if not plan.names:
-        raise ReshardError('a tree of no arrays has no tiles and no traffic to draw; use draw("memory")')
-    return max(plan.plans.values(), key=lambda one: one.source.tile_bytes)
-
-
-def _picture_or_notice(name: str, plan: Plan | TreePlan) -> Drawing:
-    from reshard.draw.notice import Notice
-
+def _scene_or_notice(name: str, plan: Plan | TreePlan) -> Scene:
     try:
-        return _picture(name, plan)
+        return draw_scene(name, plan)
     except ReshardError as error:
-        return Notice(name, str(error))
+        lines = wrap_words(str(error), _NOTICE - 20, SMALL)
+        marks: list[Mark] = [Words(10, 8 + LINE * at, line, anchor="start") for at, line in enumerate(lines)]
+        return Scene(_NOTICE, 8 + LINE * len(lines), tuple(marks), f"no picture of the {name}")
 
 
-def load_canvas() -> Any:
-    """The canvas; raises `ReshardError` if matplotlib is not installed."""
+def load_painter() -> Any:
+    """The painter of figures; raises `ReshardError` if matplotlib is not installed."""
     try:
-        from reshard.draw import canvas
+        return import_module("reshard.draw.paint_figure")
     except ImportError as error:
         raise ReshardError(
             f"drawing needs matplotlib, which cannot be imported ({error}): pip install 'reshard[draw]'"
         ) from None
-    return canvas

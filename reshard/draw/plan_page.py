@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from reshard.draw.shapes import PART
-from reshard.draw.vector_tiles import tiles_notes, tiles_svg
-from reshard.draw.vector_traffic import traffic_svg
+from reshard.draw.paint_svg import paint_svg
+from reshard.draw.pictures import draw_scene
 from reshard.errors import ReshardError
 from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan
 from reshard.show.explain import assessed, why
 from reshard.show.html import cards, document, table
-from reshard.show.plan_table import Moment, meshes_text, moments, size_text, tree_timeline
+from reshard.show.plan_table import meshes_text, size_text, tree_timeline
 from reshard.types.units import bytes_text, counted, seconds_text
 
 STYLE = """
@@ -23,9 +22,6 @@ h1 code, h1 .mark { display: inline-block; margin-right: .25em; }
 figure svg[role=img] { display: block; margin: 0 auto; max-width: 100%; height: auto; }
 .narrow-screen { display: none; } .narrow-screen svg { width: 26rem; } .traffic svg { width: 26rem; }
 @media (max-width: 44rem) { .wide-screen { display: none; } .narrow-screen { display: block; } }
-.key { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; font-size: .86rem; color: var(--faint); }
-.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem;
-  vertical-align: -.08rem; }
 """
 """What the pictures of a plan need beside the common sheet."""
 
@@ -47,9 +43,9 @@ def page(plan: Plan, network: str | None = None) -> str:
         f"<p class='faint'>{escape(size_text(source, target))}</p>",
         sums_of(plan, network),
         f"<h2>Steps</h2>{steps_of(plan, network)}",
-        f"<h2>Who holds what</h2><figure>{tiles_of(plan)}</figure>",
-        f"<h2>Who sends how much to whom</h2><figure>{traffic_in(plan)}</figure>",
-        f"<h2>Live bytes on a device</h2><figure>{memory_bars(plan)}</figure>",
+        f"<h2>Who holds what</h2><figure>{picture_of('tiles', plan)}</figure>",
+        f"<h2>Who sends how much to whom</h2><figure>{picture_of('traffic', plan)}</figure>",
+        f"<h2>Live bytes on a device</h2><figure>{picture_of('memory', plan)}</figure>",
         _FOOTER,
     ]
     return document(f"reshard plan: {title}", "".join(parts), STYLE)
@@ -97,29 +93,27 @@ def _row(step: Step, timed: bool) -> list[str]:
     return [*cells, *([seconds_text(step.seconds or 0.0)] if timed else [])]
 
 
-def tiles_of(plan: Plan) -> str:
-    """The tiles, drawn for a wide and for a narrow screen (the page shows one of them), or why there is no picture."""
+def picture_of(name: str, plan: Plan, budget: int | None = None) -> str:
+    """A picture with its caption, drawn for a wide and for a narrow screen (the page shows one of them), or why there
+    is none.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> mesh = Mesh(x=4)
+    >>> shown = picture_of("memory", plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)), 96)
+    >>> shown.count("<svg"), "budget 96 B" in shown
+    (2, True)
+    """
     try:
-        wide, narrow, notes = tiles_svg(plan), tiles_svg(plan, columns=1), tiles_notes(plan)
+        wide, narrow = (draw_scene(name, plan, budget, narrow) for narrow in (False, True))
     except ReshardError as error:
-        return _without(error)
+        return f"<p class='faint'>{escape(str(error))}</p>"
+    caption = f"<figcaption>{escape(wide.caption)}</figcaption>" if wide.caption else ""
+    if wide == narrow:
+        return f'<div class="{name}">{paint_svg(wide)}</div>{caption}'
     return (
-        f'<div class="wide-screen">{wide}</div><div class="narrow-screen">{narrow}</div>'
-        f"<figcaption>{escape(notes)}</figcaption>"
+        f'<div class="wide-screen">{paint_svg(wide)}</div><div class="narrow-screen">{paint_svg(narrow)}</div>{caption}'
     )
-
-
-def traffic_in(plan: Plan) -> str:
-    """The matrix of senders and receivers, or why there is none."""
-    try:
-        svg, notes = traffic_svg(plan)
-    except ReshardError as error:
-        return _without(error)
-    return f'<div class="traffic">{svg}</div><figcaption>{escape(notes)}</figcaption>'
-
-
-def _without(error: ReshardError) -> str:
-    return f"<p class='faint'>{escape(str(error))}</p>"
 
 
 # A plan in a notebook: HTML with inline styles only, in the colours of the page around it.
@@ -220,44 +214,3 @@ def _totals(plan: Plan) -> str:
     ]
     words += [] if plan.seconds is None else [f"{seconds_text(plan.seconds)} predicted"]
     return ", ".join(words)
-
-
-# The live bytes of a plan as bars of HTML, without matplotlib: a bar for each moment, and a mark at the floor.
-
-
-def memory_bars(plan: Plan, budget: int | None = None) -> str:
-    """A row for each moment of a plan: its name, a bar of what is live, and the bytes; then a key.
-
-    The end of the scale is the budget, where there is one, else the peak; a mark in each bar is the floor.
-
-    >>> from reshard.synth import plan
-    >>> from reshard.types import Layout, Mesh
-    >>> mesh = Mesh(x=4)
-    >>> bars = memory_bars(plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)))
-    >>> bars.count("<svg"), "80 B" in bars
-    (3, True)
-    """
-    rows, scale = moments(plan), max(plan.peak_bytes, budget or 0, 1)
-    lines = "".join(
-        f"<span>{escape(moment.name)}</span>{_memory_bar(moment, scale, plan.floor_bytes)}"
-        f'<span class="end">{bytes_text(moment.live_bytes)}</span>'
-        for moment in rows
-    )
-    names = dict.fromkeys(name for moment in rows for name, size in moment.parts if size)
-    key = "".join(f'<span><i style="background:{PART[name]}"></i>{escape(name)}</span>' for name in names)
-    end = f"the budget, {bytes_text(budget)}" if budget else f"the peak, {bytes_text(scale)}"
-    return (
-        f'<div class="bars">{lines}</div><p class="key">{key}'
-        f"<span>a bar ends at {end}; the line is the floor, {bytes_text(plan.floor_bytes)}</span></p>"
-    )
-
-
-def _memory_bar(moment: Moment, scale: int, floor: int) -> str:
-    parts: list[str] = []
-    start = 0.0
-    for name, size in moment.parts:
-        wide = 100 * size / scale
-        parts.append(f'<rect x="{start:.3f}" width="{wide:.3f}" height="1" fill="{PART[name]}"/>')
-        start += wide
-    mark = f'<rect x="{min(99.4, 100 * floor / scale):.3f}" width=".6" height="1" style="fill:var(--text)"/>'
-    return f'<svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">{"".join(parts)}{mark}</svg>'

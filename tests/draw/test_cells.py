@@ -1,4 +1,4 @@
-"""The cells of a layout, element by element, against its meaning."""
+"""The cells of a layout, element by element, against its meaning; which dims of a plan are drawn, and the captions."""
 
 import random
 from itertools import product
@@ -6,10 +6,23 @@ from math import prod
 
 import pytest
 
-from reshard.draw.vector_tiles import MOST_CELLS, LayoutCells, bounded, counts
+import reshard as rs
+from reshard.draw.cells import (
+    MOST_CELLS,
+    MOST_SLICES,
+    MOST_STRIPES,
+    Cell,
+    LayoutCells,
+    choose_panels,
+    count_runs,
+    label_cell,
+    limit_runs,
+)
+from reshard.draw.colours import PALE
 from reshard.errors import ReshardError
 from reshard.types import Layout, Mesh
 from reshard.types.meaning import meaning
+from tests.draw.cases import CASES, M222, planned
 from tests.layouts import random_pair
 
 KINDS = [
@@ -31,7 +44,7 @@ KINDS = [
 
 
 def whole(layout):
-    return LayoutCells(layout, counts(layout))
+    return LayoutCells(layout, count_runs(layout))
 
 
 def by_meaning(layout):
@@ -73,7 +86,7 @@ def test_cells_of_random_layouts(seed):
 def test_a_part_of_the_runs_is_the_same_part_of_the_layout(seed):
     choose = random.Random(seed)
     for layout in random_pair(choose):
-        drawn = tuple(choose.randint(min(1, count), count) for count in counts(layout))
+        drawn = tuple(choose.randint(min(1, count), count) for count in count_runs(layout))
         every = by_meaning(layout)
         part = by_cells(LayoutCells(layout, drawn))
         assert part == {element: every[element] for element in part}, f"{drawn} of {layout}"
@@ -92,14 +105,14 @@ def test_summands_are_apart_and_replicas_together():
 
 def test_cells_are_few_however_large_the_array():
     layout = Layout.parse("f32[1048576{x}64, {y}8388608]", Mesh(x=4, y=8))
-    cells = LayoutCells(layout, bounded(counts(layout)))
+    cells = LayoutCells(layout, limit_runs(count_runs(layout)))
     assert len(cells.cells) <= MOST_CELLS
     assert [cell.devices for cell in cells.cells[::8][:5]] == [(0,), (8,), (16,), (24,), (0,)]
 
 
 @pytest.mark.parametrize("sizes", [(), (1,), (5000,), (64, 64), (100, 100), (3, 3, 3000), (40, 40, 40), (0, 9)])
-def test_bounded_keeps_within_the_bound_and_the_sizes(sizes):
-    some = bounded(sizes)
+def test_limits_keep_within_the_bound_and_the_sizes(sizes):
+    some = limit_runs(sizes)
     assert prod(some) <= MOST_CELLS and all(n <= size and (n or not size) for n, size in zip(some, sizes, strict=True))
     if prod(sizes) <= 1000:
         assert some == sizes
@@ -112,3 +125,108 @@ def test_too_many_devices_or_runs_are_refused():
     fine = Layout.parse("f32[{x:(1)2}2097152{x:(2)2}]", Mesh(x=4))
     with pytest.raises(ReshardError, match="too finely"):
         assert LayoutCells(fine, (16,)).cells
+
+
+@pytest.mark.parametrize("name", list(CASES))
+def test_names_and_layouts_are_those_of_the_plan(name):
+    plan, drawn = planned(name), choose_panels(planned(name))
+    assert drawn.layouts == [plan.source, *(step.result for step in plan.steps)]
+    assert len(drawn.names) == len(drawn.panels)
+    ends = (drawn.names[0], drawn.names[-1])
+    assert ends == (("source", "target") if plan.steps else ("source and target",) * 2)
+
+
+@pytest.mark.fast(20)
+@pytest.mark.parametrize("seed", range(60))
+def test_dims_that_are_not_drawn_are_never_split(seed):
+    source, target = random_pair(random.Random(seed), most_rank=5)
+    plan = rs.plan(source, target)
+    drawn = choose_panels(plan)
+    rest = [dim for dim in range(len(source.shape)) if dim not in (*drawn.grid, *drawn.slices)]
+    for layout in drawn.layouts:
+        for dim in rest:
+            assert len({meaning(layout, device)[dim] for device in layout.mesh.devices}) == 1
+    assert len(drawn.grid) == min(2, len(source.shape) - len(rest))
+    assert not set(drawn.grid) & set(drawn.slices) and list(drawn.grid) == sorted(drawn.grid)
+    runs = [max(of_dim) for of_dim in zip(*map(count_runs, drawn.layouts), strict=True)]
+    assert all(runs[dim] >= runs[other] for dim in drawn.grid for other in drawn.slices)
+    _, named, note = drawn.describe().partition("Not drawn: ")
+    assert all(f"dim {dim} ({source.shape[dim]})" in note for dim in rest) and bool(named) == bool(rest)
+
+
+@pytest.mark.fast(20)
+@pytest.mark.parametrize("seed", range(30))
+def test_slices_and_cells_are_limit_runs(seed):
+    choose = random.Random(seed)
+    mesh = Mesh(x=4, y=3, z=2)
+    shape = [12 * choose.randint(1, 50) for _ in range(4)]
+    layouts = [Layout.from_spec(mesh, shape, "int8", [[a] for a in choose.sample("xyz", 3)]) for _ in range(2)]
+    fine = Layout.parse("s8[{x:(1)2}64{x:(2)2}2, {y}100{z}1, {w}5]", Mesh(w=2, x=4, y=3, z=2))
+    cyclic = Layout.parse("s8[24{x}2, 300{y}1, 600{z}3, 2]", mesh)
+    for source, target in (layouts, [cyclic, cyclic], [fine, fine]):
+        for panel in choose_panels(rs.plan(source, target)).panels:
+            drawn = choose_panels(rs.plan(source, target))
+            assert prod(panel.drawn) <= MOST_CELLS
+            assert prod(panel.drawn[dim] for dim in drawn.slices) <= MOST_SLICES
+            assert all(1 <= some <= every for some, every in zip(panel.drawn, count_runs(panel.layout), strict=True))
+
+
+def test_slices_are_named_by_their_indices():
+    drawn = choose_panels(planned("slices of padding"))
+    assert len(drawn.slices) == 1
+    names = [name for name, _ in drawn.list_slices(0)]
+    assert all(name.startswith(f"dim {drawn.slices[0]}: ") for name in names)
+    cells = [cell for _, cells in drawn.list_slices(0) for cell in cells]
+    assert len(cells) == len(drawn.panels[0].cells) and set(cells) == set(drawn.panels[0].cells)
+
+
+def test_panels_have_one_scale_unless_some_are_cropped():
+    even = choose_panels(planned("two dims"))
+    assert [even.extent(at, 0) for at in range(len(even.panels))] == [16] * len(even.panels)
+    mesh = Mesh(x=2, y=2)
+    source, target = Layout.parse("f64[64{x}64]", mesh), Layout.parse("f64[{x}{y}2048]", mesh)
+    cropped = choose_panels(rs.plan(source, target))
+    assert cropped.cropped(0, 0) and not cropped.cropped(len(cropped.panels) - 1, 0)
+    assert cropped.extent(0, 0) == 16 * 64 and cropped.extent(len(cropped.panels) - 1, 0) == 8192
+    assert cropped.describe().endswith("Source: the first 16 of 128 runs of dim 0.")
+
+
+NOTES = [
+    (Mesh(x=5), "f32[{x}1]", "f32[{x}1]", ["Numbers and colours are the 5 devices."]),
+    (Mesh(x=1), "f32[7]", "f32[7]", ["Numbers and colours are the 1 device."]),
+    (M222, "f32[{x}3/5]", "f32[{x}3/5]", ["0,1 or 0-1: each of these devices holds it.", "Hatched: padding."]),
+    (Mesh(x=2), "f32[2] + mean{x}", "f32[2] + mean{x}", ["0 + 1: each holds a summand, and the array is their mean."]),
+]
+
+
+@pytest.mark.parametrize(("mesh", "source", "target", "notes"), NOTES)
+def test_notes(mesh, source, target, notes):
+    plan = rs.plan(Layout.parse(source, mesh), Layout.parse(target, mesh))
+    assert choose_panels(plan).describe().endswith(" ".join(notes))
+
+
+def test_too_many_devices_of_a_plan_are_refused():
+    layout = Layout.parse("f32[{x}1]", Mesh(x=4099))
+    with pytest.raises(ReshardError, match="4099 devices"):
+        choose_panels(rs.plan(layout, layout))
+
+
+def test_labels_of_many_summands_are_counted():
+    cell = Cell((), tuple((device,) for device in range(7)))
+    assert label_cell(cell, Mesh(x=8)) == "0 + 1 + .. (7)"
+    assert label_cell(Cell((), ((0, 1, 2, 5), (3, 4))), Mesh(x=8)) == "0-2,5 + 3,4"
+
+
+def test_devices_with_a_coordinate_in_common_are_labelled_by_it_and_others_are_not():
+    mesh = Mesh({"a": 1, "x": 2, "y": 4, "z": 2}, device_ids=range(12, 28))
+    assert label_cell(Cell((), ((13, 15, 17, 19),)), mesh) == "x=0,z=1"
+    assert label_cell(Cell((), ((12, 14, 16, 18, 20, 22, 24, 26),)), mesh) == "z=0"
+    assert label_cell(Cell((), ((12, 14, 20, 22),)), mesh) == "12,14,.. (4)"
+
+
+def test_cells_of_many_devices_are_pale():
+    mesh = Mesh(x=MOST_STRIPES, y=2)
+    drawn = choose_panels(rs.plan(Layout.parse("f32[{y}2]", mesh), Layout.parse("f32[4]", mesh)))
+    (half, _), (whole_array,) = (panel.cells for panel in drawn.panels)
+    assert len(drawn.fills(0, half)) == MOST_STRIPES == len(set(drawn.fills(0, half)))
+    assert drawn.fills(1, whole_array) == (PALE,)

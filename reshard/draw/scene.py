@@ -1,0 +1,159 @@
+"""A picture as data: areas, lines and words at their places, which painters turn into SVG or a figure.
+
+    draw_tiles(plan)    ->  Scene(width, height, marks, ...)  ->  paint_svg(scene)      an `svg` element of a page
+    draw_memory(...)                                          ->  paint_figure(scenes)  a matplotlib `Figure`
+    draw_traffic(plan)
+
+Lengths are pixels, 96 to the inch, from the top left; marks lie in order, later ones on top. What has the colour `INK`
+is in the colour of the text around it, dark on a light page and light on a dark one; all other colours are the same on
+both.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from reshard.draw.colours import Point, box
+
+INK = "ink"
+"""The colour of the text around a picture."""
+
+LEGIBLE, SMALL, NORMAL, LARGE = 7.0, 10.0, 12.0, 14.0
+"""Sizes of words; smaller words than LEGIBLE are left out."""
+
+LETTER = 0.61
+"""The average width of a character over the size of the words."""
+
+LINE = 13.5
+"""From one line of small words to the next."""
+
+_HATCH = 8.0  # Between the lines over padding.
+
+
+class Area(NamedTuple):
+    """Polygons, each with its fill; `title` is what a pointer that rests on them shows."""
+
+    outlines: tuple[tuple[Point, ...], ...]
+    fills: tuple[str, ...]
+    title: str = ""
+    opacity: float = 1.0
+    rim: bool = False
+
+    @property
+    def bounds(self) -> tuple[Point, ...]:
+        """The corners of the box around the polygons."""
+        points = [point for outline in self.outlines for point in outline]
+        (left, right), (top, bottom) = ((min(side), max(side)) for side in zip(*points, strict=True))
+        return box(left, top, right, bottom)
+
+
+class Lines(NamedTuple):
+    """Segments of one colour."""
+
+    segments: tuple[tuple[Point, Point], ...]
+    colour: str = INK
+    width: float = 1.0
+    opacity: float = 1.0
+    dashed: bool = False
+
+
+class Words(NamedTuple):
+    """One line of words whose middle is at height `y`; `anchor` says whether `x` is their start, middle or end."""
+
+    x: float
+    y: float
+    text: str
+    size: float = SMALL
+    anchor: str = "middle"
+    colour: str = INK
+    bold: bool = False
+    mono: bool = False
+    faint: bool = False
+    halo: bool = False
+    turned: bool = False
+
+
+Mark = Area | Lines | Words
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Marks on a rectangle whose left edge is 0 and whose upper edge is `top`.
+
+    `title` and `caption` stand above and below the picture; `spoken` is for those who do not see it.
+    """
+
+    width: float
+    height: float
+    marks: tuple[Mark, ...]
+    title: str = ""
+    caption: str = ""
+    spoken: str = ""
+    top: float = 0.0
+
+
+def add_words(scene: Scene) -> Scene:
+    """The scene with its title and caption as marks, for a picture that no page surrounds.
+
+    >>> add_words(Scene(200, 100, (), "tiles", "Numbers are devices.")).marks[0].text
+    'tiles'
+    """
+    head = 30.0 if scene.title else 0.0
+    lines = wrap_words(scene.caption, scene.width - 20, SMALL)
+    marks: list[Mark] = [*scene.marks]
+    if scene.title:
+        marks.insert(0, Words(10, scene.top - head + 8, scene.title, LARGE, "start", bold=True))
+    bottom = scene.top + scene.height
+    marks += [Words(10, bottom + 14 + LINE * at, line, anchor="start", faint=True) for at, line in enumerate(lines)]
+    foot = 12 + LINE * len(lines) if lines else 0.0
+    return replace(scene, top=scene.top - head, height=scene.height + head + foot, marks=tuple(marks))
+
+
+def box_area(left: float, top: float, right: float, bottom: float, fill: str, title: str = "") -> Area:
+    """A filled rectangle."""
+    return Area((box(left, top, right, bottom),), (fill,), title)
+
+
+def hatch_box(left: float, top: float, right: float, bottom: float) -> Iterable[Mark]:
+    """Marks of padding: a grey box with lines across it at half a right angle."""
+    if right <= left or bottom <= top:
+        return
+    yield Area((box(left, top, right, bottom),), ("#888888",), "padding", 0.1)
+    segments: list[tuple[Point, Point]] = []
+    total = left + top + _HATCH  # x + y of the points of a line.
+    while total < right + bottom:
+        start, end = max(left, total - bottom), min(right, total - top)
+        segments.append(((start, total - start), (end, total - end)))
+        total += _HATCH
+    yield Lines(tuple(segments), opacity=0.35)
+
+
+def arrow_lines(start: Point, end: Point) -> Lines:
+    """An arrow to the right or down."""
+    (x, y), across = end, end[0] > start[0]
+    tips = ((x - 6, y - 4), (x - 6, y + 4)) if across else ((x - 4, y - 6), (x + 4, y - 6))
+    return Lines(((start, end), *((tip, end) for tip in tips)), width=1.3)
+
+
+def fit_words(text: str, width: float, height: float) -> float:
+    """The size in which words fit into a box, at most NORMAL; 0 if they would be too small to read.
+
+    >>> fit_words("0", 100, 50), fit_words("0,1 + 2,3", 20, 50)
+    (12.0, 0.0)
+    """
+    size = min(NORMAL, 0.9 * width / (LETTER * max(1, len(text))), 0.8 * height)
+    return size if size >= LEGIBLE else 0.0
+
+
+def measure_words(text: str, size: float) -> float:
+    """The approximate width of words."""
+    return LETTER * size * len(text)
+
+
+def wrap_words(text: str, width: float, size: float) -> Sequence[str]:
+    """Lines of words that are about this wide; long words stay whole."""
+    most = max(1, int(width / (LETTER * size)))
+    return textwrap.wrap(text, most, break_long_words=False, break_on_hyphens=False)
