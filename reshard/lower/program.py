@@ -150,6 +150,16 @@ class Program:
     tile_shapes: tuple[tuple[int, ...], ...]
     keep_source: bool
 
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The programs of the arrays, as a `BatchProgram` has them: this one."""
+        return (self,)
+
+    @property
+    def joint(self) -> tuple[None, ...]:
+        """For each step what stands for the instructions of all arrays: nothing, since there is one array."""
+        return (None,) * len(self.instructions)
+
 
 def lower_plan(plan: Plan, device: int | None = None) -> Program:
     """Spells out a checked plan as a program; raises `PlanError` for anything else.
@@ -326,15 +336,19 @@ Joint = PackedCollective | JointExchange
 class BatchProgram:
     """The programs of a batch's arrays, and for each step the instruction that stands for all of them.
 
-    None stands for a step in which each array's own instruction runs: it is local, or there is one array.
+    None stands for a step that is local: each array's own instruction runs.
     """
 
     programs: tuple[Program, ...]
     joint: tuple[Joint | None, ...]
 
 
-def lower_batch(batch: Batch) -> BatchProgram:
-    """Spells out a checked batch.
+AnyProgram = Program | BatchProgram
+"""The program of one array or of many; runtimes read `programs` and `joint`, which both have."""
+
+
+def lower_batch(batch: Batch) -> AnyProgram:
+    """Spells out a checked batch; that of one array is the program of its plan.
 
     >>> import reshard as rs
     >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("f32[{x}4]", "f32[8]"))
@@ -345,33 +359,51 @@ def lower_batch(batch: Batch) -> BatchProgram:
     if not isinstance(batch, Batch):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlanError(f"lower_batch takes a checked Batch, not {type(batch).__name__}; make one with plan_tree()")
     lowered = {plan: lower_plan(plan) for plan in dict.fromkeys(batch.plans)}
+    if len(batch.plans) == 1:
+        return lowered[batch.plans[0]]
     programs = tuple(lowered[plan] for plan in batch.plans)
-    columns = zip(*(program.instructions for program in programs), strict=True)
-    steps = zip(batch.steps, columns, strict=True)
-    alone = len(programs) == 1
+    columns = zip(batch.steps, zip(*(program.instructions for program in programs), strict=True), strict=True)
     return BatchProgram(
-        programs,
-        tuple(None if alone or not of[0].cost.launches else joined(each) for of, each in steps),
+        programs, tuple(join_instructions(each) if steps[0].cost.launches else None for steps, each in columns)
     )
 
 
-def joined(each: Sequence[Instruction]) -> Joint:
+def join_instructions(each: Sequence[Instruction]) -> Joint:
     """One instruction for those of several arrays; raises `PlanError` if their devices differ.
 
-    >>> joined([Permute(((0, 1), (1, 0)))] * 2).packed
+    >>> join_instructions([Permute(((0, 1), (1, 0)))] * 2).packed
     Permute(pairs=((0, 1), (1, 0)))
     """
     first = each[0]
     if isinstance(first, Exchange):
-        return _lower_joint_exchange(each)
+        exchanges = tuple(step for step in each if isinstance(step, Exchange))
+        ends = [[[(t.sender, t.receiver) for t in turn] for turn in step.rounds] for step in exchanges]
+        if len(exchanges) != len(each) or any(one != ends[0] for one in ends):
+            raise PlanError("the exchanges of a batch do not have the same senders and receivers in each round")
+        return JointExchange(exchanges)
     for other in each[1:]:
-        if type(other) is not type(first) or _between(other) != _between(first):
+        if type(other) is not type(first) or _devices_of(other) != _devices_of(first):
             raise PlanError(f"{type(first).__name__} and {type(other).__name__} are not between the same devices")
-    return _collective(each)
+    send = tuple(step.send for step in each if isinstance(step, AllGather | AllToAll | ReduceScatter))
+    receive = tuple(step.receive for step in each if isinstance(step, AllGather | AllToAll | ReduceScatter))
+    # The blocks of all arrays lie side by side, number by number, so the packed tile needs no order of its own: its
+    # views number as many blocks as a group has members, or none where the whole tile is one block.
+    match first:
+        case AllGather(groups=groups):
+            packed = AllGather(groups, _packed_view(send, 0), _packed_view(receive, len(groups[0])))
+        case AllToAll(groups=groups):
+            packed = AllToAll(groups, _packed_view(send, len(groups[0])), _packed_view(receive, len(groups[0])))
+        case ReduceScatter(groups=groups, reduction=reduction):
+            packed = ReduceScatter(groups, _packed_view(send, len(groups[0])), _packed_view(receive, 0), reduction)
+        case AllReduce() | Permute():
+            packed = first  # Whole tiles, one after another.
+        case other:
+            raise PlanError(f"{type(other).__name__} shares its launches with no other")
+    return PackedCollective(packed, send, receive)
 
 
-def _between(step: Instruction) -> object:
-    """Who sends to whom, and how summands are combined."""
+def _devices_of(step: Instruction) -> object:
+    """Who sends to whom, and how summands are combined: what instructions that share a launch have in common."""
     match step:
         case AllGather(groups=groups) | AllToAll(groups=groups):
             return groups
@@ -383,37 +415,12 @@ def _between(step: Instruction) -> object:
             raise PlanError(f"{type(step).__name__} shares its launches with no other")
 
 
-def _collective(each: Sequence[Instruction]) -> PackedCollective:
-    send = tuple(step.send for step in each if isinstance(step, AllGather | AllToAll | ReduceScatter))
-    receive = tuple(step.receive for step in each if isinstance(step, AllGather | AllToAll | ReduceScatter))
-    match each[0]:
-        case AllGather(groups=groups):
-            packed = AllGather(groups, _blocks(send, 0), _blocks(receive, len(groups[0])))
-        case AllToAll(groups=groups):
-            packed = AllToAll(groups, _blocks(send, len(groups[0])), _blocks(receive, len(groups[0])))
-        case ReduceScatter(groups=groups, reduction=reduction):
-            packed = ReduceScatter(groups, _blocks(send, len(groups[0])), _blocks(receive, 0), reduction)
-        case AllReduce() | Permute():
-            return PackedCollective(each[0], (), ())
-        case other:
-            raise PlanError(f"{type(other).__name__} shares its launches with no other")
-    return PackedCollective(packed, send, receive)
-
-
-def _blocks(views: Sequence[TileView], count: int) -> TileView:
+def _packed_view(views: Sequence[TileView], count: int) -> TileView:
     """The view of a packed tile: `count` blocks one after another, or none and the tile as it is."""
     elements = sum(view.elements for view in views)
     if not count:
         return TileView((elements,), (elements,), (elements,), (0,), ())
     return TileView((elements,), (elements,), (count, elements // count), (0, 0), (0,))
-
-
-def _lower_joint_exchange(each: Sequence[Instruction]) -> JointExchange:
-    exchanges = tuple(step for step in each if isinstance(step, Exchange))
-    turns = [[[(t.sender, t.receiver) for t in turn] for turn in step.rounds] for step in exchanges]
-    if len(exchanges) != len(each) or any(turn != turns[0] for turn in turns):
-        raise PlanError("the exchanges of a batch do not have the same senders and receivers in each round")
-    return JointExchange(exchanges)
 
 
 # The pairs of a permute: which device sends its whole tile to which.

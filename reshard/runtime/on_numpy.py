@@ -26,6 +26,7 @@ from reshard.lower.program import (
     AllGather,
     AllReduce,
     AllToAll,
+    AnyProgram,
     Exchange,
     InParts,
     Instruction,
@@ -52,7 +53,7 @@ from reshard.lower.views import (
     fills,
     last_dtype,
 )
-from reshard.plans.plan import Batch, Plan, TreePlan
+from reshard.plans.plan import Plan, TreePlan
 from reshard.plans.rules.parts import Cut
 from reshard.plans.rules.tile_view import TileView
 from reshard.runtime.account import Account, InBytes, begin_account
@@ -258,23 +259,46 @@ def run(program: Program, tiles: Mapping[int, Array], memory: Account | None = N
     """
     checked = checked_tiles(program.devices, program.tile_shape, program.dtype, tiles)
     memory = begin_account(program.dtype, memory)
-    for device, tile in checked.items():
-        memory.take(device, tile.size)
+    _take(memory, checked)
     for device, tile in more.into.items():
         memory.take(device, tile.size, last_dtype(program.instructions))
-    given = after = checked
-    for instruction, shape in zip(program.instructions, program.tile_shapes, strict=True):
+    return _run_launches(program, [checked], memory, more)[0]
+
+
+def _run_launches(
+    program: AnyProgram, sources: Sequence[Tiles], memory: Account, more: Extras = NO_EXTRAS
+) -> list[Tiles]:
+    """Runs the launches of one array or of several that share them; the sources are counted already.
+
+    What is given may never be written to, nor returned as a result: `given` has, for each array, the tiles that still
+    share memory with its source.
+    """
+    given, after = list(sources), list(sources)
+    for number, joint in enumerate(program.joint):
         before, dtype = after, memory.dtype
-        if isinstance(instruction, VIEW_INSTRUCTIONS):
-            after = run_view(instruction, before, shape, memory, more)
+        steps = [one.instructions[number] for one in program.programs]
+        shapes = [one.tile_shapes[number] for one in program.programs]
+        if isinstance(joint, JointExchange):
+            after = _exchanged(joint, before, shapes, memory)
+        elif isinstance(joint, PackedCollective):
+            after = _packed_and_moved(joint, before, shapes, memory)
         else:
-            after = run_instruction(instruction, before, shape, memory)
-        if aliases(instruction):
-            given = after if before is given else given
-        elif not overwrites(instruction) and (before is not given or not program.keep_source):
-            for device, tile in before.items():
-                memory.free(device, tile.size, dtype)
-    return {device: tile.copy() if after is given else tile for device, tile in after.items()}
+            after = [
+                run_view(step, tiles, shape, memory, more)
+                if isinstance(step, VIEW_INSTRUCTIONS)
+                else run_instruction(step, tiles, shape, memory)
+                for step, tiles, shape in zip(steps, before, shapes, strict=True)
+            ]
+        for at, (one, step) in enumerate(zip(program.programs, steps, strict=True)):
+            if aliases(step):  # The same memory in another shape: it is still the source's if it was before.
+                given[at] = after[at] if before[at] is given[at] else given[at]
+            elif not overwrites(step) and (before[at] is not given[at] or not one.keep_source):
+                for device, tile in before[at].items():
+                    memory.free(device, tile.size, dtype)
+    return [
+        {device: tile.copy() if tiles is source else tile for device, tile in tiles.items()}
+        for tiles, source in zip(after, given, strict=True)
+    ]
 
 
 def run_instruction(instruction: Instruction, tiles: Tiles, shape: Sequence[int], memory: Account) -> Tiles:
@@ -534,69 +558,7 @@ def _at(spans: Sequence[Span]) -> tuple[slice, ...]:
     return tuple(slice(start, start + extent) for start, extent in spans)
 
 
-# Trees of plans on the reference runtime: batch after batch, all sources and all targets counted.
-#
-# A batch runs as it is lowered: blocks are packed side by side, one collective moves them, and they are unpacked. The
-# account counts bytes, because arrays differ in dtype; every buffer is counted while it lives, as in `on_numpy`.
-
-
-def simulate_tree(
-    tree: TreePlan, tiles: Mapping[str, Mapping[int, Array]], memory: Account | None = None, *, padded: bool = True
-) -> dict[str, Tiles]:
-    """Runs the plans of a tree on numpy arrays, all devices in this process: {name: {device id: tile}}.
-
-    Tiles are as in `simulate`, and so is `padded`. `memory`, an account of dtype "uint8", is updated with the bytes
-    live and received. Raises `TileError` for tiles that do not fit.
-
-    >>> import reshard as rs
-    >>> rows, whole = (rs.Layout.parse(text, rs.Mesh(x=2)) for text in ("int64[{x}1]", "int64[2]"))
-    >>> tree = rs.plan_tree({"a": (rows, whole), "b": (rows, whole)})
-    >>> tiles = {"a": {0: np.array([1]), 1: np.array([2])}, "b": {0: np.array([3]), 1: np.array([4])}}
-    >>> {name: moved[0].tolist() for name, moved in simulate_tree(tree, tiles).items()}
-    {'a': [1, 2], 'b': [3, 4]}
-    """
-    live = _checked(tree, tiles)
-    account = begin_account("uint8", memory)
-    for name, plan in tree.plans.items():
-        _take(InBytes(plan.source.dtype, account), live[name])
-    for batch in tree.batches:
-        moved = _run_batch(batch, [live[name] for name in batch.names], account)
-        live.update(zip(batch.names, moved, strict=True))
-    if padded:
-        return live
-    targets = {name: plan.target for name, plan in tree.plans.items()}
-    return {name: {d: without_padding(targets[name], d, tile) for d, tile in by.items()} for name, by in live.items()}
-
-
-def _checked(tree: TreePlan, tiles: object) -> dict[str, Tiles]:
-    """The tiles of all arrays with padding, each by device."""
-    if not isinstance(tiles, Mapping):
-        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict with the tiles of each array, by its name")
-    given = cast("Mapping[str, object]", tiles)
-    missing = (name for name in tree.names if name not in given)
-    unknown = (name for name in given if name not in tree.plans)
-    wrong = list(itertools.islice(itertools.chain(missing, unknown), 4))
-    if wrong:
-        raise TileError(
-            f"tiles are given for {len(given)} arrays, the tree has {len(tree.names)}; {quoted(wrong)} are missing "
-            f"or unknown; give the tiles of each array by its name"
-        )
-    return {name: _of_layout(name, plan.source, given[name]) for name, plan in tree.plans.items()}
-
-
-def _of_layout(name: str, layout: Layout, tiles: object) -> Tiles:
-    shapes = {device: (layout.tile_shape, layout.tile_shape_of(device)) for device in layout.mesh.devices}
-    try:
-        checked = {d: with_padding(layout, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
-    except TileError as error:
-        raise TileError(f"{name}: {error}") from None
-    for device, tile in checked.items():
-        if tile.shape != layout.tile_shape or tile.dtype.name != layout.dtype:
-            raise TileError(
-                f"{name}: device {device}'s tile has shape {tile.shape} and dtype {tile.dtype.name}, the source's "
-                f"tiles have {layout.tile_shape} and {layout.dtype}"
-            )
-    return checked
+# Launches of several arrays: blocks are packed side by side, one collective moves them, and they are unpacked.
 
 
 def _take(memory: Account, tiles: Tiles) -> None:
@@ -607,48 +569,6 @@ def _take(memory: Account, tiles: Tiles) -> None:
 def _free(memory: Account, tiles: Tiles) -> None:
     for device, tile in tiles.items():
         memory.free(device, tile.size)
-
-
-def _run_batch(batch: Batch, sources: list[Tiles], account: Account) -> list[Tiles]:
-    """The tiles of a batch's targets; sources are already counted, and freed if they are donated."""
-    memory = InBytes(batch.plans[0].source.dtype, account)
-    if len(batch.plans) == 1:
-        return [_run_alone(batch.plans[0], sources[0], memory, account)]
-    lowered = lower_batch(batch)
-    tiles = sources
-    for number, joint in enumerate(lowered.joint):
-        before = tiles
-        steps = [program.instructions[number] for program in lowered.programs]
-        shapes = [program.tile_shapes[number] for program in lowered.programs]
-        memory.launches = 0
-        if joint is None:
-            tiles = [run_instruction(*each, memory) for each in zip(steps, before, shapes, strict=True)]
-            memory.launches = memory.launches // len(steps)
-        elif isinstance(joint, JointExchange):
-            tiles = _exchanged(joint, before, shapes, memory)
-        else:
-            tiles = _packed_and_moved(joint, before, shapes, memory)
-        account.launches += memory.launches
-        _free_operands(lowered.programs, steps, before, before is sources, memory)
-    if tiles is sources:
-        return [{device: tile.copy() for device, tile in by.items()} for by in sources]
-    return tiles
-
-
-def _run_alone(plan: Plan, tiles: Tiles, memory: Account, account: Account) -> Tiles:
-    """One array as `on_numpy` runs it, which counts its source again."""
-    _free(memory, tiles)
-    moved = run(lower_plan(plan), tiles, memory)
-    account.launches += memory.launches
-    return moved
-
-
-def _free_operands(
-    programs: Sequence[Program], steps: Sequence[Instruction], before: Sequence[Tiles], first: bool, memory: Account
-) -> None:
-    for program, step, tiles in zip(programs, steps, before, strict=True):
-        if not overwrites(step) and not (first and program.keep_source):
-            _free(memory, tiles)
 
 
 def _packed_and_moved(
@@ -733,7 +653,7 @@ def _run_tree_turn(turn: Sequence[Any], sides: Sequence[tuple[Tiles, Tiles]], me
         memory.free(*end)
 
 
-# `simulate`: a plan, or a tree of plans, run on numpy.
+# `simulate`: a plan of one array or of many, run on numpy.
 
 
 @overload
@@ -779,20 +699,53 @@ def simulate(
     array([0, 1, 2, 3])
     """
     padded = checked_flag(padded, "padded")
-    if not isinstance(plan, TreePlan):
-        moved = _run(plan, tiles, memory, into, scale)
-        return moved if padded else {d: without_padding(plan.target, d, tile) for d, tile in moved.items()}
+    if isinstance(plan, Plan):
+        program, given = lower_plan(plan), _source_tiles(plan.source, tiles)
+        moved = run(program, given, memory, extras(plan, into, scale))
+        return moved if padded else _trimmed(plan, moved)
     if into is not None or scale is not None:
         raise TileError("into and scale are of one move: run the plan of its name alone, tree.plans[name]")
-    return simulate_tree(plan, tiles, memory, padded=padded)
+    live = _tiles_by_name(plan, tiles)
+    account = begin_account("uint8", memory)  # Arrays differ in dtype, so that bytes are counted.
+    for name, one in plan.plans.items():
+        _take(InBytes(one.source.dtype, account), live[name])
+    for batch in plan.batches:
+        in_bytes = InBytes(batch.plans[0].source.dtype, account)
+        results = _run_launches(lower_batch(batch), [live[name] for name in batch.names], in_bytes)
+        account.launches += in_bytes.launches
+        live.update(zip(batch.names, results, strict=True))
+    return live if padded else {name: _trimmed(plan.plans[name], moved) for name, moved in live.items()}
 
 
-def _run(
-    plan: Plan, tiles: Mapping[int, Array], memory: Account | None, into: Mapping[int, Array] | None, scale: Any
-) -> Tiles:
-    """The target's tiles of one plan, with padding, from the source's with or without it."""
-    program, source = lower_plan(plan), plan.source
-    shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in program.devices}
-    given = {d: with_padding(source, d, tile) for d, tile in tile_per_device(shapes, tiles).items()}
-    more = extras(plan, into, scale)
-    return run(program, given, memory, more)
+def _trimmed(plan: Plan, moved: Tiles) -> Tiles:
+    return {device: without_padding(plan.target, device, tile) for device, tile in moved.items()}
+
+
+def _tiles_by_name(tree: TreePlan, tiles: object) -> dict[str, Tiles]:
+    """The tiles of all arrays with padding, each by device; errors name the array."""
+    if not isinstance(tiles, Mapping):
+        raise TileError(f"tiles are a {type(tiles).__name__}; give a dict with the tiles of each array, by its name")
+    given = cast("Mapping[str, object]", tiles)
+    missing = (name for name in tree.names if name not in given)
+    unknown = (name for name in given if name not in tree.plans)
+    wrong = list(itertools.islice(itertools.chain(missing, unknown), 4))
+    if wrong:
+        raise TileError(
+            f"tiles are given for {len(given)} arrays, the tree has {len(tree.names)}; {quoted(wrong)} are missing "
+            f"or unknown; give the tiles of each array by its name"
+        )
+    live: dict[str, Tiles] = {}
+    for name, plan in tree.plans.items():
+        source = plan.source
+        try:
+            padded = _source_tiles(source, given[name])
+            live[name] = checked_tiles(source.mesh.devices, source.tile_shape, source.dtype, padded)
+        except TileError as error:
+            raise TileError(f"{name}: {error}") from None
+    return live
+
+
+def _source_tiles(source: Layout, tiles: object) -> Tiles:
+    """The tiles of a source with padding, given with or without it."""
+    shapes = {device: (source.tile_shape, source.tile_shape_of(device)) for device in source.mesh.devices}
+    return {device: with_padding(source, device, tile) for device, tile in tile_per_device(shapes, tiles).items()}

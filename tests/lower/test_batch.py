@@ -1,4 +1,4 @@
-"""Batches as programs: collectives on packed tiles, and instructions that cannot be joined."""
+"""Batches as programs: collectives on packed tiles, and instructions that cannot be join_instructions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.lower import lower_plan
-from reshard.lower.program import AllReduce, JointExchange, PackedCollective, Permute, joined, lower_batch
+from reshard.lower.program import AllReduce, JointExchange, PackedCollective, Permute, join_instructions, lower_batch
 from tests.trees import llama
 
 MESH = rs.Mesh(x=4, y=2)
@@ -25,7 +25,7 @@ def test_blocks_of_all_arrays_lie_side_by_side():
 
 
 def joined_of(*ends: tuple[str, str]):
-    return [joined(steps) for steps in zip(*(program(*pair) for pair in ends), strict=True)]
+    return [join_instructions(steps) for steps in zip(*(program(*pair) for pair in ends), strict=True)]
 
 
 def test_exchanges_have_rounds_in_common():
@@ -51,7 +51,7 @@ def test_a_local_step_is_not_joined():
 )
 def test_instructions_between_different_devices_are_refused(steps):
     with pytest.raises(PlanError):
-        joined(steps)
+        join_instructions(steps)
 
 
 def test_only_a_checked_batch_is_lowered():

@@ -20,7 +20,7 @@ from jax import lax
 from reshard.errors import PlanError
 from reshard.lower.exchange_in_place import ExchangeInPlace
 from reshard.lower.program import (
-    BatchProgram,
+    AnyProgram,
     Exchange,
     InParts,
     Instruction,
@@ -73,7 +73,7 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
     >>> "all_to_all" in str(jax.make_jaxpr(moved)(jax.ShapeDtypeStruct((4, 4), "float32")))
     True
     """
-    tiles = batch_function(BatchProgram((program,), (None,) * len(program.instructions)), axes)
+    tiles = batch_function(program, axes)
 
     def run(tile: Array, beside: Beside = ALONE) -> Array:
         return tiles(tile, beside=beside)[0]
@@ -81,7 +81,7 @@ def tile_function(program: Program, axes: Mapping[str, int]) -> Callable[..., Ar
     return run
 
 
-def batch_function(program: BatchProgram, axes: Mapping[str, int]) -> Callable[..., tuple[Array, ...]]:
+def batch_function(program: AnyProgram, axes: Mapping[str, int]) -> Callable[..., tuple[Array, ...]]:
     """The function from a device's tiles of the sources to its tiles of the targets; `axes` as in `tile_function`.
 
     >>> from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
