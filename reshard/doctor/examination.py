@@ -42,8 +42,7 @@ from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Array, Collective, Module
 from reshard.hlo.frames import metadata_fields
 from reshard.hlo.module import platform_of
-from reshard.synth import Network
-from reshard.synth.planner import network_of
+from reshard.synth import Network, PlanOptions
 from reshard.types.mesh import Mesh
 
 _CALLS = "all_gather|all_to_all|ppermute|pshuffle|pbroadcast|psum|psum_scatter|pmax|pmin|pmean|reduce_scatter"
@@ -89,7 +88,7 @@ def examine(
         raise ReshardError(f"platform {quoted(platform)}: give cpu, gpu or tpu, or None to go by the text")
     module = hlo.parse(text)
     collectives = hlo.collectives(module, every_branch=True)
-    options = ProposalOptions(network_of(network), platform=platform or platform_of(text))
+    options = ProposalOptions(PlanOptions.read(network=network), platform or platform_of(text))
     examination = _Examination(module, collectives, tuple(known), options)
     places = most_wasteful_first(examination.places())
     devices = _device_count(module, collectives)
@@ -119,7 +118,7 @@ class _Examination:
             may_exceed=options.platform == "cpu",  # elsewhere the compiler decides, and often that they may not
         )
         self.liveness = self.proposals.liveness
-        self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, network_of(options.network))
+        self.mover = Mover(self.maps, self.numbering, Matcher(known), mesh, options.plan.network)
 
     def places(self) -> list[Place]:
         """A place for each proposal, in the order of the program."""

@@ -25,18 +25,16 @@ from reshard.doctor.memory import Liveness, PlannedChain, program_memory
 from reshard.doctor.op_layouts import OpFinder, OpMoves, OpReplacement
 from reshard.doctor.places import ArrayMove, PassOutcome, Place, place_of
 from reshard.doctor.replacements import Finder, Replacement, Unfit, holds_whole_array, is_needed
-from reshard.errors import PlanError, ReshardError, quoted
+from reshard.errors import ReshardError
 from reshard.hlo import Array, Collective, Instruction
 from reshard.lower import lower_plan
 from reshard.lower.program import AllReduce, InParts, ReduceScatter
 from reshard.lower.program import Instruction as LoweredInstruction
 from reshard.plans.plan import Plan
 from reshard.plans.rules.bounds import lower_bound
-from reshard.synth import Network
-from reshard.synth import plan as best_plan
+from reshard.synth import PlanOptions, find_plan
 from reshard.synth.cost import timed
 from reshard.synth.network import launch_bytes
-from reshard.synth.planner import network_of
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 
@@ -46,36 +44,23 @@ _SURELY = 0.5
 """An estimate below this share of the old peak needs no check: estimates have been off by up to a third."""
 _GAIN = 0.01
 """The share of its peak that a program must save if it receives as many bytes: compiling it anew costs seconds."""
-PREFERENCES = ("bytes", "memory", "time")
-"""What the plans can be asked to reduce."""
 
 
 class ProposalOptions(NamedTuple):
-    """What the plans are made for: the network and budget of `reshard.plan`, and the figure to reduce.
+    """What the plans are made for, and the platform of the devices; `plan.prefer` is the figure to reduce."""
 
-    `prefer` is "bytes", "memory" or "time"; see `Proposals`. `platform` is that of the devices.
-    """
-
-    network: Network | str | None = None
-    budget: int | str | None = None
-    prefer: str = "bytes"
+    plan: PlanOptions = PlanOptions()
     platform: str = "cpu"
+
+    @property
+    def prefer(self) -> str:
+        """The figure to reduce: "bytes", "memory" or "time"; see `Proposals`."""
+        return self.plan.prefer or "bytes"
 
     @property
     def launch_cost(self) -> int:
         """What starting a collective costs, in bytes; nothing on CPU, where threads stand for real devices."""
-        return 0 if self.platform == "cpu" else launch_bytes(self.network)
-
-
-def check_preference(prefer: object) -> str:
-    """Returns the preference; raises `PlanError` for anything but those of `PREFERENCES`.
-
-    >>> check_preference("memory")
-    'memory'
-    """
-    if not isinstance(prefer, str) or prefer not in PREFERENCES:
-        raise PlanError(f"prefer={quoted(prefer)} is none of {', '.join(map(repr, PREFERENCES))}")
-    return prefer
+        return 0 if self.platform == "cpu" else launch_bytes(self.plan.network)
 
 
 class ProposalCost(NamedTuple):
@@ -266,7 +251,7 @@ class Proposals:
             raise Unfit(why)
         if prefer != "time":
             return
-        launch = launch_bytes(self.options.network)
+        launch = launch_bytes(self.options.plan.network)
         launches = sum(plan.launches for plan in one.outcome.plans) + one.outcome.permutes
         if received + launches * launch >= before + len(one.chain.collectives) * launch:
             raise Unfit(f"the plan would take no less time, in {launches} launches")
@@ -304,18 +289,18 @@ class Proposals:
         return tuple(self._plan(*pair) for pair in ((moves.source, moves.rows), *moves.outputs))
 
     def _plan(self, source: Layout, target: Layout, budget: int | None = None) -> Plan:
-        most = self.options.budget if budget is None else budget
-        fastest = best_plan(source, target, network=self.options.network, budget=most)
-        if self.options.network is None:
-            return fastest
-        others_summands = bool(source.partial and fastest.idle_axes)  # which need not equal a device's own
+        wanted = self.options.plan
+        fastest = PlanOptions(wanted.budget if budget is None else budget, wanted.network)
+        plan = find_plan(source, target, fastest)
+        if wanted.network is None:
+            return plan
+        others_summands = bool(source.partial and plan.idle_axes)  # which need not equal a device's own
         if self.options.prefer == "time" and not others_summands:
-            return fastest
-        fewest = best_plan(source, target, budget=most)
-        if fastest.received_bytes <= fewest.received_bytes and not others_summands:
-            return fastest
-        network = network_of(self.options.network)
-        return timed(fewest, None if network is None else network.links(source.mesh))
+            return plan
+        fewest = find_plan(source, target, fastest._replace(network=None))
+        if plan.received_bytes <= fewest.received_bytes and not others_summands:
+            return plan
+        return timed(fewest, wanted.network.links(source.mesh))
 
 
 class _Ops:

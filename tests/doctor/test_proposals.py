@@ -8,14 +8,12 @@ from reshard import hlo
 from reshard.doctor.checks.equivalence import Traced
 from reshard.doctor.places import PassOutcome
 from reshard.doctor.proposals import (
-    PREFERENCES,
     ProposalCost,
     ProposalOptions,
     Proposals,
-    check_preference,
     why_unmeasured,
 )
-from reshard.errors import PlanError
+from reshard.synth.options import PREFERENCES, PlanOptions
 from tests.doctor.batched import FFT, HEAD
 from tests.doctor.fragments import GATHER, RESHARD, place, text
 
@@ -45,7 +43,7 @@ def proposals(module_text, prefer="bytes", cost=None, platform="cpu", network=No
     def measure(one):
         return cost or ProposalCost(one.outcome.planned_bytes, 0)
 
-    options = ProposalOptions(network, prefer=prefer, platform=platform)
+    options = ProposalOptions(PlanOptions.read(network=network, prefer=prefer), platform)
     collectives = hlo.collectives(module, every_branch=True)
     return list(Proposals(traced.flow, traced.maps, traced.numbering, collectives, None, options, measure))
 
@@ -138,9 +136,3 @@ def test_memory_has_to_become_less():
 def test_what_needs_more_memory_than_the_program_stays():
     (one,) = proposals(text(*RESHARD), "bytes", ProposalCost(48, 1 << 20))
     assert not one.replacements and "would need 1048576 B at once" in one.outcome.why
-
-
-@pytest.mark.parametrize("prefer", ["speed", "", None, 1])
-def test_what_is_no_preference(prefer):
-    with pytest.raises(PlanError, match="is none of 'bytes', 'memory', 'time'"):
-        check_preference(prefer)

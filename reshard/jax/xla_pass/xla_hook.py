@@ -24,15 +24,14 @@ from typing import Any, NamedTuple
 import jax
 
 from reshard.doctor.places import Place
-from reshard.doctor.proposals import ProposalOptions, check_preference
+from reshard.doctor.proposals import ProposalOptions
 from reshard.errors import ProgramError
-from reshard.jax.platform_network import checked, network_on
+from reshard.jax.platform_network import network_on
 from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
 from reshard.jax.xla_pass.fragments import Fragments, JaxlibReader
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
 from reshard.jax.xla_pass.program_peaks import Again, ProgramPeaks
-from reshard.synth import Network
-from reshard.synth.planner import bytes_of
+from reshard.synth import Network, PlanOptions
 
 _log = logging.getLogger("reshard")
 _NAME = "reshard"
@@ -192,14 +191,16 @@ def watching() -> Generator[list[Watched]]:
 
 def prepared(network: Network | str | None, budget: int | str | None, prefer: str = "bytes") -> Enabled:
     """The pass with these options, registered with XLA, but on only inside `on` and `switch`."""
-    options = ProposalOptions(checked(network), bytes_of(budget), check_preference(prefer))
+    options = ProposalOptions(PlanOptions.read(budget, network, prefer=prefer))
     _prepare()
     return Enabled(options)
 
 
 def on_platform(options: ProposalOptions, devices: Sequence[Any]) -> ProposalOptions:
     """The options with the network of the devices that a program is compiled for, if the caller named none."""
-    return options._replace(network=network_on(devices, options.network))
+    if options.plan.network_named:
+        return options
+    return options._replace(plan=options.plan._replace(network=network_on(devices, None)))
 
 
 def _prepare() -> None:

@@ -11,6 +11,7 @@ from reshard.hlo.proto import ModuleProto
 from reshard.jax.xla_pass import hlo_pass
 from reshard.jax.xla_pass.fragments import Fragment
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
+from reshard.synth import PlanOptions
 from tests.doctor.fragments import place
 from tests.hlo.splices import NAMES, recorded
 
@@ -141,7 +142,7 @@ def test_nothing_replaced_is_not_measured(monkeypatch):
 
 
 def test_a_budget_below_the_floor_leaves_the_chain():
-    improved = improved_module("train_cpu", ProposalOptions(budget=1))
+    improved = improved_module("train_cpu", ProposalOptions(PlanOptions(budget=1)))
     assert improved.module is None and any("budget" in place.why_left for place in improved.places)
 
 
