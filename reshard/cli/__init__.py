@@ -4,9 +4,8 @@
     options           what they share: groups of arguments, each a dataclass, and how a command is added
     plan, show, simulate, prove, doctor, compiler_pass, run, calibrate, completion
                       one command each: its options, `add` for its arguments and help, and `run`
-    plan_request      the layouts and the plan that the arguments ask for; `plan_batch` those of a file
-    trial             random data for `simulate` and the check of its result; `trial_report` prints it
-    progress          a word on stderr while a command takes long
+    requests          the layouts and the plan that arguments ask for, or the lines of a file
+    trial             random data for `simulate`, the check of its result, and what it prints
     playground        what the page in docs/playground.py asks, in a browser
     programs          compiled programs in files, and files to write
 

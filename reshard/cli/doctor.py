@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
     from reshard.doctor import Report
 
 _PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+PATIENCE = 2.0  # seconds that people wait in silence
 
 _EXAMPLES = """\
 examples:
@@ -73,7 +78,6 @@ def add(commands: Commands) -> None:
 def run(options: DoctorOptions) -> int:
     """Prints or writes the report of a program; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
     from reshard.cli.programs import read, write
-    from reshard.cli.progress import progress
     from reshard.doctor.report.table import show
     from reshard.doctor.xla_log import MARK
     from reshard.show import terminal
@@ -81,7 +85,7 @@ def run(options: DoctorOptions) -> int:
     program = read(options.file, log_mark=MARK)
     if program.is_log:
         return _run_on_log(program.text, options)
-    with progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
+    with report_progress(f"{'reading' if program.is_hlo else 'compiling and reading'} the program"):
         report = _report(program, options)
     if options.html is not None:
         write(options.html, report.to_html())
@@ -131,3 +135,27 @@ def _report(program: ProgramText, options: DoctorOptions) -> Report:
         platform=options.platform or ("cpu" if options.topology is None else "tpu"),
         topology=options.topology,
     )
+
+
+@contextmanager
+def report_progress(what: str, patience: float = PATIENCE) -> Generator[None]:
+    """Says on stderr that `what` is being done after `patience` seconds, and again whenever the time has doubled.
+
+    >>> with report_progress("reading"):
+    ...     pass
+    """
+    done = threading.Event()
+
+    def speak() -> None:
+        seconds = wait = patience
+        while not done.wait(wait):
+            print(f"reshard: {what}, {seconds:.0f} s so far", file=sys.stderr, flush=True)
+            wait, seconds = seconds, 2 * seconds
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        speaker.join()

@@ -6,9 +6,9 @@ arguments to a parser; a group that several commands share is a base class and a
     Options
       ArrayOptions               --mesh, --shape, --dtype
         show.ShowOptions         LAYOUT, --limit
-        PairOptions              SOURCE, TARGET, --target-mesh, --budget, --network, --donate, --slack
-          MoveOptions            --view, --size, --take, --into, --cast
-            plan.PlanCommand     --json, --html, --explain
+        MoveOptions              SOURCE, TARGET, --target-mesh, --budget, --network, --donate, --slack,
+                                 --view, --size, --take, --into, --cast
+          plan.PlanCommand       --json, --html, --explain
           ...
       doctor.DoctorOptions       FILE, --platform, ...
 
@@ -53,7 +53,7 @@ class Options:
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArrayOptions(Options):
     """What the text of a layout may leave out: the mesh, the global shape and the element type."""
 
@@ -71,9 +71,12 @@ class ArrayOptions(Options):
         parser.add_argument("--dtype", metavar="NAME", help=dtype)
 
 
-@dataclass(frozen=True)
-class PairOptions(ArrayOptions):
-    """Two layouts, and what to plan between them for; a command may also read them `from_file`."""
+@dataclass(frozen=True, kw_only=True)
+class MoveOptions(ArrayOptions):
+    """Two layouts, what to plan between them for, and the view, the parts and the cast that relate them.
+
+    A command may also read the layouts `from_file`.
+    """
 
     from_file: ClassVar[bool] = False
     source: str
@@ -83,10 +86,15 @@ class PairOptions(ArrayOptions):
     network: str | None
     donate: bool
     slack: str | None
+    view: str | None = None
+    size: list[str] | None = None
+    take: list[str] | None = None
+    into: list[str] | None = None
+    cast: bool = False
 
     @classmethod
     def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds `SOURCE` and `TARGET`, the arguments of an array, and those of the planner."""
+        """Adds `SOURCE` and `TARGET`, the arguments of an array, those of the planner, and those of a view."""
         count = "?" if cls.from_file else None
         now = "the layout now, in any of the notations below"
         parser.add_argument("source", metavar="SOURCE", nargs=count, help=now)
@@ -98,22 +106,6 @@ class PairOptions(ArrayOptions):
         parser.add_argument("--donate", action="store_true", help="the source may be given up once its data has moved")
         slack = "share of bytes that may be spent to save launches, for uneven layouts without a network; default 0.05"
         parser.add_argument("--slack", metavar="SHARE", help=slack)
-
-
-@dataclass(frozen=True)
-class MoveOptions(PairOptions):
-    """A pair of layouts that a view may relate, whose dtypes may differ, or only parts of which move."""
-
-    view: str | None
-    size: list[str] | None
-    take: list[str] | None
-    into: list[str] | None
-    cast: bool
-
-    @classmethod
-    def add_to(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds those of a pair of layouts, and `--view`, `--size`, `--take`, `--into`, `--cast`."""
-        super().add_to(parser)
         view = "which index becomes which, in einops' notation: '(three h) d -> three h d'"
         parser.add_argument("--view", metavar="TEXT", help=view)
         size = "the size of an atom of the view that does not follow from the shapes, e.g. three=3"

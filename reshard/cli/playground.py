@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from reshard.cli.options import PairOptions
-from reshard.cli.plan import PlanRequest, planned
+from reshard.cli.options import MoveOptions
+from reshard.cli.requests import PlanRequest, plan_request
 from reshard.draw.plan_page import picture_of, steps_of, sums_of
 from reshard.errors import ReshardError
 from reshard.show.plan_table import size_text
@@ -29,15 +29,17 @@ def answer(fields: Mapping[str, str]) -> dict[str, str]:
     if missing := [name for name in ("mesh", "source", "target") if given[name] is None]:
         return {"error": f"fill in {' and '.join(missing)}"}
     try:
-        return _parts(planned(_options(given)), given)
+        return _parts(plan_request(_options(given)), given)
     except ReshardError as error:
         return {"error": str(error)}
 
 
-def _options(given: Mapping[str, str | None]) -> PairOptions:
-    values = {name: value for name, value in given.items() if name not in ("donate", "source", "target")}
-    source, target = given["source"] or "", given["target"] or ""
-    return PairOptions(source=source, target=target, donate=given["donate"] is not None, slack=None, **values)
+def _options(given: Mapping[str, str | None]) -> MoveOptions:
+    return MoveOptions(
+        mesh=given["mesh"], shape=given["shape"], dtype=given["dtype"], source=given["source"] or "",
+        target=given["target"] or "", target_mesh=given["target_mesh"], budget=given["budget"],
+        network=given["network"], donate=given["donate"] is not None, slack=None,
+    )  # fmt: skip
 
 
 def _parts(request: PlanRequest, given: Mapping[str, str | None]) -> dict[str, str]:
@@ -58,9 +60,5 @@ def _command(given: Mapping[str, str | None]) -> str:
     words = ["reshard plan"]
     for name, value in given.items():
         if value is not None and name not in ("source", "target"):
-            words.append(f"--{name.replace('_', '-')}" + ("" if name == "donate" else f" {_quoted(value)}"))
-    return " ".join([*words, _quoted(given["source"] or ""), _quoted(given["target"] or "")])
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text)
+            words.append(f"--{name.replace('_', '-')}" + ("" if name == "donate" else f" {shlex.quote(value)}"))
+    return " ".join([*words, shlex.quote(given["source"] or ""), shlex.quote(given["target"] or "")])

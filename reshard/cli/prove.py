@@ -22,7 +22,7 @@ examples:
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ProveOptions(MoveOptions):
     """The options of `reshard prove`."""
 
@@ -53,8 +53,8 @@ def run(options: ProveOptions) -> int:
 
     A counterexample goes to stderr.
     """
-    from reshard.cli.plan import planned
     from reshard.cli.programs import write
+    from reshard.cli.requests import plan_request
     from reshard.proofs import prove
     from reshard.proofs.proof import WIDTH
     from reshard.show import terminal
@@ -62,7 +62,7 @@ def run(options: ProveOptions) -> int:
     if not options.limit >= 0:  # Refuses nan, too.
         raise ReshardError(f"--limit {options.limit}: give a number of seconds, 0 or more")
     try:
-        proof = prove(planned(options).plan, launches=options.launches, limit=options.limit)
+        proof = prove(plan_request(options).plan, launches=options.launches, limit=options.limit)
     except ProofError as error:
         print(f"reshard: {error}", file=sys.stderr)
         return 1

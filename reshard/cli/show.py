@@ -24,7 +24,7 @@ examples:
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShowOptions(ArrayOptions):
     """The options of `reshard show`."""
 
@@ -48,10 +48,10 @@ def add(commands: Commands) -> None:
 
 def run(options: ShowOptions) -> int:
     """Prints the layout, its sizes, and its picture."""
-    from reshard.cli.plan import one_layout
+    from reshard.cli.requests import read_layout
     from reshard.show.layout_picture import show_layout
 
     if not 1 <= options.limit <= _MOST_ROWS:
         raise ReshardError(f"--limit {quoted(options.limit)}: show at least 1 row, and at most {_MOST_ROWS}")
-    show_layout(one_layout(options.layout, options), options.limit)
+    show_layout(read_layout(options.layout, options), options.limit)
     return 0

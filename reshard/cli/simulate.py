@@ -22,7 +22,7 @@ examples:
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SimulateOptions(MoveOptions):
     """The options of `reshard simulate`."""
 
@@ -43,21 +43,20 @@ def add(commands: Commands) -> None:
 
 def run(options: SimulateOptions) -> int:
     """Plans, runs and checks; returns 0 if the result and the plan's promises hold, else 1."""
-    from reshard.cli.plan import planned
-    from reshard.cli.trial import Trial
-    from reshard.cli.trial_report import check_size, promises, show_promises, show_verdict
+    from reshard.cli.requests import plan_request
+    from reshard.cli.trial import Trial, check_size, list_promises, show_promises, show_verdict
     from reshard.runtime import Account, simulate
     from reshard.show import terminal
     from reshard.show.plan_table import show_heading, show_steps
 
     if options.seed < 0:
         raise ReshardError(f"--seed {options.seed}: give a whole number of at least 0")
-    source, target, plan = planned(options)
+    source, target, plan = plan_request(options)
     check_size(plan)
     trial, account = Trial(source, target, options.seed, plan.view), Account(plan.source.dtype)
     fills: dict[str, Any] = {} if (into := trial.target_tiles()) is None else {"into": into}
     faults = trial.faults(simulate(plan, trial.source_tiles(), account, **fills))
-    measured = promises(plan, account)
+    measured = list_promises(plan, account)
     kept = all(promise.kept for promise in measured)
     out = terminal.console()
     show_heading(out, source, target)

@@ -1,4 +1,4 @@
-"""Random data for a simulation, and the check of its result by `runtime.oracle`.
+"""A simulation: what it may cost, its random data, the check of its result by `runtime.oracle`, and what is printed.
 
 A tile whose elements only moved must hold them exactly. A combined one, such as a sum over x, is compared with the
 same combination in double precision, within the rounding of its dtype. Padding holds noise and is never compared.
@@ -7,19 +7,61 @@ same combination in double precision, within the rounding of its dtype. Padding 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.text import Text
 
-from reshard.runtime import oracle
+from reshard.errors import ReshardError
+from reshard.plans.plan import Plan
+from reshard.runtime import Account, oracle
 from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.show import terminal
 from reshard.types import Layout, dtypes
+from reshard.types.units import bytes_text, counted
 from reshard.types.view import View
 
 Array = NDArray[Any]
+
+MOST_BYTES = 1 << 30
+MOST_DEVICES = 4096
+MOST_ROUNDS = 100_000
+_MOST_FAULTS = 8  # Lines printed, one for each device with wrong elements.
+
+
+def check_size(plan: Plan) -> None:
+    """Raises `ReshardError` for a plan that would not fit this machine, before anything is allocated."""
+    mesh = max(plan.source.mesh, plan.target.mesh, key=lambda mesh: mesh.size)
+    if mesh.size > MOST_DEVICES:
+        raise ReshardError(
+            f"{mesh.size} devices on mesh {mesh} are too many to simulate in one process (at most {MOST_DEVICES}); "
+            f"use smaller axes, or `reshard plan`, which takes any size"
+        )
+    if plan.launches > MOST_ROUNDS:
+        raise ReshardError(
+            f"{plan.launches} launches are too many to simulate (at most {MOST_ROUNDS}); give a larger --budget"
+        )
+    needed = _needed_bytes(plan)
+    if needed > MOST_BYTES:
+        fewer = -(-needed // MOST_BYTES)
+        raise ReshardError(
+            f"an array of global shape {plan.source.shape} needs {bytes_text(needed)} on "
+            f"{counted(mesh.size, 'device')} of mesh {mesh}, and at most {bytes_text(MOST_BYTES)} are simulated; "
+            f"give a shape with {fewer} times fewer elements, or use `reshard plan`, which takes any size"
+        )
+
+
+def _needed_bytes(plan: Plan) -> int:
+    """The bytes of all tiles at the peak, and of the global arrays that they are cut from."""
+    summands = math.prod(axis.size for axis in plan.source.partial)
+    whole = plan.source.nbytes(math.prod(plan.source.shape))
+    unpacked = max(1, 8 // dtypes.bits(plan.source.dtype))  # numpy stores an int4 in a byte.
+    return unpacked * (max(plan.source.mesh.size, plan.target.mesh.size) * plan.peak_bytes + summands * whole)
 
 
 @dataclass(frozen=True)
@@ -120,9 +162,11 @@ class Trial:
     def _in_double_precision(self, target: Layout) -> oracle.Arrays:
         """The summands, as doubles if they are floats and will be combined."""
         combines = len(self.summands) > len(oracle.summands(target))
-        if not combines or self.dtype.kind in "biu" or _is_small_int(self.dtype):
+        # Integers wrap around, so their sums are exact; numpy counts int2 and int4 of ml_dtypes as no kind of integer.
+        if not combines or self.dtype.kind in "biu" or self.dtype.name.startswith(("int", "uint")):
             return self.summands
-        return {at: array.astype(_wide(array)) for at, array in self.summands.items()}
+        wide = np.complex128 if self.dtype.kind == "c" else np.float64
+        return {at: array.astype(wide) for at, array in self.summands.items()}
 
     def _fault(self, target: Layout, device: int, tile: Array | None, wanted: oracle.Arrays) -> Fault | None:
         if tile is None or tile.shape != target.tile_shape:
@@ -134,22 +178,55 @@ class Trial:
         if got.dtype == right.dtype:
             return np.asarray(got == right)
         wide = got.astype(right.dtype)
-        rounding = 2 * len(self.summands) * _epsilon(self.source.dtype)
+        # numpy knows the spacing of its own dtypes only. Each of n summands may be rounded twice on the way.
+        finfo = np.finfo if hasattr(np, self.source.dtype) else importlib.import_module("ml_dtypes").finfo
+        rounding = 2 * len(self.summands) * float(finfo(self.dtype).eps)
         return np.asarray(np.abs(wide - right) <= rounding * np.abs(right))
 
 
-def _is_small_int(dtype: np.dtype[Any]) -> bool:
-    """Whether this is int2 or int4 of ml_dtypes, which wrap around like all integers."""
-    return dtype.name.startswith(("int", "uint"))
+class Promise(NamedTuple):
+    """A figure of a plan on its worst device, and what was measured."""
+
+    name: str
+    measured: int
+    promised: int
+    text: Callable[[int], str]
+
+    @property
+    def kept(self) -> bool:
+        """Whether no more was measured than promised."""
+        return self.measured <= self.promised
 
 
-def _wide(part: Array) -> type[np.float64] | type[np.complex128]:
-    return np.complex128 if part.dtype.kind == "c" else np.float64
+def list_promises(plan: Plan, account: Account) -> list[Promise]:
+    """Bytes received, launches and peak: each as promised and as measured."""
+    return [
+        Promise("bytes received", account.received_bytes, plan.received_bytes, bytes_text),
+        Promise("launches", account.launches, plan.launches, str),
+        Promise("peak", account.peak_bytes, plan.peak_bytes, bytes_text),
+    ]
 
 
-def _epsilon(name: str) -> float:
-    """The relative spacing of a dtype's numbers, which numpy knows only for its own dtypes."""
-    dtype = numpy_dtype(name)
-    if hasattr(np, name):
-        return float(np.finfo(dtype).eps)
-    return float(importlib.import_module("ml_dtypes").finfo(dtype).eps)
+def show_promises(out: Console, rows: Sequence[Promise]) -> None:
+    """Prints what was measured beside what the plan promised."""
+    table = terminal.table("a device, at worst", "measured", "promised", "", right=["measured", "promised"])
+    for row in rows:
+        mark = Text("kept", terminal.GOOD) if row.kept else Text("BROKEN", terminal.BAD)
+        table.add_row(Text(row.name), Text(row.text(row.measured)), Text(row.text(row.promised)), mark)
+    terminal.show(out, table, indent=2)
+    out.print()
+
+
+def show_verdict(out: Console, plan: Plan, faults: Sequence[Fault], kept: bool) -> None:
+    """Prints that all devices hold what the target says, or which do not."""
+    devices = counted(plan.target.mesh.size, "device")
+    if not faults:
+        exact = "" if plan.source.partial_as(plan.target) else ", within rounding"
+        line = f"right: each of the {devices} holds what the target says{exact}"
+        terminal.paragraph(out, line, style=terminal.GOOD if kept else terminal.BAD)
+        return
+    wrong = sum(fault.count for fault in faults)
+    line = f"WRONG: {counted(wrong, 'element')} on {len(faults)} of {devices}"
+    terminal.paragraph(out, line, style=terminal.BAD)
+    for fault in faults[:_MOST_FAULTS]:
+        terminal.paragraph(out, str(fault), "  ")

@@ -1,15 +1,19 @@
-"""`reshard doctor`: programs in files, the forms of the report, exit codes and errors."""
+"""`reshard doctor`: programs and logs in files, forms of the report, exit codes, errors, a word when it takes long."""
 
 import io
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from types import SimpleNamespace
 
-import jax
 import pytest
 
 from reshard import hlo
+from reshard.cli import doctor as module
+from reshard.cli.doctor import report_progress
 from reshard.doctor import examine
 from tests.cli.cases import ROOT
 from tests.cli.compiled import COMPILED, MODULE, NOTHING
@@ -96,11 +100,6 @@ def test_other_files_are_refused(call, tmp_path, content, message):
     assert (code, out) == (2, "") and err.startswith("reshard: error: ") and message in err
 
 
-def test_a_page_that_cannot_be_written(call, tmp_path):
-    code, _, err = call("doctor", COMPILED, "--html", tmp_path / "none" / "report.html")
-    assert code == 2 and "cannot write" in err
-
-
 @pytest.mark.slow
 def test_in_a_process_of_its_own():
     """A fresh process has no devices set up: the command makes as many as the program has partitions."""
@@ -155,5 +154,34 @@ def test_a_topology_means_a_tpu(call, monkeypatch, options, platform):
     assert [given["platform"] for given in calls] == [platform]
 
 
-def test_the_device_count_is_what_the_tests_have():
-    assert len(jax.devices()) == 8
+class Waits(list[float]):
+    """An event that is set during the fifth wait for it."""
+
+    def wait(self, seconds: float) -> bool:
+        self.append(seconds)
+        return len(self) == 5
+
+    def set(self) -> None: ...
+
+
+def test_what_takes_long_says_so(capsys, monkeypatch: pytest.MonkeyPatch):
+    waits = Waits()
+    monkeypatch.setattr(module, "threading", SimpleNamespace(Event=lambda: waits, Thread=threading.Thread))
+    with report_progress("compiling", patience=3):
+        pass
+    assert waits == [3, 3, 6, 12, 24]
+    assert capsys.readouterr() == ("", "".join(f"reshard: compiling, {n} s so far\n" for n in (3, 6, 12, 24)))
+
+
+def test_what_is_quick_says_nothing(capsys):
+    with report_progress("compiling", patience=60):
+        pass
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_ends_it(capsys):
+    with pytest.raises(ValueError, match="no program"), report_progress("reading", patience=0.05):
+        raise ValueError("no program")
+    capsys.readouterr()  # A busy machine may take longer than that to raise it.
+    time.sleep(0.1)
+    assert capsys.readouterr() == ("", "")

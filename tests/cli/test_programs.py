@@ -39,13 +39,6 @@ def test_stdin_and_stdout_are_dashes(monkeypatch, capsys):
     assert capsys.readouterr().out == "text\n"
 
 
-def test_other_contents_are_refused(tmp_path):
-    for content, message in [(b" \n", "is empty"), (b"x = 1", "not a program: 'x = 1'"), (b"\xff\xfe", "is binary")]:
-        (tmp_path / "other").write_bytes(content)
-        with pytest.raises(NotationError, match=message):
-            read(str(tmp_path / "other"))
-
-
 def test_a_file_without_an_end_is_not_read_to_it(monkeypatch, tmp_path):
     monkeypatch.setattr(programs, "MOST_BYTES", 64)
     monkeypatch.setattr(programs, "_PART", 16)

@@ -1,0 +1,280 @@
+"""From the arguments of a call, or the lines of a file, to layouts, and to the plan between them.
+
+    reshard plan --mesh x=4,y=2 'f32[{x}4, 16]' "P(None, 'x')"
+
+The target has neither shape nor dtype and takes those of the source. In the same way, a sharding that brings a mesh
+(HLO's, or Shardy's with its mesh written out) lends it to a layout that has none. A file has a move in each line, and
+what a line leaves out, the options of the call give: `--mesh`, `--target-mesh`, `--shape` and `--dtype`.
+
+    {"name": "w", "mesh": "x=4,y=2", "source": "f32[{x}4, 8]", "target": "f32[16, 8]"}
+    {"name": "b", "mesh": "x=4,y=2", "source": "P('x')", "target": "P()", "shape": [8], "dtype": "f32"}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from reshard.cli.options import ArrayOptions, MoveOptions
+from reshard.errors import NotationError, ReshardError, quoted, shortened
+from reshard.geometry.detect import read
+from reshard.plans.plan import Plan
+from reshard.synth import find_plan
+from reshard.synth.options import SLACK, PlanOptions
+from reshard.types import Layout, Mesh
+from reshard.types.move import Move
+from reshard.types.notation.einops import read_part
+from reshard.types.units import counted, parse_shape
+from reshard.types.whole import whole, written
+
+_log = logging.getLogger("reshard")
+
+_OURS = re.compile(r"\s*[A-Za-z_]\w*\s*\[")
+_GIVE = re.compile(r"; (?:give|pass) (the mesh|shape and dtype|shape|dtype)(?: that has them)?$")
+_MISSING = {"mesh": "--mesh x=4,y=2", "shape": "--shape 16,16", "dtype": "--dtype f32"}
+_NOT_ATOMS = frozenset(("self", "source", "target", "view", "take", "into", "cast"))
+"""The arguments of `Move`, whose names no size can have."""
+_MOST_LINE = 1 << 20  # Characters.
+_KEYS = {"name", "source", "target", "mesh", "target_mesh", "shape", "dtype"}
+
+
+class PlanRequest(NamedTuple):
+    """The two layouts of a call, and the plan between them, which may spell the same layouts on another mesh."""
+
+    source: Layout
+    target: Layout
+    plan: Plan
+
+
+class NamedPair(NamedTuple):
+    """The layouts of one line, and its array's name: its number if it gives none."""
+
+    name: str
+    source: Layout
+    target: Layout
+    line: int
+
+
+def plan_request(options: MoveOptions) -> PlanRequest:
+    """The layouts of a call, and the plan of the move between them."""
+    start = time.perf_counter()
+    source, target = read_layouts(options)
+    move = _read_move(source, target, options)
+    asked = read_plan_options(options)
+    plan = find_plan(source, target, asked) if move is None else find_plan(move, None, asked)
+    steps = counted(len(plan.steps), "step")
+    _log.info("planned %s -> %s in %.3f s, %s", source, target, time.perf_counter() - start, steps)
+    return PlanRequest(source, target, plan)
+
+
+def read_plan_options(options: MoveOptions) -> PlanOptions:
+    """What a call asks of the planner."""
+    try:
+        slack = SLACK if options.slack is None else float(options.slack)
+    except ValueError:
+        raise ReshardError(
+            f"cannot read the slack {options.slack!r}; write a number of at least 0, e.g. 0.05"
+        ) from None
+    return PlanOptions.read(options.budget, options.network, options.donate, slack)
+
+
+def _read_move(source: Layout, target: Layout, options: MoveOptions) -> Move | None:
+    """The move of a call that has a view, a part or a cast; None for two layouts of one array."""
+    if options.view is None and not (options.size or options.take or options.into or options.cast):
+        return None
+    # A number of more digits than Python reads has no size: -1, which `Move` refuses with the atom's name.
+    texts = _read_pairs("size", options.size)
+    sizes = {name: size if (size := written(text)) is not None else -1 for name, text in texts}
+    if taken := sorted(_NOT_ATOMS.intersection(sizes)):
+        raise NotationError(f"--size {taken[0]}: no atom can have this name; call it otherwise in --view")
+    take, into = (
+        {
+            # Without a view, a dim is named by its number.
+            int(name) if options.view is None and re.fullmatch("[0-9]{1,4}", name) else name: read_part(text)
+            for name, text in _read_pairs(what, given)
+        }
+        for what, given in (("take", options.take), ("into", options.into))
+    )
+    return Move(source, target, options.view, take=take, into=into, cast=options.cast, **sizes)
+
+
+def _read_pairs(what: str, given: list[str] | None) -> list[tuple[str, str]]:
+    """NAME=VALUE texts as pairs."""
+    pairs: list[tuple[str, str]] = []
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (equals and name and value) or (what == "size" and not value.isdecimal()):
+            raise NotationError(
+                f"--{what} {text!r}: write NAME={'N' if what == 'size' else 'INDEX or NAME=START:STOP'}"
+            )
+        pairs.append((name, value))
+    return pairs
+
+
+# Layouts: text in any notation, with what the call or the other layout gives for it.
+
+
+@dataclass(frozen=True)
+class LayoutText:
+    """The text of a layout, with the mesh, shape and dtype that the call gives for it."""
+
+    text: str
+    mesh: Mesh | None
+    shape: tuple[int, ...] | None
+    dtype: str | None
+
+    @classmethod
+    def of(cls, text: str, mesh: Mesh | None, options: ArrayOptions) -> LayoutText:
+        """A text with the shape and dtype of a call."""
+        return cls(text, mesh, None if options.shape is None else parse_shape(options.shape), options.dtype)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is in our own notation, the only one with shape and dtype."""
+        return _OURS.match(self.text) is not None
+
+    def of_the_array_of(self, layout: Layout) -> LayoutText:
+        """The same text for another layout's shape and dtype."""
+        return replace(self, shape=layout.shape, dtype=layout.dtype)
+
+    def read(self) -> Layout:
+        """Reads the layout; an error names the options that would give what is missing."""
+        try:
+            return read(self.text, self.mesh, self.shape, self.dtype)
+        except ReshardError as error:
+            missing = _GIVE.search(str(error))
+            if missing is None:
+                raise
+            options = " ".join(option for word, option in _MISSING.items() if word in missing[1])
+            raise type(error)(f"{error}: {options}") from None
+
+    def read_beside(self, other: Layout) -> Layout:
+        """Reads the layout on the mesh that it is given or brings, else on the other layout's mesh."""
+        if self.mesh is not None:
+            return self.read()
+        on_other = replace(self, mesh=other.mesh)
+        try:
+            layout = self.read()
+        except ReshardError:
+            return on_other.read()
+        # HLO's `{replicated}` reads as one device: the number of devices is not in its text.
+        return on_other.read() if layout.mesh.size == 1 < other.mesh.size else layout
+
+
+def read_layout(text: str, options: ArrayOptions) -> Layout:
+    """The layout of a call that has only one."""
+    return LayoutText.of(text, None if options.mesh is None else Mesh.parse(options.mesh), options).read()
+
+
+def read_layouts(options: MoveOptions) -> tuple[Layout, Layout]:
+    """Source and target; the shape, dtype or mesh that only one of them has serves for the other."""
+    mesh = None if options.mesh is None else Mesh.parse(options.mesh)
+    target_mesh = mesh if options.target_mesh is None else Mesh.parse(options.target_mesh)
+    source = LayoutText.of(options.source, mesh, options)
+    target = LayoutText.of(options.target, target_mesh, options)
+    if source.ours:
+        layout = source.read()
+        # A target in our notation keeps its own shape, so that the planner can say what differs.
+        return layout, target.read() if target.ours else target.of_the_array_of(layout).read_beside(layout)
+    if target.ours:
+        layout = target.read()
+        return source.of_the_array_of(layout).read_beside(layout), layout
+    try:
+        layout = source.read()
+    except ReshardError as error:
+        if source.mesh is not None:
+            raise
+        try:  # The source may lack only a mesh, and the target may bring one.
+            layout = target.read()
+        except ReshardError:
+            raise error from None
+        return replace(source, mesh=layout.mesh).read(), layout
+    second = target.read_beside(layout)
+    return source.read_beside(second), second
+
+
+# Files of moves, one in a line.
+
+
+def read_batch(path: str, options: MoveOptions) -> Iterator[NamedPair]:
+    """The layouts of each line, as soon as it is read; `-` reads standard input. Errors name the line."""
+    try:
+        file = sys.stdin if path == "-" else Path(path).open(encoding="utf-8")  # noqa: SIM115
+    except (OSError, ValueError) as error:
+        raise ReshardError(f"--batch {quoted(path)} cannot be read: {error}; give a file of JSON lines, or -") from None
+    with file:
+        for number, line in enumerate(_read_lines(file, path), 1):
+            if line.strip():
+                yield _read_line(line, number, options)
+
+
+def _read_lines(file: Any, path: str) -> Iterator[str]:
+    try:
+        while line := file.readline(_MOST_LINE):
+            if len(line) == _MOST_LINE:  # such as /dev/zero, which has no line at all
+                raise ReshardError(f"--batch {quoted(path)} has a line above {_MOST_LINE} characters; give JSON lines")
+            yield line
+    except ReshardError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ReshardError(f"--batch {quoted(path)} cannot be read: {error}") from None
+
+
+def _read_line(line: str, number: int, options: MoveOptions) -> NamedPair:
+    try:
+        data = _parse_line(line)
+        here = replace(
+            options,
+            source=data["source"],
+            target=data["target"],
+            mesh=_mesh_text(data.get("mesh"), options.mesh),
+            target_mesh=_mesh_text(data.get("target_mesh"), options.target_mesh),
+            shape=_shape_text(data.get("shape"), options.shape),
+            dtype=options.dtype if data.get("dtype") is None else data["dtype"],
+        )
+        name = data.get("name", number)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise ReshardError(f"the name {quoted(name)}: give text or a number, or leave it out for the line's number")
+        return NamedPair(str(name), *read_layouts(here), number)
+    except ReshardError as error:
+        raise type(error)(f"line {number}: {error}") from None
+
+
+def _parse_line(line: str) -> dict[str, Any]:
+    try:
+        given: object = json.loads(line)
+    except (ValueError, RecursionError) as error:  # "[" * 100000 is too deep for the reader
+        raise ReshardError(f"{quoted(line.strip())} is not JSON ({shortened(str(error))})") from None
+    data = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    texts = all(isinstance(data.get(key), str) for key in ("source", "target"))
+    if not texts or not set(data) <= _KEYS or not isinstance(data.get("dtype"), str | None):
+        raise ReshardError(
+            f"{quoted(data or line.strip())} is not a move; give an object with the texts source and target, and "
+            f"perhaps name, mesh, target_mesh, shape and dtype"
+        )
+    return data
+
+
+def _mesh_text(given: object, otherwise: str | None) -> str | None:
+    """A mesh as text such as x=4,y=2; also from an object of axes."""
+    if isinstance(given, dict):
+        return str(Mesh(cast("dict[str, Any]", given)))
+    if given is None or isinstance(given, str):
+        return otherwise if given is None else given
+    raise ReshardError(f"the mesh {quoted(given)}: give text such as x=4,y=2, or an object of axes and sizes")
+
+
+def _shape_text(given: object, otherwise: str | None) -> str | None:
+    if given is None or isinstance(given, str):
+        return otherwise if given is None else given
+    sizes = cast("list[object] | None", given if isinstance(given, list) else None)
+    if sizes is None or any(whole(size) is None for size in sizes):
+        raise ReshardError(f"the shape {quoted(cast('object', given))}: give a list of sizes, or text such as 16,16")
+    return "".join(f"{size}," for size in sizes)
