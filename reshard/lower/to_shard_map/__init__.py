@@ -18,7 +18,7 @@ small table, so that all devices run one program.
 
 `run_program` goes through the launches, of one array or of several; `collectives` has a function for each collective,
 `exchange` reads blocks and runs rounds, `exchange_in_place` in one buffer of slots. `parts` runs the loop over parts,
-`parts_in_place` the one that overwrites the tile, and `block_writes` says how a TPU sends and writes them.
+`parts_in_place` the one that overwrites the tile, and `block_writes` has the ways in which parts are sent and written.
 `place` is a device's position on the mesh, `tiles` has the digits and layouts of tiles, `tpu_layout` the order of dims
 in a TPU's memory, and `scales` those of casts.
 """

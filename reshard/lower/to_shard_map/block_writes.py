@@ -1,4 +1,8 @@
-"""An all-to-all in parts on a TPU: blocks travel with full lanes, and each is written where it belongs.
+"""How the parts of a result travel in the last step of a loop, and how they are written to what the loop carries.
+
+    make_part_writer        a part is made as on any platform, and written to its place
+    make_block_writer       on a TPU, where blocks travel with full lanes, and each is written where it belongs
+    make_pair_writer        on a TPU, where blocks of half a row of lanes travel in pairs
 
     mesh <x=8>, bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512], the part of rows 0 to 7 of a tile of the result
 
@@ -19,16 +23,16 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from reshard.lower.exchange_order import box_extents
+from reshard.lower.exchange_order import box_extents, in_order
 from reshard.lower.program import AllGather, AllToAll, Exchange, InParts, Plain, Program, Slice
 from reshard.lower.to_shard_map import tpu_layout
 from reshard.lower.to_shard_map.collectives import gathered, gathered_dim, to_all
@@ -41,8 +45,79 @@ from reshard.types import dtypes
 
 Array = jax.Array
 Number = TypeVar("Number", int, jax.Array)
+Run = Callable[[Plain, MeshPlace, Array, Sequence[int]], Array]
+"""Runs an instruction on a part; the shape is that of the part after it."""
 UNROLLED = 16
 """The most blocks of a part that are copied one by one; more are transposed at once."""
+
+
+class PartWriter(NamedTuple):
+    """How a loop fills a result: the shape of what it carries, and the result's dims in the order that this has them.
+
+    Of each part, what `pack` makes is sent by `send`, and what arrives is written by `write`, which is also given the
+    part's number.
+    """
+
+    carried: tuple[int, ...]
+    order: tuple[int, ...]
+    pack: Callable[[Array], Array]
+    send: Callable[[Array], Array]
+    write: Callable[[Array, Array, Array], Array]
+    overlaps: bool = False
+    """Whether a part is written while the next one is on its way."""
+
+
+def pack_as_it_is(part: Array) -> Array:
+    """The part itself."""
+    return part
+
+
+def make_part_writer(
+    step: InParts,
+    shape: Sequence[int],
+    place: MeshPlace,
+    run: Run,
+    order: Sequence[int] | None = None,
+    message: Sequence[int] | None = None,
+) -> PartWriter:
+    """The writer of parts of a result of this shape that `run` makes, its dims in this order while the loop runs, and
+    in that of `message` where an exchange moves them."""
+    order = tuple(order or range(len(shape)))
+    part_shape = shape_of_part(step.put, shape)
+    put = step.put._replace(axis=order.index(step.put.axis))
+
+    def send(part: Array) -> Array:
+        if message is None or not isinstance(step.each, Exchange):
+            return run(step.each, place.anew(), part, part_shape)
+        each, dims = in_order(step.each, message), [part_shape[dim] for dim in message]
+        moved = run(each, place.anew(), part.transpose(message), dims)
+        if tuple(message) != memory_order(shape, part.dtype.name):
+            moved = laid_out(moved)  # Once all have arrived, they are transposed at once.
+        return moved.transpose(np.argsort(message))
+
+    def write(filled: Array, part: Array, number: Array) -> Array:
+        return write_part(put, filled, part.transpose(order), number)
+
+    return PartWriter(tuple(shape[dim] for dim in order), order, pack_as_it_is, send, write)
+
+
+def shape_of_part(cut: Cut, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of one part of a tile."""
+    return (*shape[: cut.axis], cut.outer * cut.inner, *shape[cut.axis + 1 :])
+
+
+def open_cut(cut: Cut, shape: Sequence[int], count: int) -> tuple[int, ...]:
+    """The shape of `count` parts of a tile, the cut axis as (outer, count, inner)."""
+    return (*shape[: cut.axis], cut.outer, count, cut.inner, *shape[cut.axis + 1 :])
+
+
+def write_part(cut: Cut, tile: Array, part: Array, number: Array) -> Array:
+    """The tile with a part in its place."""
+    if cut.outer == 1:
+        return lax.dynamic_update_slice_in_dim(tile, part, number * cut.inner, cut.axis, allow_negative_indices=False)
+    spread, part = tile.reshape(open_cut(cut, tile.shape, cut.parts)), part.reshape(open_cut(cut, tile.shape, 1))
+    filled = lax.dynamic_update_slice_in_dim(spread, part, number, cut.axis + 1, allow_negative_indices=False)
+    return filled.reshape(tile.shape)
 
 
 def last_full(order: Sequence[int], extents: Sequence[int]) -> tuple[int, ...]:
@@ -143,47 +218,69 @@ def with_part_digit(view: TileView, cut: Cut, shape: Sequence[int]) -> TileView 
     )
 
 
-@dataclass(frozen=True)
-class Blockwise:
-    """How the parts of an all-to-all travel and are written.
-
-    `message` is the order of dims of a block, and `carried` that of the result. Blocks are written `into` the whole
-    result, or else into a part of it in the message's order, `staged`, or else transposed to one. Tiles that are
-    gathered `along` one dim lie in a part as they arrive.
-    """
-
-    step: AllToAll | AllGather
-    message: tuple[int, ...]
-    carried: tuple[int, ...]
-    into: Writes | None
-    staged: Writes | None
-    along: int | None = None
-
-
-def blockwise(step: InParts, shape: Sequence[int], dtype: str) -> Blockwise | None:
-    """The spelling of an all-to-all or a gather in parts of a tile of this shape on a TPU; None where nothing is gained
-    by one.
+def make_block_writer(step: InParts, shape: Sequence[int], dtype: str, place: MeshPlace) -> PartWriter | None:
+    """The writer of an all-to-all or a gather in parts of a tile of this shape on a TPU; None where nothing is gained.
 
     >>> from reshard.lower import lower_plan
     >>> from reshard.synth import plan
     >>> from reshard.runtime import on_jax
     >>> from reshard.types import Layout, Mesh
-    >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, {x}64]", "bf16[512, {x}64, 512]"))
+    >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]"))
     >>> program = lower_plan(on_jax.in_parts(plan(*ends)))
-    >>> blockwise(program.instructions[0], program.tile_shapes[0], program.dtype).message
-    (1, 2, 0)
+    >>> place = MeshPlace(program.devices, {"x": 8})
+    >>> make_block_writer(program.instructions[0], program.tile_shapes[0], program.dtype, place).carried
+    (64, 512, 512)
     """
-    if not isinstance(step.each, AllToAll | AllGather):
+    each = step.each
+    if not isinstance(each, AllToAll | AllGather):
         return None
-    receive, carried = step.each.receive, memory_order(shape, dtype)
-    message = last_full(carried, block_extents(receive))
+    view, order = each.receive, memory_order(shape, dtype)
+    message = last_full(order, block_extents(view))
+    # Blocks are written `into` the whole result; or else put together first in the order of their message: tiles that
+    # are gathered `along` one dim lie in a part as they arrive, others are `staged` block by block, or transposed.
     into = staged = None
-    along = gathered_dim(receive) if isinstance(step.each, AllGather) else None
-    if along is None and receive.count <= UNROLLED:
-        whole = with_part_digit(receive, step.put, shape) if message == carried else None
-        into = None if whole is None else _free(whole, carried)
-        staged = None if message == carried else _free(receive, message)
-    return None if message == carried and into is None else Blockwise(step.each, message, carried, into, staged, along)
+    along = gathered_dim(view) if isinstance(each, AllGather) else None
+    if along is None and view.count <= UNROLLED:
+        whole = with_part_digit(view, step.put, shape) if message == order else None
+        into = None if whole is None else _free(whole, order)
+        staged = None if message == order else _free(view, message)
+    if message == order and into is None:
+        return None
+    put = step.put._replace(axis=order.index(step.put.axis))
+    in_message = [view.tile[dim] for dim in message]
+
+    def send(part: Array) -> Array:
+        """The blocks that arrive, along a new first axis or `along` their dim, dims in the message's order."""
+        if isinstance(each, AllToAll):
+            return to_all(each.groups, place, pack_blocks(each.send, message, part))
+        tile = resized(part, each.send.padded).transpose(message)
+        if along is not None:
+            return gathered(each.groups, place, tile, message.index(along))
+        return gathered(each.groups, place, tile[np.newaxis], 0)
+
+    def write(filled: Array, blocks: Array, number: Array) -> Array:
+        if into is not None:
+            return write_blocks(into, filled, blocks, [number])
+        if along is not None:
+            part = resized(blocks, in_message)
+        elif staged is not None:
+            part = write_blocks(staged, unfilled(staged.shape, blocks.dtype), laid_out(blocks))
+            part = laid_out(part).reshape(in_message)
+        else:
+            part = _transpose_blocks(view, message, blocks)
+        return write_part(put, filled, part.transpose([message.index(dim) for dim in order]), number)
+
+    carried = tuple(shape[dim] for dim in order) if into is None else into.shape
+    return PartWriter(carried, order, pack_as_it_is, send, write)
+
+
+def _transpose_blocks(view: TileView, message: Sequence[int], blocks: Array) -> Array:
+    """The part that blocks make up, its dims in the message's order."""
+    view = merged(view)
+    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
+    axes = [*view.blocks, *sorted(rest, key=lambda axis: message.index(view.dims[axis]))]
+    spread = blocks.reshape([view.digits[axis] for axis in axes]).transpose(np.argsort(axes))
+    return resized(spread.reshape(view.padded), view.tile).transpose(message)
 
 
 def _free(view: TileView, order: Sequence[int]) -> Writes | None:
@@ -223,22 +320,7 @@ def block_extents(view: TileView) -> list[int]:
     return [math.prod(r for of, r in rest if of == dim) for dim in range(len(view.tile))]
 
 
-def arrived(spelling: Blockwise, place: MeshPlace, part: Array) -> Array:
-    """The blocks that arrive for a part, along a new first axis or `along` their dim, dims in the message's order."""
-    step, along = spelling.step, spelling.along
-    if isinstance(step, AllToAll):
-        return _exchanged(step, spelling.message, place, part)
-    tile = resized(part, step.send.padded).transpose(spelling.message)
-    if along is not None:
-        return gathered(step.groups, place, tile, spelling.message.index(along))
-    return gathered(step.groups, place, tile[np.newaxis], 0)
-
-
-def _exchanged(step: AllToAll, message: Sequence[int], place: MeshPlace, part: Array) -> Array:
-    return to_all(step.groups, place, packed(step.send, message, part))
-
-
-def packed(view: TileView, message: Sequence[int], part: Array) -> Array:
+def pack_blocks(view: TileView, message: Sequence[int], part: Array) -> Array:
     """The blocks of a part, one after another: copied one by one on the chip, if they are ranges of the minor dim."""
     extents = [block_extents(view)[dim] for dim in message]
     ranges = tuple(message) == memory_order(view.tile, part.dtype.name) and message[-1] in {
@@ -258,7 +340,7 @@ def packed(view: TileView, message: Sequence[int], part: Array) -> Array:
     return laid_out(filled)
 
 
-def written_into(writes: Writes, filled: Array, blocks: Array, part: Sequence[Array] = ()) -> Array:
+def write_blocks(writes: Writes, filled: Array, blocks: Array, part: Sequence[Array] = ()) -> Array:
     """`filled`, in the runs of `writes`, with every block in its place; `part` is the number of their part."""
     for number in range(len(blocks)):
         starts = writes.starts([*writes.values(number, len(part)), *part])
@@ -286,28 +368,6 @@ def _index(start: Array | int) -> Array:
     return jnp.asarray(start, jnp.int32)
 
 
-def put_together(spelling: Blockwise, blocks: Array) -> Array:
-    """A part of the result, its dims in the order in which the result is carried, of the blocks that arrived."""
-    view, message = spelling.step.receive, spelling.message
-    if spelling.along is not None:
-        there = resized(blocks, [view.tile[dim] for dim in message])
-    elif spelling.staged is not None:
-        filled = unfilled(spelling.staged.shape, blocks.dtype)
-        filled = laid_out(written_into(spelling.staged, filled, laid_out(blocks)))
-        there = filled.reshape([view.tile[dim] for dim in message])
-    else:
-        return _transposed(merged(view), message, blocks).transpose(spelling.carried)
-    return there.transpose([message.index(dim) for dim in spelling.carried])
-
-
-def _transposed(view: TileView, message: Sequence[int], blocks: Array) -> Array:
-    """The part that blocks make up, its dims in their own order."""
-    rest = (axis for axis in range(len(view.digits)) if axis not in view.blocks)
-    axes = [*view.blocks, *sorted(rest, key=lambda axis: message.index(view.dims[axis]))]
-    spread = blocks.reshape([view.digits[axis] for axis in axes]).transpose(np.argsort(axes))
-    return resized(spread.reshape(view.padded), view.tile)
-
-
 # Blocks of 64 lanes on a TPU, half a row: two rows of a block travel side by side.
 #
 # Where they arrive, they are laid beside those of a neighbour.
@@ -329,55 +389,8 @@ ON_CHIP = 32 << 20
 """The most bytes of a part that is put together of halves of rows: of larger ones these would be in HBM, padded."""
 
 
-@dataclass(frozen=True)
-class LanePairs:
-    """Parts of an all-to-all or a gather whose blocks are ranges of half a row of lanes.
-
-    `message` is the order of dims of a block before it is transposed, and `carried` that of the result: they end with
-    rows, lanes, wide and rows, wide, lanes. Parts are `put` along the rows.
-    """
-
-    step: AllToAll | AllGather
-    message: tuple[int, ...]
-    carried: tuple[int, ...]
-    put: Cut
-
-    def opened(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the result while it is filled: its rows are parts of pairs of rows."""
-        *major, _, wide, lanes = (shape[dim] for dim in self.carried)
-        return (*major, self.put.outer, self.put.parts, self.put.inner // 2, 2, wide, lanes)
-
-    def arrived(self, place: MeshPlace, part: Array) -> Array:
-        """The pairs of rows that arrive for a part, along a new first axis."""
-        if isinstance(self.step, AllToAll):
-            return laid_out(to_all(self.step.groups, place, _paired(packed(self.step.send, self.message, part))))
-        tile = resized(part, self.step.send.padded).transpose(self.message)
-        return laid_out(gathered(self.step.groups, place, _paired(tile)[np.newaxis], 0))
-
-    def written_into(self, filled: Array, pairs: Array, number: Array) -> Array:
-        """`filled` with the pairs of rows of a part at their places."""
-        shape = (*filled.shape[:-5], 1, filled.shape[-4], 1, filled.shape[-2], pairs.shape[-1])
-        half = pairs.shape[-1] // 2
-        for member in range(0, len(pairs), 2):
-            near = pairs[member], pairs[member + 1]  # Whole: halves take as much of the chip each.
-            for row in range(2):
-                halves = [block[..., row * half : (row + 1) * half] for block in near]
-                content = jnp.concatenate(halves, -1).reshape(shape)
-                starts = [*[0] * (filled.ndim - 5), number, 0, row, 0, member * half]
-                indices = [jnp.asarray(start, jnp.int32) for start in starts]
-                filled = lax.dynamic_update_slice(filled, content, indices, allow_negative_indices=False)
-        return laid_out(filled)
-
-
-def _paired(blocks: Array) -> Array:
-    """Blocks whose last dims are rows, lanes and wide with two rows side by side and wide before them."""
-    *major, rows, lanes, wide = blocks.shape
-    pairs = blocks.reshape(*major, rows // 2, 2 * lanes, wide)
-    return laid_out(jnp.swapaxes(laid_out(pairs), -1, -2))
-
-
-def lane_pairs(step: InParts, shape: Sequence[int], dtype: str) -> LanePairs | None:
-    """The spelling of a step in parts of a tile of this shape; None where blocks are not halves of rows of lanes.
+def make_pair_writer(step: InParts, shape: Sequence[int], dtype: str, place: MeshPlace) -> PartWriter | None:
+    """The writer of a step in parts whose blocks are ranges of half a row of lanes; None where they are not.
 
     >>> from reshard.lower import lower_plan
     >>> from reshard.synth import plan
@@ -385,25 +398,53 @@ def lane_pairs(step: InParts, shape: Sequence[int], dtype: str) -> LanePairs | N
     >>> from reshard.types import Layout, Mesh
     >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, {x}64]", "bf16[{x}64, 512, 512]"))
     >>> program = lower_plan(on_jax.in_parts(plan(*ends)))
-    >>> lane_pairs(program.instructions[0], program.tile_shapes[0], program.dtype).opened(program.tile_shapes[0])
+    >>> place = MeshPlace(program.devices, {"x": 8})
+    >>> make_pair_writer(program.instructions[0], program.tile_shapes[0], program.dtype, place).carried
     (1, 8, 4, 2, 512, 512)
     """
-    if not isinstance(step.each, AllToAll | AllGather) or len(shape) < 3:
+    each = step.each
+    if not isinstance(each, AllToAll | AllGather) or len(shape) < 3:
         return None
-    view, carried = step.each.receive, memory_order(shape, dtype)
-    *major, rows, wide, lanes = carried
-    extents = block_extents(view)
+    view, order = each.receive, memory_order(shape, dtype)
+    *major, rows, wide, lanes = order
     message = (*major, rows, lanes, wide)
-    if last_full(carried, extents) != message or 2 * extents[lanes] != tpu_layout.LANES:
+    extents = block_extents(view)
+    if last_full(order, extents) != message or 2 * extents[lanes] != tpu_layout.LANES:
         return None
     if math.prod(view.tile) * dtypes.bits(dtype) > 8 * ON_CHIP:
         return None
-    able = _side_by_side(view, lanes) and step.put.axis == rows and step.put.inner % 2 == 0
-    return LanePairs(step.each, message, carried, step.put) if able else None
+    # The blocks are ranges of the lanes, in the order of their numbers, and an even number of them.
+    axes = tuple(axis for axis, of in enumerate(view.dims) if of == lanes)
+    in_turn = view.tile == view.padded and axes[: len(view.blocks)] == tuple(view.blocks)
+    if not in_turn or view.count % 2 or view.count > UNROLLED or step.put.axis != rows or step.put.inner % 2:
+        return None
 
+    def pair(blocks: Array) -> Array:
+        """Blocks whose last dims are rows, lanes and wide with two rows side by side and wide before them."""
+        *outer, _, _, _ = blocks.shape
+        pairs = blocks.reshape(*outer, blocks.shape[-3] // 2, 2 * blocks.shape[-2], blocks.shape[-1])
+        return laid_out(jnp.swapaxes(laid_out(pairs), -1, -2))
 
-def _side_by_side(view: TileView, dim: int) -> bool:
-    """Whether the blocks of a tile are ranges of a dim, in the order of their numbers, and an even number of them."""
-    axes = tuple(axis for axis, of in enumerate(view.dims) if of == dim)
-    in_turn = axes[: len(view.blocks)] == tuple(view.blocks)
-    return view.tile == view.padded and in_turn and view.count % 2 == 0 and view.count <= UNROLLED
+    def send(part: Array) -> Array:
+        """The pairs of rows that arrive, along a new first axis."""
+        if isinstance(each, AllToAll):
+            return laid_out(to_all(each.groups, place, pair(pack_blocks(each.send, message, part))))
+        tile = resized(part, each.send.padded).transpose(message)
+        return laid_out(gathered(each.groups, place, pair(tile)[np.newaxis], 0))
+
+    def write(filled: Array, pairs: Array, number: Array) -> Array:
+        content_shape = (*filled.shape[:-5], 1, filled.shape[-4], 1, filled.shape[-2], pairs.shape[-1])
+        half = pairs.shape[-1] // 2
+        for member in range(0, len(pairs), 2):
+            near = pairs[member], pairs[member + 1]  # Whole: halves take as much of the chip each.
+            for row in range(2):
+                halves = [block[..., row * half : (row + 1) * half] for block in near]
+                content = jnp.concatenate(halves, -1).reshape(content_shape)
+                starts = [*[0] * (filled.ndim - 5), number, 0, row, 0, member * half]
+                indices = [jnp.asarray(start, jnp.int32) for start in starts]
+                filled = lax.dynamic_update_slice(filled, content, indices, allow_negative_indices=False)
+        return filled
+
+    # While it is filled, the rows of the result are parts of pairs of rows.
+    outer = (*(shape[dim] for dim in major), step.put.outer, step.put.parts, step.put.inner // 2, 2)
+    return PartWriter((*outer, shape[wide], shape[lanes]), order, pack_as_it_is, send, write)

@@ -11,7 +11,7 @@ anything. On a TPU the two minor dims lie in tiles of 8 x 128 elements, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,8 @@ import numpy as np
 from jax import lax
 
 from reshard.lower.exchange_in_place import transposing
-from reshard.lower.program import InParts, Plain
+from reshard.lower.program import InParts
+from reshard.lower.to_shard_map.block_writes import Run, shape_of_part
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import laid_out, unfilled
 from reshard.lower.to_shard_map.tpu_layout import LANES, SUBLANES, memory_order
@@ -97,11 +98,6 @@ class LyingTiles:
         return regions(self.operand.extents(operand), take, self.result.extents(result), put)
 
 
-def in_rows(rank: int) -> LyingTiles:
-    """Tiles whose elements lie in the order of their indices, as on every platform but a TPU."""
-    return LyingTiles(*[TileMemory(tuple(range(rank)))] * 2)
-
-
 _WIDTHS = ("float32", "bfloat16", "int8")
 """A dtype of each width, by which the order of dims may differ where there are few rows."""
 
@@ -139,48 +135,36 @@ def regions_on_tpu(take: Cut, operand: Shape, put: Cut, result: Shape) -> Region
     return None if lying is None else lying.regions(take, operand, put, result)
 
 
-def part_shape(cut: Cut, shape: Shape) -> tuple[int, ...]:
-    """The shape of one part of a tile."""
-    return (*shape[: cut.axis], cut.outer * cut.inner, *shape[cut.axis + 1 :])
+def run_parts_in_place(step: InParts, shape: Shape, place: MeshPlace, run: Run, tile: Array) -> Array:
+    """The tile of this shape after a step that overwrites its operand part by part; `run` does it on a part."""
 
-
-@dataclass(frozen=True)
-class PartsInPlace:
-    """A step that overwrites its operand part by part; `shape` is that of the tile after it."""
-
-    step: InParts
-    shape: Shape
-    place: MeshPlace
-    run: Callable[[Plain, MeshPlace, Array, Shape], Array]
-
-    def on(self, tile: Array) -> Array:
-        """The tile after the step."""
-        rows, tpu = in_rows(tile.ndim), on_tpu(self.step.take, tile.shape, self.step.put, self.shape)
-        if tpu is None:
-            return self.by(rows, tile)
-        return lax.platform_dependent(tile, tpu=partial(self.by, tpu), default=partial(self.by, rows))
-
-    def by(self, lying: LyingTiles, tile: Array) -> Array:
+    def run_in(lying: LyingTiles, tile: Array) -> Array:
         """The same, in a buffer that is the tiles as they lie in memory."""
-        where = lying.regions(self.step.take, tile.shape, self.step.put, self.shape)
-        shapes = part_shape(self.step.take, tile.shape), part_shape(self.step.put, self.shape)
+        where = lying.regions(step.take, tile.shape, step.put, shape)
+        before, after = shape_of_part(step.take, tile.shape), shape_of_part(step.put, shape)
         unit = lying.operand.unit
 
-        def one(number: Array, buffer: Array) -> Array:
+        def overwrite_part(number: Array, buffer: Array) -> Array:
             region = lax.dynamic_slice_in_dim(buffer, number, 1, 1, allow_negative_indices=False)
-            part = lying.operand.settled(lying.operand.tile(lax.optimization_barrier(region), shapes[0]))
-            moved = lying.result.settled(self.run(self.step.each, self.place.anew(), part, shapes[1]))
+            part = lying.operand.settled(lying.operand.tile(lax.optimization_barrier(region), before))
+            moved = lying.result.settled(run(step.each, place.anew(), part, after))
             moved = lying.result.buffer(moved).reshape(region.shape)
             return laid_out(lax.dynamic_update_slice_in_dim(buffer, moved, number, 1, allow_negative_indices=False))
 
         buffer = lying.operand.buffer(tile).reshape(where.outer, where.before * where.parts, -1, *unit)
-        buffer = _transposed(buffer, where.before).reshape(where.outer, where.parts, -1, *unit)
-        buffer = lax.fori_loop(0, where.parts, one, laid_out(buffer))
-        buffer = _transposed(buffer.reshape(where.outer, where.parts * where.after, -1, *unit), where.parts)
-        return lying.result.tile(buffer, self.shape)
+        buffer = _transpose_slots(buffer, where.before).reshape(where.outer, where.parts, -1, *unit)
+        buffer = lax.fori_loop(0, where.parts, overwrite_part, laid_out(buffer))
+        buffer = _transpose_slots(buffer.reshape(where.outer, where.parts * where.after, -1, *unit), where.parts)
+        return lying.result.tile(buffer, shape)
+
+    rows = LyingTiles(*[TileMemory(tuple(range(tile.ndim)))] * 2)  # in the order of indices, but on a TPU
+    tpu = on_tpu(step.take, tile.shape, step.put, shape)
+    if tpu is None:
+        return run_in(rows, tile)
+    return lax.platform_dependent(tile, tpu=partial(run_in, tpu), default=partial(run_in, rows))
 
 
-def _transposed(slots: Array, rows: int) -> Array:
+def _transpose_slots(slots: Array, rows: int) -> Array:
     """The slots along axis 1, `rows` rows of them, transposed in place, with one slot in hand."""
     stops = transposing(rows, slots.shape[1] // rows)
     if not stops:

@@ -33,8 +33,8 @@ from reshard.lower.to_shard_map import scales
 from reshard.lower.to_shard_map.collectives import run_collective
 from reshard.lower.to_shard_map.exchange import run_exchange
 from reshard.lower.to_shard_map.exchange_in_place import exchange_in_place
-from reshard.lower.to_shard_map.parts import PartLoop, joined
-from reshard.lower.to_shard_map.parts_in_place import PartsInPlace
+from reshard.lower.to_shard_map.parts import joined, run_part_loop
+from reshard.lower.to_shard_map.parts_in_place import run_parts_in_place
 from reshard.lower.to_shard_map.place import MeshPlace
 from reshard.lower.to_shard_map.tiles import blocks_of, closed
 from reshard.lower.views import CastTiles, PutPart, Reorder, TakePart, ViewExchange, fills
@@ -126,10 +126,10 @@ def _run_alone(steps: Sequence[Instruction], place: MeshPlace, tile: Array, shap
         raise PlanError("the move fills part of its target: give the target's array")
     match step:
         case InParts(in_place=True):
-            return PartsInPlace(step, shape, place, partial(run_plain, in_part=True)).on(tile)
+            return run_parts_in_place(step, shape, place, partial(run_plain, in_part=True), tile)
         case InParts():
             in_parts = [each for each in steps if isinstance(each, InParts)]
-            return PartLoop(in_parts, shapes, place, partial(run_plain, in_part=True)).on(tile)
+            return run_part_loop(in_parts, shapes, place, partial(run_plain, in_part=True), tile)
         case ViewExchange():
             return run_exchange([step], place, [tile], [shape], into=beside.into)[0]
         case Reorder(order=order):
