@@ -70,6 +70,11 @@ def local_bytes(module: Module, computation: Computation | None = None) -> int:
     return sum(instruction_bytes(module, inside, instruction) for instruction in inside.instructions)
 
 
+def _text(one: Instruction) -> str:
+    """The text of the shape of what an instruction yields."""
+    return one.source.shape_text
+
+
 def instruction_bytes(module: Module, inside: Computation, one: Instruction) -> int:
     """The HBM bytes that an instruction reads and writes, 0 for a collective."""
     if one.opcode in NO_TRAFFIC or one.opcode.endswith("-done") or one.opcode in hlo.KINDS:
@@ -80,21 +85,21 @@ def instruction_bytes(module: Module, inside: Computation, one: Instruction) -> 
         return (hlo.trip_count(module, inside, one) or 1) * local_bytes(module, body)
     if one.opcode == "conditional":
         return max(local_bytes(module, branch) for branch in called)
-    if one.opcode.removesuffix("-start") in hlo.KINDS or "AllocateBuffer" in one.rest or one.opcode == "custom-call":
+    if one.opcode.removesuffix("-start") in hlo.KINDS or one.opcode == "custom-call":
         return 0
     if one.opcode in ("fusion", "fusion-start"):  # GPUs start some.
         if any(each.opcode.removesuffix("-start") in hlo.KINDS for each in called[0].instructions):
             return 0
         return _fusion(inside, one, called[0])
     if one.opcode == "dynamic-slice":
-        read = 0 if _on_chip(inside.by_name[one.operands[0]].shape_text) else _logical(one.shape_text)
-        return read + _size(one.shape_text)
+        read = 0 if _on_chip(_text(inside.by_name[one.operands[0]])) else _logical(_text(one))
+        return read + _size(_text(one))
     if one.opcode == "dynamic-update-slice":
-        update = inside.by_name[one.operands[1]].shape_text
-        return _size(update) + (0 if _on_chip(one.shape_text) else _logical(update))
+        update = _text(inside.by_name[one.operands[1]])
+        return _size(update) + (0 if _on_chip(_text(one)) else _logical(update))
     if one.opcode == "copy-start":
-        return _size(inside.by_name[one.operands[0]].shape_text) + _size(_first(one.shape_text))
-    return _size(one.shape_text) + sum(_size(inside.by_name[name].shape_text) for name in one.operands)
+        return _size(_text(inside.by_name[one.operands[0]])) + _size(_first(_text(one)))
+    return _size(_text(one)) + sum(_size(_text(inside.by_name[name])) for name in one.operands)
 
 
 def _fusion(inside: Computation, one: Instruction, fused: Computation) -> int:
@@ -104,16 +109,16 @@ def _fusion(inside: Computation, one: Instruction, fused: Computation) -> int:
     assert root is not None
     for each in fused.instructions:
         if each.opcode == "parameter":
-            outer = inside.by_name[one.operands[int(each.rest.split(")")[0])]]
-            total += 0 if _on_chip(outer.shape_text) else _read(fused, each)
+            outer = inside.by_name[one.operands[int(each.literal)]]
+            total += 0 if _on_chip(_text(outer)) else _read(fused, each)
     results = [fused.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
-    shapes = [part[0] for part in _ARRAY.finditer(one.shape_text)]
+    shapes = [part[0] for part in _ARRAY.finditer(_text(one))]
     for result, shape in zip(results, shapes, strict=True):
         made = _behind_bitcasts(fused, result)
         if _on_chip(shape):
             continue
         updated = made.opcode == "dynamic-update-slice"
-        total += _logical(fused.by_name[made.operands[1]].shape_text) if updated else _size(result.shape_text)
+        total += _logical(_text(fused.by_name[made.operands[1]])) if updated else _size(_text(result))
     return total
 
 
@@ -125,12 +130,12 @@ def _read(fused: Computation, parameter: Instruction) -> int:
         if user.opcode in ("bitcast", "reshape"):
             total += _read(fused, user)
         elif user.opcode in ("dynamic-slice", "slice"):
-            total += _logical(user.shape_text)
+            total += _logical(_text(user))
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
             total += 0
         else:
-            return _size(parameter.shape_text)
-    return min(total, _size(parameter.shape_text))
+            return _size(_text(parameter))
+    return min(total, _size(_text(parameter)))
 
 
 def _behind_bitcasts(fused: Computation, result: Instruction) -> Instruction:

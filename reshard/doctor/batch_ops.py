@@ -146,7 +146,7 @@ def _number(computation: Computation, numbers: dict[tuple[object, ...], int]) ->
     """The number of what a computation yields, whatever its names and its order; equal values have equal numbers."""
     known: dict[str, int] = {}
     for one in computation.instructions:
-        literal = one.rest.partition(")")[0] if one.opcode in ("constant", "parameter") else ""
+        literal = one.literal
         shapes = tuple((array.dtype, array.dims) for array in one.arrays)
         operands = tuple(known[name] for name in one.operands)
         key = (one.opcode, shapes, literal, tuple(sorted(_said(one).items())), operands)

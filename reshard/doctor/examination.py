@@ -41,7 +41,7 @@ from reshard.doctor.report.report import Report
 from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Array, Collective, Module
 from reshard.hlo.frames import metadata_fields
-from reshard.hlo.module import platform_of
+from reshard.hlo.text import platform_of
 from reshard.synth import Network, PlanOptions
 from reshard.types.mesh import Mesh
 

@@ -25,7 +25,7 @@ from reshard.errors import ReshardError
 from reshard.geometry.remesh import common_mesh, remesh
 from reshard.hlo import Source
 from reshard.hlo.frames import metadata_fields
-from reshard.hlo.module import ARRAY, parse_arrays
+from reshard.hlo.text import ARRAY, parse_arrays
 from reshard.plans.plan import Plan
 from reshard.synth import Network
 from reshard.synth import plan as best_plan

@@ -28,22 +28,22 @@ The grammars are in `module`, `shapes`, `replica_groups` and `frames`; the spell
 `walk` goes through what a module executes, and `loops` counts how often.
 """
 
-from reshard.hlo.forms import KINDS as KINDS
-from reshard.hlo.forms import Groups as Groups
-from reshard.hlo.forms import parse_groups as parse_groups
+from reshard.hlo.collectives import KINDS as KINDS
+from reshard.hlo.collectives import ArrayDefinition as ArrayDefinition
+from reshard.hlo.collectives import Collective as Collective
+from reshard.hlo.collectives import Groups as Groups
+from reshard.hlo.collectives import Total as Total
+from reshard.hlo.collectives import Traffic as Traffic
+from reshard.hlo.collectives import collectives as collectives
+from reshard.hlo.collectives import large_arrays as large_arrays
+from reshard.hlo.collectives import largest as largest
+from reshard.hlo.collectives import parse_groups as parse_groups
+from reshard.hlo.collectives import traffic as traffic
+from reshard.hlo.collectives import trip_count as trip_count
 from reshard.hlo.frames import Frame as Frame
 from reshard.hlo.frames import Source as Source
 from reshard.hlo.module import Array as Array
 from reshard.hlo.module import Computation as Computation
 from reshard.hlo.module import Instruction as Instruction
 from reshard.hlo.module import Module as Module
-from reshard.hlo.module import parse as parse
-from reshard.hlo.walk import ArrayDefinition as ArrayDefinition
-from reshard.hlo.walk import Collective as Collective
-from reshard.hlo.walk import Total as Total
-from reshard.hlo.walk import Traffic as Traffic
-from reshard.hlo.walk import collectives as collectives
-from reshard.hlo.walk import large_arrays as large_arrays
-from reshard.hlo.walk import largest as largest
-from reshard.hlo.walk import traffic as traffic
-from reshard.hlo.walk import trip_count as trip_count
+from reshard.hlo.text import parse as parse

@@ -12,7 +12,7 @@ parents one too high, so the outermost frame seems to be its own parent (jax 0.1
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -68,11 +68,19 @@ class Source:
         return about + (f"{where} ({self.op_name})" if where and self.op_name else where or self.op_name or "unknown")
 
 
-@dataclass(frozen=True)
-class Tables:
-    """The tables of a module's header, parsed on first use."""
+FramesById = Mapping[int, tuple[Frame, int]]
+"""The frames of a module by their ids, each with the id of its parent, 0 for none."""
 
-    text: str
+
+class Tables:
+    """The stack frames of a module, which `read` lists on first use."""
+
+    def __init__(self, read: Callable[[], FramesById]) -> None:
+        self._read = read
+
+    @cached_property
+    def _frames(self) -> FramesById:
+        return self._read()
 
     def stack(self, metadata: str) -> tuple[Frame, ...]:
         """The frames of an instruction with this metadata, innermost first; empty if the metadata names no line."""
@@ -98,33 +106,29 @@ class Tables:
             return Source(op_name) if op_name else None
         return Source(op_name, frame.file, frame.line, frame.function or None, frames=stack)
 
-    @cached_property
-    def _frames(self) -> Mapping[int, tuple[Frame, int]]:
-        """The frames by id, each with the id of its parent (0 for none)."""
-        files, functions, locations, frames = (self._sections[name] for name in _SECTIONS)
-        offset = int("parent_frame_id" in frames.get(1, {}) and frames[1]["parent_frame_id"] == "1")
-        by_id: dict[int, tuple[Frame, int]] = {}
-        for at, row in frames.items():
-            location = locations.get(int(row.get("file_location_id", "0")), {})
-            file = files.get(int(location.get("file_name_id", "0")), {}).get("", "")
-            function = functions.get(int(location.get("function_name_id", "0")), {}).get("", "")
-            if file:
-                parent = int(row.get("parent_frame_id", "0")) - offset
-                by_id[at] = (Frame(file, int(location.get("line", "0")), function), parent)
-        return by_id
 
-    @cached_property
-    def _sections(self) -> Mapping[str, Mapping[int, Mapping[str, str]]]:
-        """The fields of each row, by section and id; a row that is a single string has it under the empty key."""
-        sections: dict[str, dict[int, Mapping[str, str]]] = {name: {} for name in _SECTIONS}
-        section: str | None = None
-        for line in self.text.splitlines():
-            row = _ROW.match(line)
-            if row is None:
-                section = line.strip() if line.strip() in sections else section
-            elif section is not None:
-                sections[section][int(row[1])] = metadata_fields(row[3]) if row[2] is None else {"": row[2]}
-        return sections
+def read_tables(text: str) -> FramesById:
+    """Reads the tables of a module's text."""
+    sections: dict[str, dict[int, Mapping[str, str]]] = {name: {} for name in _SECTIONS}
+    section: str | None = None
+    for line in text.splitlines():
+        row = _ROW.match(line)
+        if row is None:
+            section = line.strip() if line.strip() in sections else section
+        elif section is not None:  # A row that is a single string has it under the empty key.
+            sections[section][int(row[1])] = metadata_fields(row[3]) if row[2] is None else {"": row[2]}
+    files, functions, locations, frames = (sections[name] for name in _SECTIONS)
+    # XLA prints the ids of parents one too high, so the outermost frame seems to be its own parent.
+    offset = int("parent_frame_id" in frames.get(1, {}) and frames[1]["parent_frame_id"] == "1")
+    by_id: dict[int, tuple[Frame, int]] = {}
+    for at, row in frames.items():
+        location = locations.get(int(row.get("file_location_id", "0")), {})
+        file = files.get(int(location.get("file_name_id", "0")), {}).get("", "")
+        function = functions.get(int(location.get("function_name_id", "0")), {}).get("", "")
+        if file:
+            parent = int(row.get("parent_frame_id", "0")) - offset
+            by_id[at] = (Frame(file, int(location.get("line", "0")), function), parent)
+    return by_id
 
 
 def metadata_fields(text: str) -> dict[str, str]:

@@ -34,12 +34,12 @@ class Change(NamedTuple):
     linked: Linked
 
 
-def check(old: ModuleProto, after: bytes, changes: Sequence[Change]) -> None:
-    """Raises `SpliceError`, naming the instruction, unless `after` is `old` with these splices and nothing else.
+def check(old: ModuleProto, new: ModuleProto, changes: Sequence[Change]) -> None:
+    """Raises `SpliceError`, naming the instruction, unless `new` is `old` with these splices and nothing else.
 
-    `old` must be as it was decoded. Of computations with the same bytes as before only names and ids are looked at.
+    Both must be as they were decoded, `new` from the bytes that the compiler will get and `like` the old one: of
+    computations with the same bytes as before only names and ids are looked at.
     """
-    new = ModuleProto.decode(after, like=old)
     changed = _changed(old, new)
     _check_rest(old, new)
     _check_order(new, changed)

@@ -52,7 +52,7 @@ def _wrapping(sites: tuple[CallSite, ...]) -> Iterator[CallSite]:
 
 def _stated(module: Module, instruction: Instruction) -> Source | None:
     """The origin in the instruction's own metadata."""
-    metadata = instruction.attributes.get("metadata") if "metadata=" in instruction.rest else None
+    metadata = instruction.metadata
     return module.frames.source(metadata) if metadata else None
 
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from reshard.errors import NotationError
 from reshard.hlo import wire
+from reshard.hlo.module import Computation
 from reshard.hlo.wire import ProtoMessage
 
 
@@ -35,8 +36,8 @@ class _ProgramShape:
 class ComputationProto:
     """A computation; its instructions stand in an order in which operands come first.
 
-    They are decoded when they are first looked at: most computations of a module never are. `data` is what it was
-    decoded from, None if it was not.
+    They are decoded when they are first looked at: most computations of a fragment never are. `data` is what it was
+    decoded from, None if it was not, and `read` what `proto_reader` has made of it: what is changed is a fresh one.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ComputationProto:
         self._summary: Summary | None = None
         self._is_renamed = False
         self._highest_id = 0
+        self.read: Computation | None = None
 
     @classmethod
     def decode(cls, data: bytes) -> ComputationProto:
@@ -69,7 +71,7 @@ class ComputationProto:
         if self.data is None:
             raise NotationError(f"HLO computation {self.name}: it was not decoded from bytes")
         made = ComputationProto.decode(self.data)
-        made._summary = self.summary if not self.is_opened else None
+        made._summary = self._as_decoded() if self.read is not None or not self.is_opened else None
         return made
 
     def copy(self) -> ComputationProto:
@@ -98,8 +100,11 @@ class ComputationProto:
     @property
     def summary(self) -> Summary:
         """What other computations need to know of it."""
-        if self._instructions is not None:
+        if self._instructions is not None and self.read is None:
             return summary_of(self._instructions)
+        return self._as_decoded()  # What was read is not changed, so its summary is that of its bytes.
+
+    def _as_decoded(self) -> Summary:
         if self._summary is None:
             self._summary = summary_of_encoded(self.message.all_data(_Computation.INSTRUCTIONS))
         return self._summary

@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from reshard import hlo
-from reshard.hlo.forms import permute_pairs
+from reshard.hlo.collectives import permute_pairs
 
 _BIG = 1 << 40
 
@@ -60,7 +60,7 @@ class Machine:
     def do_constant(self, one):
         if not re.match(r"[su]\d+", one.shape.dtype):
             return np.full((self.devices, *one.shape.dims), -1)
-        numbers = [int(n) for n in re.findall(r"-?\d+", one.rest.partition(")")[0])]
+        numbers = [int(n) for n in re.findall(r"-?\d+", one.literal)]
         return self.shaped(one, [numbers] * self.devices)
 
     def do_partition_id(self, one):
@@ -153,7 +153,7 @@ class Machine:
     def do_fusion(self, one, *operands):
         computation = self.module.computation(one.called[0])
         parameters = [i for i in computation.instructions if i.opcode == "parameter"]
-        numbered = {i.name: operands[int(re.match(r"\d+", i.rest)[0])] for i in parameters}
+        numbered = {i.name: operands[int(i.literal)] for i in parameters}
         return self.run(computation, numbered)[computation.root.name]
 
     # ---- moves between devices

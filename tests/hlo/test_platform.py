@@ -2,7 +2,7 @@
 
 import pytest
 
-from reshard.hlo.module import platform_of
+from reshard.hlo.text import platform_of
 from tests.doctor.fragments import HLO_DATA
 
 NAMES = {"cpu": "cpu", "v5p": "tpu", "v5p-2slices": "tpu", "v5e": "tpu", "tpu7x": "tpu"}

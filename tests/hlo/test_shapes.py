@@ -4,7 +4,8 @@ import pytest
 
 from reshard.errors import NotationError
 from reshard.hlo import Array
-from reshard.hlo.module import flatten, parse_arrays, parse_shape
+from reshard.hlo.module import flatten
+from reshard.hlo.text import parse_arrays, parse_shape
 from tests.hlo.fragments import module
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from reshard.doctor.batch_ops import BatchOp, same_op
 from reshard.doctor.checks.proofs import Key, Proofs, Signatures
-from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope
+from reshard.doctor.dataflow.flow import Flow, HloValue, Numbering, Scope, parameter_number
 from reshard.doctor.dataflow.index_maps import (
     Conversion,
     FragmentMaps,
@@ -224,7 +224,7 @@ def _taken_inside(old: Traced, new: Traced, inside: Scope, entered: Scope, numbe
     """The operands, inside a fusion, that stand where the old ones had one of its parameters."""
     parameter = next(
         one for one in inside.computation.instructions
-        if one.opcode == "parameter" and one.rest.partition(")")[0].strip() == str(number)
+        if one.opcode == "parameter" and parameter_number(one) == number
     )  # fmt: skip
     value = HloValue(inside, parameter.name)
     for user in inside.computation.users.get(parameter.name, ()):

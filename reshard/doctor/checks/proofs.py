@@ -26,7 +26,6 @@ _CALLS = ("parameter", "conditional")
 _REDUCTIONS = ("all-reduce", "reduce-scatter")
 _FOLLOWED = FragmentMaps.moves.difference(_CALLS).union(("constant", "iota", *_REDUCTIONS))
 _OPS = ("fft", "sort", "custom-call")
-_LITERALS = ("constant", "iota")
 _FIRST_SCALAR = {"dynamic-slice": (1, None), "dynamic-update-slice": (2, None), "select": (0, 1), "conditional": (0, 1)}
 _NOT_SAID = frozenset((
     "metadata", "sharding", "calls", "channel_id", "control-predecessors", "to_apply", "called_computations",
@@ -95,7 +94,7 @@ class Signatures:
         numbers = [self._numbers(one) for one in operands[first:last]]
         if None in numbers:
             return None
-        description = (value.opcode, value.path, instruction.shape_text, self._said(instruction), numbers)
+        description = (value.opcode, value.path, instruction.shape, self._said(instruction), numbers)
         if value.opcode == "conditional":
             return None if sources is None else _Made(description, tuple(sources))
         return _Made(description, (*operands[:first], *(() if last is None else operands[last:])))
@@ -109,7 +108,7 @@ class Signatures:
 
     def _said(self, instruction: Instruction) -> tuple[object, ...]:
         """What an instruction says beside its name and its operands, and what the computations say that it calls."""
-        literal = instruction.rest.partition(")")[0] if instruction.opcode in _LITERALS else ""
+        literal = instruction.literal if instruction.opcode == "constant" else ""
         attributes = {key: text for key, text in instruction.attributes.items() if key not in _NOT_SAID}
         if instruction.opcode != "custom-call":
             attributes.pop("backend_config", None)
@@ -117,11 +116,15 @@ class Signatures:
             return literal, tuple(sorted(attributes.items()))
         computations = self.maps.flow.module.computations
         lines = tuple(
-            (one.name, one.root, one.opcode, one.shape_text, one.rest.partition(", metadata=")[0])
+            (one.name, one.root, one.opcode, one.shape, one.operands, one.literal, *_without_metadata(one))
             for name in instruction.called
             for one in (computations[name].instructions if name in computations else ())
         )
         return literal, tuple(sorted(attributes.items())), lines or instruction.called
+
+
+def _without_metadata(instruction: Instruction) -> list[tuple[str, str]]:
+    return [(key, text) for key, text in instruction.attributes.items() if key != "metadata"]
 
 
 class Proofs:

@@ -26,7 +26,6 @@ _OPENED = ("fusion", "call", "async-start", "call-start")
 _CONTINUES = ("async-update", "async-done", "call-update", "call-done")
 _STARTS_REGIONS = ("while", "conditional")
 _BARRIERS = ("opt-barrier", "optimization-barrier")
-_NUMBER = re.compile(r"\s*(\d+)")
 _COLLECTIVE = re.compile(r"^(?:all-|collective-|reduce-scatter)")
 
 
@@ -240,8 +239,7 @@ def _enclosing(scope: Scope) -> Iterator[Scope]:
 
 def parameter_number(instruction: Instruction) -> int:
     """The number of the operand that a parameter stands for."""
-    number = _NUMBER.match(instruction.rest)
-    return int(number[1]) if number else 0
+    return int(instruction.literal) if instruction.literal.isdigit() else 0
 
 
 def _arguments(caller: Site) -> tuple[str, ...]:
@@ -263,10 +261,11 @@ def _behind_async(value: HloValue) -> HloValue | None:
         return HloValue(scope, instruction.operands[0], path)
     if opcode != "custom-call" or not instruction.operands:
         return None
-    if '"AsyncCollectiveStart"' in instruction.rest and path in ((0,), (1,)):
+    target = instruction.attributes.get("custom_call_target")
+    if target == '"AsyncCollectiveStart"' and path in ((0,), (1,)):
         collective = scope.computation.by_name[instruction.operands[0]]
         return HloValue(scope, collective.operands[0] if path == (0,) else collective.name)
-    if '"AsyncCollectiveDone"' in instruction.rest:
+    if target == '"AsyncCollectiveDone"':
         repeated = [name for name in instruction.operands if _COLLECTIVE.match(scope.computation.by_name[name].opcode)]
         return HloValue(scope, repeated[0]) if repeated else None
     return None
@@ -327,7 +326,7 @@ class Numbering:
         if opcode in _UNIQUE or not (value.scope.opened or opcode in _MOVES):
             return value.scope, value.name, value.path
         kept = [(key, text) for key, text in instruction.attributes.items() if key not in _IGNORED]
-        literal = instruction.rest.partition(")")[0] if instruction.opcode == "constant" else ""
+        literal = instruction.literal if instruction.opcode == "constant" else ""
         shape = tuple((array.dtype, array.dims) for array in instruction.arrays)
         operands = tuple(self.of(HloValue(value.scope, name)) for name in instruction.operands)
         return instruction.opcode, value.path, shape, literal, tuple(kept), operands

@@ -14,7 +14,8 @@ The analysis is conservative: values that it cannot follow differ on every devic
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from reshard.doctor.dataflow.flow import HloValue, Scope, Site, parameter_number
 from reshard.doctor.dataflow.index_maps import IndexMaps, Untraceable, device_groups
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.errors import NotationError, ReshardError
-from reshard.hlo.forms import permute_pairs
+from reshard.hlo.collectives import permute_pairs
 from reshard.types.layout import Layout
 
 _GROUPED = ("all-gather", "all-reduce")
@@ -42,15 +43,21 @@ _TURNS = 16  # of a loop until its classes are found, or taken to be different e
 class Replicas:
     """The classes of a module's values by device.
 
-    `shardings` are those of the entry's parameters in HLO's notation; without them, parameters differ everywhere.
+    `shardings` returns those of the entry's parameters in HLO's notation, and is asked only where copies matter;
+    without them, parameters differ everywhere.
     """
 
-    def __init__(self, maps: IndexMaps, shardings: Sequence[str] = ()) -> None:
+    def __init__(self, maps: IndexMaps, shardings: Callable[[], Sequence[str]] = tuple) -> None:
         self.maps = maps
-        self.shardings = shardings
+        self._read_shardings = shardings
         self.devices = maps.scalars.devices
         self._known: dict[HloValue, Numbers] = {}
         self._loops: dict[tuple[Scope, str], dict[tuple[int, ...], Numbers]] = {}
+
+    @cached_property
+    def shardings(self) -> Sequence[str]:
+        """The shardings of the entry's parameters."""
+        return self._read_shardings()
 
     def of(self, value: HloValue) -> Numbers:
         """The class of each device for a value."""
@@ -157,7 +164,7 @@ class Replicas:
 
     def _within(self, regions: Sequence[Scope], carried: Mapping[tuple[int, ...], Numbers]) -> Replicas:
         """The classes inside of a loop's regions, if it carries arrays of these classes."""
-        turn = Replicas(self.maps, self.shardings)
+        turn = Replicas(self.maps, lambda: self.shardings)
         for region in regions:
             (parameter,) = (one for one in region.computation.instructions if one.opcode == "parameter")
             turn._known.update({HloValue(region, parameter.name, path): one for path, one in carried.items()})

@@ -157,7 +157,7 @@ class Scalars:
                 return None
 
     def _constant(self, value: HloValue) -> Scalar:
-        text = value.instruction.rest.partition(")")[0]
+        text = value.instruction.literal
         if "..." in text:
             return UNKNOWN
         literals = _LITERAL.findall(text)

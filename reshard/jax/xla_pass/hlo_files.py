@@ -71,13 +71,13 @@ def improve_hlo(
     cannot be had, and `NotationError` for a program that is not HLO.
     """
     module = _parsed(program) if isinstance(program, str) else program
-    partitions = _partitions(program if isinstance(program, str) else JaxlibReader().text(module), devices)
+    partitions = _partitions(program, devices)
     chosen = devices_for(partitions, platform, topology)
     options = xla_hook.on_platform(xla_hook.prepared(network, budget, prefer).options, chosen)
     scheduled = ModuleProto.decode(module).schedule is not None
     dropped = scheduled and platform != "tpu"
     ready = _without_schedule(module) if dropped else module
-    improved = improve(ready, xla_hook.fragments_of(chosen), JaxlibReader(), options)
+    improved = improve(ready, xla_hook.fragments_of(chosen), options)
     if improved.module is None:
         return ImprovedHlo(module, improved.places, partitions, False)
     return ImprovedHlo(improved.module, improved.places, partitions, dropped)
@@ -95,9 +95,9 @@ def _parsed(text: str) -> bytes:
         raise NotationError(f"XLA does not read the HLO text: {str(error).splitlines()[0]}") from None
 
 
-def _partitions(text: str, devices: object) -> int:
-    """The number of partitions that a module was compiled for: what it says, else what the caller does."""
-    written, given = hlo.parse(text).num_partitions, whole(devices, 1)
+def _partitions(program: str | bytes, devices: object) -> int:
+    """The number of partitions that a module was compiled for: what its text says, else what the caller does."""
+    written, given = hlo.parse(program).num_partitions if isinstance(program, str) else None, whole(devices, 1)
     if devices is not None and given is None:
         raise ProgramError(f"devices {quoted(devices)}: give the number of the module's partitions, 1 or more")
     if None not in (written, given) and written != given:

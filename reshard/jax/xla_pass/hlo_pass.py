@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from reshard import hlo
 from reshard.doctor.chains import Chain
@@ -39,8 +39,18 @@ from reshard.doctor.replacements import Replacement, Unfit
 from reshard.errors import ReshardError, SpliceError
 from reshard.hlo import integrity
 from reshard.hlo.proto import ModuleProto
+from reshard.hlo.proto_reader import read_proto
 from reshard.hlo.splice import Splice, Splicer, Use
-from reshard.jax.xla_pass.fragments import Fragment, FragmentKey, Fragments, Key, OpFragmentKey, OutputKey, ShiftKey
+from reshard.jax.xla_pass.fragments import (
+    Fragment,
+    FragmentKey,
+    Fragments,
+    Key,
+    OpFragmentKey,
+    OutputKey,
+    ShiftKey,
+    parameter_shardings,
+)
 from reshard.jax.xla_pass.program_peaks import Peaks
 
 _ROUNDS = 4
@@ -59,18 +69,6 @@ class Improved(NamedTuple):
     flows: tuple[Flow, Flow] | None = None
 
 
-class ModuleReader(Protocol):
-    """The compiler's own reader of serialized modules."""
-
-    def text(self, module: bytes) -> str:
-        """The text of a module, large constants included."""
-        ...
-
-    def shardings(self, module: bytes) -> tuple[str, ...]:
-        """The shardings of the entry's parameters, in HLO's notation; empty if the module does not say."""
-        ...
-
-
 def has_collectives(module: bytes) -> bool:
     """Whether a serialized module has any collective; a search for their names, without decoding.
 
@@ -79,17 +77,15 @@ def has_collectives(module: bytes) -> bool:
     return any(module.count(name) for name in _COLLECTIVES)
 
 
-def improve(
-    module: bytes, fragments: Fragments, compiler: ModuleReader, options: ProposalOptions, peaks: Peaks | None = None
-) -> Improved:
+def improve(module: bytes, fragments: Fragments, options: ProposalOptions, peaks: Peaks | None = None) -> Improved:
     """Replaces what receives too much in a serialized HloModuleProto.
 
-    `compiler` reads serialized modules. Where an estimate does not show that the program's peak is lower than before,
+    Where an estimate does not show that the program's peak is lower than before,
     `peaks` says whether it is better; without it, plans that need more memory than their chains are left out. On CPU
     the estimate is enough: a module that is handed back unchanged already moves the peak there.
     """
     options = options._replace(platform=fragments.platform)
-    improved = _improve(module, fragments, compiler, options, options.platform == "cpu" or peaks is not None)
+    improved = _improve(module, fragments, options, options.platform == "cpu" or peaks is not None)
     if improved.module is None or peaks is None:
         return improved
     why = why_unmeasured(improved.places, options, lambda: _estimates(improved))
@@ -98,7 +94,7 @@ def improve(
     try:
         before, after = peaks.of(None), peaks.of(improved.module)
         if after.peak_bytes > before.peak_bytes:
-            improved = _improve(module, fragments, compiler, options, False)
+            improved = _improve(module, fragments, options, False)
             after = peaks.of(improved.module)
         why = why_no_better(before, after, options)
         if not why:
@@ -121,9 +117,7 @@ def _estimates(improved: Improved) -> tuple[int, int]:
     return before, after
 
 
-def _improve(
-    module: bytes, fragments: Fragments, compiler: ModuleReader, options: ProposalOptions, may_exceed: bool
-) -> Improved:
+def _improve(module: bytes, fragments: Fragments, options: ProposalOptions, may_exceed: bool) -> Improved:
     """Replaces chains in several rounds, since some depend on others.
 
     One that could not be spliced in beside others is tried once more where those have been. Where it `may_exceed`, a
@@ -133,7 +127,7 @@ def _improve(
     changed, name = False, ""
     flows: list[Flow] = []
     for _ in range(_ROUNDS):
-        one = _Round(module, fragments, compiler, options, may_exceed)
+        one = _Round(module, fragments, options, may_exceed)
         better, name = one.run(), one.module.name
         places = _with(places, one.places) if changed else one.places
         if better is not None:
@@ -162,28 +156,20 @@ class _Failure(NamedTuple):
 class _Round:
     """One search through a module."""
 
-    def __init__(
-        self, module: bytes, fragments: Fragments, compiler: ModuleReader, options: ProposalOptions, may_exceed: bool
-    ) -> None:
+    def __init__(self, module: bytes, fragments: Fragments, options: ProposalOptions, may_exceed: bool) -> None:
         self.data = module
-        self.compiler = compiler
+        self.proto = ModuleProto.decode(module)  # to be read; what is changed is a fresh one
         self.fragments = fragments
         self.options = options
         self.may_exceed = may_exceed
         self.devices = len(fragments.devices)
-        self.shardings = compiler.shardings(module)
-        self.module = replace(hlo.parse(compiler.text(module)), num_partitions=self.devices, replica_count=1)
+        self.module = replace(read_proto(self.proto), num_partitions=self.devices, replica_count=1)
         self.traced = Traced(self.module, self.devices)
         self.collectives = hlo.collectives(self.module, every_branch=True)
         self.places: list[Place] = []
         self.has_failed = False
         self.rewritten: list[Flow] = []
         self._pieces: dict[Key, Fragment] = {}
-
-    @cached_property
-    def proto(self) -> ModuleProto:
-        """The module, to be read; what is changed is a fresh one."""
-        return ModuleProto.decode(self.data)
 
     def run(self) -> bytes | None:
         """The better module, None if there is none; sets the places."""
@@ -270,9 +256,10 @@ class _Round:
                     stand_ins.update(changes[-1].linked.stand_ins)
             splicer.finish()
             data = module.encode()
-            integrity.check(self.proto, data, changes)
-            text = self.compiler.text(data)
-            after = Traced(replace(hlo.parse(text), num_partitions=self.devices), self.devices, spliced=True)
+            # Computations that are as before are those of the old module, and are not read again.
+            rewritten = ModuleProto.decode(data, like=self.proto)
+            integrity.check(self.proto, rewritten, changes)
+            after = Traced(replace(read_proto(rewritten), num_partitions=self.devices), self.devices, spliced=True)
             if failures := list(self._unlike(candidates, after, regions)):
                 return failures, b""
             current = max(candidates, key=lambda candidate: candidate.excess_bytes)
@@ -286,7 +273,7 @@ class _Round:
         self, candidates: Sequence[Proposal], after: Traced, regions: Mapping[str, Mapping[str, str]]
     ) -> Iterator[_Failure]:
         """The candidates of which an element would come from elsewhere."""
-        replicas = Replicas(self.traced.maps, self.shardings)
+        replicas = Replicas(self.traced.maps, lambda: parameter_shardings(self.data))
         for candidate in candidates:
             region = candidate.chain.region.computation.name
             try:

@@ -28,7 +28,7 @@ from reshard.doctor.proposals import ProposalOptions
 from reshard.errors import ProgramError
 from reshard.jax.platform_network import network_on
 from reshard.jax.xla_pass import fragments, persistent_cache, program_peaks
-from reshard.jax.xla_pass.fragments import Fragments, JaxlibReader
+from reshard.jax.xla_pass.fragments import Fragments
 from reshard.jax.xla_pass.hlo_pass import has_collectives, improve
 from reshard.jax.xla_pass.program_peaks import Again, ProgramPeaks
 from reshard.synth import Network, PlanOptions
@@ -274,7 +274,7 @@ def _improved(module: bytes, compilation: _Compilation | None, switched: Enabled
         again = compilation.again
         peaks = None if again is None else ProgramPeaks(module, again, known.program_peaks)
         options = on_platform(switched.options, compilation.devices)
-        improved = improve(module, known, JaxlibReader(), options, peaks)
+        improved = improve(module, known, options, peaks)
         better = improved.module
         report = ModuleReport(improved.name, improved.places, time.perf_counter() - started, better is not None)
     except Exception as error:

@@ -59,7 +59,7 @@ def check(new, old=OLD, shardings=()):
     after = Traced(hlo.parse(HEAD + new), 4, spliced=True)
     (chain,) = chains(before.flow, before.maps, hlo.collectives(before.flow.module), from_sums=True)
     (one,) = Finder(before.flow, before.maps, before.numbering, None).replacements(chain)
-    check_equivalent(Spliced(before, after, "main", {}, KNOWN), one, Replicas(before.maps, shardings))
+    check_equivalent(Spliced(before, after, "main", {}, KNOWN), one, Replicas(before.maps, lambda: shardings))
 
 
 def test_the_same_move_by_other_collectives():

@@ -39,7 +39,7 @@ ENTRY %main {
 def classes(name, shardings=()):
     traced = Traced(hlo.parse(TEXT), 4)
     value = HloValue(traced.flow.regions[0], name)
-    return [int(one) for one in Replicas(traced.maps, shardings).of(value)]
+    return [int(one) for one in Replicas(traced.maps, lambda: shardings).of(value)]
 
 
 def same(name, shardings=()):
@@ -105,7 +105,7 @@ def test_a_long_module_is_no_deep_recursion():
     text = "HloModule m, num_partitions=4\n\nENTRY %main {\n" + "\n".join(lines) + "\n}\n"
     traced = Traced(hlo.parse(text), 4)
     value = HloValue(traced.flow.regions[0], "r")
-    assert np.unique(Replicas(traced.maps, ("{replicated}",)).of(value)).size == 1
+    assert np.unique(Replicas(traced.maps, lambda: ("{replicated}",)).of(value)).size == 1
 
 
 LOOP = """HloModule m, num_partitions=4
@@ -174,7 +174,7 @@ BY_PARITY = "{devices=[2,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
 )
 def test_what_loops_and_branches_yield(name, start, groups):
     traced = Traced(hlo.parse(LOOP.replace("START", start)), 4)
-    replicas = Replicas(traced.maps, ("{replicated}", BY_PARITY))
+    replicas = Replicas(traced.maps, lambda: ("{replicated}", BY_PARITY))
     numbers = replicas.of(HloValue(traced.region("main"), name)).tolist()
     assert sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)]) == groups
 
@@ -184,12 +184,14 @@ def test_what_loops_and_branches_yield(name, start, groups):
 )
 def test_what_enters_loops_and_branches(region, name, groups):
     traced = Traced(hlo.parse(LOOP.replace("START", "copy(%zero)")), 4)
-    numbers = Replicas(traced.maps, ("{replicated}", BY_PARITY)).of(HloValue(traced.region(region), name)).tolist()
+    numbers = (
+        Replicas(traced.maps, lambda: ("{replicated}", BY_PARITY)).of(HloValue(traced.region(region), name)).tolist()
+    )
     assert sorted([[at for at, one in enumerate(numbers) if one == number] for number in set(numbers)]) == groups
 
 
 def test_a_loop_whose_classes_are_not_found_is_different_everywhere(monkeypatch):
     monkeypatch.setattr("reshard.doctor.dataflow.replicas._TURNS", 1)
     traced = Traced(hlo.parse(LOOP.replace("START", "copy(%zero)")), 4)
-    numbers = Replicas(traced.maps, ("{replicated}", BY_PARITY)).of(HloValue(traced.region("main"), "y"))
+    numbers = Replicas(traced.maps, lambda: ("{replicated}", BY_PARITY)).of(HloValue(traced.region("main"), "y"))
     assert numbers.tolist() == [0, 1, 2, 3]

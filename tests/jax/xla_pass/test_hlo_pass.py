@@ -38,20 +38,13 @@ class Recordings:
         fragment = self.recorded.splices[len(self.asked) - 1].fragment
         return Fragment(fragment, self.peak_bytes, self.received_bytes, self.launches)
 
-    def text(self, module):
-        assert module == self.recorded.module
-        return self.recorded.text
-
-    def shardings(self, module):
-        return ()
-
 
 DEFAULTS = ProposalOptions()
 
 
 def improved_module(name, options=DEFAULTS, **choices):
     compiler = Recordings(name, **choices)
-    return improve(compiler.recorded.module, compiler, compiler, options)
+    return improve(compiler.recorded.module, compiler, options)
 
 
 def test_a_chain_that_receives_no_more_than_is_needed_stays():
@@ -98,14 +91,14 @@ def measured(monkeypatch, peaks, changes=(b"better", b"smaller"), lower=False, s
     """`improve` on an accelerator, where the search finds these modules: with plans that exceed chains, and without."""
     asked = []
 
-    def found(module, fragments, compiler, options, may_exceed):
+    def found(module, fragments, options, may_exceed):
         asked.append(may_exceed)
         one = replace(place(received=4 + saves), outcome=PassOutcome(4))
         return hlo_pass.Improved("jit_step", changes[0 if may_exceed else 1], (one,))
 
     monkeypatch.setattr(hlo_pass, "_improve", found)
     monkeypatch.setattr(hlo_pass, "_estimates", lambda improved: (10, 4 if lower else 10))
-    return improve(b"", Recordings("train_cpu", platform="tpu"), None, ProposalOptions(), peaks), asked
+    return improve(b"", Recordings("train_cpu", platform="tpu"), ProposalOptions(), peaks), asked
 
 
 @pytest.mark.parametrize(
@@ -157,7 +150,7 @@ def test_a_fragment_of_another_move_is_refused():
             return Fragment(self.recorded.splices[1].fragment, 0)
 
     compiler = Swapped("scan_cpu")
-    improved = improve(compiler.recorded.module, compiler, compiler, ProposalOptions())
+    improved = improve(compiler.recorded.module, compiler, ProposalOptions())
     assert any("another shape or layout" in place.why_left for place in improved.places)
 
 

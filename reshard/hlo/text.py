@@ -1,0 +1,258 @@
+"""Reads XLA's text of an HLO module, as far as communication needs it, and lazily.
+
+    module      = "HloModule" name {"," attribute} [tables] {computation}
+    tables      = "FileNames" ... "FunctionNames" ... "FileLocations" ... "StackFrames" ...    see `frames`
+    computation = ["ENTRY"] name ["(" parameters ")" "->" shape] "{" {instruction} "}" {"," attribute}
+    instruction = ["ROOT"] name "=" shape opcode "(" operands ")" {"," attribute}              one line each
+    operands    = [[shape] name {"," [shape] name}] | the literal of a constant, the number of a parameter
+    attribute   = key "=" value                                            brackets and quotes in it balance
+    shape       = array | "(" [shape {"," shape}] ")"
+    array       = dtype "[" [size {"," size}] "]" ["{" layout "}"]         f32[8,4]{1,0:T(8,128)(2,1)S(1)}
+    size        = number | "<=" number                                     a bound counts as the size
+
+A name may be printed with or without its `%`; comments `/*index=5*/` are dropped. XLA prints one grammar for CPU, GPU
+and TPU; layouts, opcodes and the contents of `backend_config` differ.
+
+`parse` only splits each line at its opcode; a `_Line` parses its operands and attributes on first use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple, NoReturn
+
+from reshard.errors import NotationError
+from reshard.hlo.frames import Tables, read_tables
+from reshard.hlo.module import Array, Computation, Instruction, Module, Shape
+
+_MOST_DIGITS = 4300  # Python reads no longer numbers.
+_MODULE = re.compile(r"^HloModule +([^\s,]+)(.*)$", re.MULTILINE)
+_COMPUTATION = re.compile(r"(ENTRY +)?%?([\w.\-]+).*\{\s*$")
+_NAMED = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ")
+_ONE_ARRAY = re.compile(r"\s+(ROOT +)?%?([\w.\-]+) = ([^\s(]\S*) ([a-z][\w\-]*)\(")  # most lines
+_OPCODE = re.compile(r"(.*?)\s([a-z][\w\-]*)\(")
+_COMMENT = re.compile(r"/\*.*?\*/")
+_MARK = re.compile(r'"(?:[^"\\]|\\.)*"|[{(\[]|[})\]]|,')
+_NAME = re.compile(r"%([\w.\-]+)")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations|called_computations)="
+    r"(?:%?([\w.\-]+)|\{([^}]*)\})"
+)
+_NO_OPERANDS = ("constant", "parameter")
+ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\](?:\{([^}]*)\})?")
+_SHAPE_PART = re.compile(rf"{ARRAY.pattern}|([()])")
+_MARKS = (
+    ("tpu", re.compile(r"\{[\d,]*:T\(\d")),  # tiled memory layouts
+    ("gpu", re.compile(r'"operation_queue_id"|"fusion_backend_config"|custom_call_target="__(?:cublas|cudnn|triton)')),
+)
+
+
+class _Line(NamedTuple):
+    """An instruction's line: its opcode, the text of its shape, and all that stands after the opening parenthesis."""
+
+    opcode: str
+    shape_text: str
+    rest: str
+
+    @property
+    def is_array(self) -> bool:
+        return not self.shape_text.startswith("(")
+
+    def shape(self) -> Shape:
+        return parse_shape(self.shape_text)
+
+    def operands(self) -> tuple[str, ...]:
+        if self.opcode in _NO_OPERANDS:
+            return ()
+        text = _COMMENT.sub("", self.rest[: _close(self.rest)])
+        if "%" in text:
+            return tuple(_NAME.findall(text))
+        return tuple(part.split()[-1] for part in ARRAY.sub("", text).split(",") if part.strip(" ()"))
+
+    def attributes(self) -> Mapping[str, str]:
+        parts = _split(self.rest[_close(self.rest) + 1 :])
+        pairs = (part.partition("=") for part in parts)
+        return MappingProxyType({key.strip(): value.strip() for key, _, value in pairs if key.strip()})
+
+    def called(self) -> tuple[str, ...]:
+        if "%" not in self.rest and "=" not in self.rest:
+            return ()
+        attributes = _CALLED.findall(self.rest)
+        names = (name for one, several in attributes for name in ([one] if one else several.split(",")))
+        return tuple(name.strip().lstrip("%") for name in names if name.strip())
+
+    def literal(self) -> str:
+        return self.rest.partition(")")[0].strip() if self.opcode in _NO_OPERANDS else ""
+
+    def metadata(self) -> str | None:
+        return self.attributes().get("metadata") if "metadata=" in self.rest else None
+
+
+def parse(text: str) -> Module:
+    """Reads an HLO module, as `compiled.as_text()` or a dump of XLA prints it.
+
+    Raises `NotationError`, which says what to pass instead, for text that is not one whole HLO module.
+
+    >>> module = parse('''HloModule m, num_partitions=4
+    ...
+    ... ENTRY %main {
+    ...   %p = f32[2]{0} parameter(0)
+    ...   ROOT %g = f32[8]{0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+    ... }''')
+    >>> module.entry.root.arrays, module.entry.root.operands, module.entry.root.attributes["dimensions"]
+    ((Array(dtype='f32', dims=(8,), layout='0'),), ('p',), '{0}')
+    """
+    headers = list(_MODULE.finditer(text)) if isinstance(text, str) else []  # pyright: ignore[reportUnnecessaryIsInstance]
+    if len(headers) != 1:
+        _refuse(text, len(headers))
+    if re.search(rf"[0-9]{{{_MOST_DIGITS + 1}}}", text):
+        raise NotationError(
+            f"HLO text: it has a number of more than {_MOST_DIGITS} digits; give a module as XLA prints it"
+        )
+    header = headers[0]
+    computations, entry, preamble = _computations(header[1], text[header.end() :].split("\n"))
+    return Module(
+        header[1],
+        MappingProxyType(computations),
+        computations[entry],
+        _count(header[2], "num_partitions"),
+        _count(header[2], "replica_count"),
+        Tables(lambda: read_tables("\n".join(preamble))),
+    )
+
+
+def _computations(module: str, lines: list[str]) -> tuple[dict[str, Computation], str, list[str]]:
+    """The computations by name, the name of the entry, and the lines before the first computation."""
+    computations: dict[str, Computation] = {}
+    entry: str | None = None
+    name: str | None = None
+    preamble: list[str] = []
+    body: list[Instruction] = []
+    for line in lines:
+        if line[:1] in (" ", "\t") and name is not None:
+            body += _instruction(module, name, line)
+        elif line[:1] == "}" and name is not None:
+            computations[name], name, body = Computation(name, tuple(body)), None, []
+        elif name is None and (head := _COMPUTATION.match(line)):
+            name = head[2]
+            entry = name if head[1] else entry
+        elif not computations:
+            preamble.append(line)
+    if name is not None or entry is None:
+        where = f"inside computation {name}" if name else "before its ENTRY computation"
+        raise NotationError(f"HLO module {module}: the text ends {where}; give the whole module")
+    return computations, entry, preamble
+
+
+def _instruction(module: str, computation: str, line: str) -> list[Instruction]:
+    """The instruction on a line; empty if the line only continues a literal."""
+    if plain := _ONE_ARRAY.match(line):
+        return [Instruction(plain[2], plain[4], bool(plain[1]), _Line(plain[4], plain[3], line[plain.end() :]))]
+    named = _NAMED.match(line)
+    if named is None:
+        return []
+    opcode = _OPCODE.match(line, named.end())
+    if opcode is None:
+        raise NotationError(
+            f"HLO module {module}, computation {computation}: cannot read the instruction {line.strip()[:120]!r}; "
+            "an instruction is a name, =, a shape, an opcode and its operands in parentheses"
+        )
+    return [Instruction(named[2], opcode[2], bool(named[1]), _Line(opcode[2], opcode[1], line[opcode.end() :]))]
+
+
+def _close(text: str) -> int:
+    """The index of the parenthesis that closes the one just before the text."""
+    depth = 0
+    for mark in _MARK.finditer(text):
+        depth += {"(": 1, ")": -1}.get(mark[0], 0)
+        if depth < 0:
+            return mark.start()
+    return len(text)
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas that are outside of all brackets and quotes."""
+    parts: list[str] = []
+    depth = start = 0
+    for mark in _MARK.finditer(text):
+        if mark[0] == "," and depth == 0:
+            parts.append(text[start : mark.start()])
+            start = mark.end()
+        elif mark[0] in "{([":
+            depth += 1
+        elif mark[0] in "})]":
+            depth -= 1
+    return [*parts, text[start:]]
+
+
+def _count(header: str, key: str) -> int | None:
+    count = re.search(rf"\b{key}=(\d+)", header)
+    return int(count[1]) if count else None
+
+
+def _refuse(text: object, headers: int) -> NoReturn:
+    if headers:
+        raise NotationError(f"HLO text: it has {headers} HloModule headers; give one module at a time")
+    raise NotationError(f"HLO text: {_diagnosis(text)}")
+
+
+def _diagnosis(text: object) -> str:
+    """What the text seems to be, and what to give instead."""
+    advice = "give the text of an optimized module: compiled.as_text(), or a .txt file of --xla_dump_to"
+    if not isinstance(text, str):
+        return f"it is {type(text).__name__}, not text; {advice}"
+    if not text.strip():
+        return f"it is empty; {advice}"
+    if re.search(r"\bmodule @|\bstablehlo\.|\bfunc\.func\b|\bsdy\.", text):
+        return f"this is StableHLO, before XLA has compiled it; compile it and {advice}"
+    if re.search(r"[\x00-\x08\x0e-\x1f\ufffd]", text[:4096]):
+        return f"this is binary, perhaps a serialized proto; {advice}, or set --xla_dump_hlo_as_text"
+    return f"no line of it starts with HloModule: {text.strip()[:60]!r}; {advice}"
+
+
+def platform_of(text: str) -> str:
+    """`tpu` or `gpu`, by tiled layouts and by backend configurations; else `cpu`.
+
+    >>> platform_of("ENTRY %main (p: bf16[8,128]) -> bf16[8,128] { %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)")
+    'tpu'
+    >>> platform_of("ENTRY %main (p: f32[8]) -> f32[8] { ROOT %p = f32[8]{0} parameter(0) }")
+    'cpu'
+    """
+    return next((platform for platform, mark in _MARKS if mark.search(text)), "cpu")
+
+
+def parse_shape(text: str) -> Shape:
+    """Reads a shape; raises `NotationError` for text that is not exactly one.
+
+    >>> parse_shape("(f32[8,4]{1,0}, s32[])")
+    (Array(dtype='f32', dims=(8, 4), layout='1,0'), Array(dtype='s32', dims=(), layout=''))
+    """
+    stack: list[list[Shape]] = [[]]
+    for part in _SHAPE_PART.finditer(text):
+        if part[4] == "(":
+            stack.append([])
+        elif part[4] == ")" and len(stack) > 1:
+            shape = tuple(stack.pop())
+            stack[-1].append(shape)
+        elif part[1]:
+            stack[-1].append(_array(part[1], part[2], part[3] or ""))
+    if len(stack) != 1 or len(stack[0]) != 1:
+        raise NotationError(f"HLO shape {text[:120]!r}: give one array, as in f32[8,4]{{1,0}}, or a tuple of shapes")
+    return stack[0][0]
+
+
+def parse_arrays(text: str) -> tuple[Array, ...]:
+    """Reads the arrays of a shape in order, without their tuples: faster than `parse_shape`, and unchecked.
+
+    >>> [array.dtype for array in parse_arrays("((f32[8]), u32[])")]
+    ['f32', 'u32']
+    """
+    return tuple(_array(*parts) for parts in ARRAY.findall(text))
+
+
+@lru_cache(maxsize=1 << 14)  # A module has few shapes, and names each of them often.
+def _array(dtype: str, dims: str, layout: str) -> Array:
+    return Array(dtype, tuple(int(size.lstrip("<= ")) for size in dims.split(",") if size.strip()), layout)
