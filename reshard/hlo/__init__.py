@@ -1,4 +1,4 @@
-"""XLA's HLO text: the collectives of a compiled module, what each device receives in them, and where they come from.
+"""XLA's HLO: the collectives of a compiled module, what each device receives in them, and where they come from.
 
     module = parse(compiled.as_text())
     for collective in collectives(module):
@@ -20,26 +20,25 @@ Origins
     instruction that has none, and `platform` says which compiler wrote the text.
 
 Rewriting a module
-    `proto` edits a serialized module and `instruction_proto` one instruction, on the codec of `wire`; `splice` puts a
-    compiled fragment in the place of a chain, `dead_code` removes what nobody uses then, and `integrity` checks the
-    result.
+    `wire` is the codec, and `proto` what can be edited of a serialized module; `splice` puts a compiled fragment in the
+    place of a chain and removes what nobody uses then, and `integrity` checks the result.
 
-The grammars are in `module`, `shapes`, `replica_groups` and `frames`; the spellings of collectives are in `forms`.
-`walk` goes through what a module executes, and `loops` counts how often.
+`module` is the form that all of this reads. It is filled by `text`, and by `proto_reader` from serialized modules.
+`executed_collectives` has the ways in which compilers spell a collective, and goes through what a module executes.
 """
 
-from reshard.hlo.collectives import KINDS as KINDS
-from reshard.hlo.collectives import ArrayDefinition as ArrayDefinition
-from reshard.hlo.collectives import Collective as Collective
-from reshard.hlo.collectives import Groups as Groups
-from reshard.hlo.collectives import Total as Total
-from reshard.hlo.collectives import Traffic as Traffic
-from reshard.hlo.collectives import collectives as collectives
-from reshard.hlo.collectives import large_arrays as large_arrays
-from reshard.hlo.collectives import largest as largest
-from reshard.hlo.collectives import parse_groups as parse_groups
-from reshard.hlo.collectives import traffic as traffic
-from reshard.hlo.collectives import trip_count as trip_count
+from reshard.hlo.executed_collectives import KINDS as KINDS
+from reshard.hlo.executed_collectives import ArrayDefinition as ArrayDefinition
+from reshard.hlo.executed_collectives import Collective as Collective
+from reshard.hlo.executed_collectives import Groups as Groups
+from reshard.hlo.executed_collectives import Total as Total
+from reshard.hlo.executed_collectives import Traffic as Traffic
+from reshard.hlo.executed_collectives import collectives as collectives
+from reshard.hlo.executed_collectives import large_arrays as large_arrays
+from reshard.hlo.executed_collectives import largest as largest
+from reshard.hlo.executed_collectives import parse_groups as parse_groups
+from reshard.hlo.executed_collectives import traffic as traffic
+from reshard.hlo.executed_collectives import trip_count as trip_count
 from reshard.hlo.frames import Frame as Frame
 from reshard.hlo.frames import Source as Source
 from reshard.hlo.module import Array as Array

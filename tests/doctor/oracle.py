@@ -10,7 +10,7 @@ import re
 import numpy as np
 
 from reshard import hlo
-from reshard.hlo.collectives import permute_pairs
+from reshard.hlo.executed_collectives import permute_pairs
 
 _BIG = 1 << 40
 

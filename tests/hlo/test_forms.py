@@ -5,7 +5,7 @@ import pytest
 from reshard import hlo
 from reshard.errors import NotationError
 from reshard.hlo import Array
-from reshard.hlo.collectives import collective_form, permute_pairs
+from reshard.hlo.executed_collectives import collective_form, permute_pairs
 from tests.hlo import record
 from tests.hlo.fragments import GROUPS, PARAMETERS, computation, module, only
 

@@ -26,7 +26,7 @@ from reshard.doctor.dataflow.flow import Flow, HloValue, Scope
 from reshard.doctor.dataflow.scalars import Numbers, Scalars
 from reshard.errors import NotationError
 from reshard.hlo import Array, parse_groups
-from reshard.hlo.collectives import permute_pairs
+from reshard.hlo.executed_collectives import permute_pairs
 
 COLLECTIVES = ("all-gather", "all-to-all", "collective-permute", "collective-broadcast")
 _ALL_OPERANDS = (

@@ -23,7 +23,7 @@ from reshard.doctor.dataflow.flow import HloValue, Scope, Site, parameter_number
 from reshard.doctor.dataflow.index_maps import IndexMaps, Untraceable, device_groups
 from reshard.doctor.dataflow.scalars import Numbers
 from reshard.errors import NotationError, ReshardError
-from reshard.hlo.collectives import permute_pairs
+from reshard.hlo.executed_collectives import permute_pairs
 from reshard.types.layout import Layout
 
 _GROUPED = ("all-gather", "all-reduce")
