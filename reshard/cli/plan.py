@@ -93,7 +93,7 @@ def run(options: PlanCommand) -> int:
         print(request.plan)
         return 0
     from reshard.show import terminal
-    from reshard.show.explain import explain
+    from reshard.show.explain import show_reasons
     from reshard.show.plan_table import show_heading, show_steps, show_totals
 
     out = terminal.console()
@@ -102,7 +102,7 @@ def run(options: PlanCommand) -> int:
     show_totals(out, request.plan, options.network)
     if options.explain:
         out.print()
-        explain(out, request.plan, options.network)
+        show_reasons(out, request.plan, options.network)
     return 0
 
 

@@ -10,8 +10,8 @@ from reshard.draw.scene import LINE, SMALL, Mark, Scene, Words, add_words, wrap_
 from reshard.draw.tiles import draw_tiles
 from reshard.draw.traffic import draw_traffic
 from reshard.errors import ReshardError, quoted
-from reshard.plans.plan import Plan, TreePlan
-from reshard.show.plan_table import Timeline, moments, tree_timeline
+from reshard.plans.plan import AnyPlan
+from reshard.show.plan_table import build_timeline
 
 NAMES = ("tiles", "memory", "traffic")
 _GAP, _EDGE = 34.0, 10.0
@@ -19,7 +19,7 @@ _WIDEST = 1152.0  # A wider figure would be shown too small.
 _NOTICE = 432.0  # The width of a notice.
 
 
-def draw(plan: Plan | TreePlan, what: str | None = None) -> Any:
+def draw(plan: AnyPlan, what: str | None = None) -> Any:
     """One picture of a plan as a matplotlib `Figure`, or all of them; see `Plan.draw`.
 
     Among all pictures, one that cannot be drawn becomes a notice that says why. Memory is that of all arrays of a tree;
@@ -49,23 +49,20 @@ def draw(plan: Plan | TreePlan, what: str | None = None) -> Any:
     return painter.paint_figure(placed, width, height + _EDGE)
 
 
-def draw_scene(name: str, plan: Plan | TreePlan, budget: int | None = None, narrow: bool = False) -> Scene:
+def draw_scene(name: str, plan: AnyPlan, budget: int | None = None, narrow: bool = False) -> Scene:
     """The scene of a picture by its name, for a wide or a narrow screen.
 
     Raises `ReshardError` for a plan that is too large for it.
     """
     if name == "memory":
-        if isinstance(plan, TreePlan):
-            return draw_memory(tree_timeline(plan), budget, narrow)
-        return draw_memory(Timeline(tuple(moments(plan)), plan.peak_bytes, plan.floor_bytes), budget, narrow)
-    if isinstance(plan, TreePlan):
-        if not plan.names:
-            raise ReshardError('a tree of no arrays has no tiles and no traffic to draw; use draw("memory")')
-        plan = max(plan.plans.values(), key=lambda one: one.source.tile_bytes)
-    return draw_tiles(plan, narrow) if name == "tiles" else draw_traffic(plan)
+        return draw_memory(build_timeline(plan), budget, narrow)
+    if not plan.names:
+        raise ReshardError('a tree of no arrays has no tiles and no traffic to draw; use draw("memory")')
+    largest = max(plan.plans.values(), key=lambda one: one.source.tile_bytes)
+    return draw_tiles(largest, narrow) if name == "tiles" else draw_traffic(largest)
 
 
-def _scene_or_notice(name: str, plan: Plan | TreePlan) -> Scene:
+def _scene_or_notice(name: str, plan: AnyPlan) -> Scene:
     try:
         return draw_scene(name, plan)
     except ReshardError as error:

@@ -5,16 +5,15 @@ The standard library is enough. The playground shows the same parts, so that a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 
 from reshard.draw.paint_svg import paint_svg
 from reshard.draw.pictures import draw_scene
 from reshard.errors import ReshardError
-from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan
-from reshard.show.explain import assessed, why
+from reshard.plans.plan import AnyPlan, Plan, TreePlan
+from reshard.show.explain import assess_plan, explain_step
 from reshard.show.html import cards, document, table
-from reshard.show.plan_table import meshes_text, size_text, tree_timeline
+from reshard.show.plan_table import build_timeline, meshes_text, size_text, tabulate_plan
 from reshard.types.units import bytes_text, counted, seconds_text
 
 STYLE = """
@@ -73,24 +72,18 @@ def steps_of(plan: Plan, network: str | None) -> str:
     """A table of the steps, why each is there, and how good they are."""
     if not plan.steps:
         return "<p>Nothing to do: the two are the same layout.</p>"
-    timed = [] if plan.seconds is None else [("seconds", True)]
-    heads = [("#", False), ("step", False), ("type after it", False), ("launches", True), ("received", True)]
-    rows = [[str(number), *_row(step, bool(timed))] for number, step in enumerate(plan.steps, 1)]
+    shown = tabulate_plan(plan)
+    heads = [("#", False), *((name, name in shown.numbers) for name in shown.heads[1:])]
+    rows = ([at, f"<b>{kind}</b>", f"<code>{escape(to)}</code>", *figures] for at, kind, to, *figures in shown.rows)
     reasons = (
-        f"<li><b>{step.kind}</b>: {escape(why(step, number == len(plan.steps)))}</li>"
+        f"<li><b>{step.kind}</b>: {escape(explain_step(step, number == len(plan.steps)))}</li>"
         for number, step in enumerate(plan.steps, 1)
     )
-    good = "".join(f"<li>{escape(words)}</li>" for words in assessed(plan, network))
+    good = "".join(f"<li>{escape(words)}</li>" for words in assess_plan(plan, network))
     return (
-        f"{table([*heads, ('live', True), *timed], rows)}<h2>Why these steps</h2><ol>{''.join(reasons)}</ol>"
+        f"{table(heads, rows)}<h2>Why these steps</h2><ol>{''.join(reasons)}</ol>"
         f"<h2>How good they are</h2><ul>{good}</ul>"
     )
-
-
-def _row(step: Step, timed: bool) -> list[str]:
-    cells = [f"<b>{step.kind}</b>", f"<code>{escape(str(step.result))}</code>", str(step.launches)]
-    cells += [bytes_text(step.received_bytes), bytes_text(step.live_bytes)]
-    return [*cells, *([seconds_text(step.seconds or 0.0)] if timed else [])]
 
 
 def picture_of(name: str, plan: Plan, budget: int | None = None) -> str:
@@ -120,8 +113,7 @@ def picture_of(name: str, plan: Plan, budget: int | None = None) -> str:
 
 
 _CELL = "padding:.15em .8em;vertical-align:middle;background:none;border:0;"
-_LEFT, _RIGHT = f"{_CELL}text-align:left;", f"{_CELL}text-align:right;white-space:nowrap;"
-_WHOLE = f"{_LEFT}white-space:nowrap;"
+_LEFT, _RIGHT = f"{_CELL}text-align:left;white-space:nowrap;", f"{_CELL}text-align:right;white-space:nowrap;"
 _TABLE = "border-collapse:collapse;margin:.4em 0;color:inherit;font-variant-numeric:tabular-nums"
 _LIVE = "live, up to the peak; | is the floor"
 _RULE = "border-bottom:1px solid currentColor;"
@@ -129,88 +121,50 @@ _CODE = "font-family:monospace;color:inherit;background:none;overflow-wrap:anywh
 
 
 def fragment(plan: AnyPlan) -> str:
-    """A plan as HTML: layouts, steps, a bar of live bytes for each step, and totals; no scripts, nothing to load.
+    """A plan of one or many arrays as HTML: a row for each step or batch with a bar of its live bytes, and totals.
+
+    It has no scripts, and nothing to load.
 
     >>> from reshard.types import Layout, Mesh
     >>> same = Layout.parse("f32[{x}4]", Mesh(x=2))
-    >>> print(fragment(Plan(same, same, ())).count("nothing to do"))
-    1
+    >>> fragment(Plan(same, same, ())).count("nothing to do"), fragment(TreePlan((), ())).count("<tr")
+    (1, 1)
     """
     if isinstance(plan, TreePlan):
-        return tree_fragment(plan)
-    source, target = plan.source, plan.target
-    head = f"{_code(source)} &rarr; {_code(target)} on {escape(meshes_text(source, target))}"
-    body = _table(plan) if plan.steps else "<div>nothing to do: the two are the same layout</div>"
+        head = f"{counted(len(plan.names), 'array')} in {counted(len(plan.batches), 'batch')}"
+        nothing = ""
+    else:
+        ends = (f'<code style="{_CODE}">{escape(str(end))}</code>' for end in (plan.source, plan.target))
+        head = f"{' &rarr; '.join(ends)} on {escape(meshes_text(plan.source, plan.target))}"
+        nothing = "<div>nothing to do: the two are the same layout</div>"
+    floor, peak = build_timeline(plan).floor_bytes, plan.peak_bytes
+    shown = tabulate_plan(plan)
+    columns = [(name, _RIGHT if name in shown.numbers else _LEFT) for name in shown.heads] + [(_LIVE, _LEFT)]
+    heads = "".join(f'<th style="{style}{_RULE}font-weight:600">{name}</th>' for name, style in columns)
+    rows: list[str] = []
+    for row, live in zip(shown.rows, shown.live, strict=True):
+        number, kind, what, *figures = map(escape, row)
+        # A bar of the live bytes as a share of the peak, with a mark at the floor.
+        filled, mark = 100 * live / max(1, peak), 100 * floor / max(1, peak)
+        bar = (
+            '<div style="position:relative;width:14em;height:.8em;border:1px solid currentColor;border-radius:2px">'
+            f'<div style="width:{filled:.2f}%;height:100%;background:currentColor;opacity:.35"></div>'
+            f'<div style="position:absolute;left:{mark:.2f}%;top:-.25em;height:1.3em;margin-left:-1px;'
+            'border-left:2px solid currentColor"></div></div>'
+        )
+        cells = [number, kind, f'<code style="{_CODE}">{what}</code>', *figures, bar]
+        styled = (f'<td style="{style}">{cell}</td>' for (_, style), cell in zip(columns, cells, strict=True))
+        rows.append(f'<tr style="background:none">{"".join(styled)}</tr>')
+    body = f'<table style="{_TABLE}"><tr style="background:none">{heads}</tr>{"".join(rows)}</table>'
+    bound = plan.lower_bound_bytes
+    beside = "the lower bound" if plan.received_bytes == bound else f"lower bound {bytes_text(bound)}"
+    totals = [
+        f"received {bytes_text(plan.received_bytes)} ({beside})",
+        counted(plan.launches, "launch"),
+        f"peak {bytes_text(peak)} a device (floor {bytes_text(floor)})",
+    ]
+    totals += [] if plan.seconds is None else [f"{seconds_text(plan.seconds)} predicted"]
     return (
         f'<div style="color:inherit;font-size:.92em;max-width:100%;overflow-x:auto"><div>{head}</div>'
-        f"{body}<div>{_totals(plan)}</div></div>"
+        f"{body if rows or not nothing else nothing}<div>{', '.join(totals)}</div></div>"
     )
-
-
-def tree_fragment(tree: TreePlan) -> str:
-    """A tree as HTML: its table of batches, and a bar of what is live before, while and after they run.
-
-    >>> tree_fragment(TreePlan((), ())).count("<tr")
-    3
-    """
-    shown = tree_timeline(tree)
-    rows = "".join(
-        f'<tr style="background:none"><td style="{_WHOLE}">{escape(moment.name)}</td>'
-        f'<td style="{_RIGHT}">{bytes_text(moment.live_bytes)}</td>'
-        f'<td style="{_LEFT}">{_bar(moment.live_bytes, shown.floor_bytes, shown.peak_bytes)}</td></tr>'
-        for moment in shown.moments
-    )
-    return (
-        f'<div style="color:inherit;max-width:100%;overflow-x:auto"><pre style="{_CODE}">{escape(str(tree))}</pre>'
-        f'<table style="{_TABLE}"><tr style="background:none">{_heads([("", _LEFT), ("live", _RIGHT), (_LIVE, _LEFT)])}'
-        f"</tr>{rows}</table></div>"
-    )
-
-
-def _code(what: object) -> str:
-    return f'<code style="{_CODE}">{escape(str(what))}</code>'
-
-
-def _table(plan: Plan) -> str:
-    timed = plan.seconds is not None
-    names = [("step", _LEFT), ("type after it", _LEFT), ("received", _RIGHT), ("live", _RIGHT)]
-    names += [("seconds", _RIGHT)] if timed else []
-    names.append((_LIVE, _LEFT))
-    rows = "".join(f'<tr style="background:none">{_fragment_row(plan, step, timed)}</tr>' for step in plan.steps)
-    return f'<table style="{_TABLE}"><tr style="background:none">{_heads(names)}</tr>{rows}</table>'
-
-
-def _heads(names: Sequence[tuple[str, str]]) -> str:
-    return "".join(f'<th style="{style}{_RULE}font-weight:600">{name}</th>' for name, style in names)
-
-
-def _fragment_row(plan: Plan, step: Step, timed: bool) -> str:
-    launches = f" ({counted(step.launches, 'launch')})" if step.launches > 1 else ""
-    cells = [(f"{step.kind}{launches}", _WHOLE), (_code(step.result), _WHOLE)]
-    cells += [(bytes_text(step.received_bytes), _RIGHT), (bytes_text(step.live_bytes), _RIGHT)]
-    cells += [(seconds_text(step.seconds or 0.0), _RIGHT)] if timed else []
-    cells.append((_bar(step.live_bytes, plan.floor_bytes, plan.peak_bytes), _LEFT))
-    return "".join(f'<td style="{style}">{cell}</td>' for cell, style in cells)
-
-
-def _bar(live: int, floor: int, peak: int) -> str:
-    """A bar of the live bytes as a share of the peak, with a mark at the floor."""
-    of = max(1, peak)
-    return (
-        '<div style="position:relative;width:14em;height:.8em;border:1px solid currentColor;border-radius:2px">'
-        f'<div style="width:{100 * live / of:.2f}%;height:100%;background:currentColor;opacity:.35"></div>'
-        f'<div style="position:absolute;left:{100 * floor / of:.2f}%;top:-.25em;height:1.3em;margin-left:-1px;'
-        'border-left:2px solid currentColor"></div></div>'
-    )
-
-
-def _totals(plan: Plan) -> str:
-    bound = plan.lower_bound_bytes
-    against = "the lower bound" if plan.received_bytes == bound else f"lower bound {bytes_text(bound)}"
-    words = [
-        f"received {bytes_text(plan.received_bytes)} ({against})",
-        counted(plan.launches, "launch"),
-        f"peak {bytes_text(plan.peak_bytes)} a device (floor {bytes_text(plan.floor_bytes)})",
-    ]
-    words += [] if plan.seconds is None else [f"{seconds_text(plan.seconds)} predicted"]
-    return ", ".join(words)

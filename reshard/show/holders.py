@@ -36,32 +36,32 @@ class Fixed(NamedTuple):
     value: int
 
 
-def _split(dim: Dim) -> tuple[tuple[Digit, ...], int]:
+def _split_digits(dim: Dim) -> tuple[tuple[Digit, ...], int]:
     """The digits that number the runs of a dim, and the length of a run: its minor local digit."""
     if dim.digits and dim.digits[-1].axis is None:
         return dim.digits[:-1], dim.digits[-1].radix
     return dim.digits, 1
 
 
-def count(dim: Dim) -> int:
+def count_pieces(dim: Dim) -> int:
     """The number of runs of a dim that hold elements.
 
-    >>> count(Layout.parse("f32[2{x}2/7]", Mesh(x=2)).dims[0])
+    >>> count_pieces(Layout.parse("f32[2{x}2/7]", Mesh(x=2)).dims[0])
     4
     """
-    run = _split(dim)[1]
+    run = _split_digits(dim)[1]
     return -(-dim.size // run) if run else 0
 
 
-def pieces(dim: Dim) -> Iterator[Piece]:
+def list_pieces(dim: Dim) -> Iterator[Piece]:
     """The runs of a dim that hold elements, in global order.
 
     >>> layout = Layout.parse("f32[2{x}2/7]", Mesh(x=2))
-    >>> [tuple(piece) for piece in pieces(layout.dims[0])]
+    >>> [tuple(piece) for piece in list_pieces(layout.dims[0])]
     [(0, 2, 0), (2, 4, 1), (4, 6, 0), (6, 7, 1)]
     """
-    digits, run = _split(dim)
-    for at in range(count(dim)):
+    digits, run = _split_digits(dim)
+    for at in range(count_pieces(dim)):
         number, weight, rest = 0, 1, at
         for radix, axis in reversed(digits):
             rest, value = divmod(rest, radix)
@@ -71,11 +71,11 @@ def pieces(dim: Dim) -> Iterator[Piece]:
         yield Piece(at * run, min(dim.size, (at + 1) * run), number)
 
 
-def fixed(dim: Dim, mesh: Mesh, number: int) -> list[Fixed]:
+def fix_coordinates(dim: Dim, mesh: Mesh, number: int) -> list[Fixed]:
     """The coordinates of the devices that hold the pieces of this number.
 
     >>> layout = Layout.parse("f32[{x}{y}2]", Mesh(x=4, y=2))
-    >>> fixed(layout.dims[0], layout.mesh, 5)  # Piece 5 of 8 is at y = 1, x = 2.
+    >>> fix_coordinates(layout.dims[0], layout.mesh, 5)  # Piece 5 of 8 is at y = 1, x = 2.
     [Fixed(stride=1, size=2, value=1), Fixed(stride=2, size=4, value=2)]
     """
     coordinates: list[Fixed] = []
@@ -86,14 +86,14 @@ def fixed(dim: Dim, mesh: Mesh, number: int) -> list[Fixed]:
     return coordinates
 
 
-def ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]]:
+def list_ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]]:
     """The runs of global indices that the device at a position holds of a dim.
 
     >>> layout = Layout.parse("f32[4{x}64]", Mesh(x=4))
-    >>> list(ranges(layout.dims[0], layout.mesh, 1))
+    >>> list(list_ranges(layout.dims[0], layout.mesh, 1))
     [(64, 128), (320, 384), (576, 640), (832, 896)]
     """
-    digits, run = _split(dim)
+    digits, run = _split_digits(dim)
     values = [range(r) if a is None else (mesh.coordinate(position, a),) for r, a in digits]
     for number in itertools.product(*values):
         at = 0
@@ -104,10 +104,10 @@ def ranges(dim: Dim, mesh: Mesh, position: int) -> Iterator[tuple[int, int]]:
         yield at * run, min(dim.size, (at + 1) * run)
 
 
-def free(mesh: Mesh, used: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def find_free_factors(mesh: Mesh, used: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """The (stride, size) factors of the positions that are not in use, major first.
 
-    >>> free(Mesh(x=4, y=2), [(2, 2)])
+    >>> find_free_factors(Mesh(x=4, y=2), [(2, 2)])
     [(4, 2), (1, 2)]
     """
     ends = [1, *(end for stride, size in sorted(used) for end in (stride, stride * size)), mesh.size]
@@ -115,28 +115,28 @@ def free(mesh: Mesh, used: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(low, high // low) for low, high in reversed(list(gaps)) if low < high]
 
 
-def owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
+def list_owners(mesh: Mesh, known: Sequence[Fixed]) -> tuple[list[int], int]:
     """The first devices at these coordinates, sorted by id, and their total number.
 
-    >>> owners(Mesh(x=4, y=2), [Fixed(1, 2, 1)])
+    >>> list_owners(Mesh(x=4, y=2), [Fixed(1, 2, 1)])
     ([1, 3, 5, 7], 4)
     """
     base = sum(f.stride * f.value for f in known)
-    open_ = free(mesh, [(f.stride, f.size) for f in known if f.size > 1])
+    open_ = find_free_factors(mesh, [(f.stride, f.size) for f in known if f.size > 1])
     places = itertools.product(*(range(0, stride * size, stride) for stride, size in open_))
     first = itertools.islice(places, SOME)
-    return sorted(device(mesh, base + sum(place)) for place in first), math.prod(size for _, size in open_)
+    return sorted(device_at(mesh, base + sum(place)) for place in first), math.prod(size for _, size in open_)
 
 
-def device(mesh: Mesh, position: int) -> int:
+def device_at(mesh: Mesh, position: int) -> int:
     """The id of the device at a position; `mesh.devices` would list all of them."""
     return position if mesh.device_ids is None else mesh.device_ids[position]
 
 
-def label(layout: Layout, known: Sequence[Fixed]) -> str:
+def label_piece(layout: Layout, known: Sequence[Fixed]) -> str:
     """The devices that hold a piece, or those of each summand of a partial array: `0-1 + 4-5`.
 
-    >>> label(Layout.parse("f32[{x}4]", Mesh(x=4, y=2)), [Fixed(2, 4, 1)])
+    >>> label_piece(Layout.parse("f32[{x}4]", Mesh(x=4, y=2)), [Fixed(2, 4, 1)])
     '2-3'
     """
     mesh = layout.mesh
@@ -145,7 +145,7 @@ def label(layout: Layout, known: Sequence[Fixed]) -> str:
     sets: list[str] = []
     for values in itertools.islice(itertools.product(*(range(size) for _, size in factors)), 2 if most > 4 else 4):
         summand = [Fixed(stride, size, v) for (stride, size), v in zip(factors, values, strict=True)]
-        sets.append(set_text(*owners(mesh, [*known, *summand])))
+        sets.append(set_text(*list_owners(mesh, [*known, *summand])))
     return " + ".join([*sets, *([f".. ({most})"] if most > 4 else [])])
 
 
@@ -157,7 +157,7 @@ def set_text(devices: Sequence[int], total: int) -> str:
     """
     if len(devices) == total > 3 and _evenly_spaced(devices):
         return f"{devices[0]},{devices[1]},..,{devices[-1]}"
-    words = ["-".join(map(str, ends)) for ends in _consecutive(devices)]
+    words = ["-".join(map(str, ends)) for ends in _group_consecutive(devices)]
     if len(words) <= 3 and len(devices) == total:
         return ",".join(words)
     return f"{','.join(words[:2])},.. ({total})"
@@ -169,7 +169,7 @@ def _evenly_spaced(devices: Sequence[int]) -> bool:
     return len(steps) == 1 and steps != {1}
 
 
-def _consecutive(devices: Sequence[int]) -> list[list[int]]:
+def _group_consecutive(devices: Sequence[int]) -> list[list[int]]:
     """The first and last of each run of consecutive ids, or the one id of a run of one."""
     runs: list[list[int]] = []
     for device in devices:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
@@ -23,7 +23,16 @@ from rich.table import Table
 from rich.text import Text
 
 from reshard.show import terminal
-from reshard.show.holders import Piece, count, device, fixed, free, label, pieces, ranges
+from reshard.show.holders import (
+    Piece,
+    count_pieces,
+    device_at,
+    find_free_factors,
+    fix_coordinates,
+    label_piece,
+    list_pieces,
+    list_ranges,
+)
 from reshard.show.plan_table import array_bytes_text
 from reshard.types import Dim, Layout
 from reshard.types.units import bytes_text, counted, listed, shape_text
@@ -37,7 +46,7 @@ def show_layout(layout: Layout, limit: int) -> None:
     """Prints a layout, its sizes, and its picture on stdout; `limit` as for `show_picture`."""
     out = terminal.console()
     terminal.paragraph(out, str(layout), style=terminal.NAME)
-    terminal.facts(out, facts(layout))
+    terminal.facts(out, list_facts(layout))
     out.print()
     show_picture(out, layout, limit)
 
@@ -57,25 +66,21 @@ def show_picture(out: Console, layout: Layout, limit: int) -> None:
     elif len(drawn) == 1:
         _show_strips(out, layout, drawn[0], limit)
     elif not drawn:
-        _show_one_cell(out, layout)
+        # A scalar, or an array of more than two dims that is not split
+        grid = _make_grid([])
+        grid.add_row(_colour_cell(f" {label_piece(layout, [])} ", 0))
+        terminal.show(out, grid)
     if len(layout.dims) > 2:
         out.print()
         _show_devices(out, layout, limit)
 
 
-def _show_one_cell(out: Console, layout: Layout) -> None:
-    """A scalar, or an array of more than two dims that is not split."""
-    grid = _box([])
-    grid.add_row(_cell(f" {label(layout, [])} ", 0))
-    terminal.show(out, grid)
-
-
 def _show_strips(out: Console, layout: Layout, at: int, limit: int) -> None:
     """One dim: strips of equally many cells, one below the other, as many as fit."""
     dim, strips = layout.dims[at], max(1, limit // 4)
-    cells = list(itertools.islice(pieces(dim), strips * 64))
-    labels = [label(layout, fixed(dim, layout.mesh, cell.number)) for cell in cells]
-    width = 2 + max(len(word) for word in [*labels, *map(_span, cells)])
+    cells = list(itertools.islice(list_pieces(dim), strips * 64))
+    labels = [label_piece(layout, fix_coordinates(dim, layout.mesh, cell.number)) for cell in cells]
+    width = 2 + max(len(word) for word in [*labels, *map(_piece_text, cells)])
     fit = max(1, (min(out.width, WIDE) - 1) // (width + 1))
     columns = -(-len(cells) // -(-len(cells) // fit))
     starts = range(0, len(cells), columns)[:strips]
@@ -83,28 +88,28 @@ def _show_strips(out: Console, layout: Layout, at: int, limit: int) -> None:
         terminal.paragraph(out, f"dim {at} across; the other dims are whole")
     for start in starts:
         strip = slice(start, start + columns)
-        grid = _box([_span(cell).center(width) for cell in cells[strip]])
+        grid = _make_grid([_piece_text(cell).center(width) for cell in cells[strip]])
         pairs = zip(labels[strip], cells[strip], strict=True)
-        grid.add_row(*(_cell(word.center(width), cell.number) for word, cell in pairs))
+        grid.add_row(*(_colour_cell(word.center(width), cell.number) for word, cell in pairs))
         terminal.show(out, grid)
     _show_rest(out, at, dim, min(len(cells), len(starts) * columns))
 
 
 def _show_grid(out: Console, layout: Layout, down: int, across: int, limit: int) -> None:
     """Two dims: a grid of cells, cut to the width of the screen and to `limit` lines."""
-    rows = list(itertools.islice(pieces(layout.dims[down]), max(1, limit // 2)))
-    columns = list(itertools.islice(pieces(layout.dims[across]), WIDE // 4))
+    rows = list(itertools.islice(list_pieces(layout.dims[down]), max(1, limit // 2)))
+    columns = list(itertools.islice(list_pieces(layout.dims[across]), WIDE // 4))
     labels = [[_label(layout, (down, row), (across, column)) for column in columns] for row in rows]
-    side = max(len(_span(row)) for row in rows)
-    width = 2 + max(len(word) for word in [*itertools.chain(*labels), *map(_span, columns)])
+    side = max(len(_piece_text(row)) for row in rows)
+    width = 2 + max(len(word) for word in [*itertools.chain(*labels), *map(_piece_text, columns)])
     columns = columns[: max(1, (min(out.width, WIDE) - side - 4) // (width + 1))]
     others = "; the other dims are whole" if len(layout.dims) > 2 else ""
     terminal.paragraph(out, f"dim {down} down, dim {across} across{others}")
-    grid = _box(["", *(_span(column).center(width) for column in columns)])
+    grid = _make_grid(["", *(_piece_text(column).center(width) for column in columns)])
     for row, words in zip(rows, labels, strict=True):
         pairs = zip(words, columns, strict=False)
-        cells = [_cell(word.center(width), 4 * row.number + column.number) for word, column in pairs]
-        grid.add_row(Text(f" {_span(row).rjust(side)} ", style=terminal.FAINT), *cells)
+        cells = [_colour_cell(word.center(width), 4 * row.number + column.number) for word, column in pairs]
+        grid.add_row(Text(f" {_piece_text(row).rjust(side)} ", style=terminal.FAINT), *cells)
     terminal.show(out, grid)
     _show_rest(out, down, layout.dims[down], len(rows))
     _show_rest(out, across, layout.dims[across], len(columns))
@@ -112,27 +117,28 @@ def _show_grid(out: Console, layout: Layout, down: int, across: int, limit: int)
 
 def _label(layout: Layout, *of_dims: tuple[int, Piece]) -> str:
     """The devices that hold a box of the array, given its piece of each drawn dim."""
-    return label(layout, [f for at, piece in of_dims for f in fixed(layout.dims[at], layout.mesh, piece.number)])
+    mesh, dims = layout.mesh, layout.dims
+    return label_piece(layout, [f for at, piece in of_dims for f in fix_coordinates(dims[at], mesh, piece.number)])
 
 
-def _box(heads: Sequence[str]) -> Table:
+def _make_grid(heads: Sequence[str]) -> Table:
     grid = Table(box=box.SQUARE, show_lines=True, padding=0, show_header=bool(heads), header_style=terminal.FAINT)
     for head in heads or [""]:
         grid.add_column(Text(head), no_wrap=True)
     return grid
 
 
-def _cell(text: str, colour: int) -> Text:
+def _colour_cell(text: str, colour: int) -> Text:
     return Text(text, style=f"black on #{COLOURS[colour % len(COLOURS)]}")
 
 
-def _span(piece: Piece) -> str:
+def _piece_text(piece: Piece) -> str:
     return f"{piece.start}:{piece.stop}"
 
 
 def _show_rest(out: Console, at: int, dim: Dim, shown: int) -> None:
     """Prints how many pieces of a dim the picture leaves out, if any."""
-    rest = count(dim) - shown
+    rest = count_pieces(dim) - shown
     if rest > 0:
         line = f"... and {counted(rest, 'more piece')} of dim {at}, up to {dim.size}"
         terminal.paragraph(out, line, style=terminal.FAINT)
@@ -145,7 +151,7 @@ def _show_devices(out: Console, layout: Layout, limit: int) -> None:
     for position in range(min(mesh.size, limit)):
         coordinates = [str(mesh.coordinate(position, mesh.sub_axis(name))) for name in mesh.axes]
         held = [_ranges_text(dim, layout, position) for dim in layout.dims]
-        table.add_row(*map(Text, [str(device(mesh, position)), *coordinates, *held]))
+        table.add_row(*map(Text, [str(device_at(mesh, position)), *coordinates, *held]))
     terminal.show(out, table)
     if mesh.size > limit:
         line = f"... and {counted(mesh.size - limit, 'more device')}; --limit shows more rows"
@@ -153,18 +159,18 @@ def _show_devices(out: Console, layout: Layout, limit: int) -> None:
 
 
 def _ranges_text(dim: Dim, layout: Layout, position: int) -> str:
-    first = [f"{start}:{stop}" for start, stop in itertools.islice(ranges(dim, layout.mesh, position), 5)]
+    first = [f"{start}:{stop}" for start, stop in itertools.islice(list_ranges(dim, layout.mesh, position), 5)]
     return ", ".join([*first[:4], *(["..."] if len(first) > 4 else [])]) or "only padding"
 
 
 # A layout in words: mesh, sizes, split dims, padding, copies and partial sums.
 
 
-def facts(layout: Layout) -> list[tuple[str, str]]:
+def list_facts(layout: Layout) -> list[tuple[str, str]]:
     """Names and values, as `reshard show` prints them.
 
     >>> from reshard.types import Mesh
-    >>> for name, words in facts(Layout.parse("f32[{x}3/10, 4]", Mesh(x=4, y=2))):
+    >>> for name, words in list_facts(Layout.parse("f32[{x}3/10, 4]", Mesh(x=4, y=2))):
     ...     print(f"{name}: {words}")
     mesh: <x=4, y=2>, 8 devices
     global: 10 x 4, 160 B
@@ -175,62 +181,43 @@ def facts(layout: Layout) -> list[tuple[str, str]]:
     partial: no
     """
     mesh = layout.mesh
-    order = "" if mesh.device_ids is None else f" in the order {_first_few(mesh.device_ids)}"
+    ids = mesh.device_ids
+    order = "" if ids is None else f" in the order {', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}"
+    split: list[str] = []
+    padding: list[str] = []
+    for at, dim in enumerate(layout.dims):
+        axes = [mesh.spell(digit.axis) for digit in dim.digits if digit.axis is not None]
+        split += [f"dim {at} over {', '.join(axes)}"] if axes else []
+        if dim.padded != dim.size:
+            padding.append(", ".join([f"dim {at} from {dim.size} to {dim.padded}", *_list_short_pieces(dim)]))
+    what = "every summand" if layout.partial else "every element"
+    unused = find_free_factors(mesh, [(mesh.stride(axis), axis.size) for axis in (*layout.held, *layout.partial)])
+    copies = f"1 of {what}"
+    if unused:
+        along = listed([mesh.spell(axis) for factor in unused for axis in mesh.sub_axes(*factor)])
+        copies = f"{math.prod(size for _, size in unused)} of {what}: the same along {along}"
+    partial = "no"
+    if layout.partial:
+        along = listed([mesh.spell(axis) for axis in layout.partial])
+        summands = math.prod(axis.size for axis in layout.partial)
+        partial = f"the true array is the {layout.reduction} of {summands} arrays of this shape, along {along}"
     return [
         ("mesh", f"{mesh}, {counted(mesh.size, 'device')}{order}"),
         ("global", f"{shape_text(layout.shape)}, {array_bytes_text(layout)}"),
         ("tile", f"{shape_text(layout.tile_shape)}, {bytes_text(layout.tile_bytes)} a device"),
-        ("split", _split(layout)),
-        ("padding", "; ".join(_padding(layout)) or "none"),
-        ("copies", _copies(layout)),
-        ("partial", _partial(layout)),
+        ("split", "; ".join(split) or "no dim: every device holds the whole array"),
+        ("padding", "; ".join(padding) or "none"),
+        ("copies", copies),
+        ("partial", partial),
     ]
 
 
-def _first_few(ids: Sequence[int]) -> str:
-    return f"{', '.join(map(str, ids[:8]))}{', ...' if len(ids) > 8 else ''}"
-
-
-def _split(layout: Layout) -> str:
-    words: list[str] = []
-    for at, dim in enumerate(layout.dims):
-        axes = [layout.mesh.spell(digit.axis) for digit in dim.digits if digit.axis is not None]
-        if axes:
-            words.append(f"dim {at} over {', '.join(axes)}")
-    return "; ".join(words) or "no dim: every device holds the whole array"
-
-
-def _padding(layout: Layout) -> Iterator[str]:
-    for at, dim in enumerate(layout.dims):
-        if dim.padded != dim.size:
-            yield ", ".join([f"dim {at} from {dim.size} to {dim.padded}", *_short_pieces(dim)])
-
-
-def _short_pieces(dim: Dim) -> list[str]:
+def _list_short_pieces(dim: Dim) -> list[str]:
     """The last piece that holds data and the pieces that hold none, of a padded dim that devices hold in runs."""
     split = any(axis is not None and axis.size > 1 for _, axis in dim.digits)
     if not split or dim.digits[-1].axis is not None:
         return []
-    run, with_data = dim.digits[-1].radix, count(dim)
+    run, with_data = dim.digits[-1].radix, count_pieces(dim)
     empty = math.prod(digit.radix for digit in dim.digits) // run - with_data
     words = [f"the last piece is {dim.size - (with_data - 1) * run} of {run}"]
     return [*words, f"{counted(empty, 'piece')} without data"] if empty else words
-
-
-def _copies(layout: Layout) -> str:
-    mesh = layout.mesh
-    unused = free(mesh, [(mesh.stride(axis), axis.size) for axis in (*layout.held, *layout.partial)])
-    copies = math.prod(size for _, size in unused)
-    what = "every summand" if layout.partial else "every element"
-    if copies == 1:
-        return f"1 of {what}"
-    axes = [mesh.spell(axis) for factor in unused for axis in mesh.sub_axes(*factor)]
-    return f"{copies} of {what}: the same along {listed(axes)}"
-
-
-def _partial(layout: Layout) -> str:
-    if not layout.partial:
-        return "no"
-    axes = listed([layout.mesh.spell(axis) for axis in layout.partial])
-    summands = math.prod(axis.size for axis in layout.partial)
-    return f"the true array is the {layout.reduction} of {summands} arrays of this shape, along {axes}"

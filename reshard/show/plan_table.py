@@ -1,9 +1,11 @@
-"""A plan on a terminal: what is moved, a table with a row for each step, and the totals beside their bounds."""
+"""A plan of one or many arrays as a table with a row for each step or batch, its totals, and what is live meanwhile.
+
+The terminal, the page and the notebook lay out the same rows; pictures draw the same moments.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.console import Console
@@ -11,10 +13,60 @@ from rich.text import Text
 
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.plans.idle import idle_text
-from reshard.plans.plan import Batch, Plan, Step, TreePlan, device_kinds
+from reshard.plans.plan import AnyPlan, Plan, Step, TreePlan, device_kinds, kinds_text
 from reshard.show import terminal
 from reshard.types import Layout
 from reshard.types.units import bytes_text, counted, seconds_text
+
+
+class PlanTable(NamedTuple):
+    """The rows of a plan as text: the first three columns are words, the others numbers; `live` has bytes."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    live: tuple[int, ...]
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The heads of the columns of numbers."""
+        return self.heads[3:]
+
+
+def tabulate_plan(plan: AnyPlan) -> PlanTable:
+    """A row for each step of a plan of one array, or for each batch of one of many.
+
+    There are launches where a row has several, sent bytes where tiles go to other devices, and seconds with a network.
+
+    >>> import reshard as rs
+    >>> mesh = rs.Mesh(x=4)
+    >>> pair = rs.Layout.parse("f32[{x}4]", mesh), rs.Layout.parse("f32[16]", mesh)
+    >>> tabulate_plan(rs.plan(*pair)).rows
+    (('1', 'all_gather', 'f32[16]', '48 B', '80 B'),)
+    >>> tabulate_plan(rs.plan_tree({"w": pair, "v": pair})).rows
+    (('1', 'w and 1 more', 'all_gather', '96 B', '320 B'),)
+    """
+    rows: list[tuple[tuple[str, str], int, int, int, int, float | None]] = []
+    if isinstance(plan, TreePlan):
+        words, crosses = ("", "arrays", "steps"), False
+        for batch, moment in zip(plan.batches, _list_moments(plan)[1:-1], strict=True):
+            first, *others = batch.names
+            names = f"{first} and {len(others)} more" if others else first
+            figures = batch.launches, 0, batch.received_bytes, moment.live_bytes, batch.seconds
+            rows.append(((names, kinds_text(batch.plans[0])), *figures))
+    else:
+        words, crosses = ("", "step", "type after it"), plan.crosses
+        for step in plan.steps:
+            figures = step.launches, step.sent_bytes, step.received_bytes, step.live_bytes, step.seconds
+            rows.append(((step.kind, str(step.result)), *figures))
+    several, timed = any(launches > 1 for _, launches, *_ in rows), plan.seconds is not None
+    columns = [("launches", several), ("sent", crosses), ("received", True), ("live", True), ("seconds", timed)]
+    lines: list[tuple[str, ...]] = []
+    for number, (names, launches, sent, received, live, seconds) in enumerate(rows, 1):
+        cells = str(launches), bytes_text(sent), bytes_text(received), bytes_text(live), seconds_text(seconds or 0.0)
+        shown = (cell for cell, (_, has) in zip(cells, columns, strict=True) if has)
+        lines.append((str(number), *names, *shown))
+    heads = (*words, *(name for name, has in columns if has))
+    return PlanTable(heads, tuple(lines), tuple(live for *_, live, _ in rows))
 
 
 def show_heading(out: Console, source: Layout, target: Layout) -> None:
@@ -26,104 +78,64 @@ def show_heading(out: Console, source: Layout, target: Layout) -> None:
 
 
 def show_steps(out: Console, plan: Plan) -> None:
-    """Prints one row per step, with launches where a step has several and seconds where the plan has a network.
-
-    A terminal that is narrower than the table gets a paragraph for each step.
-    """
+    """Prints the table of a plan; a terminal that is narrower than it gets a paragraph for each step."""
     if not plan.steps:
         terminal.paragraph(out, "nothing to do: the two are the same layout", "  ")
         out.print()
         return
-    timed = [] if plan.seconds is None else ["seconds"]
-    rounds = ["launches"] if any(step.launches > 1 for step in plan.steps) else []
-    sent = ["sent"] if plan.crosses else []
-    numbers = [*rounds, *sent, "received", "live", *timed]
-    table = terminal.table("", "step", "type after it", *numbers, right=["", "step", *numbers])
+    shown = tabulate_plan(plan)
+    table = terminal.table(*shown.heads, right=["", "step", *shown.numbers])
     table.columns[1].justify = "left"
-    for number, step in enumerate(plan.steps, 1):
-        figures = _figures(step)
-        cells = [str(number), step.kind, str(step.result), *(figures[name] for name in numbers)]
-        table.add_row(*(Text(cell, terminal.STEP if cell == step.kind else "") for cell in cells))
+    for row in shown.rows:
+        table.add_row(*(Text(cell, terminal.STEP if at == 1 else "") for at, cell in enumerate(row)))
     if terminal.fits(out, table, indent=2):
         terminal.show(out, table, indent=2)
     else:
-        _show_as_paragraphs(out, plan, numbers)
+        for number, kind, result, *figures in shown.rows:
+            terminal.paragraph(out, f"{kind} -> {result}", f"  {number}  ", terminal.STEP)
+            pairs = zip(shown.numbers, figures, strict=True)
+            terminal.paragraph(out, ", ".join(f"{name} {figure}" for name, figure in pairs), "     ")
     out.print()
-
-
-def _show_as_paragraphs(out: Console, plan: Plan, numbers: list[str]) -> None:
-    """Prints two short paragraphs per step, for a terminal on which the table's rows would be broken."""
-    for number, step in enumerate(plan.steps, 1):
-        figures = _figures(step)
-        terminal.paragraph(out, f"{step.kind} -> {step.result}", f"  {number}  ", terminal.STEP)
-        terminal.paragraph(out, ", ".join(f"{name} {figures[name]}" for name in numbers), "     ")
-
-
-def _figures(step: Step) -> dict[str, str]:
-    """A step's numbers as text, by the heads of their columns."""
-    return {
-        "launches": str(step.launches),
-        "sent": bytes_text(step.sent_bytes),
-        "received": bytes_text(step.received_bytes),
-        "live": bytes_text(step.live_bytes),
-        "seconds": seconds_text(step.seconds or 0.0),
-    }
 
 
 def show_totals(out: Console, plan: Plan, network: str | None) -> None:
     """Prints the totals; the received bytes are green where they equal the lower bound."""
     good = ["received"] if plan.received_bytes == plan.lower_bound_bytes else []
-    terminal.facts(out, totals(plan, network), good)
+    terminal.facts(out, list_totals(plan, network), good)
 
 
-def totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:
+def list_totals(plan: Plan, network: str | None) -> list[tuple[str, str]]:
     """The sums over the steps, each beside its bound; `network` is the name that the seconds are predicted for.
 
     >>> from reshard.synth import plan
     >>> from reshard.types import Mesh
     >>> mesh = Mesh(x=4)
-    >>> for name, words in totals(plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)), None):
+    >>> for name, words in list_totals(plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh)), None):
     ...     print(f"{name}: {words}")
     received: 48 B on the worst device, the lower bound
     launches: 1
     peak: 80 B live on a device: operand 16 B + result 64 B; floor 80 B
     """
-    rows = [
-        ("received", f"{bytes_text(plan.received_bytes)} on the worst device, {_against_bound(plan)}"),
-        *_sent(plan),
-        ("launches", str(plan.launches)),
-        ("peak", f"{bytes_text(plan.peak_bytes)} live on a device{_peak(plan)}"),
-    ]
+    bound, beside = plan.lower_bound_bytes, "the lower bound"
+    if plan.received_bytes != bound:
+        over = f"{plan.received_bytes / bound:.2f} times " if bound else ""
+        idle = idle_text(plan.idle_axes, ", to take less time over ")
+        beside = f"{over}the lower bound of {bytes_text(bound)}{idle}"
+    rows = [("received", f"{bytes_text(plan.received_bytes)} on the worst device, {beside}")]
+    if plan.crosses:  # Among the same devices, what the busiest one sends is what it receives.
+        ends = f"no plan's busiest device sends or receives less than {bytes_text(plan.endpoint_bound_bytes)}"
+        rows.append(("sent", f"{bytes_text(plan.sent_bytes)} by the worst device; {ends}"))
+    rows.append(("launches", str(plan.launches)))
+    worst = max(plan.steps, key=lambda step: step.live_bytes, default=None)
+    made_of = ""
+    if worst is not None:
+        parts = " + ".join(f"{name} {bytes_text(size)}" for name, size in live_parts(worst) if size)
+        where = f" in step {plan.steps.index(worst) + 1}" if len(plan.steps) > 1 else ""
+        made_of = f": {parts}{where}; floor {bytes_text(plan.floor_bytes)}"
+    rows.append(("peak", f"{bytes_text(plan.peak_bytes)} live on a device{made_of}"))
     if plan.seconds is not None:
         rows.append(("predicted", f"{seconds_text(plan.seconds)} on {network}"))
     return rows
-
-
-def _sent(plan: Plan) -> list[tuple[str, str]]:
-    """What the busiest sender sends, for a plan to other devices; among the same ones it is what devices receive."""
-    if not plan.crosses:
-        return []
-    bound = f"no plan's busiest device sends or receives less than {bytes_text(plan.endpoint_bound_bytes)}"
-    return [("sent", f"{bytes_text(plan.sent_bytes)} by the worst device; {bound}")]
-
-
-def _against_bound(plan: Plan) -> str:
-    bound = plan.lower_bound_bytes
-    if plan.received_bytes == bound:
-        return "the lower bound"
-    over = f"{plan.received_bytes / bound:.2f} times " if bound else ""
-    idle = idle_text(plan.idle_axes, ", to take less time over ")
-    return f"{over}the lower bound of {bytes_text(bound)}{idle}"
-
-
-def _peak(plan: Plan) -> str:
-    """What the live bytes consist of in the step that reaches the peak."""
-    worst = max(plan.steps, key=lambda step: step.live_bytes, default=None)
-    if worst is None:
-        return ""
-    number = plan.steps.index(worst) + 1
-    made_of = " + ".join(f"{name} {bytes_text(size)}" for name, size in live_parts(worst) if size)
-    return f": {made_of}{f' in step {number}' if len(plan.steps) > 1 else ''}; floor {bytes_text(plan.floor_bytes)}"
 
 
 # The lines above a plan that the terminal, the page and the notebook share.
@@ -172,6 +184,7 @@ def size_text(source: Layout, target: Layout) -> str:
 SOURCE, OPERAND, RESULT, SCRATCH = "source", "operand", "result", "scratch"
 IN_PLACE = "operand and result in one place"
 RUNNING = "running batch"
+_MOST = 10  # Bars of batches that a picture has room for.
 
 
 class Moment(NamedTuple):
@@ -212,85 +225,72 @@ def live_parts(step: Step) -> tuple[tuple[str, int], ...]:
     result = (RESULT, step.result.tile_bytes)
     if not disjoint(step.operand.mesh, step.result.mesh):
         return source, operand, result, scratch
+    # A device is at one end alone: the peak is that of a sender or of a receiver.
     sends = source[1] + operand[1] >= result[1]
     return (source, operand, scratch) if sends else (result, scratch)
 
 
-def moments(plan: Plan) -> list[Moment]:
-    """The moments of a plan: the source before the first step, each step, and what remains after the last.
+def build_timeline(plan: AnyPlan) -> Timeline:
+    """What is live before, during and after each step of a plan, or each batch of a plan of many arrays.
 
-    >>> from reshard.synth import plan
-    >>> from reshard.types import Layout, Mesh
-    >>> mesh = Mesh(x=4)
-    >>> gather = plan(Layout.parse("f32[{x}4]", mesh), Layout.parse("f32[16]", mesh))
-    >>> [(moment.name, moment.live_bytes) for moment in moments(gather)]
-    [('before', 16), ('1 all_gather', 80), ('after', 80)]
-    """
-    before = Moment("before", ((SOURCE, plan.source.tile_bytes),))
-    if not plan.steps:
-        return [before]
-    elsewhere = disjoint(plan.source.mesh, plan.target.mesh)
-    kept = () if plan.donate or elsewhere else ((SOURCE, plan.source.tile_bytes),)
-    after = Moment("after", (*kept, (RESULT, plan.target.tile_bytes)))
-    during = (Moment(f"{number} {step.kind}", live_parts(step)) for number, step in enumerate(plan.steps, 1))
-    return [before, *during, after]
-
-
-# What a device's live bytes consist of before, during and after each batch of a tree.
-#
-#     w: f32[{x}4, 8] -> f32[16, 8]      b: f32[{x}2] -> f32[8]      on <x=4>, in two batches
-#
-#     before      sources 136 B
-#     batch 1     sources   8 B                   w's source and target  640 B      648 B
-#     batch 2     sources 128 B, results 512 B    b's source and target   40 B      680 B
-#     after       sources 136 B, results 544 B                                      680 B
-#
-# Where the arrays lie on several sets of devices, these are the devices whose peak is highest.
-
-
-_MOST = 10  # Bars of batches that a picture has room for.
-
-
-def tree_timeline(tree: TreePlan) -> Timeline:
-    """The moments of a tree. Neighbours among many batches share the moment with the most bytes live.
+    Neighbours among many batches share the moment with the most bytes live. Where the arrays lie on several sets of
+    devices, these are the devices whose peak is highest.
 
     >>> import reshard as rs
     >>> mesh = rs.Mesh(x=4)
     >>> rows, whole = rs.Layout.parse("f32[{x}4, 8]", mesh), rs.Layout.parse("f32[16, 8]", mesh)
-    >>> tree = rs.plan_tree({"w": (rows, whole), "v": (rows, rows)})
-    >>> shown = tree_timeline(tree)
-    >>> [moment.name for moment in shown.moments], shown.peak_bytes == tree.peak_bytes
-    (['before', 'batch 1', 'batch 2', 'after'], True)
+    >>> [(moment.name, moment.live_bytes) for moment in build_timeline(rs.plan(rows, whole)).moments]
+    [('before', 128), ('1 all_gather', 640), ('after', 640)]
+    >>> shown = build_timeline(rs.plan_tree({"w": (rows, whole), "v": (rows, rows)}))
+    >>> [moment.name for moment in shown.moments]
+    ['before', 'batch 1', 'batch 2', 'after']
     """
-    every = _moments(tree)
+    every = _list_moments(plan)
+    if isinstance(plan, Plan):
+        return Timeline(tuple(every), plan.peak_bytes, plan.floor_bytes)
     before, *batches, after = every
     each = -(-len(batches) // _MOST) or 1
-    groups = [batches[start : start + each] for start in range(0, len(batches), each)]
+    shared: list[Moment] = []
+    for start in range(0, len(batches), each):
+        group = batches[start : start + each]
+        most = max(group, key=lambda moment: moment.live_bytes)
+        first, last = (moment.name.removeprefix("batch ") for moment in (group[0], group[-1]))
+        shared.append(most if len(group) == 1 else Moment(f"batches {first}-{last}", most.parts))
     floor = max(before.live_bytes, after.live_bytes)
-    return Timeline((before, *map(_shared, groups), after), max(moment.live_bytes for moment in every), floor)
+    return Timeline((before, *shared, after), max(moment.live_bytes for moment in every), floor)
 
 
-def _moments(tree: TreePlan) -> list[Moment]:
-    """The moments before, during each batch, and after, on the kind of device that has the peak."""
+def _list_moments(plan: AnyPlan) -> list[Moment]:
+    if isinstance(plan, TreePlan):
+        return _list_tree_moments(plan)
+    before = Moment("before", ((SOURCE, plan.source.tile_bytes),))
+    if not plan.steps:
+        return [before]
+    elsewhere = disjoint(plan.source.mesh, plan.target.mesh)
+    retained = () if plan.donate or elsewhere else ((SOURCE, plan.source.tile_bytes),)
+    during = (Moment(f"{number} {step.kind}", live_parts(step)) for number, step in enumerate(plan.steps, 1))
+    return [before, *during, Moment("after", (*retained, (RESULT, plan.target.tile_bytes)))]
+
+
+def _list_tree_moments(tree: TreePlan) -> list[Moment]:
+    """The moments before, during each batch, and after, on the kind of device that has the peak.
+
+    w: f32[{x}4, 8] -> f32[16, 8]      b: f32[{x}2] -> f32[8]      on <x=4>, in two batches
+
+    before      sources 136 B
+    batch 1     sources   8 B                   w's source and target  640 B      648 B
+    batch 2     sources 128 B, results 512 B    b's source and target   40 B      680 B
+    after       sources 136 B, results 544 B                                      680 B
+    """
     kinds, worst = device_kinds(tree.plans.values()), tree.peaks.index(tree.peak_bytes)
     prints = [batch.footprint(kinds) for batch in tree.batches]
     source, result = sum(each.before[worst] for each in prints), 0
     moments = [Moment("before", ((SOURCE, source),))]
     for number, (batch, (before, during, after)) in enumerate(zip(tree.batches, prints, strict=True), 1):
         source -= before[worst]
-        parts = ((SOURCE, source), (RESULT, result), (RUNNING, during[worst]))
-        moments.append(Moment(f"batch {number}", parts))
-        made = kinds.total(kinds.tile(plan.target) for plan in batch.plans)[worst] if _moves(batch) else 0
+        moments.append(Moment(f"batch {number}", ((SOURCE, source), (RESULT, result), (RUNNING, during[worst]))))
+        # A batch without steps leaves its sources, which are its results, what they are.
+        targets = [kinds.tile(plan.target) for plan in batch.plans] if batch.plans[0].steps else []
+        made = kinds.total(targets)[worst]
         source, result = source + after[worst] - made, result + made
     return [*moments, Moment("after", ((SOURCE, source), (RESULT, result)))]
-
-
-def _moves(batch: Batch) -> bool:
-    """Whether the batch has steps; if not, its sources are its results and stay what they are."""
-    return bool(batch.plans[0].steps)
-
-
-def _shared(group: Sequence[Moment]) -> Moment:
-    most = max(group, key=lambda moment: moment.live_bytes)
-    first, last = (moment.name.removeprefix("batch ") for moment in (group[0], group[-1]))
-    return most if len(group) == 1 else Moment(f"batches {first}-{last}", most.parts)

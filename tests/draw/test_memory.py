@@ -7,7 +7,7 @@ import pytest
 from reshard.draw.colours import FLOOR, PART, PROMISE
 from reshard.draw.pictures import draw_scene
 from reshard.draw.scene import Area, Lines, Scene
-from reshard.show.plan_table import moments
+from reshard.show.plan_table import build_timeline
 from tests.draw.cases import CASES, planned
 from tests.draw.reading import areas, texts
 
@@ -27,7 +27,7 @@ def lengths(scene: Scene) -> dict[str, list[tuple[str, float]]]:
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("budget", [None, 4500, 10**6])
 def test_bars_are_the_live_bytes_and_lines_the_limits(name: str, budget: int | None):
-    plan, every = planned(name), moments(planned(name))
+    plan, every = planned(name), build_timeline(planned(name)).moments
     for narrow, most in ((False, 460.0), (True, 170.0)):
         scene = draw_scene("memory", plan, budget, narrow)
         scale = most / max(plan.peak_bytes, budget or 0, 1)

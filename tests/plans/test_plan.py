@@ -15,7 +15,7 @@ import reshard as rs
 from reshard.errors import PlanError, ReshardError, StepError
 from reshard.plans.plan import FORMAT, Plan, Step, StepSpec, chain, floor
 from reshard.plans.rules.cost import StepMode
-from reshard.show.plan_table import totals
+from reshard.show.plan_table import list_totals
 from reshard.types import Layout, Mesh
 from tests.layouts import pairs
 
@@ -227,7 +227,7 @@ def test_the_text_of_a_plan_has_the_figures_of_the_command():
         for budget in (None, floor(A, B) + 64):
             plan = rs.plan(A, B, budget=budget, network=network)
             printed = str(plan)
-            shown = dict(totals(plan, "h100"))
+            shown = dict(list_totals(plan, "h100"))
             assert f"received {shown['received'].partition(' on')[0]} (bound" in printed
             assert f", {shown['launches']} launch" in printed
             assert f"peak {shown['peak'].partition(' live')[0]} a device" in printed

@@ -1,4 +1,4 @@
-"""The reasons for each kind of step, and the sentences on bytes, memory and time."""
+"""The reasons for each kind of step, with views too, and the sentences on bytes, memory and time."""
 
 import random
 import re
@@ -8,11 +8,12 @@ import pytest
 import reshard as rs
 from reshard.errors import BudgetError
 from reshard.plans.plan import Step
-from reshard.show import explain
+from reshard.show.explain import assess_plan, explain_step, move_of, show_reasons
 from reshard.types import Layout, Mesh
 from reshard.types.units import bytes_text, seconds_text
 from tests.draw.cases import planned
 from tests.layouts import random_layout
+from tests.proofs.test_view_proof import PLANS
 from tests.show.printing import printed
 
 
@@ -26,7 +27,7 @@ def test_every_step_of_random_plans_has_a_reason():
                 plan = rs.plan(source, target, network=network)
                 for step in plan.steps:
                     kinds.add(step.kind)
-                    assert len(explain.why(step)) > 40
+                    assert len(explain_step(step)) > 40
     assert kinds >= {"slice", "all_gather", "all_to_all", "permute", "exchange"}
 
 
@@ -53,31 +54,31 @@ WHY = [
 
 @pytest.mark.parametrize(("kind", "before", "after", "first", "second"), WHY, ids=[f"{w[0]} {w[2]}" for w in WHY])
 def test_reasons_name_axes_dims_and_numbers(kind, before, after, first, second):
-    words = explain.why(Step(kind, Layout.parse(before, M), Layout.parse(after, M)))
+    words = explain_step(Step(kind, Layout.parse(before, M), Layout.parse(after, M)))
     assert first in words and second in words
 
 
 def test_a_permute_names_the_digits_that_change_hands():
     mesh = Mesh(x=3, y=3)
-    words = explain.why(Step("permute", Layout.parse("f32[{x}{y}5]", mesh), Layout.parse("f32[{y}{x}5]", mesh)))
+    words = explain_step(Step("permute", Layout.parse("f32[{x}{y}5]", mesh), Layout.parse("f32[{y}{x}5]", mesh)))
     assert words.endswith("Here, dim 0 passes from x then y to y then x.")
 
 
 def test_a_gather_that_others_follow_has_another_reason():
     step = Step("all_gather", Layout.parse("f32[{x}5]", M), Layout.parse("f32[15]", M))
-    assert "It comes last" in explain.why(step) and "It comes before other moves" in explain.why(step, last=False)
+    assert "It comes last" in explain_step(step) and "It comes before other moves" in explain_step(step, last=False)
 
 
 def test_different_meshes_are_a_reason():
     one, other = Mesh(x=4), Mesh({"x": 4}, device_ids=[1, 2, 3, 0])
     step = Step("exchange", Layout.parse("f32[{x}4]", one), Layout.parse("f32[{x}4]", other))
-    assert "list the devices in different orders" in explain.why(step)
+    assert "list the devices in different orders" in explain_step(step)
 
 
 @pytest.mark.parametrize("name", ["three dims", "uneven", "partial", "block-cyclic"])
 def test_the_smallest_budget_is_the_smallest(name):
     plan = planned(name)
-    memory = explain.assessed(plan, None)[1]
+    memory = assess_plan(plan, None)[1]
     smallest = int(match[1]) if (match := re.search(r"from (\d+) B", memory)) else plan.peak_bytes
     assert rs.plan(plan.source, plan.target, budget=smallest).peak_bytes <= smallest
     with pytest.raises(BudgetError):
@@ -89,14 +90,29 @@ def test_bytes_beyond_the_bound_are_compared_with_the_plan_for_bytes():
     source, target = Layout.parse("f32[{x}4, 16]", mesh), Layout.parse("f32[{dcn}8, {x}4]", mesh)
     plan, least = rs.plan(source, target, network="tpu-v5p"), rs.plan(source, target)
     assert plan.received_bytes > plan.lower_bound_bytes
-    bytes_, _, time = explain.assessed(plan, "tpu-v5p")
+    bytes_, _, time = assess_plan(plan, "tpu-v5p")
     assert f"would receive {bytes_text(least.received_bytes)} in" in bytes_
     assert time.startswith(f"Time: {seconds_text(plan.seconds)} are predicted on tpu-v5p")
 
 
 def test_every_step_has_a_numbered_paragraph():
     plan = planned("budget")
-    lines = printed(explain.explain, plan, None).splitlines()
+    lines = printed(show_reasons, plan, None).splitlines()
     assert [line for line in lines if re.match(r"  \d  ", line)][-1].startswith(f"  {len(plan.steps)}  ")
     assert {"why these steps", "how good it is"} <= set(lines)
-    assert "no step is needed" in printed(explain.explain, planned("identity"), None)
+    assert "no step is needed" in printed(show_reasons, planned("identity"), None)
+
+
+def test_words():
+    words = {name: [explain_step(step) for step in plan.steps] for name, plan in PLANS.items()}
+    assert "keeps it" in words["take"][1] and "t=1 of the source's 3" in words["take"][1]
+    assert "its other parts stay" in words["put"][-2]
+    assert words["cast"][0].startswith("every device casts its tile from float32 to bfloat16: ")
+    assert "transposed" in words["turn"][-1] and "memory stays as it is" in words["turn"][0]
+    assert "no collective fits" in words["boxes"][0]
+    assert all(assess_plan(plan, None) for plan in PLANS.values())
+
+
+def test_the_move_of_a_plan():
+    for plan in PLANS.values():
+        assert rs.plan(move_of(plan)) == plan

@@ -1,9 +1,13 @@
-"""Widths, wrapping and tables on terminals and in pipes."""
+"""Paragraphs and tables on a terminal or in a pipe, and the parts of pages."""
+
+import re
 
 import pytest
 from rich.text import Text
 
 from reshard.show import terminal
+from reshard.show.html import bar, cards, document, table
+from tests.markup import Read, check_self_contained
 from tests.show.printing import printed
 
 
@@ -53,3 +57,40 @@ def test_a_table_has_no_trailing_spaces_and_keeps_its_numbers():
         assert sum(line.endswith("1792 B") for line in lines) == 1
         assert max(map(len, lines)) <= width
     assert lines[-1].endswith("   0 B")
+
+
+def test_a_document_is_a_page_that_needs_nothing_else():
+    text = document("a < b & c", "<p>body</p>", ".own { color: red; }")
+    read = Read(text)
+    check_self_contained(read)
+    assert "<title>a &lt; b &amp; c</title>" in text and ".own { color: red; }</style>" in text
+    assert read.tags[:2] == ["html", "head"] and "body" in read.words
+
+
+def test_every_colour_has_a_light_and_a_dark_value():
+    style = document("", "").partition("<style>")[2].partition("</style>")[0]
+    light, dark = (re.findall(r"(--\w+): #", part) for part in style.split("@media", 1))
+    assert light == dark
+    assert set(re.findall(r"var\((--\w+)\)", style)) <= set(light)
+
+
+def test_cards_and_their_colours():
+    read = Read(cards([("1", "first", "good"), ("<i>2</i>", "second", "")]))
+    assert not read.wrong and read.text == "1first2second"
+    assert read.all("class") == ["sums", "sum", "good", "sum", ""]
+
+
+def test_a_bar_is_as_wide_as_its_share():
+    for share in (0, 0.125, 1):
+        assert Read(bar(share, "mark")).all("width") == [f"{100 * share:.2f}"]
+    assert "var(--mark)" in bar(0.5, "mark")
+
+
+def test_a_table_has_heads_and_cells_in_order():
+    read = Read(table([("name <1>", False), ("size", True)], [["<b>a</b>", "1"], ["c", "2"]]))
+    assert not read.wrong and [tag for tag in read.tags if tag in ("th", "td")] == ["th", "th", *["td"] * 4]
+    assert [word for word in read.words if word] == ["name <1>", "size", "a", "1", "c", "2"]
+    assert (
+        read.all("class") == ["scroll", "heads", "num", "num", "num"]
+        and read.all("data-head") == ["name <1>", "size"] * 2
+    )
