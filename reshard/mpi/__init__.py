@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from reshard.mpi.handles import MoveHandle as MoveHandle
     from reshard.mpi.handles import StartedMove as StartedMove
     from reshard.mpi.handles import prepare as prepare
+    from reshard.mpi.redistribution import move as move
     from reshard.mpi.redistribution import redistribute as redistribute
     from reshard.mpi.relabel import relabelled as relabelled
     from reshard.mpi.tiles import RAW as RAW
-    from reshard.mpi.view_moves import move as move
     from reshard.runtime.on_mpi.copies.stream_copy import describe_copies as describe_copies
     from reshard.runtime.on_mpi.team import world as world
 
@@ -49,7 +49,7 @@ _HOME = {
     "StartedMove": "reshard.mpi.handles",
     "calibrate": "reshard.mpi.calibration",
     "describe_copies": "reshard.runtime.on_mpi.copies.stream_copy",
-    "move": "reshard.mpi.view_moves",
+    "move": "reshard.mpi.redistribution",
     "prepare": "reshard.mpi.handles",
     "redistribute": "reshard.mpi.redistribution",
     "relabelled": "reshard.mpi.relabel",

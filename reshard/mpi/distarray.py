@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from typing import Any, NoReturn, SupportsIndex, TypeGuard
+from typing import Any, NoReturn, SupportsIndex, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -15,7 +15,6 @@ from reshard.errors import TileError, quoted
 from reshard.lower.to_mpi import seat_of
 from reshard.mpi import files
 from reshard.mpi.numpy_protocol.methods import NumpyMethods
-from reshard.mpi.redistribution import PreparedMove, move_together
 from reshard.mpi.relabel import relabelled
 from reshard.mpi.tiles import (
     check_fill,
@@ -35,13 +34,14 @@ from reshard.mpi.tiles import (
 from reshard.runtime.account import Account
 from reshard.runtime.given_tiles import in_native_order
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.collective import check_limit, collective
+from reshard.runtime.on_mpi.collective import ReadyCall, check_limit, collective, run_together
 from reshard.runtime.on_mpi.global_array import gather, scatter
 from reshard.runtime.on_mpi.indices import clear_padding, index_ranges, indices
-from reshard.runtime.on_mpi.prepare import MoveRequest, check_seats, prepared
-from reshard.runtime.on_mpi.repeated import agree_again, agreed_before, keep_agreed
-from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive
-from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, has_place, located, new_tile
+from reshard.runtime.on_mpi.prepare import Request, check_seats, prepare_tile, read_options
+from reshard.runtime.on_mpi.repeated import find_agreed, keep_agreed, seconds
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, Team, Watch, check_alive, moving
+from reshard.runtime.on_mpi.transports import move_tile
+from reshard.runtime.on_mpi.window_tiles import ABSENT, WindowTile, absent, has_place, located, new_tile, where
 from reshard.runtime.on_mpi.wire.exchange import Call
 from reshard.synth import Network
 from reshard.types import Layout, Mesh
@@ -286,20 +286,26 @@ class DistArray(NumpyMethods):
             check_limit(limit)
             return self
 
-        def prepare(team: Team) -> PreparedMove:
+        def prepare(team: Team) -> ReadyCall:
             if not isinstance(layout, Layout):
                 raise layout
             check_options(donate, relabel, memory)
             held = self._located(team)
-            request = MoveRequest(self._layout, layout, budget, network, bool(donate), out is not None, held.place != 0)
+            options = read_options(budget, network, bool(donate))
+            request = Request.of_tile(self._layout, layout, options, out is not None, held.place != 0)
             check_seats(self._layout, layout, team.size)
             into = None if out is None else self._checked_out(out, layout)._located(team)
             if seat_of(layout.mesh, team.rank, team.size) is None:
                 into = absent(layout, held.tile.dtype)
-            return PreparedMove(request, prepared(team, request, held.tile), held, into)
+            launch = prepare_tile(team, request, held.tile)
 
-        result, end = move_together(self._comm, limit, prepare, "DistArray: ", memory)
-        return DistArray._of(end, result, self._comm) if out is None else out
+            def run(team: Team, watch: Watch) -> DistArray:
+                moved = move_tile(team, watch, launch, held, into, memory)
+                return DistArray._of(request.target, moved, self._comm) if out is None else out
+
+            return ReadyCall(f"DistArray: {request}", where(held, into), run)
+
+        return run_together(self._comm, limit, prepare)
 
     def _located(self, team: Team) -> WindowTile:
         """This rank's tile with its place in the team's arena."""
@@ -389,8 +395,8 @@ def _is_dim(target: object) -> TypeGuard[SupportsIndex]:
 # An array that holds one value, or none yet, takes one synchronization, since no rank waits for another after that. All
 # ranks keep what they have agreed on, so the next such array takes no more than that and a few lines of code:
 #
-#     call 1    general: `collective`      the request is written out and hashed
-#     call 2    `agree_again`              the digest of call 1; general again if some rank defers
+#     call 1    `collective`      the request is written out and hashed
+#     call 2    `agree_again`     the digest of call 1; as call 1 if some rank defers
 #
 # A rank may lack memory for its tile. That cannot happen where the node has a place for it at hand; otherwise the ranks
 # also meet at the end of the call, so that all raise in it.
@@ -445,21 +451,32 @@ def new_filled(
 ) -> WindowTile:
     """A new tile that each rank fills by itself, which cannot fail."""
 
-    def general() -> WindowTile:
-        return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
-
-    agreed = agreed_before(comm, (what, layout)) if type(layout) is Layout else None
+    agreed = find_agreed(comm, (what, layout)) if type(layout) is Layout else None
     if agreed is None:
-        return general()
-
-    def made(team: Team, watch: Watch) -> WindowTile:
-        held = new_tile(team, watch, layout, agreed.value)
-        fill(held.tile)
-        if not held.place:  # In private memory, of which another rank may not have enough.
-            team.settle(watch)
+        return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
+    team, allowed = agreed.team, seconds(limit)
+    release, same = agreed.hold(allowed)
+    try:
+        plain = same and allowed is limit and _is_dtype(agreed.value, dtype_of)
+        watch = Watch(team, allowed)
+        if not agreed.agree_again(watch, plain):
+            return new_held(layout, comm, limit, lambda: what, dtype_of, lambda _, tile: fill(tile), alone=True)
+        with moving(team):
+            held = new_tile(team, watch, layout, cast("np.dtype[Any]", agreed.value))
+            fill(held.tile)
+            if not held.place:  # In private memory, of which another rank may not have enough.
+                team.settle(watch)
         return held
+    finally:
+        release()
 
-    return agree_again(agreed, dtype_of, limit, made, general)
+
+def _is_dtype(agreed: object, dtype_of: Element) -> bool:
+    """Whether the arguments are right, and give the dtype that was agreed on."""
+    try:
+        return dtype_of() == agreed
+    except Exception:  # The call that is made anew raises it, on all ranks.
+        return False
 
 
 def _request(what: str, layout: Layout) -> str:

@@ -15,7 +15,7 @@ from reshard.lower.to_mpi import Reduce, incoming, outgoing
 from reshard.mpi.tiles import check_layout
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.direct import peers
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, check_seats, forget, uncached
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, forget, read_options, uncached
 from reshard.runtime.on_mpi.run_plan import RunnableStep
 from reshard.runtime.on_mpi.team import Facts
 from reshard.runtime.on_mpi.wire.messages import Messages, RelayMessages
@@ -73,7 +73,7 @@ def schedule_figures(
     if whole(rank, 0, len(facts.nodes) - 1) is None:
         raise PlanError(f"rank {quoted(rank)}: {source} -> {target} has ranks 0 to {len(facts.nodes) - 1}")
     check_seats(source, target, len(facts.nodes))
-    request = MoveRequest(source, target, budget, network)
+    request = Request.of_tile(source, target, read_options(budget, network))
     itemsize = numpy_dtype(source.dtype).itemsize
     uncached(request, rank, facts, itemsize)  # Makes the plan.
     forget()
@@ -109,7 +109,7 @@ def _node_of_each(nodes: int | Sequence[int] | None, size: int) -> tuple[int, ..
     return tuple(at // (size // nodes) for at in range(size))
 
 
-def _peak(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> int:
+def _peak(request: Request, rank: int, facts: Facts, itemsize: int) -> int:
     """The most bytes that are allocated while a schedule is worked out."""
     tracing = tracemalloc.is_tracing()
     if not tracing:
@@ -124,7 +124,7 @@ def _peak(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> int:
             tracemalloc.stop()
 
 
-def _by_node(request: MoveRequest, rank: int, nodes: tuple[int, ...]) -> tuple[int, int]:
+def _by_node(request: Request, rank: int, nodes: tuple[int, ...]) -> tuple[int, int]:
     """The stripes that a rank carries and that are not empty."""
     listed: dict[int, tuple[set[int], set[int]]] = {}
 
@@ -141,7 +141,7 @@ def _by_node(request: MoveRequest, rank: int, nodes: tuple[int, ...]) -> tuple[i
     )
 
 
-def _messages(ready: Prepared) -> list[tuple[int, int]]:
+def _messages(ready: TilePlan) -> list[tuple[int, int]]:
     """The messages that a rank sends and receives, step by step."""
     if ready.planned:
         return [_of_step(step.run) for step in ready.steps.steps]

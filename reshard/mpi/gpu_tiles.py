@@ -2,68 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from reshard.errors import TileError
 from reshard.geometry.remesh import one_set
 from reshard.mpi.tiles import check_tile
 from reshard.runtime.account import Account
-from reshard.runtime.on_mpi.collective import collective
+from reshard.runtime.on_mpi.collective import ReadyCall
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, check_makes, described, on_gpu, writable
 from reshard.runtime.on_mpi.gpu.device_messages import takes_pointers
-from reshard.runtime.on_mpi.gpu.staging import DeviceTiles, device_tiles, host_like, move_on_gpu
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
-from reshard.runtime.on_mpi.team import Comm, Team
+from reshard.runtime.on_mpi.gpu.staging import device_tiles, host_like, move_on_gpu
+from reshard.runtime.on_mpi.prepare import Request, prepare_tile
+from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.runtime.on_mpi.window_tiles import NOWHERE
 from reshard.types import Layout
 
 
-class PreparedOnGpu(NamedTuple):
-    """One rank's part of a move of tiles on GPUs: the request, also as it stands for the host, and the tiles."""
-
-    request: MoveRequest
-    on_host: MoveRequest
-    ready: Prepared
-    tiles: DeviceTiles
-    pointers: bool
-
-    def __str__(self) -> str:
-        return f"{self.request}, tiles on GPUs, their pointers {'' if self.pointers else 'not '}given to MPI"
-
-
-def redistribute_on_gpu(
-    comm: Comm,
-    request: Callable[[], MoveRequest],
-    tile: Any,
-    out: Any,
-    limit: float,
-    memory: Account | None,
-    cuda_aware: bool | None,
-) -> tuple[Any, Layout]:
-    """The target's tile on the tile's GPU, and its layout. Its copies on the host lie in the node's arena if that has
-    room.
+def prepare_on_gpu(
+    team: Team, request: Request, tile: Any, out: Any, memory: Account | None, cuda_aware: bool | None
+) -> ReadyCall:
+    """The call that makes the target's tile on the tile's GPU. Its copies on the host lie in the node's arena if that
+    has room.
     """
+    check_everywhere(request.source, request.target, team.size)
+    # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
+    options = request.options._replace(donate=request.options.donate or out is not None)
+    on_host = request._replace(options=options, shared=True)
+    on = described(tile, "tile")
+    like = check_tile(host_like(on), request.source, "tile")
+    into = None if out is None else check_out_on_gpu(out, request.target, on)
+    if out is None:
+        check_makes(tile)
+    ready = prepare_tile(team, on_host, like)
+    pointers = (takes_pointers() if cuda_aware is None else cuda_aware) and writable(tile)
+    tiles = device_tiles(on, into, ready, on_host, team.rank, pointers)
+    text = f"{request}, tiles on GPUs, their pointers {'' if pointers else 'not '}given to MPI"
 
-    def prepare(team: Team) -> PreparedOnGpu:
-        wanted = request()
-        check_everywhere(wanted.source, wanted.target, team.size)
-        # The host's result is still the call's own, so no message is held back from it, as from an `out` on the host.
-        on_host = replace(wanted, donate=wanted.donate or out is not None, shared=True)
-        on = described(tile, "tile")
-        like = check_tile(host_like(on), wanted.source, "tile")
-        into = None if out is None else check_out_on_gpu(out, wanted.target, on)
-        if out is None:
-            check_makes(tile)
-        ready = prepared(team, on_host, like)
-        pointers = (takes_pointers() if cuda_aware is None else cuda_aware) and writable(tile)
-        return PreparedOnGpu(
-            wanted, on_host, ready, device_tiles(on, into, ready, on_host, team.rank, pointers), pointers
-        )
+    def run(team: Team, watch: Watch) -> Any:
+        return move_on_gpu(team, watch, ready, tiles, memory)
 
-    with collective(comm, limit, prepare, str) as (team, watch, given):
-        result = move_on_gpu(team, watch, given.ready, given.on_host, given.tiles, memory)
-    return result, given.request.target
+    return ReadyCall(text, NOWHERE, run)
 
 
 def check_everywhere(source: Layout, target: Layout, size: int) -> None:

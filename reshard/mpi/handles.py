@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from reshard.errors import PlanError
-from reshard.mpi.redistribution import PreparedMove, TileMove
+from reshard.mpi.arguments import MoveArguments
 from reshard.mpi.tiles import check_layout
 from reshard.runtime.account import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import collective
-from reshard.runtime.on_mpi.prepare import MoveRequest, check_seats, prepared
-from reshard.runtime.on_mpi.repeated import StagedMove, begin_again, call_again, end_again, keep, kept
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, check_seats, prepare_tile, read_options
+from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, find_prepared, keep_prepared
 from reshard.runtime.on_mpi.team import CORES, TIME_LIMIT, Comm, Started, Team, check_alive, team_at_hand
-from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.synth import Network
 from reshard.types import Layout
 
@@ -56,18 +55,18 @@ def prepare(
     [np.float64(1.0), np.float64(2.0)]
     """
 
-    def ready(team: Team) -> PreparedMove:
+    def plan(team: Team) -> tuple[Request, TilePlan]:
         check_layout(source, "source")
         check_layout(target, "target")
         check_seats(source, target, team.size)
-        request = MoveRequest(source, target, budget, network)
-        empty = WindowTile(np.empty(0, numpy_dtype(source.dtype)))
-        return PreparedMove(request, prepared(team, request, empty.tile), empty, None)
+        request = Request.of_tile(source, target, read_options(budget, network))
+        return request, prepare_tile(team, request, np.empty(0, numpy_dtype(source.dtype)))
 
-    with collective(comm, limit, ready, lambda given: f"prepare {given.request}") as (team, watch, given):
+    with collective(comm, limit, plan, lambda planned: f"prepare {planned[0]}") as (team, watch, planned):
         plain = budget is None and network is None
-        staged = keep(team, watch, given.request, given.ready, now=True) if plain else None
-    return MoveHandle(TileMove(None, source, target, None, budget, network, repeats=True), comm, float(limit), staged)
+        prepared = keep_prepared(team, watch, *planned, now=True) if plain else None
+    call = MoveArguments(None, source, target, comm, float(limit), None, budget, network, handle=True)
+    return MoveHandle(call, prepared)
 
 
 class MoveHandle:
@@ -77,19 +76,19 @@ class MoveHandle:
     `redistribute`. `free`, or the end of a `with`, releases what the handle keeps; so does freeing its communicator.
     """
 
-    def __init__(self, move: TileMove, comm: Comm, limit: float, staged: StagedMove | None) -> None:
-        self._move, self._comm, self._limit, self._staged = move, comm, limit, staged
+    def __init__(self, call: MoveArguments, prepared: PreparedMove | None) -> None:
+        self._call, self._prepared, self._limit = call, prepared, call.limit
         self._freed = False
 
     @property
     def source(self) -> Layout:
         """The layout of the tiles that are given."""
-        return self._move.source
+        return self._call.source
 
     @property
     def target(self) -> Layout:
         """The layout of the results."""
-        return self._move.target
+        return self._call.target
 
     def __call__(self, tile: Any, *, out: Any = None, memory: Account | None = None) -> Any:
         """This rank's tile of the target: `out`, which must not overlap the tile, or a new array.
@@ -97,11 +96,11 @@ class MoveHandle:
         None for a rank without a tile, on either side. Errors are those of `redistribute`, the same on all ranks, and
         leave `out` as it was. `memory` is filled with the bytes received and held live.
         """
-        staged = self._staged
-        if staged is None or not staged.team.alive:
-            return self._called(tile, out, memory)
-        usual = memory is None or isinstance(memory, Account)  # pyright: ignore[reportUnnecessaryIsInstance]
-        return call_again(staged, tile, out, self._limit, memory, usual, self._called)
+        prepared = self._prepared
+        call = self._call._replace(tiles=tile, out=out, memory=memory, limit=self._limit)
+        if prepared is None or not prepared.team.alive:
+            return self._run(call)
+        return call.run_again(prepared)
 
     def start(self, tile: Any, *, out: Any = None) -> StartedMove:
         """Begins a move, and returns what to wait for; until then, `tile` and `out` must not be changed or read.
@@ -111,15 +110,28 @@ class MoveHandle:
         has ranks, and MPI allows threads; else by `wait`. One move of a communicator is under way at a time: any other
         call there finishes it first.
         """
-        staged = self._staged
-        if staged is not None and staged.team.alive:
-            begin_again(staged, tile, out, self._limit)
-            limit = self._limit
-            move = StartedMove(lambda: end_again(staged, out, limit, lambda: self._called(tile, out, None)))
-            staged.team.started = Started(move.finish)
+        prepared, limit = self._prepared, self._limit
+        call = self._call._replace(tiles=tile, out=out, limit=limit)
+        if prepared is not None and prepared.team.alive:
+            release, same = prepared.hold(limit)
+            try:
+                prepared.start(tile, out, same)
+            finally:
+                release()
+
+            def end() -> Any:
+                turn = prepared.team.turns.take(time.monotonic() + limit)
+                try:
+                    result = prepared.finish(out, limit)
+                    return self._run(call) if result is DEFERRED else result
+                finally:
+                    turn.release()
+
+            move = StartedMove(end)
+            prepared.team.started = Started(move.finish)
             return move
-        team = None if self._freed else team_at_hand(self._comm)
-        move = StartedMove(lambda: self._called(tile, out, None))
+        team = None if self._freed else team_at_hand(call.comm)
+        move = StartedMove(lambda: self._run(call))
         if team is not None and team.alive:
             team.finish_started()
             free = len(team.members) < CORES and MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -130,7 +142,7 @@ class MoveHandle:
         """Releases what the handle keeps, on this rank only; may be called any number of times. The handle cannot be
         called again.
         """
-        self._freed, self._staged = True, None
+        self._freed, self._prepared = True, None
 
     def __enter__(self) -> Self:
         return self
@@ -138,15 +150,19 @@ class MoveHandle:
     def __exit__(self, *_: object) -> None:
         self.free()
 
-    def _called(self, tile: Any, out: Any, memory: Account | None) -> Any:
-        """Makes the call in the general way; after a failure, the ranks prepare a small move anew in it."""
+    def _run(self, call: MoveArguments) -> Any:
+        """Makes a call as if for the first time; after a failure, the ranks prepare a small move anew in it."""
         if self._freed:
             raise PlanError("this handle has been freed; prepare another one")
-        move = replace(self._move, tile=tile, out=out, memory=memory)
-        result = move.run(check_alive(self._comm), self._limit)
-        if self._staged is not None and not self._staged.team.alive:
-            self._staged = kept(self._comm, (self.source, self.target))
+        check_alive(self._comm)
+        result = call.run()
+        if self._prepared is not None and not self._prepared.team.alive:
+            self._prepared = find_prepared(self._comm, (self.source, self.target))
         return result
+
+    @property
+    def _comm(self) -> Comm:
+        return cast("Comm", self._call.comm)
 
 
 class StartedMove:

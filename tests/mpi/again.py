@@ -16,7 +16,7 @@ from reshard.errors import AgreementError, PlanError, RankError, ReshardError, T
 from reshard.mpi import DistArray, handles, prepare, redistribute
 from reshard.runtime import Account
 from reshard.runtime.numpy_dtypes import numpy_dtype
-from reshard.runtime.on_mpi.repeated import STAGED, KeptRequest, StagedMove
+from reshard.runtime.on_mpi.repeated import STAGED, AgreedCall, PreparedMove
 from reshard.runtime.on_mpi.team import team_of
 from reshard.types import Layout, Mesh
 from tests.mpi.moving import LIMIT, check_tile, given_tile
@@ -114,7 +114,7 @@ def mistakes(comm: MPI.Intracomm) -> Iterator[Case]:
     def again() -> None:
         assert (out == -5).all()
         assert np.array_equal(handle(tile), wanted)
-        assert isinstance(team_of(comm).repeated[rows, columns], StagedMove | int)
+        assert isinstance(team_of(comm).repeated[rows, columns], PreparedMove | int)
 
     def refused(error: type[ReshardError], call: Callable[[], Any]) -> None:
         caught: Exception | None = None
@@ -168,7 +168,7 @@ def creations(comm: MPI.Intracomm) -> Iterator[Case]:
                 assert team.arena.place_of(array.tile)
             arrays[2].tile[...] = -5  # Is memory of its own.
             assert (arrays[1].tile == -value).all()
-        assert isinstance(team.repeated["full", rows], KeptRequest)
+        assert isinstance(team.repeated["full", rows], AgreedCall)
 
     def used_again() -> None:
         places = {team.arena.place_of(DistArray.zeros(columns, comm).tile) for _ in range(20)}
@@ -239,7 +239,7 @@ def endings(comm: MPI.Intracomm) -> Iterator[Case]:
         comm.Barrier()
         for _ in range(3):
             again()
-        assert isinstance(team_of(comm).repeated[rows, columns], StagedMove)
+        assert isinstance(team_of(comm).repeated[rows, columns], PreparedMove)
 
     def skipped() -> None:
         short = prepare(rows, columns, comm, limit=LIMIT)

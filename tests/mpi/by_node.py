@@ -33,9 +33,9 @@ from tests.oracle import tiles_of
 def joining(handling: float = 1.0) -> Iterator[None]:
     """A message costs so many seconds: with one, messages between nodes are joined wherever there is room."""
     with mock.patch.multiple(node_price, _HANDLING=handling, _WAITS=0.0 if handling else 1.0):
-        prepare._prepared.cache_clear()
+        prepare._plan_tile.cache_clear()
         yield
-    prepare._prepared.cache_clear()
+    prepare._plan_tile.cache_clear()
 
 
 def joined(comm: MPI.Intracomm) -> Iterator[Case]:
@@ -62,9 +62,9 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
 def _moved(comm: MPI.Intracomm, team: Team, source: Layout, target: Layout, move: MoveOptions) -> None:
     """The ranks find out when they make the call whether there is room."""
     with mock.patch.object(prepare, "joins", lambda *given: True):
-        prepare._prepared.cache_clear()
+        prepare._plan_tile.cache_clear()
         check_move(comm, team, source, target, move)
-    prepare._prepared.cache_clear()
+    prepare._plan_tile.cache_clear()
 
 
 class Counting:

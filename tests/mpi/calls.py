@@ -17,10 +17,10 @@ from reshard.plans.plan import StepSpec, chain
 from reshard.runtime import Account
 from reshard.runtime.on_mpi.collective import collective
 from reshard.runtime.on_mpi.global_array import gather, scatter
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, prepare_tile, read_options
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.transports import move
+from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile
 from reshard.types import Layout, Mesh
 from tests.mpi.modules import new_call
@@ -115,16 +115,16 @@ def moves(comm: MPI.Intracomm) -> Iterator[Case]:
     flat, uneven = (Layout.from_spec(mesh, (3 * comm.size - 1,), "int64", spec) for spec in ([], [["x"]]))
 
     def moved(target: Layout, out: Any = None, source: Layout = rows, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        request = MoveRequest(source, target, into=out is not None, **options)
+        request = Request.of_tile(source, target, read_options(**options), out is not None)
         held = WindowTile(given_tile(source, comm.rank, "int64"))
         into = None if out is None else WindowTile(out)
         memory = Account("int64")
 
-        def prepare(team: Team) -> Prepared:
-            return prepared(team, request, held.tile)
+        def prepare(team: Team) -> TilePlan:
+            return prepare_tile(team, request, held.tile)
 
         with collective(comm, LIMIT, prepare, lambda _: str(request)) as (team, watch, ready):
-            result = move(team, watch, ready, request, held, into, memory)
+            result = move_tile(team, watch, ready, held, into, memory)
         check_tile(target, comm.rank, result.tile, comm)
         assert memory.peak_bytes <= options.get("budget", 1 << 20)
         return held.tile, result.tile

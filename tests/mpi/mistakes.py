@@ -433,7 +433,7 @@ def planning(comm: MPI.Intracomm) -> Iterator[Case]:
 
     def slow(ranks: range, nodes: int) -> None:
         team_of(comm, nodes=nodes)
-        plan = prepare.plan
+        plan = prepare.find_plan
 
         def slowly(*arguments: Any, **options: Any) -> rs.Plan:
             end = time.monotonic() + LIMIT
@@ -442,9 +442,9 @@ def planning(comm: MPI.Intracomm) -> Iterator[Case]:
                 time.sleep(0.001)
             return plan(*arguments, **options)
 
-        prepare._prepared.cache_clear()
+        prepare._plan_tile.cache_clear()
         margin = property(lambda watch: watch._limit - 0.3)  # Time for the others to hear of it on a busy machine.
-        with mock.patch.object(prepare, "plan", slowly), mock.patch.object(Watch, "margin", margin):
+        with mock.patch.object(prepare, "find_plan", slowly), mock.patch.object(Watch, "margin", margin):
             caught, seconds = _caught(lambda: _moves(comm, limit=LIMIT / 2))
         raised = comm.allgather((type(caught).__name__, str(caught), seconds))
         assert {kind for kind, *_ in raised} == {PlanError.__name__}, raised

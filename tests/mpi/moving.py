@@ -123,8 +123,8 @@ def forced(way: str, scratch: int | None = None) -> Iterator[None]:
         for module in (prepare, cma_read) if scratch else ():
             patches.enter_context(mock.patch.multiple(module, SCRATCH=scratch, STRAIGHT=min(scratch, 16)))
         patches.enter_context(mock.patch.object(prepare, "_choose_transport", chosen))
-        patches.callback(prepare._prepared.cache_clear)
-        prepare._prepared.cache_clear()
+        patches.callback(prepare._plan_tile.cache_clear)
+        prepare._plan_tile.cache_clear()
         yield
 
 

@@ -14,8 +14,8 @@ from mpi4py import MPI
 
 from reshard.errors import TileError
 from reshard.mpi import redistribute
+from reshard.mpi.arguments import MoveArguments
 from reshard.mpi.gpu_tiles import check_out_on_gpu
-from reshard.mpi.redistribution import TileMove
 from reshard.runtime.on_mpi.gpu.device_arrays import described
 from reshard.types import Layout, Mesh
 from tests.mpi.fake_gpu import CupyLike, Driver, JaxLike, TorchLike, gpus
@@ -71,6 +71,6 @@ def test_an_out_that_does_not_fit(driver: Driver, make: Any, text: str) -> None:
 def test_a_tile_with_padding_is_not_cut(driver: Driver) -> None:
     rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("s32[{x}3/5, 7]", "s32[5, {x}4/7]"))
     tile = TorchLike.of(driver, CONTENT[:3])
-    call = TileMove(tile, rows, columns, padded=False)
+    call = MoveArguments(tile, rows, columns, MPI.COMM_SELF, padded=False)
     with pytest.raises(TileError, match=r"padded=False: a tile of .* on a GPU has padding"):
-        call._request()  # pyright: ignore[reportPrivateUsage]
+        call._request_of_tile()  # pyright: ignore[reportPrivateUsage]

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import reshard as rs
 from reshard.errors import AgreementError, LayoutError, PlanError, TileError
-from reshard.mpi import redistribute, redistribution
+from reshard.mpi import arguments, redistribute
 from reshard.types import Layout, Mesh
 from tests.mpi import running
 from tests.mpi.trees import FAULTS
@@ -123,13 +123,13 @@ def test_views_and_casts_are_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = dict.fromkeys(moves, np.arange(24, dtype="float32").reshape(6, 4) / 3)
     moved = redistribute(tiles, moves, None, COMM, verify="hash")
     np.testing.assert_array_equal(moved["k"], tiles["k"][2:4].T.astype(moved["k"].dtype))
-    honest = redistribution.run_launches
+    honest = arguments.run_launches
 
     def swapped(*given: Any) -> Any:
         moved = honest(*given)
         return {**moved, "q": moved["k"], "k": moved["q"]}
 
-    monkeypatch.setattr(redistribution, "run_launches", swapped)
+    monkeypatch.setattr(arguments, "run_launches", swapped)
     with pytest.raises(AgreementError, match=r"the values of \['q', 'k'\] are not .* of 3 arrays compared"):
         redistribute(tiles, moves, None, COMM, verify="hash")
 

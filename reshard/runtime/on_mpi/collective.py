@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from numbers import Real
-from typing import Generic, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -41,6 +41,30 @@ class Agreed(NamedTuple, Generic[T]):
     team: Team
     watch: Watch
     value: T
+
+
+class ReadyCall(NamedTuple):
+    """What a rank has prepared: what all must request alike, what it posts to its node, what it runs, and what becomes
+    of the result when all ranks are done.
+    """
+
+    text: str
+    posted: Posted
+    run: Callable[[Team, Watch], Any]
+    finish: Callable[[Any], Any] | None = None
+
+
+def run_together(
+    comm: MPI.Intracomm,
+    limit: float,
+    prepare: Callable[[Team], ReadyCall],
+    ahead: Callable[[Team, Watch], None] | None = None,
+) -> Any:
+    """Prepares a call, agrees on it with the other ranks, and runs it. `ahead` is as in `collective`."""
+    with collective(comm, limit, prepare, lambda ready: ready.text, lambda ready: ready.posted, ahead) as agreed:
+        team, watch, ready = agreed
+        moved = ready.run(team, watch)
+    return moved if ready.finish is None else ready.finish(moved)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from reshard.runtime.on_mpi.direct import direct
+from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.wire.chunks import Region
 from reshard.types import Layout
 
@@ -44,13 +44,14 @@ def fused(copies: Iterable[ByteCopy]) -> list[ByteCopy]:
 
 
 def tile_copies(
-    source: Layout, target: Layout, rank: int, nodes: tuple[int, ...], itemsize: int, starts: Sequence[int]
+    move: Direct, source: Layout, target: Layout, rank: int, itemsize: int, starts: Sequence[int]
 ) -> list[ByteCopy]:
-    """What a rank copies to its tile out of memory in which the tiles of all ranks lie, its own too, at `starts`."""
-    every = direct(source, target, rank, nodes, itemsize, 0)
+    """What a rank copies in a move inside one node to its tile, out of memory in which the tiles of all ranks lie, its
+    own too, at `starts`.
+    """
     before, after = (_strides(end.tile_shape, itemsize) for end in (source, target))
-    pairs = [(rank, pair) for pair in every.own]
-    pairs += [(other, pair) for other, those in every.pulls for pair in those]
+    pairs = [(rank, pair) for pair in move.own]
+    pairs += [(other, pair) for other, those in move.pulls for pair in those]
     return fused(
         ByteCopy(
             starts[other] + _at(region, before),

@@ -6,18 +6,23 @@ look-up. `transports` lists them and runs them.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from reshard.errors import BudgetError, PlanError, ReshardError, TileError
+from reshard.errors import BudgetError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, seats
+from reshard.plans.manifest import Manifest, Version
 from reshard.plans.plan import Plan
+from reshard.plans.plan import TreePlan
+from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.collective import MANIFEST_END
 from reshard.runtime.on_mpi.copies.strided_copy import Array
 from reshard.runtime.on_mpi.direct import STAGING, Direct, RunBytes, direct, node_load, passes_on, run_bytes
+from reshard.runtime.on_mpi.launches import Launch, Stack, list_launches
 from reshard.runtime.on_mpi.node.cma import WORTHWHILE
 from reshard.runtime.on_mpi.node.cma_read import SCRATCH, STRAIGHT
 from reshard.runtime.on_mpi.node_price import FREE, joins
@@ -26,9 +31,10 @@ from reshard.runtime.on_mpi.team import Facts, Team
 from reshard.runtime.on_mpi.wire.by_node import table_bytes
 from reshard.runtime.on_mpi.wire.messages import SMALL
 from reshard.runtime.platform_network import named, network_text
-from reshard.synth import Network, plan
-from reshard.synth.planner import bytes_of, network_of
+from reshard.synth import find_plan, find_tree_plan
+from reshard.synth.options import PlanOptions
 from reshard.types import Layout, Mesh
+from reshard.types.move import Move
 
 UNSTAGED = 2 << 10
 """Length of a run, in bytes, above which a node without room to stage tiles reads them through the kernel instead of
@@ -38,37 +44,114 @@ sending messages: runs of 2.5 and 5 KiB take a third to a half of the time of me
 Transport = Literal["by node", "pull", "push", "read", "stage", "pack", "messages", "plan", "overwrite"]
 
 
-@dataclass(frozen=True)
-class MoveRequest:
-    """What all ranks must request alike, but for `shared`: this rank's tile of the source lies in the arena of its
-    node, which counts if all do. `into`: the caller gave `out` for the result, on the ranks that have one.
+Ends = tuple[Layout, Layout]
+Leaf = Move | Ends
+"""What one array is to do: a move, or its layouts before and after."""
+
+
+def read_options(budget: object = None, network: object = None, donate: object = False) -> PlanOptions:
+    """What a caller asks of the planner, with the network that the environment names where the call names none."""
+    return PlanOptions.read(budget, named(cast("Any", network)), donate)
+
+
+def text_of_network(options: PlanOptions) -> str | None:
+    """The network of a request as ranks compare it."""
+    return None if options.network is None else network_text(options.network)
+
+
+class Request(NamedTuple):
+    """What all ranks must request alike: moves by name, and the options of the call.
+
+    A single tile has the name "", and two more facts: `into`, the caller gave `out` for the result, on the ranks that
+    have one; and `shared`, this rank's tile lies in the arena of its node, which counts if all do.
     """
 
-    source: Layout
-    target: Layout
-    budget: int | str | None = None
-    network: Network | str | None = None
-    donate: bool = False
+    moves: tuple[tuple[str, Leaf], ...]
+    options: PlanOptions = PlanOptions()
     into: bool = False
     shared: bool = False
+    version: Any = None
+    verify: str | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "network", named(self.network))
-        with suppress(ReshardError):  # `prepared` raises it, on all ranks.
-            object.__setattr__(self, "budget", bytes_of(self.budget))
+    @classmethod
+    def of_tile(
+        cls,
+        source: Layout,
+        target: Layout,
+        options: PlanOptions = PlanOptions(),  # noqa: B008
+        into: bool = False,
+        shared: bool = False,
+    ) -> Request:
+        """The request to move a single tile."""
+        return cls((("", (source, target)),), options, into, shared)
+
+    @property
+    def source(self) -> Layout:
+        """The layout of a single tile before its move."""
+        return ends_of(self.moves[0][1])[0]
+
+    @property
+    def target(self) -> Layout:
+        """The layout of a single tile after its move."""
+        return ends_of(self.moves[0][1])[1]
 
     @property
     def careful(self) -> bool:
         """Whether the result goes to an array that must stay unchanged if the call fails."""
-        return self.into and not self.donate
+        return self.into and not self.options.donate
 
     def __str__(self) -> str:
-        ends = f"{self.source} -> {self.target} on {self.source.mesh!r}"
-        if self.target.mesh != self.source.mesh:
-            ends += f" and {self.target.mesh!r}"
-        network = None if self.network is None else network_text(self.network)
-        options = {"budget": self.budget, "network": network, "donate": self.donate}
-        return ", ".join([ends, *(f"{name}={value}" for name, value in options.items() if value)])
+        (source, target), options = ends_of(self.moves[0][1]), self.options
+        ends = f"{source} -> {target} on {source.mesh!r}"
+        if target.mesh != source.mesh:
+            ends += f" and {target.mesh!r}"
+        chosen = {"budget": options.budget, "network": text_of_network(options), "donate": options.donate}
+        return ", ".join([ends, *(f"{name}={value}" for name, value in chosen.items() if value)])
+
+
+def ends_of(leaf: Leaf) -> Ends:
+    """The layouts of an array before and after its move."""
+    return (leaf.source, leaf.target) if isinstance(leaf, Move) else leaf
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedTree:
+    """What all ranks work out alike from a request for many arrays: its text, its plan, and its launches, those of a
+    call that gives no `out` for all results.
+    """
+
+    text: str
+    plan: TreePlan
+    launches: Sequence[Launch]
+    facts: Facts
+
+    @cached_property
+    def apart(self) -> Sequence[Launch]:
+        """The launches of a call that gives arrays for all results."""
+        return list_launches(self.plan, self.facts, apart=True)
+
+
+@lru_cache(maxsize=64)
+def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
+    """Plans a request for many arrays.
+
+    Raises the errors of `reshard.plan_tree`, and those of what this rank cannot run.
+    """
+    moves, options = dict(request.moves), request.options
+    version = (
+        dict(cast("tuple[tuple[str, Version], ...]", request.version))
+        if isinstance(request.version, tuple)
+        else request.version
+    )
+    manifest = Manifest.of(moves, version).to_json()
+    tree = find_tree_plan(moves, options)
+    launches = list_launches(tree, facts)
+    for launch in launches:
+        if isinstance(launch, Stack):  # What cannot be run is refused before anything moves.
+            rank_plan(launch.plan, rank, len(facts.nodes), numpy_dtype(launch.plan.source.dtype).itemsize)
+    chosen = {"budget": options.budget, "network": text_of_network(options), "verify": request.verify}
+    given = {name: value for name, value in chosen.items() if value}
+    return PreparedTree(f"{manifest}{MANIFEST_END}{given or ''}", tree, launches, facts)
 
 
 class _DirectMove(NamedTuple):
@@ -95,8 +178,8 @@ class _JoinedMove(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """One rank's part of a request.
+class TilePlan:
+    """One rank's part of the move of a single tile: the launch that chooses a transport.
 
     `transport` is the one that all ranks take, `otherwise` the one they take instead of `read` if some tile is not
     C-ordered. `joined` is not None if messages are joined by node instead, unless some node has no memory for that.
@@ -106,6 +189,7 @@ class Prepared:
     `steps` and `direct` are compiled when they are first used, so that a rank compiles only what is taken.
     """
 
+    request: Request
     transport: Transport
     otherwise: Transport
     plan: Plan
@@ -172,22 +256,19 @@ def _sample(moves: _DirectMove) -> RunBytes:
     return run_bytes(source, target, seats(target.mesh, len(nodes))[0], len(nodes), itemsize)
 
 
-def prepared(team: Team, request: MoveRequest, tile: Array) -> Prepared:
-    """This rank's part of a request.
+def prepare_tile(team: Team, request: Request, tile: Array) -> TilePlan:
+    """This rank's part of the request to move a single tile.
 
     Raises the errors of `reshard.plan`, `PlanError` if the meshes have devices that are not ranks, and `TileError` if
     the budget requires that the tile be overwritten and it cannot be.
     """
     check_seats(request.source, request.target, team.size)
-    bytes_of(request.budget)
-    if not isinstance(request.network, str):
-        network_of(request.network)
-    ready = _prepared(request, team.rank, team.facts, tile.itemsize)
+    ready = _plan_tile(request, team.rank, team.facts, tile.itemsize)
     ready.compile()  # A failure here is one on all ranks.
     if ready.transport == "overwrite" and not (tile.flags.c_contiguous and tile.flags.writeable):
         raise TileError(
-            f"the budget of {request.budget} B is met only by overwriting the donated tile, which is not C-ordered or "
-            f"not writeable; give one that is, or a higher budget"
+            f"the budget of {request.options.budget} B is met only by overwriting the donated tile, which is not "
+            f"C-ordered or not writeable; give one that is, or a higher budget"
         )
     return ready
 
@@ -212,51 +293,53 @@ def _devices(mesh: Mesh) -> str:
 
 
 @lru_cache(maxsize=512)
-def _prepared(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> Prepared:
+def _plan_tile(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:
     source, target, nodes = request.source, request.target, facts.nodes
     chosen = _plan(request)
     device = device_of((source.mesh, target.mesh), rank, len(nodes))
     spare = chosen.peak_bytes - _tiles_bytes(source, target)
     mine = (chosen, device, rank, len(nodes), itemsize)
     if chosen.donate:
-        return Prepared("overwrite", "overwrite", *mine, 0)
+        return TilePlan(request, "overwrite", "overwrite", *mine, 0)
     across = 0 if len(set(nodes)) == 1 else 2 * itemsize  # Messages between nodes need at least this much staging.
     summed = bool(source.partial or target.partial) if chosen.crosses else not source.partial_as(target)
     if summed or (len(set(nodes)) > 1 and passes_on(chosen)):
-        return Prepared("plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes)
+        return TilePlan(request, "plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes)
     moves = _DirectMove(source, target, rank, nodes, itemsize, 0, False)
     joined = _joined(request, facts, spare, moves)
     if spare < across:
-        return Prepared("plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes, joined=joined)
+        return TilePlan(request, "plan", "plan", *mine, chosen.peak_bytes - source.tile_bytes, joined=joined)
     transport = _choose_transport(request, facts, spare - across, moves)
     otherwise = _choose_staging(request, spare - across)
     buffered = transport == "read" and spare - across >= SCRATCH and _sample(moves).run < STRAIGHT <= SCRATCH
     used = source.tile_bytes if "stage" in (transport, otherwise) else SCRATCH if buffered else 0
     staging, held = _staging(request, spare - used, chosen.received_bytes, itemsize)
-    return Prepared(transport, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered, joined)
+    return TilePlan(
+        request, transport, otherwise, *mine, spare, moves._replace(staging=staging, held=held), buffered, joined
+    )
 
 
-def _joined(request: MoveRequest, facts: Facts, room: int, moves: _DirectMove) -> _JoinedMove | None:
+def _joined(request: Request, facts: Facts, room: int, moves: _DirectMove) -> _JoinedMove | None:
     """How messages between nodes are joined, None if they go by themselves: the same on all ranks."""
-    nodes, free = facts.nodes, FREE if request.budget is None else 0
+    nodes, free = facts.nodes, FREE if request.options.budget is None else 0
     if len(set(nodes)) in (1, len(nodes)):
         return None
     load = node_load(request.source, request.target, nodes, moves.itemsize)
-    if not joins(load, nodes, max(room, free) - table_bytes(nodes), network_of(request.network)):
+    if not joins(load, nodes, max(room, free) - table_bytes(nodes), request.options.network):
         return None
     return _JoinedMove(moves._replace(apart=True), room, free)
 
 
-def uncached(request: MoveRequest, rank: int, facts: Facts, itemsize: int) -> Prepared:
+def uncached(request: Request, rank: int, facts: Facts, itemsize: int) -> TilePlan:
     """A rank's part of a request, compiled, on a machine that may be another one."""
-    ready = _prepared.__wrapped__(request, rank, facts, itemsize)
+    ready = _plan_tile.__wrapped__(request, rank, facts, itemsize)
     ready.compile()
     return ready
 
 
 def forget() -> None:
     """Gives up what is cached of schedules, so that the next is compiled as the first one was."""
-    for cached in (_prepared, direct, rank_plan, run_bytes, node_load, *to_mpi.CACHES):
+    for cached in (_plan_tile, direct, rank_plan, run_bytes, node_load, *to_mpi.CACHES):
         cached.cache_clear()
 
 
@@ -266,18 +349,18 @@ def _tiles_bytes(source: Layout, target: Layout) -> int:
     return max(before, after) if disjoint(source.mesh, target.mesh) else before + after
 
 
-def _plan(request: MoveRequest) -> Plan:
+def _plan(request: Request) -> Plan:
     """The plan, which overwrites a donated tile only if the budget leaves no room for a second one.
 
     A caller's array stays alive for the whole call, so overwriting it is the only way to save its memory.
     """
-    source, target, budget, network = request.source, request.target, request.budget, request.network
+    source, target, options = request.source, request.target, request.options
     try:
-        return plan(source, target, budget, network)
+        return find_plan(source, target, options._replace(donate=False))
     except BudgetError:
-        if not request.donate or request.into:
+        if not options.donate or request.into:
             raise
-        donating = plan(source, target, budget, network, donate=True)
+        donating = find_plan(source, target, options._replace(donate=True))
         if not _overwrites(donating):
             raise
         return donating
@@ -289,7 +372,7 @@ def _overwrites(chosen: Plan) -> bool:
     return len(chosen.steps) == 1 and chosen.steps[0].mode.in_place and fits
 
 
-def _choose_transport(request: MoveRequest, facts: Facts, spare: int, moves: _DirectMove) -> Transport:
+def _choose_transport(request: Request, facts: Facts, spare: int, moves: _DirectMove) -> Transport:
     """The fastest transport that fits into `spare` bytes."""
     if request.shared or len(set(facts.nodes)) == len(facts.nodes):
         return "pull"
@@ -301,11 +384,11 @@ def _choose_transport(request: MoveRequest, facts: Facts, spare: int, moves: _Di
     return _choose_staging(request, spare)
 
 
-def _choose_staging(request: MoveRequest, spare: int) -> Transport:
+def _choose_staging(request: Request, spare: int) -> Transport:
     return "stage" if request.source.tile_bytes <= spare else "plan"
 
 
-def _staging(request: MoveRequest, room: int, received: int, itemsize: int) -> tuple[int, bool]:
+def _staging(request: Request, room: int, received: int, itemsize: int) -> tuple[int, bool]:
     """Bytes that each direction of messages may stage at once, and whether all that arrives fits beside them.
 
     It must fit if the result is the caller's `out`, which no message may touch before all ranks have sent theirs.

@@ -1,10 +1,24 @@
-"""Moves that are made again and again: what a communicator keeps of them, and the call that takes it.
+"""Calls that are made again: what all ranks of a node have agreed on, and how they agree on it once more.
 
-    call 1    general: `collective`         counted
-    call 2    general                       the ranks allocate the memory for small moves and prepare a `StagedMove`
-    call 3    `StagedMove`                  one synchronization; general again if some rank defers
+    call 1    `collective`         prepared and agreed on; the ranks keep a `PreparedMove`, and memory for small moves
+    call 2    `PreparedMove`       one synchronization; as call 1 if some rank defers
 
-All ranks count the calls that they have agreed on, so that all have a `StagedMove` for a request, or none.
+All ranks keep what they have agreed on, so that all have a `PreparedMove` for a request, or none. A handle has one
+before its first call. An array that is made like an earlier one has an `AgreedCall`, which moves nothing.
+
+Small moves inside a node: every rank copies its tile to memory that the node shares, and takes what it needs there.
+
+    rank 0     copies its tile to half 0   posts: call 7 |  all posted: copies from half 0     half 1 for call 8 ...
+    rank 1     copies its tile to half 0   posts: call 7 |  all posted: copies from half 0
+
+One synchronization is all that a call needs. It carries the agreement: the digest of the request with the number of
+the call, and whether this rank *defers*, because an argument is wrong or unusual. If some rank does, none has written
+anything, and all of them make the call as if for the first time, which says what is wrong. If the digests differ, the
+ranks tell each other what they request, and all raise.
+
+Two halves are enough: a rank writes to one again two synchronizations later, when all have read it. That holds if
+only one move at a time is between its two parts, `start` and `finish`: other calls of the communicator finish it
+first.
 """
 
 from __future__ import annotations
@@ -14,7 +28,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -26,222 +40,15 @@ from reshard.runtime.on_mpi.copies.strided_copy import Array, raw, words
 from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.fused_copies import ByteCopy, strides_like, tile_copies, wide
 from reshard.runtime.on_mpi.node.node_sync import STATES
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
+from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.team import CORES, SPINS, TIME_LIMIT, Team, Watch, moving, pause, team_at_hand
-
-T = TypeVar("T")
-
-General = Callable[[Any, Any, Any], Any]
-"""Makes a call in the general way, with this tile, `out` and account."""
-
-_KEPT = 64  # Requests that a communicator keeps: the oldest go.
-_AFTER = 1  # General calls of a request before the one that prepares a `StagedMove`.
-_LONGEST = 2**53  # Larger ints need not be exact as floats.
-_AFTER_DEFERRED = 8  # The same, after a rank has deferred.
-
-
-def keep(team: Team, watch: Watch, request: MoveRequest, ready: Prepared, now: bool = False) -> StagedMove | None:
-    """Keeps what the next call of a request needs, once it was called before, or `now`. Collective."""
-    if not is_small(team, request, ready):
-        return None
-    key = request.source, request.target
-    left: int | StagedMove = team.repeated.get(key, _AFTER)
-    if isinstance(left, StagedMove):
-        return left
-    if (left > 0 and not now) or not stage_of(team, watch):
-        left -= 1
-    else:
-        left = StagedMove(team, request, ready)
-    team.repeated[key] = left
-    _forget_oldest(team)
-    return left if isinstance(left, StagedMove) else None
-
-
-def kept(comm: object, key: Hashable) -> StagedMove | None:
-    """What a communicator has kept of a request, if it can still be used."""
-    team = team_at_hand(comm)
-    move = None if team is None else team.repeated.get(key)
-    return move if isinstance(move, StagedMove) and move.team.alive else None
-
-
-class KeptRequest(NamedTuple):
-    """A request that all ranks of a team have agreed on: its key, its text and digest, and what it is about."""
-
-    team: Team
-    key: Hashable
-    text: str
-    digest: int
-    value: Any
-
-
-def keep_agreed(team: Team, key: Hashable, text: str, value: object) -> None:
-    """Keeps a request that all ranks have agreed on, and that they may agree on again by `agree_again`."""
-    if team.one_node:
-        team.repeated[key] = KeptRequest(team, key, text, STATES * (digest_of(f"again {text}") // STATES), value)
-        _forget_oldest(team)
-
-
-def agreed_before(comm: object, key: Hashable) -> KeptRequest | None:
-    """What a communicator has kept of a request by `keep_agreed`, if it can still be used."""
-    team = team_at_hand(comm)
-    agreed = None if team is None else team.repeated.get(key)
-    return agreed if isinstance(agreed, KeptRequest) and agreed.team.alive else None
-
-
-def agree_again(
-    agreed: KeptRequest,
-    check: Callable[[], object],
-    limit: Any,
-    body: Callable[[Team, Watch], T],
-    general: Callable[[], T],
-) -> T:
-    """What `body` returns once all ranks make this request again; `general` makes the call if some rank defers, as one
-    does for which `check` does not return the agreed value, or raises.
-    """
-    team, allowed = agreed.team, seconds(limit)
-    turns = team.turns
-    again = turns.take_again()
-    turn = None if again else turns.take(time.monotonic() + allowed)
-    try:
-        if team.started is not None:
-            team.finish_started()
-        watch = Watch(team, allowed)
-        state = _joined(agreed, watch, again and allowed is limit and _is_value(agreed, check))
-        if state is None:
-            disagree(team, watch, agreed.text)
-        if state:
-            team.repeated.pop(agreed.key, None)
-            return general()
-        try:
-            return body(team, watch)
-        except BaseException:
-            with moving(team):
-                raise
-    finally:
-        turns.free() if turn is None else turn.release()
-
-
-def _is_value(agreed: KeptRequest, check: Callable[[], object]) -> bool:
-    try:
-        return check() == agreed.value
-    except Exception:  # The general call raises it, on all ranks.
-        return False
-
-
-def _joined(agreed: KeptRequest, watch: Watch, plain: bool) -> int | None:
-    """Whether some rank defers; None if some make another request. One synchronization."""
-    team, sync = agreed.team, agreed.team.node_sync
-    team.calls = calls = team.calls + 1
-    number = agreed.digest + STATES * calls
-    try:
-        sync.post_head(number if plain else number + 1, team.arena.log())
-        if not sync.complete():
-            watch.until(sync.complete)
-        state = sync.common(number)
-        team.arena.update(sync.logs())
-    except BaseException:
-        with moving(team):
-            raise
-    return state
-
-
-def _forget_oldest(team: Team) -> None:
-    if len(team.repeated) > _KEPT:
-        del team.repeated[next(iter(team.repeated))]
-
-
-def seconds(limit: Any) -> float:
-    """A limit in seconds; the usual one if what is given is none, which the general call then refuses."""
-    number = type(limit) is float or (type(limit) is int and limit < _LONGEST)
-    return limit if number and limit > 0 else TIME_LIMIT
-
-
-def call_again(move: StagedMove, tile: Any, out: Any, limit: float, memory: Any, usual: bool, general: General) -> Any:
-    """The result of a move that all ranks have made before; `general` makes the call if some rank defers, as one whose
-    arguments are not `usual` does.
-    """
-    team = move.team
-    turns = team.turns
-    if not turns.take_again():
-        return _by_another_thread(move, limit, lambda: general(tile, out, memory))
-    try:
-        if team.started is not None:
-            team.finish_started()
-        result = move.at_once(tile, out, limit) if memory is None and usual else UNUSUAL
-        if result is UNUSUAL:
-            move.start(tile, out, usual)
-            result = move.finish(out, limit, memory)
-        if result is not DEFERRED:
-            return result
-        _defer(move)
-        return general(tile, out, memory)
-    finally:
-        turns.free()
-
-
-def begin_again(move: StagedMove, tile: Any, out: Any, limit: float) -> None:
-    """Begins a move; the caller ends it by `end_again`, or another call of the communicator does by `team.started`."""
-    turns, team = move.team.turns, move.team
-    again = turns.take_again()
-    turn = None if again else turns.take(time.monotonic() + limit)
-    try:
-        team.finish_started()
-        move.start(tile, out, again)
-    finally:
-        turns.free() if turn is None else turn.release()
-
-
-def end_again(move: StagedMove, out: Any, limit: float, general: Callable[[], Any]) -> Any:
-    """The result of a move that has begun."""
-    turn = move.team.turns.take(time.monotonic() + limit)
-    try:
-        result = move.finish(out, limit)
-        if result is not DEFERRED:
-            return result
-        _defer(move)
-        return general()
-    finally:
-        turn.release()
-
-
-def _by_another_thread(move: StagedMove, limit: float, general: Callable[[], T]) -> T:
-    """Defers, so that the general call sees whether threads overlap."""
-    turn = move.team.turns.take(time.monotonic() + limit)
-    try:
-        move.team.finish_started()
-        move.start(None, None, plain=False)
-        if move.finish(None, limit) is DEFERRED:
-            _defer(move)
-        return general()
-    finally:
-        turn.release()
-
-
-def _defer(move: StagedMove) -> None:
-    """After some rank has deferred: the request is called in the general way for a while."""
-    for key, each in list(move.team.repeated.items()):
-        if each is move:
-            move.team.repeated[key] = _AFTER_DEFERRED
-
-
-# Small moves inside a node: every rank copies its tile to memory that the node shares, and takes what it needs there.
-#
-#     rank 0     copies its tile to half 0   posts: call 7 |  all posted: copies from half 0     half 1 for call 8 ...
-#     rank 1     copies its tile to half 0   posts: call 7 |  all posted: copies from half 0
-#
-# One synchronization is all that a call needs. It carries the agreement: the digest of the request with the number of
-# the call, and whether this rank `defers`, because an argument is wrong or unusual. If some rank does, none has written
-# anything, and all of them make the call again in the general way (`collective`), which says what is wrong. If the
-# digests differ, the ranks tell each other what they request, and all raise.
-#
-# Two halves are enough: a rank writes to one again two synchronizations later, when all have read it. That holds if
-# only one move at a time is between its two parts, `start` and `finish`: other calls of the communicator finish it
-# first.
-
 
 STAGED = 256 << 10
 """Bytes of a tile up to which moves are staged; a communicator keeps twice as many on each rank."""
 
+_RETAINED = 64  # Requests that a communicator keeps: the oldest go.
+_AFTER_DEFERRED = 8  # Calls of a request before the one that prepares it anew, after a rank has deferred.
+_LONGEST = 2**53  # Larger ints need not be exact as floats.
 _LARGEST = 4 * STAGED  # Bytes of a result: larger ones are copied in the order of their memory.
 _NO_RESULT, _OUT, _NEW, _DEFERS = 0, 1, 2, 4  # States, whose bits are joined: with and without `out` are two calls.
 _SMALL = 2 << 10  # Bytes of a result below which the number of numpy's calls is all that counts.
@@ -253,27 +60,125 @@ _ndarray, _may_share_memory = np.ndarray, np.may_share_memory  # Looked up once:
 class Outcome(Enum):
     """What `finish` and `at_once` give in place of a tile."""
 
-    DEFERRED = "all ranks make the call again in the general way"
+    DEFERRED = "all ranks make the call as if for the first time"
     UNUSUAL = "this rank has done nothing yet: `start` does"
 
 
 DEFERRED, UNUSUAL = Outcome.DEFERRED, Outcome.UNUSUAL
 
 
-def is_small(team: Team, request: MoveRequest, ready: Prepared) -> bool:
+class AgreedCall:
+    """A request that all ranks of a node have agreed on: its text and digest, and what it is about."""
+
+    def __init__(self, team: Team, kind: str, text: str, value: object = None) -> None:
+        self.team, self.text, self.value = team, text, value
+        self._digest = STATES * (digest_of(f"{kind} {text}") // STATES)
+
+    def hold(self, limit: float) -> tuple[Callable[[], None], bool]:
+        """Takes this thread's turn, and finishes the move that has begun; returns what gives the turn back, and whether
+        the same thread makes all calls: if not, the rank defers, so that all see whether threads overlap.
+        """
+        turns = self.team.turns
+        same = turns.take_again()
+        release = turns.free if same else turns.take(time.monotonic() + limit).release
+        if self.team.started is not None:
+            try:
+                self.team.finish_started()
+            except BaseException:
+                release()
+                raise
+        return release, same
+
+    def agree_again(self, watch: Watch, plain: bool) -> bool:
+        """Whether all ranks make this request again, and none defers, as one does that is not `plain`.
+
+        One synchronization; `AgreementError` on all ranks if some make another request.
+        """
+        team, sync = self.team, self.team.node_sync
+        team.calls = calls = team.calls + 1
+        number = self._digest + STATES * calls
+        with moving(team):
+            sync.post_head(number if plain else number + 1, team.arena.log())
+            if not sync.complete():
+                watch.until(sync.complete)
+            state = sync.common(number)
+            team.arena.update(sync.logs())
+        if state is None:
+            disagree(team, watch, self.text)
+        if state:
+            self.forget()
+        return not state
+
+    def forget(self) -> None:
+        """After some rank has deferred: the request is made as if for the first time, a move for a while."""
+        for key, each in list(self.team.repeated.items()):
+            if each is self:
+                if isinstance(self, PreparedMove):
+                    self.team.repeated[key] = _AFTER_DEFERRED
+                else:
+                    del self.team.repeated[key]
+
+
+def keep_agreed(team: Team, key: Hashable, text: str, value: object) -> None:
+    """Keeps a request that all ranks have agreed on, and that they may agree on again."""
+    if team.one_node:
+        team.repeated[key] = AgreedCall(team, "again", text, value)
+        _forget_oldest(team)
+
+
+def find_agreed(comm: object, key: Hashable) -> AgreedCall | None:
+    """What a communicator has kept of a request, if it can still be used."""
+    team = team_at_hand(comm)
+    agreed = None if team is None else team.repeated.get(key)
+    return agreed if isinstance(agreed, AgreedCall) and agreed.team.alive else None
+
+
+def keep_prepared(
+    team: Team, watch: Watch, request: Request, ready: TilePlan, now: bool = False
+) -> PreparedMove | None:
+    """Keeps what the next call of a request needs, unless a rank has deferred lately; `now` in any case. Collective."""
+    if not is_small(team, request, ready):
+        return None
+    key = request.source, request.target
+    left: int | PreparedMove = team.repeated.get(key, 0)
+    if isinstance(left, PreparedMove):
+        return left
+    if left > 0 and not now:
+        left -= 1
+    else:
+        if team.stage is None:  # Where the node has no room, it is 0 from now on, on all ranks.
+            team.stage = team.arena.take(2 * STAGED, partial(team.gather, watch))
+        left = PreparedMove(team, request, ready) if team.stage else left - 1
+    team.repeated[key] = left
+    _forget_oldest(team)
+    return left if isinstance(left, PreparedMove) else None
+
+
+def find_prepared(comm: object, key: Hashable) -> PreparedMove | None:
+    """The move that a communicator has prepared for a request, if it can still be used."""
+    team = team_at_hand(comm)
+    move = None if team is None else team.repeated.get(key)
+    return move if isinstance(move, PreparedMove) and move.team.alive else None
+
+
+def _forget_oldest(team: Team) -> None:
+    if len(team.repeated) > _RETAINED:
+        del team.repeated[next(iter(team.repeated))]
+
+
+def seconds(limit: Any) -> float:
+    """A limit in seconds; the usual one if what is given is none, which the first call of a request then refuses."""
+    number = type(limit) is float or (type(limit) is int and limit < _LONGEST)
+    return limit if number and limit > 0 else TIME_LIMIT
+
+
+def is_small(team: Team, request: Request, ready: TilePlan) -> bool:
     """Whether a move can be staged; the same on all ranks."""
     ends = request.source, request.target
-    plain = request.budget is None and not request.donate and all(end.even for end in ends)
+    plain = request.options.budget is None and not request.options.donate and all(end.even for end in ends)
     moves = ready.direct is not None and bool(ready.steps.steps)
     fits = request.source.tile_bytes <= STAGED and request.target.tile_bytes <= _LARGEST
     return plain and moves and fits and team.one_node and team.size > 1
-
-
-def stage_of(team: Team, watch: Watch) -> bool:
-    """Whether the ranks of the node have the memory for small moves; allocates it, once. Collective."""
-    if team.stage is None:
-        team.stage = team.arena.take(2 * STAGED, partial(team.gather, watch))
-    return team.stage != 0
 
 
 class _Copy(NamedTuple):
@@ -286,18 +191,17 @@ class _Copy(NamedTuple):
     strides: tuple[int, ...]
 
 
-class StagedMove:
+class PreparedMove(AgreedCall):
     """One rank's part of a small move, which can be made any number of times.
 
     `start` and `finish` are collective, and called by turns.
     """
 
-    def __init__(self, team: Team, request: MoveRequest, ready: Prepared) -> None:
+    def __init__(self, team: Team, request: Request, ready: TilePlan) -> None:
+        super().__init__(team, "staged", str(request))
         source, target = request.source, request.target
-        self.team, self._sync, self._log = team, team.node_sync, team.arena
+        self._sync, self._log = team.node_sync, team.arena
         self._looks = 4 * SPINS if team.size <= CORES else 1  # A look takes a quarter of the time of one of `Watch`.
-        self._text = str(request)
-        self._digest = STATES * (digest_of(f"staged {self._text}") // STATES)
         self._digest_new, self._digest_out = self._digest + _NEW, self._digest + _OUT
         self._number = 0
         self._device, self._direct = ready.device, cast(Direct, ready.direct)
@@ -311,8 +215,7 @@ class StagedMove:
         starts = [start + member * part for member in range(team.size)]
         mine = starts[team.node_sync.me]
         self._stages = tuple(np.ndarray(self._shapes[0], self._dtype, memory, mine + half * STAGED) for half in (0, 1))
-        ends = source, target, team.rank, team.nodes, self._dtype.itemsize
-        copies = tile_copies(*ends, starts)
+        copies = tile_copies(self._direct, source, target, team.rank, self._dtype.itemsize, starts)
         self._copies = tuple(self._viewed(each, memory) for each in copies)
         self._like_result = self._of_result(copies, memory)
 
@@ -354,6 +257,14 @@ class StagedMove:
         if tile is None or (tile.base is None and out.base is None):  # Each has its own memory.
             return True
         return not _may_share_memory(tile, out)
+
+    def run(self, tile: Any, out: Any, limit: float, memory: Any, plain: bool) -> Any:
+        """A whole call: the result, or `DEFERRED`. The caller has the turn; `plain` says that no option is unusual."""
+        result = self.at_once(tile, out, limit) if memory is None and plain else UNUSUAL
+        if result is UNUSUAL:
+            self.start(tile, out, plain)
+            result = self.finish(out, limit, memory)
+        return result
 
     def at_once(self, tile: Any, out: Any, limit: float) -> Any:
         """Both parts of a call in less time, if this rank's arguments are plain ones; else `UNUSUAL`.
@@ -414,9 +325,10 @@ class StagedMove:
             with moving(self.team):
                 raise
         if state is not None:
+            self.forget()
             return DEFERRED
         self.team.heads()
-        disagree(self.team, Watch(self.team, limit), self._text)
+        disagree(self.team, Watch(self.team, limit), self.text)
 
     def _filled(self, half: int, out: Array | None) -> Array:
         result = np.empty(self._shapes[1], self._dtype) if out is None else out

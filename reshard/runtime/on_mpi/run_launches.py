@@ -3,6 +3,7 @@
 All sources are live from the start, and all targets at the end. A launch counts what it makes in the call's account;
 tiles of stacks are copied to buffers of the team's pool, and their results are parts of one block of memory.
 
+    TilePlan       a single tile, by the best transport (`transports`)
     Stack          the steps of a plan (`run_plan`)
     Bundle         copies into the results of the node's ranks, messages beyond: one for each peer, of all arrays
     SharedStack    copies of all tiles in memory that the node shares, from which each rank takes its results
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +30,10 @@ from reshard.runtime.on_mpi.direct import direct, pushing
 from reshard.runtime.on_mpi.fused_copies import tile_copies, wide
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.launches import Bundle, Hop, Launch, SharedStack, Stack
+from reshard.runtime.on_mpi.prepare import TilePlan
 from reshard.runtime.on_mpi.run_plan import rank_plan, run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
+from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import WindowTile, absent, holders, new_place, new_tile
 from reshard.runtime.on_mpi.wire.exchange import Call, MessageExchange
 from reshard.types import Layout
@@ -39,22 +43,25 @@ from reshard.types.view import View
 class GivenTiles(NamedTuple):
     """What a rank brings: its tiles, empty where it has none, the arrays for results, and scales of casts, by name."""
 
-    tiles: Mapping[str, Array]
-    outs: Mapping[str, Array]
-    scales: Mapping[str, Any]
+    tiles: Mapping[str, WindowTile]
+    outs: Mapping[str, WindowTile]
+    scales: Mapping[str, Any] = MappingProxyType({})
 
 
 def run_launches(
-    team: Team, watch: Watch, launches: Iterable[Launch], given: GivenTiles, memory: Account
-) -> dict[str, Array]:
+    team: Team, watch: Watch, launches: Iterable[Launch | TilePlan], given: GivenTiles, memory: Account | None
+) -> dict[str, WindowTile]:
     """The results of all arrays that move, by name; empty where this rank has none.
 
-    All ranks call this inside a `collective`, with the same launches.
+    All ranks call this inside a `collective`, with the same launches. A single tile has the name "".
     """
-    moved: dict[str, Array] = {}
+    moved: dict[str, WindowTile] = {}
     for launch in launches:
+        if isinstance(launch, TilePlan):
+            moved[""] = move_tile(team, watch, launch, given.tiles[""], given.outs.get(""), memory)
+            continue
         first = launch.stacks[0] if isinstance(launch, Bundle) else launch
-        call = Call(team, watch, team.pool, InBytes(first.plan.source.dtype, memory), team.rank)
+        call = Call(team, watch, team.pool, InBytes(first.plan.source.dtype, memory or Account("uint8")), team.rank)
         match launch:
             case SharedStack():
                 if take_shared(call, launch, given):
@@ -66,21 +73,20 @@ def run_launches(
                 results = _run_bundle(call, launch, held, [_out_of(stack, given) for stack in stacks])
                 for stack, tile, result in zip(stacks, held, results, strict=True):
                     _return_buffer(call, stack, tile)
-                    moved.update(_split_stack(stack, result.tile, given))
+                    moved.update(_split_stack(stack, result, given))
             case Stack():
-                moved.update(_split_stack(launch, _run_steps(call, launch, given).tile, given))
+                moved.update(_split_stack(launch, _run_steps(call, launch, given), given))
     return moved
 
 
 def _out_of(stack: Stack, given: GivenTiles) -> WindowTile | None:
     """The caller's array for the result of a stack of one; on a rank without a result, what stands for it."""
-    out = given.outs.get(stack.names[0])
-    return None if out is None else WindowTile(out)
+    return given.outs.get(stack.names[0])
 
 
 def _hold_tiles(call: Call, stack: Stack, given: GivenTiles) -> Array:
     """The tile of a stack: that of its one array, or a copy of those of all."""
-    tiles = [given.tiles[name] for name in stack.names]
+    tiles = [given.tiles[name].tile for name in stack.names]
     if len(tiles) == 1:
         return tiles[0]
     dtype = numpy_dtype(stack.plan.source.dtype)
@@ -99,15 +105,14 @@ def _return_buffer(call: Call, stack: Stack, held: Array) -> None:
         call.pool.give(held)
 
 
-def _split_stack(stack: Stack, result: Array, given: GivenTiles) -> dict[str, Array]:
+def _split_stack(stack: Stack, held: WindowTile, given: GivenTiles) -> dict[str, WindowTile]:
     """The results of a stack's arrays; elements without a name in layouts moved as plain words of their size."""
-    if len(stack.names) == 1:
-        return {stack.names[0]: result}
-    if not result.size:
-        return dict.fromkeys(stack.names, result)
-    own = (given.tiles[name].dtype for name in stack.names)
+    result = held.tile
+    if len(stack.names) == 1 or not result.size:
+        return dict.fromkeys(stack.names, held)
+    own = (given.tiles[name].tile.dtype for name in stack.names)
     return {
-        name: result[number, ...].view(dtype) if dtype != result.dtype else result[number, ...]
+        name: WindowTile(result[number, ...].view(dtype) if dtype != result.dtype else result[number, ...])
         for number, (name, dtype) in enumerate(zip(stack.names, own, strict=True))
     }
 
@@ -224,7 +229,7 @@ def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
     """
     team, source, target, names = call.team, stack.one.source, stack.one.target, stack.names
     gives, takes = (seat_of(end.mesh, team.rank, team.size) is not None for end in (source, target))
-    itemsize = given.tiles[names[0]].itemsize
+    itemsize = given.tiles[names[0]].tile.itemsize
     place = new_place(team, call.watch, stack.plan.source, stack.plan.source.tile_bytes)
     if not place:
         return False
@@ -235,31 +240,24 @@ def take_shared(call: Call, stack: SharedStack, given: GivenTiles) -> bool:
         call.memory.take(call.device, len(names) * size)
         shape = len(names), *source.tile_shape
         into = np.ndarray(shape, words(itemsize), memory, starts[team.node_sync.me])
-        np.stack([raw(given.tiles[name]) for name in names], out=into)
+        np.stack([raw(given.tiles[name].tile) for name in names], out=into)
     if takes:
         call.memory.take(call.device, len(names) * math.prod(target.tile_shape))
     team.gather(call.watch)  # From here on, only copies are left.
     if takes:
-        outs = [given.outs[name] for name in names]
+        outs = [given.outs[name].tile for name in names]
         for out in outs:
             clear_new(team, target, out)
         array: Any = np.ndarray  # Looked up once: there are as many small copies as arrays.
-        for each in tile_copies(source, target, team.rank, team.nodes, itemsize, starts):
+        move = direct(source, target, team.rank, team.nodes, itemsize, 0)
+        for each in tile_copies(move, source, target, team.rank, itemsize, starts):
             (at, to, extents, before, after), width = wide(each, itemsize)
             dtype = words(width)
             for number, out in enumerate(outs):  # Their tiles lie one after another.
                 shared = array(extents, dtype, memory, at + number * size * itemsize, before)
                 array(extents, dtype, raw(out), to, after)[...] = shared
-        pulled = direct(source, target, team.rank, team.nodes, itemsize, 0).pulled
-        call.memory.receive(call.device, len(names) * pulled)
+        call.memory.receive(call.device, len(names) * move.pulled)
     if gives:
         team.arena.release(place)  # Used again once all ranks have posted that.
         call.memory.free(call.device, len(names) * size)
     return True
-
-
-def check_launches(launches: Sequence[Launch], rank: int, size: int) -> None:
-    """Works out what this rank will run, so that what cannot be run is refused before anything moves."""
-    for launch in launches:
-        if isinstance(launch, Stack):
-            rank_plan(launch.plan, rank, size, numpy_dtype(launch.plan.source.dtype).itemsize)

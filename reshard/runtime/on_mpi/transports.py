@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -48,7 +48,7 @@ from reshard.runtime.on_mpi.direct import (
 from reshard.runtime.on_mpi.indices import clear_padding
 from reshard.runtime.on_mpi.node.cma_read import cma_read
 from reshard.runtime.on_mpi.node.node_sync import WORDS
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, Transport, prepared
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, Transport, prepare_tile
 from reshard.runtime.on_mpi.run_plan import run_plan
 from reshard.runtime.on_mpi.team import Team, Watch
 from reshard.runtime.on_mpi.window_tiles import ABSENT, Posted, WindowTile, holders, new_place, new_tile, posted_by_rank
@@ -65,8 +65,8 @@ class TileTransfer:
     """
 
     call: Call
-    ready: Prepared
-    request: MoveRequest
+    ready: TilePlan
+    request: Request
     held: WindowTile
     out: WindowTile | None
     posted: Mapping[int, Posted]
@@ -287,17 +287,8 @@ def _release(transfer: TileTransfer) -> None:
     transfer.call.memory.free(transfer.call.device, transfer.held.tile.size)
 
 
-# One move of one array: the part of a call that follows the agreement. See the map in `reshard.runtime.on_mpi`.
-
-
-def move(
-    team: Team,
-    watch: Watch,
-    ready: Prepared,
-    request: MoveRequest,
-    held: WindowTile,
-    out: WindowTile | None,
-    memory: Account | None,
+def move_tile(
+    team: Team, watch: Watch, ready: TilePlan, held: WindowTile, out: WindowTile | None, memory: Account | None
 ) -> WindowTile:
     """The target's tile: `out` if given, else a new tile, or the memory of a donated one.
 
@@ -307,10 +298,12 @@ def move(
     outside = out is not None and out.place == ABSENT
     if outside and not team.into:
         out = None
+    request = ready.request
     # Some node had no room, or this rank, which has no result, did not know of the others' `out`.
-    agreed = replace(request, shared=request.shared and team.shared, into=team.into if outside else request.into)
-    if agreed != request:
-        request, ready = agreed, prepared(team, agreed, held.tile)
+    shared, into = request.shared and team.shared, team.into if outside else request.into
+    if (shared, into) != (request.shared, request.into):
+        request = request._replace(shared=shared, into=into)
+        ready = prepare_tile(team, request, held.tile)
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
     call.memory.take(call.device, held.tile.size)
     team.pool.limit(ready.spare)

@@ -12,7 +12,7 @@ pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
 
 import reshard as rs
 from reshard.errors import BudgetError, PlanError, TileError
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared, prepared
+from reshard.runtime.on_mpi.prepare import Request, TilePlan, prepare_tile, read_options
 from reshard.runtime.on_mpi.team import Facts
 from reshard.types import Layout, Mesh
 
@@ -23,11 +23,17 @@ def layouts(before: str, after: str, mesh: Mesh = MESH) -> tuple[Layout, Layout]
     return Layout.parse(before, mesh), Layout.parse(after, mesh)
 
 
-def ready(request: MoveRequest, facts: Facts, rank: int = 0, tile: np.ndarray | None = None) -> Prepared:
+def asked(
+    source: Layout, target: Layout, budget: object = None, into: bool = False, shared: bool = False, **options: Any
+) -> Request:
+    return Request.of_tile(source, target, read_options(budget, **options), into, shared)
+
+
+def ready(request: Request, facts: Facts, rank: int = 0, tile: np.ndarray | None = None) -> TilePlan:
     team = cast(Any, SimpleNamespace(size=len(facts.nodes), rank=rank, facts=facts))
     if tile is None:
         tile = np.zeros(request.source.tile_shape, request.source.dtype)
-    return prepared(team, request, tile)
+    return prepare_tile(team, request, tile)
 
 
 ONE_NODE = Facts((0, 0, 0, 0), False)
@@ -43,9 +49,9 @@ SUM = layouts("f32[16, 16] + sum{x}", "f32[{x}4, 16]")
 
 
 def test_networks_of_one_name_are_two_requests():
-    texts = [str(MoveRequest(*SHORT, network=rs.Network.of({"x": (0, bandwidth)}, "lab"))) for bandwidth in (1, 2)]
+    texts = [str(asked(*SHORT, network=rs.Network.of({"x": (0, bandwidth)}, "lab"))) for bandwidth in (1, 2)]
     assert texts[0] != texts[1] and "bandwidth=2.0" in texts[1]
-    assert str(MoveRequest(*SHORT, network="h100")).endswith("network=h100")
+    assert str(asked(*SHORT, network="h100")).endswith("network=h100")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +69,7 @@ def test_networks_of_one_name_are_two_requests():
     ],
 )
 def test_the_way_of_a_request(pair: tuple[Layout, Layout], facts: Facts, options: dict, way: str, otherwise: str):
-    request = MoveRequest(*pair, **options)
+    request = asked(*pair, **options)
     everyone = [ready(request, facts, rank) for rank in range(4)]
     assert {(each.transport, each.otherwise) for each in everyone} == {(way, otherwise)}
     assert [each.device for each in everyone] == [0, 1, 2, 3]
@@ -71,7 +77,7 @@ def test_the_way_of_a_request(pair: tuple[Layout, Layout], facts: Facts, options
 
 
 def test_without_room_to_stage_a_message_between_nodes_the_plan_is_run():
-    tight = MoveRequest(*SHORT, budget=2 * 256)
+    tight = asked(*SHORT, budget=2 * 256)
     assert ready(tight, TWO_NODES).direct is None
     assert ready(tight, ONE_NODE).direct is not None
 
@@ -81,7 +87,7 @@ def test_without_room_to_stage_a_message_between_nodes_the_plan_is_run():
 @pytest.mark.parametrize("careful", [False, True])
 def test_buffers_stay_within_the_plan(pair: tuple[Layout, Layout], facts: Facts, careful: bool):
     source, target = pair
-    request = MoveRequest(source, target, into=careful)
+    request = asked(source, target, into=careful)
     for rank in range(4):
         mine = ready(request, facts, rank)
         assert mine.direct is not None
@@ -96,26 +102,26 @@ def test_buffers_stay_within_the_plan(pair: tuple[Layout, Layout], facts: Facts,
 def test_a_donated_tile_is_overwritten_only_under_a_budget_below_two_tiles():
     source, target = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
     two = source.tile_bytes + target.tile_bytes
-    assert ready(MoveRequest(source, target, donate=True), ONE_NODE).transport == "stage"
-    assert ready(MoveRequest(source, target, two, donate=True), ONE_NODE).transport == "plan"
-    tight = MoveRequest(source, target, two - 1, donate=True)
+    assert ready(asked(source, target, donate=True), ONE_NODE).transport == "stage"
+    assert ready(asked(source, target, two, donate=True), ONE_NODE).transport == "plan"
+    tight = asked(source, target, two - 1, donate=True)
     assert ready(tight, ONE_NODE).transport == "overwrite"
     with pytest.raises(TileError, match="not C-ordered or not writeable"):
         ready(tight, ONE_NODE, tile=np.zeros((4, 16), "f4", order="F"))
     with pytest.raises(BudgetError, match="smallest that works is 512 B"):
-        ready(MoveRequest(source, target, two - 1), ONE_NODE)
+        ready(asked(source, target, two - 1), ONE_NODE)
     with pytest.raises(BudgetError, match="smallest that works is 512 B"):
-        ready(MoveRequest(source, target, two - 1, donate=True, into=True), ONE_NODE)
+        ready(asked(source, target, two - 1, donate=True, into=True), ONE_NODE)
 
 
 def test_a_growing_tile_cannot_be_overwritten():
     source, target = layouts("f32[{x}4, 16]", "f32[16, 16]")
     with pytest.raises(BudgetError):
-        ready(MoveRequest(source, target, target.tile_bytes, donate=True), ONE_NODE)
+        ready(asked(source, target, target.tile_bytes, donate=True), ONE_NODE)
 
 
 def test_devices_are_ranks():
-    request = MoveRequest(*layouts("f32[{x}2]", "f32[4]", Mesh({"x": 2}, device_ids=[3, 9])))
+    request = asked(*layouts("f32[{x}2]", "f32[4]", Mesh({"x": 2}, device_ids=[3, 9])))
     text = (
         r"on <x=2> \(devices 3, 9\): not every device is one of the 4 ranks of the communicator; device ids are ranks"
     )
@@ -128,12 +134,12 @@ def test_devices_are_ranks():
 def test_a_request_as_text():
     source, target = layouts("f32[{x}4, 16]", "f32[16, {x}4]")
     plain = "f32[{x}4, 16] -> f32[16, {x}4] on Mesh({'x': 4})"
-    assert str(MoveRequest(source, target)) == plain
-    request = MoveRequest(source, target, 600, "shm-mpi", True, True, True)
+    assert str(asked(source, target)) == plain
+    request = asked(source, target, 600, True, True, network="shm-mpi", donate=True)
     assert str(request) == f"{plain}, budget=600, network=shm-mpi, donate=True"
-    assert (request.careful, MoveRequest(source, target, into=True).careful) == (False, True)
+    assert (request.careful, asked(source, target, into=True).careful) == (False, True)
     turned = Layout(Mesh({"x": 4}, device_ids=[1, 2, 3, 0]), target.dims, target.dtype)
-    assert str(MoveRequest(source, turned)).endswith("on Mesh({'x': 4}) and Mesh({'x': 4}, device_ids=[1, 2, 3, 0])")
+    assert str(asked(source, turned)).endswith("on Mesh({'x': 4}) and Mesh({'x': 4}, device_ids=[1, 2, 3, 0])")
 
 
 def test_tiles_without_room_to_stage_are_read_if_their_runs_are_not_too_short():
@@ -143,5 +149,5 @@ def test_tiles_without_room_to_stage_are_read_if_their_runs_are_not_too_short():
             Layout.parse(f"f64[{{x}}{side // 2}, {side}]", one),
             Layout.parse(f"f64[{side}, {{y}}{side // 2}]", other),
         )
-        assert ready(MoveRequest(*ends, into=True), READS).transport == way
-        assert ready(MoveRequest(*ends, into=True), ONE_NODE).transport == "plan"
+        assert ready(asked(*ends, into=True), READS).transport == way
+        assert ready(asked(*ends, into=True), ONE_NODE).transport == "plan"

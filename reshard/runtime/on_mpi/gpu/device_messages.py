@@ -22,11 +22,11 @@ from reshard.errors import AgreementError
 from reshard.runtime.on_mpi.direct import STAGING, Direct, direct
 from reshard.runtime.on_mpi.gpu.cuda import Cuda, Strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, c_strides, described, empty
-from reshard.runtime.on_mpi.prepare import MoveRequest
+from reshard.runtime.on_mpi.prepare import Request
 from reshard.runtime.on_mpi.tags import DEVICE
 from reshard.runtime.on_mpi.wire.chunks import Chunk, MessagePiece, Region
 from reshard.runtime.on_mpi.wire.exchange import Call
-from reshard.synth import plan
+from reshard.synth import find_plan
 
 CUDA_AWARE = "RESHARD_MPI_CUDA_AWARE"
 """Environment variable: 1 if MPI accepts pointers to GPU memory, 0 if not; if unset, MPI is queried."""
@@ -46,10 +46,14 @@ def _is_cuda_aware() -> bool:
     return bool(query and query()) or os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1"
 
 
-def between_gpus(request: MoveRequest, rank: int, itemsize: int) -> Direct | None:
+def between_gpus(request: Request, rank: int, itemsize: int) -> Direct | None:
     """A rank's messages between GPUs; None if a sum is finished or started, or the budget leaves no room to pack."""
     source, target = request.source, request.target
-    spare = plan(source, target, request.budget, request.network).peak_bytes - source.tile_bytes - target.tile_bytes
+    spare = (
+        find_plan(source, target, request.options._replace(donate=False)).peak_bytes
+        - source.tile_bytes
+        - target.tile_bytes
+    )
     staging = min(STAGING, spare // 2)
     if not source.partial_as(target) or staging < itemsize:
         return None

@@ -26,9 +26,9 @@ from reshard.runtime.on_mpi.direct import Direct
 from reshard.runtime.on_mpi.gpu.cuda import LANES, Cuda, Strided, cuda, strided
 from reshard.runtime.on_mpi.gpu.device_arrays import GpuArray, described, empty, of_host, of_its_memory, writable
 from reshard.runtime.on_mpi.gpu.device_messages import GpuExchange, between_gpus
-from reshard.runtime.on_mpi.prepare import MoveRequest, Prepared
+from reshard.runtime.on_mpi.prepare import Request, TilePlan
 from reshard.runtime.on_mpi.team import Team, Watch
-from reshard.runtime.on_mpi.transports import move
+from reshard.runtime.on_mpi.transports import move_tile
 from reshard.runtime.on_mpi.window_tiles import new_tile, where
 from reshard.runtime.on_mpi.wire.exchange import Call
 
@@ -48,7 +48,7 @@ class DeviceTiles(NamedTuple):
 
 
 def device_tiles(
-    tile: GpuArray, out: GpuArray | None, ready: Prepared, request: MoveRequest, rank: int, aware: bool
+    tile: GpuArray, out: GpuArray | None, ready: TilePlan, request: Request, rank: int, aware: bool
 ) -> DeviceTiles:
     """One rank's part of a move on GPUs; `aware` says that MPI accepts pointers to GPU memory.
 
@@ -69,12 +69,12 @@ def host_like(tile: GpuArray) -> Array:
 def move_on_gpu(
     team: Team,
     watch: Watch,
-    ready: Prepared,
-    request: MoveRequest,
+    ready: TilePlan,
     tiles: DeviceTiles,
     memory: Account | None,
 ) -> Any:
     """The target's tile on the GPU, inside a `collective`; if there is nothing to move, the caller's tile itself."""
+    request = ready.request
     call = Call(team, watch, team.pool, begin_account(request.source.dtype, memory), ready.device)
     if ready.stays or tiles.pointers:
         return _between_gpus(call, request, tiles) if not ready.stays else _unmoved(tiles)
@@ -83,7 +83,7 @@ def move_on_gpu(
     return _result(stage, tiles, host, ready.transport == "overwrite")
 
 
-def _between_gpus(call: Call, request: MoveRequest, tiles: DeviceTiles) -> Any:
+def _between_gpus(call: Call, request: Request, tiles: DeviceTiles) -> Any:
     """Moves by messages from GPU to GPU."""
     tile, shape = tiles.tile, request.target.tile_shape
     into = tiles.out or described(empty(tile.array, shape), "result")
@@ -94,7 +94,7 @@ def _between_gpus(call: Call, request: MoveRequest, tiles: DeviceTiles) -> Any:
     return into.array
 
 
-def _move_on_host(stage: DeviceStage, ready: Prepared, request: MoveRequest, tile: GpuArray) -> Array:
+def _move_on_host(stage: DeviceStage, ready: TilePlan, request: Request, tile: GpuArray) -> Array:
     """Copies the tile to the host and moves it there; returns the host's result, complete."""
     call = stage.call
     held = new_tile(call.team, call.watch, request.source, tile.dtype)
@@ -102,14 +102,14 @@ def _move_on_host(stage: DeviceStage, ready: Prepared, request: MoveRequest, til
     stage.to_host(tile, held.tile)
     call.memory.free(call.device, held.tile.size)  # From here on, `move` counts it.
     prepare_together(call.team, call.watch, lambda: None, lambda _: str(request), lambda _: where(held))
-    result = move(call.team, call.watch, ready, request, held, None, call.memory).tile
+    result = move_tile(call.team, call.watch, ready, held, None, call.memory).tile
     call.team.settle(call.watch)
     if ready.transport != "overwrite":
         call.memory.free(call.device, held.tile.size)  # The host copy of the tile dies here.
     return result
 
 
-def _chunk(ready: Prepared, request: MoveRequest, tile: GpuArray) -> int:
+def _chunk(ready: TilePlan, request: Request, tile: GpuArray) -> int:
     """Elements of a pinned buffer; 0 for a plan that overwrites the tile, whose budget has no room for buffers.
 
     While tiles are copied to or from the GPU, only one of the two tiles has its host copy, so all pinned buffers

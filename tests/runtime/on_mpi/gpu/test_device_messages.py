@@ -10,7 +10,7 @@ import reshard as rs
 from reshard.errors import AgreementError
 from reshard.runtime.on_mpi.gpu import device_messages
 from reshard.runtime.on_mpi.gpu.device_messages import between_gpus
-from reshard.runtime.on_mpi.prepare import MoveRequest
+from reshard.runtime.on_mpi.prepare import Request, read_options
 from reshard.types import Layout, Mesh
 
 
@@ -39,7 +39,7 @@ def test_every_rank_is_sent_what_it_lacks():
     mesh = Mesh(x=3)
     source, target = Layout.parse("f32[{x}5, 9]", mesh), Layout.parse("f32[15, {x}3]", mesh)
     for rank in range(3):
-        move = between_gpus(MoveRequest(source, target), rank, 4)
+        move = between_gpus(Request.of_tile(source, target), rank, 4)
         assert move is not None
         assert not move.pulls
         assert sum(chunk.elements for chunk in move.messages.receives.chunks) == 2 * 5 * 3
@@ -55,4 +55,4 @@ def test_sums_and_budgets_without_room_to_pack_go_through_the_host(before: str, 
     mesh = Mesh(x=2)
     source, target = (Layout.parse(f"f32{text}", mesh) for text in (before, after))
     budget = source.tile_bytes + target.tile_bytes if tight else None
-    assert between_gpus(MoveRequest(source, target, budget), 0, 4) is None
+    assert between_gpus(Request.of_tile(source, target, read_options(budget)), 0, 4) is None

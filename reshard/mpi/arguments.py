@@ -1,0 +1,526 @@
+"""The arguments of one rank's move: checked, planned, agreed on with the other ranks, and run.
+
+MoveArguments      what the caller gave: a tile, or a dict of tiles
+ReadyCall          what this rank prepared from it: its request as text, what it posts to its node, what it runs
+run_together       all ranks agree on their requests, run, and finish, or all raise the same error
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, Self, cast
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from reshard.errors import AgreementError, LayoutError, PlanError, ReshardError, TileError, quoted
+from reshard.lower.to_mpi import seat_of
+from reshard.lower.views import CastTiles
+from reshard.mpi.gpu_tiles import prepare_on_gpu
+from reshard.mpi.relabel import relabelled
+from reshard.mpi.tiles import (
+    check_filled,
+    check_given_tile,
+    check_layout,
+    check_nothing,
+    check_options,
+    check_out,
+    check_source,
+    check_true_out,
+    dtype_without_tile,
+    true_part,
+)
+from reshard.plans.manifest import Version, checked_version
+from reshard.plans.plan import MOST_DEPTH, Plan, key_text
+from reshard.runtime.account import Account, begin_account
+from reshard.runtime.numpy_dtypes import numpy_dtype
+from reshard.runtime.on_mpi.collective import ReadyCall, run_together
+from reshard.runtime.on_mpi.copies.strided_copy import copy, raw
+from reshard.runtime.on_mpi.global_array import checksum, total
+from reshard.runtime.on_mpi.gpu.device_arrays import on_gpu
+from reshard.runtime.on_mpi.prepare import (
+    Ends,
+    Leaf,
+    PreparedTree,
+    Request,
+    TilePlan,
+    check_seats,
+    ends_of,
+    prepare_tile,
+    prepare_tree,
+    read_options,
+)
+from reshard.runtime.on_mpi.repeated import DEFERRED, PreparedMove, keep_prepared, seconds
+from reshard.runtime.on_mpi.run_launches import GivenTiles, run_launches
+from reshard.runtime.on_mpi.run_plan import rank_plan
+from reshard.runtime.on_mpi.team import TIME_LIMIT, Comm, MergedGroups, Team, Watch, groups_of
+from reshard.runtime.on_mpi.window_tiles import ABSENT, NOWHERE, WindowTile, absent, located, where
+from reshard.synth import Network
+from reshard.types import Layout
+from reshard.types.move import Move
+from reshard.types.whole import checked_flag
+
+Array = NDArray[Any]
+Tree = Mapping[str, Any]
+
+
+class MoveArguments(NamedTuple):
+    """One rank's call as it was given: a tile, or a nested dict of tiles, and the options."""
+
+    tiles: Any
+    source: Any
+    target: Any
+    comm: Comm | MPI.Intercomm
+    limit: float = TIME_LIMIT
+    out: Any = None
+    budget: int | str | None = None
+    network: Network | str | None = None
+    donate: bool = False
+    relabel: bool = False
+    memory: Account | None = None
+    cuda_aware: bool | None = None
+    padded: bool = True
+    version: Version | Mapping[str, Version] = None
+    verify: str | None = None
+    scale: Any = None
+    handle: bool = False
+    """Whether it is a call of a handle, which all ranks prepare to make again at once."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a request for two layouts without options, the kind that is kept for the next call. The ranks
+        agree on this, or on an error.
+        """
+        options = self.budget is self.network is None and self.donate is self.relabel is False
+        of_one = self.version is self.verify is self.scale is None
+        return options and of_one and type(self.source) is type(self.target) is Layout and not self._is_tree
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the options that ranks may give by themselves are the usual ones."""
+        memory = self.memory is None or type(self.memory) is Account
+        return self.cuda_aware is None and type(self.padded) is bool and memory and seconds(self.limit) is self.limit
+
+    @property
+    def _is_tree(self) -> bool:
+        return isinstance(self.tiles, Mapping)
+
+    def run(self) -> Any:
+        """What the caller gets: each rank prepares its part, all agree, and all move."""
+        comm = self.comm
+        if not isinstance(comm, MPI.Intercomm):
+            return run_together(comm, self.limit, self._prepare)
+        groups, giving = groups_of(comm, seconds(self.limit)), list[int]()
+
+        def ahead(team: Team, watch: Watch) -> None:
+            giving.extend(groups.giving(team, watch, self._gives))
+
+        def prepare(team: Team) -> ReadyCall:
+            return self._seated(groups, groups.one_giving(giving))._prepare(team)
+
+        return run_together(groups.comm, self.limit, prepare, ahead)
+
+    def run_again(self, prepared: PreparedMove) -> Any:
+        """What the caller gets, by what was agreed on in an earlier call; all make the call anew if some rank defers.
+
+        The turn is held until the call has been made anew, so that this, too, sees threads that overlap.
+        """
+        limit = seconds(self.limit)
+        release, same = prepared.hold(limit)
+        try:
+            result = prepared.run(self.tiles, self.out, limit, self.memory, same and self.is_usual)
+            return self.run() if result is DEFERRED else result
+        finally:
+            release()
+
+    @property
+    def _gives(self) -> bool:
+        """Whether this rank gives a tile; what is not a tree gives none, and is refused later."""
+        with suppress(ReshardError):
+            tiles = [tile for _, tile in leaves_of(self.tiles, "")] if self._is_tree else [self.tiles]
+            return any(tile is not None for tile in tiles)
+        return False
+
+    def _seated(self, groups: MergedGroups, giving: int) -> MoveArguments:
+        """The same call on the merged communicator of two groups."""
+        if not self._is_tree:
+            check_layout(self.source, "source")
+            check_layout(self.target, "target")
+            if on_gpu(self.tiles) or self.relabel:
+                raise TileError(
+                    "between the groups of an inter-communicator: give tiles in host memory, and no relabel"
+                )
+
+        def seated(leaf: Any, group: int) -> Any:
+            if isinstance(leaf, Move):
+                ends = groups.seated(leaf.source, group), groups.seated(leaf.target, 1 - group)
+                return Move(*ends, leaf.view, cast=leaf.cast)
+            return groups.seated(leaf, group) if isinstance(leaf, Layout) else leaf
+
+        source = map_leaves(self.source, lambda leaf: seated(leaf, giving))
+        target = map_leaves(self.target, lambda leaf: seated(leaf, 1 - giving))
+        return self._replace(source=source, target=target)
+
+    def _prepare(self, team: Team) -> ReadyCall:
+        """Checks what this rank gave, and plans."""
+        if self._is_tree:
+            return self._prepare_tree(team)
+        request = self._request_of_tile()
+        if on_gpu(self.tiles):
+            ready = prepare_on_gpu(team, request, self.tiles, self.out, self.memory, self.cuda_aware)
+            return ready._replace(finish=partial(_with_layout, request.target)) if self.relabel else ready
+        check_seats(request.source, request.target, team.size)
+        held, into = self._held(team), None
+        launch = prepare_tile(team, request, held.tile)
+        end = request.target
+        seat = seat_of(end.mesh, team.rank, team.size)
+        if seat is None:
+            check_nothing(self.out, "out", end, team.rank)
+            into = absent(end, held.tile.dtype)
+        elif self._is_copied(end):
+            check_true_out(self.out, end, seat, held.tile, self.budget)
+        elif self.out is not None:
+            into = located(team, check_out(self.out, end, held.tile))
+
+        def finish(moved: WindowTile) -> Any:
+            result = None
+            if seat is not None:
+                result = moved.tile if self.padded else true_part(moved.tile, end, seat)
+                if self._is_copied(end):
+                    self.out[...], result = result, self.out
+            return (result, end) if self.relabel else result
+
+        text = f"{'prepared: ' if self.handle else ''}{request}"
+        return ReadyCall(text, where(held, into), partial(self._move_tile, request, launch, held, into), finish)
+
+    def _move_tile(
+        self,
+        request: Request,
+        launch: TilePlan,
+        held: WindowTile,
+        into: WindowTile | None,
+        team: Team,
+        watch: Watch,
+    ) -> WindowTile:
+        outs = {} if into is None else {"": into}
+        moved = run_launches(team, watch, (launch,), GivenTiles({"": held}, outs), self.memory)[""]
+        if self.is_plain and isinstance(self.comm, MPI.Intracomm):
+            keep_prepared(team, watch, request, launch, now=self.handle)
+        return moved
+
+    def _request_of_tile(self) -> Request:
+        if not (self.version is self.verify is self.scale is None):
+            raise PlanError(
+                "version, verify and scale are for a tree of tiles, and one tile is given; give a dict of one"
+            )
+        check_options(self.donate, self.relabel, self.memory, self.cuda_aware, self.padded)
+        check_layout(self.source, "source")
+        check_layout(self.target, "target")
+        end = relabelled(self.source, self.target) if self.relabel else self.target
+        if on_gpu(self.tiles) and not self.padded and not end.even:
+            raise TileError(f"padded=False: a tile of {end} on a GPU has padding; give padded=True, and cut it there")
+        into = self.out is not None and not self._is_copied(end)
+        options = read_options(self.budget, self.network, bool(self.donate))
+        return Request.of_tile(self.source, end, options, into)
+
+    def _is_copied(self, end: Layout) -> bool:
+        """Whether `out` has another shape than the tile that moves."""
+        return self.out is not None and not self.padded and not end.even
+
+    def _held(self, team: Team) -> WindowTile:
+        """This rank's tile, which must be there if the source has one for it, and only then."""
+        seat = seat_of(self.source.mesh, team.rank, team.size)
+        if seat is None:
+            check_nothing(self.tiles, "tile", self.source, team.rank)
+            return absent(self.source, dtype_without_tile(self.source, self.out))
+        return located(team, check_given_tile(self.tiles, self.source, seat, self.budget))
+
+    def _prepare_tree(self, team: Team) -> ReadyCall:
+        """Checks and plans a dict of tiles."""
+        self._check_options_of_tree()
+        flat = dict(leaves_of(self.tiles, ""))
+        leaves = moves_of(self.source, self.target, flat)
+        ends = {name: ends_of(leaf) for name, leaf in leaves.items()}
+        with NamedErrors() as at:
+            for at.name, pair in distinct_ends(ends):
+                check_seats(*pair, team.size)
+        options = read_options(self.budget, self.network)
+        request = Request(tuple(leaves.items()), options, version=_frozen(self.version), verify=self.verify)
+        prepared = prepare_tree(request, team.rank, team.facts)
+        tiles: dict[str, Array] = {}
+        with NamedErrors() as at:
+            for at.name, (source, _) in ends.items():
+                tiles[at.name] = check_source(flat[at.name], source, team.rank, team.size, options.budget)
+        filled = [name for name, leaf in leaves.items() if isinstance(leaf, Move) and leaf.view.into]
+        outs, gave = self._outs(ends, filled, tiles, team)
+        scales = _scales(flat_or_none(self.scale, "scale"), prepared.plan.plans, team)
+        if scales and self.verify is not None:
+            raise PlanError(f"verify compares no scaled values: move {quoted(sorted(scales)[:4])} in a call without it")
+        memory = begin_account("uint8", self.memory)
+        memory.cast("uint8")
+        given = GivenTiles(
+            {name: WindowTile(tile) for name, tile in tiles.items()},
+            {name: WindowTile(out) for name, out in outs.items()},
+            scales,
+        )
+        text = prepared.text + (f", scale={', '.join(sorted(scales))}" if scales else "")
+        run = partial(self._move_tree, prepared, given, filled, memory)
+        return ReadyCall(text, NOWHERE._replace(given=gave), run, partial(self._results, prepared, team))
+
+    def _move_tree(
+        self,
+        prepared: PreparedTree,
+        given: GivenTiles,
+        filled: Sequence[str],
+        memory: Account,
+        team: Team,
+        watch: Watch,
+    ) -> tuple[dict[str, WindowTile], list[int], list[int]]:
+        """What each array has become, and the sums of the arrays that are verified, before and after."""
+        plans = prepared.plan.plans
+        verified = {name: plan for name, plan in plans.items() if self.verify is not None and _is_comparable(plan)}
+        before = [_sum_of(plan, given.tiles[name].tile, team, False) for name, plan in verified.items()]
+        sources = [plan.source for plan in plans.values()]
+        held = sum(end.tile_bytes for end in sources if seat_of(end.mesh, team.rank, team.size) is not None)
+        memory.take(team.rank, held, "uint8")
+        team.pool.limit(max(0, prepared.plan.peak_bytes - held))
+        if not team.into:  # This rank has no result, and no rank that has one gave an array for it.
+            given = given._replace(outs={name: given.outs[name] for name in filled})
+        moved = dict(given.tiles)
+        for name, plan in plans.items():
+            if not plan.steps and name in given.outs:  # It stays where it is, and is copied for the caller.
+                out = moved[name] = given.outs[name]
+                memory.take(team.rank, out.tile.nbytes, "uint8")
+                copy(raw(out.tile), raw(given.tiles[name].tile))
+        launches = prepared.apart if team.into else prepared.launches
+        moved |= run_launches(team, watch, launches, given, memory)
+        team.settle(watch)
+        after = [_sum_of(plan, moved[name].tile, team, True) for name, plan in verified.items()]
+        return moved, total(team, watch, before), total(team, watch, after)
+
+    def _results(
+        self, prepared: PreparedTree, team: Team, moved: tuple[dict[str, WindowTile], list[int], list[int]]
+    ) -> dict[str, Any]:
+        """The tiles of the targets, None where this rank has none, in the tree's structure."""
+        tiles, *sums = moved
+        plans = prepared.plan.plans
+        compared = [name for name, plan in plans.items() if _is_comparable(plan)]
+        wrong = [name for name, one, other in zip(compared, *sums, strict=False) if one != other]
+        if wrong:  # All ranks have the same sums, so all raise, and the communicator stays usable.
+            raise AgreementError(
+                f"the values of {quoted(wrong[:4])} are not what they were before the move, of {len(compared)} arrays "
+                f"compared"
+            )
+        results: dict[str, Array | None] = {}
+        for name, held in tiles.items():
+            end = plans[name].target
+            seat = seat_of(end.mesh, team.rank, team.size)
+            whole = held.tile if self.padded or seat is None else true_part(held.tile, end, seat)
+            results[name] = None if seat is None else whole
+        return cast("dict[str, Any]", unflatten_tiles(self.tiles, results, ""))
+
+    def _check_options_of_tree(self) -> None:
+        of_one = {"donate": self.donate, "relabel": self.relabel, "cuda_aware": self.cuda_aware is not None}
+        given = [name for name, value in of_one.items() if checked_flag(value, name)]
+        if given:
+            raise PlanError(f"{', '.join(given)}: for one tile, and a tree of {len(self.tiles)} is given; leave it out")
+        if not (self.verify is None or (isinstance(self.verify, str) and self.verify == "hash")):  # pyright: ignore
+            raise PlanError(f'verify {quoted(self.verify)}: give "hash", which compares the values, or None')
+        check_options(False, False, self.memory, None, self.padded)
+
+    def _outs(
+        self, ends: Mapping[str, Ends], filled: Sequence[str], tiles: Mapping[str, Array], team: Team
+    ) -> tuple[dict[str, Array], int]:
+        """The arrays for results, empty where this rank has none, and what to post of them: whether all are given."""
+        given = flat_or_none(self.out, "out")
+        results = {name for name, (_, end) in ends.items() if seat_of(end.mesh, team.rank, team.size) is not None}
+        rest = [name for name in ends if name in results and name not in filled]
+        gave = any(given.get(name) is not None for name in rest)
+        _check_given(given, ends, [name for name in filled if name in results], rest if gave else [])
+        outs: dict[str, Array] = {}
+        with NamedErrors() as at:
+            for at.name, (_, end) in ends.items():
+                name = at.name
+                if gave or name in filled or name not in results:
+                    outs[name] = check_filled(given.get(name), end, tiles[name], team.rank, team.size)
+        return outs, (int(gave) if rest else ABSENT)
+
+
+def _with_layout(end: Layout, result: Any) -> tuple[Any, Layout]:
+    return result, end
+
+
+def _check_given(
+    given: Mapping[str, Any], names: Collection[str], filled: Collection[str], others: Collection[str]
+) -> None:
+    """Refuses arrays for results that are not in the tree, and missing ones."""
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise TileError(f"out: {quoted(unknown[:4])} are not arrays of the tree")
+    missing = [name for name in filled if given.get(name) is None]
+    if missing:
+        raise TileError(f"{quoted(missing[:4])} fill part of their targets: give their tiles with out=")
+    without = [name for name in others if given.get(name) is None]
+    if without:
+        raise TileError(f"out: {quoted(without[:4])} have none; give one for all, or none")
+
+
+def _sum_of(plan: Plan, tile: Array, team: Team, after: bool) -> int:
+    """This rank's part of an array's sum, of its values in the dtype that they have after the move."""
+    layout = plan.target if after else plan.source
+    seat = seat_of(layout.mesh, team.rank, team.size)
+    if seat is None:
+        return 0
+    return checksum(layout, seat, tile.astype(numpy_dtype(plan.target.dtype), copy=False), plan.view, after=after)
+
+
+def _is_comparable(plan: Plan) -> bool:
+    """Whether an array has its values before the move: a sum that is not finished has none."""
+    return not plan.source.partial and not plan.target.partial
+
+
+def _scales(given: dict[str, Any], plans: Mapping[str, Plan], team: Team) -> dict[str, Any]:
+    """The scales of casts, checked against the tiles that are cast."""
+    unknown = [name for name in given if name not in plans]
+    if unknown:
+        raise TileError(f"scale: {quoted(unknown[:4])} are not arrays of the tree")
+    with NamedErrors() as at:
+        for at.name, scale in given.items():
+            _check_scale(plans[at.name], scale, team)
+    return {name: scale for name, scale in given.items() if scale is not None}
+
+
+def _check_scale(plan: Plan, scale: Any, team: Team) -> None:
+    if scale is None:
+        return
+    itemsize = numpy_dtype(plan.source.dtype).itemsize
+    steps = rank_plan(plan, team.rank, team.size, itemsize).steps
+    casts = [step.before for step in steps if isinstance(step.run, CastTiles)]
+    if not casts:
+        raise TileError(f"scale {quoted(scale)}: {plan.source} to {plan.target} casts nothing; leave it out")
+    try:
+        np.broadcast_to(np.asarray(scale, "float64"), casts[0] if math.prod(casts[0]) else np.shape(scale))
+    except (ValueError, TypeError) as error:
+        raise TileError(
+            f"scale {quoted(scale)} does not fit the tile of shape {casts[0]} that is cast: {error}; give a number, or "
+            f"an array that broadcasts to the tile"
+        ) from None
+
+
+def _frozen(version: object) -> object:
+    """The version of all arrays, or of each by its name, as a cache takes it; raises `PlanError` for anything else."""
+    if not isinstance(version, Mapping):
+        return checked_version(version, "all arrays")
+    each = cast("Mapping[object, object]", version)
+    return tuple(sorted((str(name), checked_version(one, quoted(name))) for name, one in each.items()))
+
+
+# The nested dicts that `redistribute` takes, by the names of their arrays: tiles, layouts, moves, results.
+
+
+def distinct_ends(ends: Mapping[str, Ends]) -> list[tuple[str, Ends]]:
+    """The different ends, each with the first array that has them."""
+    first: dict[tuple[int, int], str] = {}
+    for name, (source, target) in ends.items():
+        first.setdefault((id(source), id(target)), name)
+    return [(name, ends[name]) for name in first.values()]
+
+
+class NamedErrors:
+    """A context whose errors name the array that is being looked at."""
+
+    name = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, ReshardError) and self.name:
+            raise type(error)(f"{self.name}: {error}") from None
+
+
+def leaves_of(tree: Tree, path: str, depth: int = 0) -> list[tuple[str, Any]]:
+    """The tiles by name, as `types.tree_names` names them; only dicts are nested, since lists may be tiles."""
+    if depth >= MOST_DEPTH:
+        raise PlanError(f"the tree of tiles is nested more than {MOST_DEPTH} deep at {quoted(path)}")
+    leaves: list[tuple[str, Any]] = []
+    for key, below in tree.items():
+        name = f"{path}{key_text(key, [path] if path else [])}"
+        below_it = leaves_of(cast("Tree", below), f"{name}.", depth + 1) if isinstance(below, Mapping) else None
+        leaves += [(name, below)] if below_it is None else below_it
+    names = [name for name, _ in leaves]
+    if len(set(names)) < len(names):
+        raise PlanError(f"two tiles of the tree have one name, of {quoted(names)}; give each its own")
+    return leaves
+
+
+def unflatten_tiles(tree: Tree, moved: Mapping[str, Array | None], path: str) -> dict[Any, Any]:
+    """A tree of the same structure with what has moved, by name."""
+    return {
+        key: unflatten_tiles(cast("Tree", below), moved, f"{path}{key}.")
+        if isinstance(below, Mapping)
+        else moved[f"{path}{key}"]
+        for key, below in tree.items()
+    }
+
+
+def map_leaves(tree: object, leaf: Callable[[Any], Any]) -> Any:
+    """A nested dict with each of its leaves changed."""
+    if not isinstance(tree, Mapping):
+        return leaf(tree)
+    return {key: map_leaves(below, leaf) for key, below in cast("Mapping[Any, Any]", tree).items()}
+
+
+def moves_of(source: object, target: object, flat: Mapping[str, Any]) -> dict[str, Leaf]:
+    """What each tile is to do: the move that is given in place of its source, or its two layouts."""
+    sources = _of_names(source, flat, "source", (Layout, Move), "a Layout or a Move; read a layout with Layout.parse")
+    pairs = [name for name, given in sources.items() if not isinstance(given, Move)]
+    if target is None:
+        _check_moves(sources, pairs)
+        return sources
+    targets = _of_names(target, pairs, "target", (Layout,), "a Layout; read it with Layout.parse")
+    return {name: (given, targets[name]) if name in targets else given for name, given in sources.items()}
+
+
+def _check_moves(sources: Mapping[str, object], layouts: Sequence[str]) -> None:
+    """Raises `LayoutError` if some tiles have a layout, to which a target belongs, in place of a move."""
+    if layouts:
+        name = layouts[0]
+        raise LayoutError(
+            f"{_of('source', name)} is the layout {sources[name]}, and no target is given; give Move(source, target), "
+            f"or a source and a target"
+        )
+
+
+def _of(what: str, name: str) -> str:
+    """How an error calls the argument for a tile: the only tile of a call has no name."""
+    return f"the {what} of {name!r}" if name else f"the {what}"
+
+
+def _of_names(given: object, names: Collection[str], what: str, kinds: tuple[type, ...], wanted: str) -> dict[str, Any]:
+    """What is given for each array, by its name: its own, or the one for all."""
+    if isinstance(given, kinds):
+        return dict.fromkeys(names, given)
+    if not isinstance(given, Mapping):
+        raise LayoutError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict of layouts")
+    each = dict(leaves_of(cast("Tree", given), ""))
+    wrong = [*(name for name in names if name not in each), *(name for name in each if name not in names)]
+    if wrong:
+        raise LayoutError(f"the {what} and the tiles have different names: {quoted(wrong[:4])} are in one of them only")
+    other = next((name for name, one in each.items() if not isinstance(one, kinds)), None)
+    if other is not None:
+        raise LayoutError(f"{_of(what, other)} is {quoted(each[other])}, not {wanted}")
+    return {name: each[name] for name in names}
+
+
+def flat_or_none(given: object, what: str) -> dict[str, Any]:
+    """What is given for some arrays of a tree, by name; nothing if it is None."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise TileError(f"the {what} of a tree of tiles is a {type(given).__name__}; give a dict, by the arrays' names")
+    return dict(leaves_of(cast("Tree", given), ""))
