@@ -35,7 +35,8 @@ from reshard.mpi.tiles import (
     true_part,
 )
 from reshard.plans.manifest import Version, checked_version
-from reshard.plans.plan import MOST_DEPTH, Plan, key_text
+from reshard.plans.plan import Plan
+from reshard.plans.plan_data import MOST_DEPTH, key_text
 from reshard.runtime.account import Account, begin_account
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import ReadyCall, run_together

@@ -16,8 +16,7 @@ from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, seats
 from reshard.plans.manifest import Manifest, Version
-from reshard.plans.plan import Plan
-from reshard.plans.plan import TreePlan
+from reshard.plans.plan import Plan, TreePlan
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import MANIFEST_END
 from reshard.runtime.on_mpi.copies.strided_copy import Array
