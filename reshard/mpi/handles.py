@@ -96,11 +96,18 @@ class MoveHandle:
         None for a rank without a tile, on either side. Errors are those of `redistribute`, the same on all ranks, and
         leave `out` as it was. `memory` is filled with the bytes received and held live.
         """
-        prepared = self._prepared
-        call = self._call._replace(tiles=tile, out=out, memory=memory, limit=self._limit)
+        prepared, limit = self._prepared, self._limit
         if prepared is None or not prepared.team.alive:
-            return self._run(call)
-        return call.run_again(prepared)
+            return self._run(self._call._replace(tiles=tile, out=out, memory=memory, limit=limit))
+        # As `MoveArguments.run_again`, but for the arguments, whose making takes a quarter of a call of 64 bytes.
+        release, same = prepared.hold(limit)
+        try:
+            result = prepared.run(tile, out, limit, memory, same and (memory is None or type(memory) is Account))
+            if result is not DEFERRED:
+                return result
+            return self._run(self._call._replace(tiles=tile, out=out, memory=memory, limit=limit))
+        finally:
+            release()
 
     def start(self, tile: Any, *, out: Any = None) -> StartedMove:
         """Begins a move, and returns what to wait for; until then, `tile` and `out` must not be changed or read.
