@@ -412,7 +412,7 @@ def _check_scale(plan: Plan, scale: Any, team: Team) -> None:
         ) from None
 
 
-def _frozen(version: object) -> object:
+def _frozen(version: object) -> Version | tuple[tuple[str, Version], ...]:
     """The version of all arrays, or of each by its name, as a cache takes it; raises `PlanError` for anything else."""
     if not isinstance(version, Mapping):
         return checked_version(version, "all arrays")

@@ -15,7 +15,7 @@ from reshard.errors import BudgetError, PlanError, TileError
 from reshard.geometry.remesh import disjoint
 from reshard.lower import to_mpi
 from reshard.lower.to_mpi import device_of, is_seated, seats
-from reshard.plans.manifest import Manifest
+from reshard.plans.manifest import Manifest, Version
 from reshard.plans.plan import Plan, TreePlan
 from reshard.runtime.numpy_dtypes import numpy_dtype
 from reshard.runtime.on_mpi.collective import MANIFEST_END
@@ -69,7 +69,7 @@ class Request(NamedTuple):
     options: PlanOptions = PlanOptions()
     into: bool = False
     shared: bool = False
-    version: Any = None
+    version: Version | tuple[tuple[str, Version], ...] = None
     verify: str | None = None
 
     @classmethod
@@ -137,8 +137,8 @@ def prepare_tree(request: Request, rank: int, facts: Facts) -> PreparedTree:
     Raises the errors of `reshard.plan_tree`, and those of what this rank cannot run.
     """
     moves, options = dict(request.moves), request.options
-    version = dict(cast("Any", request.version)) if isinstance(request.version, tuple) else request.version
-    manifest = Manifest.of(moves, cast("Version", version)).to_json()
+    version = dict(request.version) if isinstance(request.version, tuple) else request.version
+    manifest = Manifest.of(moves, version).to_json()
     tree = find_tree_plan(moves, options)
     launches = list_launches(tree, facts)
     for launch in launches:
