@@ -78,7 +78,7 @@ def add(commands: Commands) -> None:
 def run(options: DoctorOptions) -> int:
     """Prints or writes the report of a program; returns 1 with `--fail-on-rebuild` if an array is rebuilt."""
     from reshard.cli.programs import read, write
-    from reshard.doctor.report.table import show
+    from reshard.doctor.report.table import show_report
     from reshard.doctor.xla_log import MARK
     from reshard.show import terminal
 
@@ -92,13 +92,13 @@ def run(options: DoctorOptions) -> int:
     if options.json:
         print(report.to_json(indent=2, every=options.all))
     elif options.html is None:
-        show(terminal.console(), report, options.all, options.frames == "all")
+        show_report(terminal.console(), report, options.all, options.frames == "all")
     return int(options.fail_on_rebuild and bool(report.rebuilt))
 
 
 def _run_on_log(log: str, options: DoctorOptions) -> int:
     """Prints the moves that XLA warns of in a log; returns 1 with `--fail-on-rebuild`, since each is a rebuild."""
-    from reshard.doctor.report.table import LogReport, show_log
+    from reshard.doctor.report.log import LogReport, show_log
     from reshard.show import terminal
 
     if options.html is not None:

@@ -39,5 +39,5 @@ from reshard.doctor.examination import examine as examine
 from reshard.doctor.places import ArrayMove as ArrayMove
 from reshard.doctor.places import Known as Known
 from reshard.doctor.places import Place as Place
-from reshard.doctor.report.data import CompiledMemory as CompiledMemory
-from reshard.doctor.report.report import Report as Report
+from reshard.doctor.report import Report as Report
+from reshard.doctor.report.findings import CompiledMemory as CompiledMemory

@@ -36,8 +36,8 @@ from reshard.doctor.proposals import (
 )
 from reshard.doctor.rebuilds import rebuilt
 from reshard.doctor.replacements import Matcher, Mover
-from reshard.doctor.report.data import CompiledMemory
-from reshard.doctor.report.report import Report
+from reshard.doctor.report import Report
+from reshard.doctor.report.findings import CompiledMemory
 from reshard.errors import MeshError, ReshardError, quoted
 from reshard.hlo import Array, Collective, Module
 from reshard.hlo.frames import metadata_fields

@@ -26,6 +26,23 @@ RESHARD = [*OFFSET, ZERO, GATHER, SLICE, "ROOT %r = f32[8,2]{1,0} add(%d, %d)"]
 """Every device gathers the whole array, and slices its two columns: f32[{d0}2, 8] -> f32[8, {d0}2]."""
 
 FORTH, BACK = ("f32[{a}2, 8]", "f32[8, {a}2]"), ("f32[8, {a}2]", "f32[{a}2, 8]")
+REDUCE = """%sum {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %z = f32[] add(%x, %y)
+}
+"""
+SUMMED = "%s = f32[8,8]{1,0} all-reduce(%w), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%sum"
+SCATTERED = [
+    "%w = f32[8,8]{1,0} parameter(1)",
+    SUMMED,
+    "%id = u32[] partition-id()",
+    "%two = u32[] constant(2)",
+    "%at = u32[] multiply(%id, %two)",
+    "%zero = u32[] constant(0)",
+    "%d = f32[2,8]{1,0} dynamic-slice(%s, %at, %zero), dynamic_slice_sizes={2,8}",
+    "ROOT %r = f32[2,8]{1,0} add(%d, %d)",
+]
 
 
 def text(*lines, before="", devices=4):

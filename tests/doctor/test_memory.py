@@ -1,12 +1,13 @@
-"""The buffers live at the peak of a program: small modules counted by hand, and recorded ones that add up."""
+"""The buffers live at once: in small modules counted by hand, in recorded ones, with plans, and in one chain."""
 
 import pytest
 
 from reshard import hlo
 from reshard.doctor import examine
-from reshard.doctor.dataflow.flow import Flow
-from reshard.doctor.memory import program_memory
-from tests.doctor.fragments import RECORDED, RESHARD, text
+from reshard.doctor.dataflow.flow import Flow, Numbering
+from reshard.doctor.memory import Liveness, program_memory
+from tests.doctor.batched import FFT, HEAD
+from tests.doctor.fragments import GATHER, RECORDED, REDUCE, RESHARD, SCATTERED, SLICE, Analysis, text
 
 TILE = 64  # bytes of p = f32[2,8]
 
@@ -16,6 +17,7 @@ CONDITION = """%condition {
 }
 
 """
+
 BODY = """%body {
   %b = (s32[], f32[2,8]{1,0}, f32[2,8]{1,0}) parameter(0)
   %i = s32[] get-tuple-element(%b), index=0
@@ -128,3 +130,112 @@ def test_the_buffers_add_up_to_the_peak(file):
     sizes = [buffer.array.nbytes for buffer in of.buffers]
     assert sum(sizes) == of.peak_bytes == max(moment.live_bytes for moment in of.timeline)
     assert sizes == sorted(sizes, reverse=True) and 0 <= of.moved_bytes <= of.peak_bytes
+
+
+def peaks(*lines, **options):
+    memory = examine(text(*lines, **options)).memory
+    return memory.peak_bytes, memory.planned_bytes
+
+
+def test_a_gathered_array_is_gone():
+    """64 B are the argument; then 256 + 64 B of the gather and its slice, or 64 + 64 B of the plan and its copy."""
+    assert peaks(*RESHARD) == (64 + 256 + 64 + 4, 64 + 64 + 64)
+
+
+def test_an_array_that_is_used_elsewhere_stays():
+    lines = [*RESHARD[:-1], "%q = f32[8,8]{1,0} add(%g, %g)", "ROOT %t = (f32[8,2]{1,0}, f32[8,8]{1,0}) tuple(%d, %q)"]
+    before, after = peaks(*lines)
+    assert before == after
+
+
+def test_a_slice_inside_of_a_fusion():
+    body = """%body {
+  %whole = f32[8,8]{1,0} parameter(0)
+  %from = u32[] parameter(1)
+  %none = u32[] constant(0)
+  %d = f32[8,2]{1,0} dynamic-slice(%whole, %none, %from), dynamic_slice_sizes={8,2}
+  ROOT %t = f32[8,2]{1,0} tanh(%d)
+}
+"""
+    lines = [line for line in RESHARD if line != SLICE][:-1]
+    before, after = peaks(*lines, "ROOT %f = f32[8,2]{1,0} fusion(%g, %at), kind=kLoop, calls=%body", before=body)
+    assert before - after == 192 + 4 and GATHER in lines  # 256 B gathered and an offset, or 64 B received
+
+
+def test_a_sum_is_scattered():
+    before, after = peaks(*SCATTERED, before=REDUCE)
+    assert before - after == 192 + 4  # 256 B summed and an offset, or 64 B scattered
+
+
+def test_the_whole_result_of_an_operation_on_rows_is_gone():
+    memory = examine(HEAD + FFT).memory
+    assert memory.saved_bytes > 512
+
+
+STARTED = GATHER.replace("%g = f32[8,8]{1,0} all-gather", "%s = (f32[2,8]{1,0}, f32[8,8]{1,0}) all-gather-start")
+
+USE = "ROOT %r = f32[8,8]{1,0} add(%g, %g)"
+
+
+def chain_memory(*lines, **options):
+    """The peak, the temporary bytes and the largest array on the way, of the one chain that there is."""
+    analysis = Analysis(text(*lines, **options))
+    (chain,) = analysis.chains()
+    use = Liveness(analysis.flow, Numbering(analysis.flow)).of(chain)
+    return use.peak_bytes, use.temp_bytes, None if use.largest is None else use.largest.dims
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # the source of 64 B and the result of 256 B: nothing beside these two
+        ([GATHER, USE], (320, 0, None)),
+        # the source, the gathered array, and the result of 64 B
+        (RESHARD, (384, 256, (8, 8))),
+        # the same, started and awaited apart: the gathered array lives on after its end
+        ([line if line != GATHER else f"{STARTED}\n  %g = f32[8,8]{{1,0}} all-gather-done(%s)" for line in RESHARD],
+         (384, 256, (8, 8))),
+        # two shapes of half the array between them, one after the other: the first is gone when the third is made
+        ([GATHER, "%s = f32[4,8]{1,0} slice(%g), slice={[0:4], [0:8]}",
+          "%m = f32[4,8]{1,0} collective-permute(%s), source_target_pairs={{0,1},{1,0},{2,3},{3,2}}",
+          "ROOT %r = f32[4,8]{1,0} add(%m, %m)"], (64 + 256 + 128, 256, (8, 8))),
+        # a bitcast is a view: it keeps the gathered array alive up to its own last use
+        ([GATHER, "%b = f32[64]{0} bitcast(%g)", "%s = f32[16]{0} slice(%b), slice={[0:16]}",
+          "%m = f32[16]{0} collective-permute(%s), source_target_pairs={{0,1},{1,0},{2,3},{3,2}}",
+          "%n = f32[16]{0} slice(%b), slice={[16:32]}", "%j = f32[32]{0} concatenate(%m, %n), dimensions={0}",
+          "ROOT %r = f32[32]{0} add(%j, %j)"], (64 + 256 + 2 * 64, 256, (8, 8))),
+    ],
+    ids=["result", "gather and slice", "asynchronous", "half of it", "view"],
+)  # fmt: skip
+def test_what_is_live_at_once(lines, expected):
+    assert chain_memory(*lines) == expected
+
+
+def test_a_fusion_does_not_store_what_is_inside():
+    """The gathered array is sliced inside a fusion that computes: it is stored, its slice is not."""
+    inside = """%fused {
+  %w = f32[8,8]{1,0} parameter(0)
+  %o = u32[] parameter(1)
+  %z = u32[] constant(0)
+  %d = f32[8,2]{1,0} dynamic-slice(%w, %z, %o), dynamic_slice_sizes={8,2}
+  ROOT %n = f32[8,2]{1,0} negate(%d)
+}
+
+"""
+    fusion = "ROOT %f = f32[8,2]{1,0} fusion(%g, %at), kind=kLoop, calls=%fused"
+    assert chain_memory(*RESHARD[:3], GATHER, fusion, before=inside) == (64 + 256 + 64, 256, (8, 8))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_bounds_in_recorded_modules(path):
+    """No chain holds less than its results, nor less beside them than its largest array on the way."""
+    analysis = Analysis(path.read_text())
+    numbering = Numbering(analysis.flow)
+    liveness = Liveness(analysis.flow, numbering)
+    for chain in analysis.chains():
+        use = liveness.of(chain)
+        results = {numbering.of(value): value.array for value in chain.results}
+        assert use.peak_bytes >= max((array.nbytes for array in results.values() if array), default=0)
+        assert 0 <= use.temp_bytes <= use.peak_bytes
+        if use.largest is not None:
+            assert use.peak_bytes >= use.largest.nbytes

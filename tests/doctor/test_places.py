@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from reshard.doctor.places import PassOutcome, array_text, most_wasteful_first
+from reshard.doctor.places import PassOutcome, most_wasteful_first
 from reshard.hlo import Array
 from tests.doctor.fragments import FORTH, MOVED, move, place
 
@@ -111,11 +111,3 @@ def test_what_the_pass_says_as_plain_data():
     data = replace(place(received=192), outcome=PassOutcome(8, permutes=2, op="fft")).to_pass_dict()
     assert (data["where"], data["does"], data["permutes"]) == ("train.py:26", "all_gather, fft", 2)
     assert (data["received_bytes"], data["planned_bytes"], data["replaced"], data["why"]) == (192, 8, True, "")
-
-
-@pytest.mark.parametrize(
-    ("array", "text"),
-    [(Array("bf16", (8, 4), "1,0"), "bf16[8,4]"), (Array("s32", ()), "s32[]"), (Array("f32", (7,)), "f32[7]")],
-)
-def test_an_array_as_text(array, text):
-    assert array_text(array) == text

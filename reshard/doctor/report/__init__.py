@@ -1,6 +1,55 @@
-"""The report of the doctor: its data, and the same words in a terminal and on a page.
+"""The report of the doctor, with the ways to print it.
 
-`data` has the places and totals, `phrases` the words for them; `table` prints them in a terminal and `page` as HTML.
-`report` joins these into `Report`. `accounts` sums what is not shown place by place, `snippet` quotes the user's lines,
-`timeline` draws the live bytes, `plain` is the table as text, and `log_report` the report on a log.
+findings   the places and totals, which of them are shown, and the words for each; its JSON
+table      the same in a terminal
+page       the same as one HTML page
+log        the report on a log: what XLA itself warns of
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reshard.doctor.report.findings import Findings
+from reshard.doctor.report.page import page_html
+from reshard.doctor.report.table import plain_text, show_report
+
+
+@dataclass(frozen=True)
+class Report(Findings):
+    """Every place where a program moves data between devices, the most wasteful first.
+
+    `print(report)` shows a table; `to_json()` and `to_html()` are for other programs and for browsers.
+
+    >>> from reshard.doctor import examine
+    >>> report = examine('''HloModule m, num_partitions=4
+    ...
+    ... ENTRY %main {
+    ...   %p = f32[2,8]{1,0} parameter(0)
+    ...   %g = f32[8,8]{1,0} all-gather(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}
+    ...   ROOT %r = f32[8,8]{1,0} add(%g, %g), metadata={op_name="add" source_file="train.py" source_line=3}
+    ... }''')
+    >>> print(report)
+    m on 4 devices
+      received  192 B a device, 1 collective
+      live      576 B a device at the peak: 256 B made by moves
+    <BLANKLINE>
+          where             XLA does     received   needed   temp   reshard would   saves
+      ───────────────────────────────────────────────────────────────────────────────────
+      1   near train.py:3   all_gather      192 B    192 B    0 B   the same
+    <BLANKLINE>
+      live at peak   array      made by      where
+      ──────────────────────────────────────────────────────
+             256 B   f32[8,8]   all_gather   near train.py:3
+             256 B   f32[8,8]   add          train.py:3
+              64 B   f32[2,8]   argument     near train.py:3
+    >>> report.received_bytes, report.wasted_bytes, len(report.places), report.to_html()[:15]
+    (192, 0, 1, '<!doctype html>')
+    """
+
+    def to_html(self) -> str:
+        """The report as one HTML page, without other files; a small script sorts its tables."""
+        return page_html(self)
+
+    def __str__(self) -> str:
+        return plain_text(lambda out: show_report(out, self))

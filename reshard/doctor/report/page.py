@@ -7,12 +7,10 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from reshard.doctor.memory import Buffer, InstructionMemory, ProgramMemory
-from reshard.doctor.places import RESHARD, LineSum, Place, array_text
-from reshard.doctor.report import phrases
-from reshard.doctor.report.data import ReportData
-from reshard.doctor.report.phrases import Row
-from reshard.hlo import Collective, Source
+from reshard.doctor.memory import InstructionMemory, ProgramMemory
+from reshard.doctor.places import RESHARD, Place, array_text
+from reshard.doctor.report.findings import OTHER_BRANCH, Finding, Findings, LineSum, origin_text, short_where
+from reshard.hlo import Source
 from reshard.show.html import SORT, bar, cards, document, number, table
 from reshard.types.units import bytes_text, counted
 
@@ -31,31 +29,36 @@ details { margin-top: .5rem; } summary { cursor: pointer; color: var(--faint); f
 """
 
 
-def page(report: ReportData) -> str:
+def page_html(report: Findings) -> str:
     """The report as an HTML document."""
-    shown = phrases.shown(report)
-    wasteful = phrases.rows(place for place in shown if _is_wasteful(place))
-    good = phrases.rows(place for place in shown if not _is_wasteful(place))
+    shown = report.shown()
+    wasteful = [one for one in shown if one.is_wasteful]
+    good = [one for one in shown if not one.is_wasteful]
     summed = report.accounts()
     rest = [*summed.reductions, *summed.others]
-    body = f"<h1>{escape(phrases.title(report))}</h1>{_totals(report)}{_LEGEND}"
-    longest = max((place.total_bytes for place in shown), default=0)
+    body = f"<h1>{escape(report.title)}</h1>{_totals(report)}{_LEGEND}"
+    longest = max((one.place.total_bytes for one in shown), default=0)
     if not shown:
         body += "<p>No data is resharded between devices.</p>"
     if wasteful:
-        body += "<h2>Resharded at a loss</h2>" + "".join(
-            _article(at, row, longest) for at, row in enumerate(wasteful, 1)
-        )
+        articles = (_article(at, one, longest) for at, one in enumerate(wasteful, 1))
+        body += "<h2>Resharded at a loss</h2>" + "".join(articles)
     if good:
-        body += f"<h2>Resharded with nothing to save</h2>{_table(good)}"
+        heads = [("where", False), ("received", True), ("XLA does", False), ("what", False)]
+        rows = (
+            [
+                f"<code>{escape(one.where)}</code> {_tags(one)}",
+                number(one.place.total_bytes, one.received),
+                escape(one.does),
+                "<br>".join(f"<code>{_move(move)}</code>" for move in one.moves),
+            ]
+            for one in good
+        )
+        body += f"<h2>Resharded with nothing to save</h2>{table(heads, rows, sortable=True)}"
     if rest:
         body += f"<h2>Other collectives, summed by line</h2>{_sums(rest)}"
     body += _memory(report.memory)
     return document(f"reshard doctor: {report.program}", body + _FOOTER, _STYLE + STYLE, SORT)
-
-
-def _is_wasteful(place: Place) -> bool:
-    return bool(place.wasted_bytes or place.rebuilds)
 
 
 _FOOTER = "<footer>Bytes are those of one device. A click on the head of a column, or Enter, sorts its table.</footer>"
@@ -73,22 +76,19 @@ is not split</dd>
 </dl></details>"""
 
 
-def _totals(report: ReportData) -> str:
+def _totals(report: Findings) -> str:
     """The totals as a row of cards."""
+    arrays = "array" if len(report.rebuilt) == 1 else "arrays"
     totals = [
         (bytes_text(report.received_bytes), f"received, {counted(report.traffic.launches, 'collective')}", ""),
         (bytes_text(report.wasted_bytes), "of it not needed", "bad" if report.wasted_bytes else ""),
-        (str(len(report.rebuilt)), _rebuilt_text(len(report.rebuilt)), "bad" if report.rebuilt else ""),
+        (str(len(report.rebuilt)), f"{arrays} rebuilt whole on every device", "bad" if report.rebuilt else ""),
         (bytes_text(report.saved_bytes), "saved by reshard", "good" if report.saved_bytes else ""),
     ]
     if report.compiled is not None:
         memory = report.compiled
         totals.append((bytes_text(memory.peak_bytes), f"memory, {bytes_text(memory.temp_bytes)} temporary", ""))
     return cards(totals)
-
-
-def _rebuilt_text(number: int) -> str:
-    return f"{'array' if number == 1 else 'arrays'} rebuilt whole on every device"
 
 
 def _memory(memory: ProgramMemory) -> str:
@@ -102,22 +102,21 @@ def _memory(memory: ProgramMemory) -> str:
     saved = (
         f", <span class='good'>{bytes_text(memory.saved_bytes)} saved by reshard</span>" if memory.saved_bytes else ""
     )
+    rows = (
+        [
+            number(buffer.array.nbytes, bytes_text(buffer.array.nbytes)),
+            f"<code>{escape(short_where(buffer.where))}</code>",
+            f"<span class='{'bad' if buffer.moved else ''}'>{escape(buffer.does)}</span>",
+            f"<code>{array_text(buffer.array)}</code>",
+        ]
+        for buffer in shown
+    )
     return (
         f"<h2>Memory: {bytes_text(memory.peak_bytes)} live at the peak, {bytes_text(memory.moved_bytes)} of it made by "
         f"moves{saved}</h2><figure>{timeline(memory.timeline)}<figcaption>Live bytes at each instruction, in the "
         f"order of the compiled program; <span class='bad'>red</span> where a move between devices runs.</figcaption>"
-        f"</figure><h2>Live at the peak</h2>{table(heads, map(_buffer, shown), sortable=True)}{more}"
+        f"</figure><h2>Live at the peak</h2>{table(heads, rows, sortable=True)}{more}"
     )
-
-
-def _buffer(buffer: Buffer) -> list[str]:
-    css = "bad" if buffer.moved else ""
-    return [
-        number(buffer.array.nbytes, bytes_text(buffer.array.nbytes)),
-        f"<code>{escape(phrases.short_where(buffer.where))}</code>",
-        f"<span class='{css}'>{escape(buffer.does)}</span>",
-        f"<code>{array_text(buffer.array)}</code>",
-    ]
 
 
 def _snippet(where: Source) -> str:
@@ -130,30 +129,29 @@ def _snippet(where: Source) -> str:
     return f"<pre class='code mono'>{code}</pre>" if code else ""
 
 
-def _article(at: int, row: Row, longest: int) -> str:
+def _article(at: int, one: Finding, longest: int) -> str:
     """Everything about a wasteful place."""
-    place = row.place
-    plan, rebuilt = phrases.plan_text(place), phrases.rebuilt(place)
+    place = one.place
     css = "bad" if place.rebuilds_whole else ""
     parts = [
-        f"<header><span class='faint'>{at}</span><b class='mono'>{escape(row.where)}</b>{_tags(row)}</header>",
-        f"<p class='faint mono'>{escape(phrases.origin(place.where))}</p>",
+        f"<header><span class='faint'>{at}</span><b class='mono'>{escape(one.where)}</b>{_tags(one)}</header>",
+        f"<p class='faint mono'>{escape(origin_text(place.where))}</p>",
         _snippet(place.where),
-        *(f"<p class='mono'>{_move(move)}</p>" for move in map(phrases.move_text, place.moves)),
-        f"<p>XLA: <b>{escape(phrases.does(place))}</b></p>",
-        "" if place.counted else f"<p class='faint'>{escape(phrases.OTHER_BRANCH)}</p>",
-        f"<p class='{css}'>{escape(rebuilt[:1].upper() + rebuilt[1:])}</p>" if rebuilt else "",
+        *(f"<p class='mono'>{_move(move)}</p>" for move in one.moves),
+        f"<p>XLA: <b>{escape(one.does)}</b></p>",
+        "" if place.counted else f"<p class='faint'>{escape(OTHER_BRANCH)}</p>",
+        f"<p class='{css}'>{escape(one.rebuilt[0].upper() + one.rebuilt[1:])}</p>" if one.rebuilt else "",
         _bars(place, longest),
-        f"<p class='good'>reshard: {escape(plan)}</p>" if plan else "",
-        f"<p class='faint'>{escape(left[:1].upper() + left[1:])}</p>" if (left := phrases.left_text(place)) else "",
+        f"<p class='good'>reshard: {escape(one.plan)}</p>" if one.plan else "",
+        f"<p class='faint'>{escape(one.left[0].upper() + one.left[1:])}</p>" if one.left else "",
         _collectives(place),
     ]
     return f"<article>{''.join(parts)}</article>"
 
 
-def _tags(row: Row) -> str:
-    tags = [f"{counted(row.places, 'place')} alike"] if row.places > 1 else []
-    tags += [] if row.place.kind == RESHARD else [row.place.kind]
+def _tags(one: Finding) -> str:
+    tags = [f"{counted(one.alike, 'place')} alike"] if one.alike > 1 else []
+    tags += [] if one.place.kind == RESHARD else [one.place.kind]
     return "".join(f'<span class="tag">{escape(tag)}</span>' for tag in tags)
 
 
@@ -180,50 +178,33 @@ def _bars(place: Place, longest: int) -> str:
 def _collectives(place: Place) -> str:
     """The collectives of a place, in a table that opens on a click."""
     heads = [("collective", False), ("result", False), ("devices", True), ("received", True)]
+    rows: list[list[str]] = []
+    for one in place.collectives:
+        results = ", ".join(array_text(array) for array in one.results[:4])
+        more = " ..." if len(one.results) > 4 else ""
+        name = f"{escape(one.kind)}<br><code class='faint'>{escape(one.name)}</code>"
+        rows.append(
+            [name, f"<code>{escape(results)}{more}</code>", str(one.group_size), bytes_text(one.received_bytes)]
+        )
     return (
         f"<details><summary>{counted(len(place.collectives), 'collective')} in {escape(place.computation)}</summary>"
-        f"{table(heads, map(_collective, place.collectives))}</details>"
+        f"{table(heads, rows)}</details>"
     )
-
-
-def _collective(collective: Collective) -> list[str]:
-    results = ", ".join(array_text(array) for array in collective.results[:4])
-    more = " ..." if len(collective.results) > 4 else ""
-    return [
-        f"{escape(collective.kind)}<br><code class='faint'>{escape(collective.name)}</code>",
-        f"<code>{escape(results)}{more}</code>",
-        str(collective.group_size),
-        bytes_text(collective.received_bytes),
-    ]
-
-
-def _table(rows: Sequence[Row]) -> str:
-    heads = [("where", False), ("received", True), ("XLA does", False), ("what", False)]
-    return table(heads, map(_row, rows), sortable=True)
 
 
 def _sums(lines: Sequence[LineSum]) -> str:
     heads = [("where", False), ("received", True), ("launches", True), ("XLA does", False), ("why", False)]
-    return table(heads, map(_sum, lines), sortable=True)
-
-
-def _sum(line: LineSum) -> list[str]:
-    return [
-        f"<code>{escape(phrases.short_where(line.where))}</code>",
-        number(line.received_bytes, bytes_text(line.received_bytes)),
-        str(line.launches),
-        escape(line.does),
-        phrases.why_summed(line),
-    ]
-
-
-def _row(row: Row) -> list[str]:
-    return [
-        f"<code>{escape(row.where)}</code> {_tags(row)}",
-        number(row.place.total_bytes, phrases.received(row.place)),
-        escape(phrases.does(row.place)),
-        "<br>".join(f"<code>{_move(phrases.move_text(move))}</code>" for move in row.place.moves),
-    ]
+    rows = (
+        [
+            f"<code>{escape(short_where(line.where))}</code>",
+            number(line.received_bytes, bytes_text(line.received_bytes)),
+            str(line.launches),
+            escape(line.does),
+            line.why,
+        ]
+        for line in lines
+    )
+    return table(heads, rows, sortable=True)
 
 
 # The lines of the user's program around the origin of a place, if its file is on this machine.

@@ -1,4 +1,4 @@
-"""The report as a page: self-contained, true to scale, and with the words of the table."""
+"""The report as a page: self-contained, true to scale, with the words of the table and the user's lines."""
 
 import re
 import shutil
@@ -7,9 +7,12 @@ import subprocess
 import pytest
 
 from reshard.doctor import CompiledMemory, examine
+from reshard.doctor.memory import InstructionMemory
+from reshard.doctor.report.page import snippet, timeline
+from reshard.hlo import Source
 from reshard.show.html import SORT
 from tests.doctor.fragments import DATA, GATHER, HLO_DATA, OFFSET, SLICE, ZERO, text
-from tests.doctor.report.reports import NOTHING, TRAIN, report_of_all_kinds
+from tests.doctor.reports import NOTHING, TRAIN, report_of_all_kinds
 from tests.markup import Read, check_self_contained
 
 STAND_INS = """
@@ -97,11 +100,6 @@ def test_the_line_stands_in_its_program(monkeypatch):
     assert "17 total = a + b" in words and "19 return jnp.einsum" in words
 
 
-def test_a_legend_explains_the_notation():
-    words = Read(examine(TRAIN).to_html()).text
-    assert all(term in words for term in ("How to read this", "<x=4, y=2>", "f32[{y}8, 16]", "sum{x}"))
-
-
 def test_the_memory_of_the_program():
     words = Read(examine(TRAIN, compiled=CompiledMemory(8, 4, 20, 3)).to_html()).text
     assert "29 B" in words and "memory, 20 B temporary" in words
@@ -112,3 +110,43 @@ def test_headings_of_what_there_is():
     good = Read(examine((HLO_DATA / "gather_cpu_0.10.2.hlo").read_text()).to_html()).text
     assert "Resharded with nothing to save" in good and "at a loss" not in good
     assert "No data is resharded between devices." in Read(examine(NOTHING).to_html()).text
+
+
+@pytest.mark.parametrize(("line", "numbers"), [(1, [1, 2, 3]), (2, [1, 2, 3, 4]), (4, [2, 3, 4, 5, 6]), (7, [5, 6, 7])])
+def test_two_lines_before_and_after(tmp_path, line, numbers):
+    file = tmp_path / "train.py"
+    file.write_text("".join(f"x{at} = <{at}>\n" for at in range(1, 8)))
+    lines = snippet(Source("f", str(file), line))
+    assert [one.number for one in lines] == numbers
+    assert [one.text for one in lines] == [f"x{at} = <{at}>" for at in numbers]
+    assert [one.number for one in lines if one.here] == [line]
+
+
+def test_a_line_that_is_not_there_has_no_snippet(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("x = 1\n")
+    sources = [Source("f", str(file), 2), Source("f", str(file), 0), Source("f", str(tmp_path), 1), Source("f")]
+    sources += [Source("f", "bad\0name", 1), Source("f", "<stdin>", 1)]
+    assert [snippet(source) for source in sources] == [()] * 6
+
+
+def test_large_files_are_not_read(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("x = 1\n" * 200_000)
+    assert snippet(Source("f", str(file), 2)) == ()
+
+
+def bars(svg):
+    return [(css, float(height)) for css, height in re.findall(r'<rect class="(\w+)".*? height="([\d.]+)"', svg)]
+
+
+def test_bars_are_to_scale_and_moves_are_marked():
+    moments = [InstructionMemory("a", 50, False), InstructionMemory("b", 200, True), InstructionMemory("c", 0, False)]
+    assert bars(timeline(moments)) == [("live", 25.0), ("moves", 100.0), ("live", 0.0)]
+
+
+def test_long_programs_share_bars_and_keep_the_peak():
+    moments = [InstructionMemory(str(at), 1000 if at == 501 else at % 7, at == 500) for at in range(1000)]
+    drawn = bars(timeline(moments))
+    assert len(drawn) == 250 and drawn[125] == ("moves", 100.0)
+    assert [css for css, _ in drawn].count("moves") == 1

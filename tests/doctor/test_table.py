@@ -8,7 +8,7 @@ from rich.console import Console
 from reshard.doctor import CompiledMemory, examine
 from reshard.doctor.report import table
 from tests.doctor.fragments import GATHER, OFFSET, SLICE, ZERO, text
-from tests.doctor.report.reports import NOTHING, TRAIN, report_of_all_kinds
+from tests.doctor.reports import NOTHING, TRAIN, report_of_all_kinds
 
 GOLDEN = """\
 jit_step on 8 devices
@@ -49,7 +49,7 @@ def test_the_table():
 def test_narrow_terminals_keep_the_columns_that_matter(width):
     """No line is wider than the terminal, and the line of the program and the bytes are whole."""
     out = Console(width=width, file=io.StringIO(), markup=False)
-    table.show(out, examine(TRAIN))
+    table.show_report(out, examine(TRAIN))
     lines = out.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     row = next(line.split() for line in lines if line.startswith("  1   train.py:17"))
@@ -60,7 +60,7 @@ def test_narrow_terminals_keep_the_columns_that_matter(width):
 def test_every_place_on_request():
     report = report_of_all_kinds()
     out = Console(width=100, file=io.StringIO(), markup=False)
-    table.show(out, report, every=True)
+    table.show_report(out, report, every=True)
     printed = out.file.getvalue()
     assert "summed by line" not in printed
     assert "all_reduce" in printed and "permute" in printed and "a<b>.py:3" in printed
@@ -91,7 +91,7 @@ StackFrames
     )
     report = examine(module)
     out = Console(width=100, file=io.StringIO(), markup=False)
-    table.show(out, report, frames=True)
+    table.show_report(out, report, frames=True)
     assert [line.strip() for line in out.file.getvalue().splitlines() if "module.py" in line or "step" in line] == [
         "1  me/train.py:9, step, f",
         "linen/module.py:70, __call__",
