@@ -26,12 +26,12 @@ from reshard.lower import lower_plan
 from reshard.lower.program import Program, lower_batch, lower_steps
 from reshard.lower.to_shard_map import Beside, batch_function, scales, shares_lie_in_order, tile_function
 from reshard.plans.plan import Batch, Plan, Step
-from reshard.runtime.xla_parts import LEAST as LEAST
-from reshard.runtime.xla_parts import PARTS as PARTS
-from reshard.runtime.xla_parts import in_parts as in_parts
-from reshard.runtime.xla_parts import in_parts_on_tpu as in_parts_on_tpu
-from reshard.runtime.xla_parts import in_rounds as in_rounds
-from reshard.runtime.xla_parts import peak_bytes as peak_bytes
+from reshard.runtime.xla import LEAST as LEAST
+from reshard.runtime.xla import PARTS as PARTS
+from reshard.runtime.xla import in_parts as in_parts
+from reshard.runtime.xla import in_parts_on_tpu as in_parts_on_tpu
+from reshard.runtime.xla import in_rounds as in_rounds
+from reshard.runtime.xla import peak_bytes as peak_bytes
 from reshard.types import dtypes
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh, SubAxis

@@ -12,7 +12,7 @@ import reshard as rs
 from reshard.errors import PlanError
 from reshard.jax import placement
 from reshard.jax.request import ReshardRequest, orders_differ, plan_of, reordered
-from reshard.runtime import xla_parts
+from reshard.runtime import xla
 from tests.jax.oracle import layout_of, mesh_of
 
 SIZES = {"x": 4, "y": 2}
@@ -43,7 +43,7 @@ def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: py
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])
 def test_parts_overlap_on_gpus_where_the_budget_allows_it(platform: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
-    monkeypatch.setattr(xla_parts, "OVERLAPPED", 16 << 20)
+    monkeypatch.setattr(xla, "OVERLAPPED", 16 << 20)
     mesh = mesh_of(SIZES)
     source, target = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, ("y", "x")))
     tiles = 2 * (4 << 24) // 8

@@ -9,7 +9,7 @@ sent_as_it_lies        whether a TPU copies neither what an all-to-all sends nor
 regions_on_tpu         where the parts of a step in place lie in a TPU's memory
 memory_order           the order of dims in a TPU's memory
 in_place_of            whether a TPU cuts boxes out of a tile as it lies
-padded_elements        the elements that an array takes there
+padded_bytes           the bytes that an array takes there
 LANES, SUBLANES        what a TPU pads the minor dim of an array to a multiple of, and the dim before
 
 Each instruction becomes one `jax.lax` collective, an exchange one `ppermute` a round, between local slices and
@@ -34,4 +34,4 @@ from reshard.lower.to_shard_map.tpu_layout import LANES as LANES
 from reshard.lower.to_shard_map.tpu_layout import SUBLANES as SUBLANES
 from reshard.lower.to_shard_map.tpu_layout import in_place_of as in_place_of
 from reshard.lower.to_shard_map.tpu_layout import memory_order as memory_order
-from reshard.lower.to_shard_map.tpu_layout import padded_elements as padded_elements
+from reshard.lower.to_shard_map.tpu_layout import padded_bytes as padded_bytes

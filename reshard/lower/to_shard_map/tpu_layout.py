@@ -57,6 +57,18 @@ def in_place_of(tile: Sequence[int], box: Sequence[int], dtype: str) -> bool:
     return 2 * next(padded) <= next(padded)
 
 
+def padded_bytes(shape: Sequence[int], dtype: str, order: Sequence[int] | None = None) -> int:
+    """The bytes that an array takes with its dims in this order, or in the one of least padding.
+
+    >>> padded_bytes((64, 64, 32, 64), "bfloat16") // (64 * 64 * 32 * 64 * 2)
+    2
+    >>> padded_bytes((16, 128, 128, 64), "bfloat16") // (16 * 128 * 128 * 64 * 2)
+    1
+    """
+    extents = [shape[dim] for dim in (memory_order(shape, dtype) if order is None else order)]
+    return -(-padded_elements(extents, dtype) * dtypes.bits(dtype) // 8)
+
+
 def padded_elements(extents: Sequence[int], dtype: str) -> int:
     """The elements that an array takes with its dims in memory in this order, minor last.
 
@@ -66,17 +78,7 @@ def padded_elements(extents: Sequence[int], dtype: str) -> int:
     if len(extents) < 2:
         return math.prod(extents)
     *major, second, minor = extents
-    return math.prod(major) * _rows(second, dtypes.bits(dtype)) * _up(minor, LANES)
-
-
-def _rows(count: int, bits: int) -> int:
-    """The rows that `count` rows take in memory: elements of less than 32 bits share a word with those of the next
-    rows.
-    """
-    if count >= SUBLANES:
-        return _up(count, SUBLANES)
-    return max(1 << (count - 1).bit_length(), 32 // bits) if count else 0
-
-
-def _up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
+    # Elements of less than 32 bits share a word with those of the next rows, so few rows are at least that many.
+    few = max(1 << (second - 1).bit_length(), 32 // dtypes.bits(dtype)) if second else 0
+    rows = -(-second // SUBLANES) * SUBLANES if second >= SUBLANES else few
+    return math.prod(major) * rows * -(-minor // LANES) * LANES

@@ -1,0 +1,480 @@
+"""Plans as XLA runs them: large steps in parts, what these need of memory, and the forms of steps that run fastest.
+
+    in_parts            large collectives in parts, since XLA stages whole tiles of them
+    in_parts_on_tpu     the same, with what a TPU does faster or in less memory in another form
+    in_rounds           large all-to-alls as exchanges, for XLA:CPU
+    peak_bytes          what a plan needs of memory, on a TPU with the padding of its tiles
+
+bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512]     at once: twice source and target; in 8 parts: 1.06 times
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from reshard.geometry.refine import refine
+from reshard.geometry.remesh import one_set
+from reshard.lower import lower_plan
+from reshard.lower.program import Exchange, lower_steps, part_of
+from reshard.lower.to_shard_map import (
+    LANES,
+    SUBLANES,
+    in_place_of,
+    joins_in_one_copy,
+    memory_order,
+    padded_bytes,
+    regions_on_tpu,
+    sent_as_it_lies,
+)
+from reshard.lower.to_shard_map.parts import loops, share_loop
+from reshard.plans.plan import Plan, Step, StepSpec, chain
+from reshard.plans.rules.collectives import OVERLAPPING, VIEW_RULES
+from reshard.plans.rules.cost import PLAIN, StepMode
+from reshard.plans.rules.exchange import exchange_size
+from reshard.plans.rules.parts import Part, counts, split_step
+from reshard.types.layout import Layout
+
+LEAST = 16 << 20
+"""A step is done in parts from this many bytes of operand and result on a device."""
+PARTS = 8
+"""The number of parts aimed at; twice as many where the source is donated."""
+OVERLAPPED = 256 << 20
+"""Parts may overlap from this many bytes of operand and result on a device: twice as many parts start twice as many
+collectives, and below it the copies that these hide take less time than that."""
+
+
+def in_parts(plan: Plan, least: int = LEAST, count: int = PARTS, overlap: bool = False, *, lanes: bool = True) -> Plan:
+    """The plan with its large collectives in parts, so that their buffers are a fraction of the tiles.
+
+    With `overlap`, the largest are in twice as many parts, of which two live at once, and each is written while the
+    next one is on its way. With `lanes`, as on a TPU, blocks that it pads to twice their bytes are in twice as many.
+
+    XLA stages a collective's operand and result beside the tiles themselves: on TPU an all-to-all peaks at twice
+    source and target, an all-gather at 1.9 times. In a loop it reuses the buffers of one part. A slice before a step
+    in parts is in as many if it can share the loop.
+
+    A donated source whose steps all keep the size of the tiles is overwritten, part by part. Of another size, XLA
+    cannot use its memory: then there are more parts, which need less of it.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Mesh
+    >>> ends = (Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, {x}64, 512]", "bf16[{x}64, 512, 512]"))
+    >>> [(step.kind, step.mode.parts) for step in in_parts(plan(*ends)).steps]
+    [('all_to_all', 8)]
+    """
+    if plan.donate:
+        overwriting = [_overwrite_in_parts(step, least, 2 * count) for step in plan.steps]
+        if all(overwriting):
+            return _replace_steps(plan, [move for move in overwriting if move is not None])
+        if not overlap and not any(map(count_tile_padding, (plan.source, plan.target))):
+            count *= 2  # Narrower parts of padded tiles would be padded more.
+    moves = [_put_in_parts(step, least, count, overlap, lanes) for step in plan.steps]
+    if len(moves) > 1:
+        moves[-1] = _cut_finer_after_slice(plan.steps[-2], plan.steps[-1], moves[-1], 2 * count)
+    for at in reversed(range(len(moves) - 1)):
+        step, parts = plan.steps[at], moves[at + 1].mode.parts
+        if step.kind == "slice" and parts > 1 and can_share_loop(step, plan.steps[at + 1], parts):
+            moves[at] = moves[at]._replace(mode=StepMode(parts=parts))
+    return _replace_steps(plan, moves)
+
+
+def _replace_steps(plan: Plan, moves: Sequence[StepSpec]) -> Plan:
+    return chain(plan.source, plan.target, moves, plan.donate, [step.seconds for step in plan.steps], plan.view)
+
+
+def _overwrite_in_parts(step: Step, least: int, count: int) -> StepSpec | None:
+    """The step in parts that take each other's place, in the tiles' own memory; None if that cannot be.
+
+    Among the numbers of parts from half of `count` up, one for which no slots are rearranged is preferred.
+    """
+    if not _is_large_collective(step, least) or step.operand.tile_bytes != step.result.tile_bytes:
+        return None
+    possible = counts(step.operand, step.result)
+    enough = [number for number in possible if count <= number <= 4 * count]
+    suited: dict[int, int] = {}
+    for number in (*enough, *reversed([number for number in possible if count // 4 <= number < count])):
+        part = split_step(step.operand, step.result, number, in_place=True)
+        tiles = step.operand.tile_shape, step.result.tile_shape
+        where = None if part is None else regions_on_tpu(part.take, tiles[0], part.put, tiles[1])
+        if where is not None:
+            suited[number] = where.transpositions
+    # Rearranging slots reads and writes the tile once more, so fewer parts that need none of it are better.
+    at_once = (number for number, transpositions in suited.items() if not transpositions and 2 * number >= count)
+    parts = next(at_once, next(iter(suited), None))
+    return None if parts is None else StepSpec(step.kind, step.result, StepMode(parts=parts, in_place=True))
+
+
+def _is_large_collective(step: Step, least: int) -> bool:
+    """Whether a step is large enough for parts, and can be cut into them."""
+    if step.kind in VIEW_RULES or not one_set(step.operand.mesh, step.result.mesh):
+        return False  # Messages to other devices are cut where they are carried.
+    return step.mode == PLAIN and step.operand.tile_bytes + step.result.tile_bytes >= least
+
+
+def _put_in_parts(step: Step, least: int, count: int, overlap: bool, lanes: bool) -> StepSpec:
+    """The step in parts; as an exchange where it has too few parts and the exchange's messages are smaller."""
+    as_it_is = StepSpec(step.kind, step.result, step.mode)
+    if not _is_large_collective(step, least):
+        return as_it_is
+    # A TPU copies the whole operand of a slice only for every n-th element of the minor dim, or where another dim
+    # becomes minor that is much wider in memory.
+    ends = step.operand, step.result
+    if step.kind == "slice" and keeps_one_range(*ends) and 4 * count_relaid_bytes(*ends) <= ends[0].tile_bytes:
+        return as_it_is
+    if step.kind == "exchange" and step.launches >= count:
+        return as_it_is  # Its rounds are parts already.
+    large = step.operand.tile_bytes + step.result.tile_bytes >= OVERLAPPED
+    if overlap and large and step.kind in OVERLAPPING:
+        double = count_overlapping_parts(step, 2 * count)
+        if double is not None:
+            return as_it_is._replace(mode=StepMode(parts=double, overlap=True))
+    parts = _count_parts(step, count, lanes)
+    if 2 * parts < count and step.kind in ("all_gather", "all_to_all"):
+        rounds = exchange_size(step.operand, step.result).rounds
+        if parts < rounds <= 4 * count:
+            return StepSpec("exchange", step.result)
+    return as_it_is._replace(mode=StepMode(parts=parts))
+
+
+def _cut_finer_after_slice(step: Step, following: Step, move: StepSpec, most: int) -> StepSpec:
+    """The step after a slice, in at most `most` parts if the slice reads whole parts of a far larger tile."""
+    if step.kind != "slice" or move.mode.parts == 1 or move.mode.overlap:
+        return move
+    if 4 * step.result.tile_bytes > step.operand.tile_bytes or keeps_one_range(step.operand, step.result):
+        return move
+    able = [number for number in counts(following.operand, following.result) if move.mode.parts < number <= most]
+    parts = next((number for number in reversed(able) if can_share_loop(step, following, number)), move.mode.parts)
+    return move._replace(mode=StepMode(parts=parts))
+
+
+def can_share_loop(step: Step, following: Step, parts: int) -> bool:
+    """Whether two steps in so many parts would share a loop."""
+    splits = [split_step(each.operand, each.result, parts) for each in (step, following)]
+    return share_loop(*splits)
+
+
+def _count_parts(step: Step, count: int, lanes: bool) -> int:
+    """The number of parts: between `count` and four times that, with aligned parts where possible.
+
+    An all-to-all whose blocks would then no longer have full lanes is cut into fewer parts, at least half of `count`.
+    With `lanes`, blocks that a TPU pads to twice their bytes travel in twice as many parts.
+    """
+    possible = counts(step.operand, step.result)
+    enough = [number for number in possible if count <= number <= 4 * count]
+    preferred = [*enough, *reversed([number for number in possible if number < count])]
+    suited: dict[int, Part] = {}
+    for number in preferred:
+        part = split_step(step.operand, step.result, number)
+        if part is not None and part.aligned:
+            suited[number] = part
+    if step.kind == "all_to_all":
+        full = {number: part for number, part in suited.items() if any(n % LANES == 0 for n in part.block)}
+        suited = {number: part for number, part in full.items() if 2 * number >= count} or suited
+    if lanes:
+        for number, part in suited.items():
+            # A block of less than one tile is padded to it, whatever the number of parts.
+            whole = math.prod(part.block) >= SUBLANES * LANES
+            if whole and number >= count * (1 + (count_block_padding(part) >= 2)):
+                return number
+    return next(iter(suited), next(iter(preferred), 1))
+
+
+def count_overlapping_parts(step: Step, count: int) -> int | None:
+    """The number of parts that overlap, from `count` to twice that, aligned ones if there are such; None if a step has
+    no such number."""
+    enough = [number for number in counts(step.operand, step.result) if count <= number <= 2 * count]
+    parts = {number: split_step(step.operand, step.result, number) for number in enough}
+    aligned = [number for number, part in parts.items() if part is not None and part.aligned]
+    return next(iter((*aligned, *enough)), None)
+
+
+# The forms of a plan's steps that a TPU runs fastest, where XLA's modelled time is that of bytes received and copied.
+#
+# bf16[512, {x}64, 512] -> bf16[{x}64, 512, 512]     an all-to-all, sent as it lies: a part would be cut out first
+#
+# A part of a tile is read and cut out before it is sent, and what a collective receives is read and written once more:
+# local bytes of 1.5 times source and target. A whole operand is sent from where it is, which leaves 1.0, for a buffer
+# as large as the result. Two devices keep half of what they have, which an exchange copies straight into the result:
+# 1.25.
+#
+# Permutes are the only collectives beside which libtpu runs copies.
+
+
+AT_ONCE = 256 << 20
+"""The most bytes of a result that is received at once: its buffer is as large."""
+TPU_OVERLAPPED = 32 << 20
+"""Permutes overlap from this many bytes of operand and result on a device: there are twice as many of them."""
+
+
+def in_parts_on_tpu(plan: Plan, least: int = LEAST) -> Plan:
+    """`in_parts`, with what a TPU does faster, or in far less memory, in another form; it receives no more bytes.
+
+    An all-to-all that is sent as it lies is one at once, or an exchange among two devices, and permutes overlap.
+
+    One exchange from end to end takes the place of steps that do not share a loop, where these need more than 1.5 times
+    source and target for the tiles between them, and it three quarters of that. For example, three steps from
+    `bf16[{z}32, {y}64, {x}64, 64]` to `bf16[64, 128, {z}{x}32, 64]` on `<x=2, y=2, z=2>`, whose tiles have 64 lanes of
+    128, need 2.73 times source and target, and an exchange 1.54.
+    """
+    parted = in_parts(plan, least)
+    if plan.donate or plan.view is not None:
+        return parted
+    parted = _send_in_one_copy(plan, parted) or _overlap_permutes(parted)
+    ends = plan.source.tile_bytes + plan.target.tile_bytes
+    if len(loops(parted.steps)) == 1 or ends < least or 2 * peak_bytes(parted, padded=True) <= 3 * ends:
+        return parted
+    if not plan.source.partial_as(plan.target) or not one_set(plan.source.mesh, plan.target.mesh):
+        return parted
+    if refine(plan.source, plan.target) is None or exchange_size(plan.source, plan.target).rounds > 2 * PARTS:
+        return parted
+    straight = in_parts(chain(plan.source, plan.target, [StepSpec("exchange", plan.target)], plan.donate), least)
+    needs, otherwise = (peak_bytes(each, padded=True) for each in (straight, parted))
+    return straight if 4 * needs <= 3 * otherwise else parted
+
+
+def _send_in_one_copy(plan: Plan, parted: Plan) -> Plan | None:
+    """A plan of one all-to-all that is sent as it lies, at once, or among two devices as an exchange in parts; None for
+    other plans, and where the buffer would be large."""
+    step = parted.steps[0] if len(plan.steps) == 1 else None
+    if step is None or step.kind != "all_to_all" or step.mode.parts == 1 or not sent_as_it_lies(lower_plan(plan)):
+        return None
+    if exchange_size(plan.source, plan.target).rounds == 1:
+        move = StepSpec("exchange", plan.target, StepMode(parts=step.mode.parts))
+        return chain(plan.source, plan.target, [move], seconds=[step.seconds])
+    ends = plan.source.tile_bytes + plan.target.tile_bytes
+    fits = plan.target.tile_bytes <= AT_ONCE and 2 * peak_bytes(plan, padded=True) <= 3 * ends
+    return plan if fits else None
+
+
+def _overlap_permutes(parted: Plan) -> Plan:
+    """The plan with the parts of permutes, and of slices before them, written while the next ones are on their way."""
+    moves: list[StepSpec] = []
+    for loop in loops(parted.steps):
+        as_they_are = [StepSpec(step.kind, step.result, step.mode) for step in loop]
+        *slices, last = loop
+        large = last.operand.tile_bytes + last.result.tile_bytes >= TPU_OVERLAPPED
+        able = last.kind == "permute" and last.mode.parts > 1 and all(step.kind == "slice" for step in slices)
+        parts = count_overlapping_parts(last, 2 * PARTS) if large and able else None
+        if parts is not None and all(can_share_loop(*two, parts) for two in pairwise(loop)):
+            as_they_are = [move._replace(mode=StepMode(parts=parts)) for move in as_they_are]
+            as_they_are[-1] = as_they_are[-1]._replace(mode=StepMode(parts=parts, overlap=True))
+        moves += as_they_are
+    return chain(parted.source, parted.target, moves, seconds=[step.seconds for step in parted.steps])
+
+
+# Plans for XLA:CPU, where large all-to-alls are faster as rounds of permutes.
+#
+# XLA:CPU packs, sends and joins all blocks of an all-to-all, also the one that stays on its device: three copies of the
+# tile. In rounds, that block is copied twice and needs no buffers, but each round is a launch.
+
+
+LEAST_MESSAGE = 1 << 20
+"""From this many bytes of a message, a round saves more than its launch costs. In more rounds than `FEW_ROUNDS` it is
+twice as many bytes: they save a smaller share."""
+FEW_ROUNDS = 3
+MOST_ROUNDS = 15
+"""The most rounds of an exchange that takes the place of an all-to-all."""
+
+
+def in_rounds(plan: Plan, least: int = LEAST_MESSAGE) -> Plan:
+    """The plan with its all-to-alls as exchanges where messages have `least` bytes or more, twice that in many rounds.
+
+    >>> from reshard.synth import plan
+    >>> from reshard.types import Layout, Mesh
+    >>> rows, columns = (Layout.parse(text, Mesh(x=2)) for text in ("f32[{x}2, 4]", "f32[4, {x}2]"))
+    >>> [step.kind for step in in_rounds(plan(rows, columns), least=16).steps]
+    ['exchange']
+    """
+    specs = [
+        StepSpec("exchange", step.result)
+        if _is_faster_in_rounds(step, least)
+        else StepSpec(step.kind, step.result, step.mode)
+        for step in plan.steps
+    ]
+    if all(spec.kind == step.kind for spec, step in zip(specs, plan.steps, strict=True)):
+        return plan
+    return _replace_steps(plan, specs)
+
+
+def _is_faster_in_rounds(step: Step, least: int) -> bool:
+    """Whether a step is an all-to-all that takes less time in rounds."""
+    if step.kind != "all_to_all" or step.mode != PLAIN:
+        return False
+    size = exchange_size(step.operand, step.result)
+    enough = least if size.rounds <= FEW_ROUNDS else 2 * least
+    if step.operand.nbytes(size.message) < enough or size.rounds > MOST_ROUNDS:
+        return False
+    (exchange,) = lower_steps(step.operand, [Step("exchange", step.operand, step.result)]).instructions
+    return isinstance(exchange, Exchange) and joins_in_one_copy(exchange)
+
+
+# What plans need of memory. Of a loop, its ends and the buffers of one part live at once.
+
+
+def peak_bytes(plan: Plan, padded: bool = False) -> int:
+    """The plan's peak bytes on XLA, which allocates the result, the target's tile, before it runs anything.
+
+    Between steps that share a loop there are parts only. On a TPU tiles are `padded`: the two minor dims of an array
+    to 8 x 128 elements.
+
+        bf16[64, 64, 32, 64]     64 lanes of 128: twice its bytes, whichever dim is minor
+        bf16[16, 128, 128, 64]   its bytes: XLA makes a dim of 128 the minor one
+    """
+    every = loops(plan.steps)
+    live = max((_count_live_bytes(plan, loop) for loop in every), default=plan.peak_bytes)
+    if not padded:
+        return live
+    # XLA may give the parts of another loop other addresses, where sizes differ.
+    parted = (loop for loop in every if loop[0].mode.parts > 1)
+    elsewhere = sorted(max(step.cost.scratch for step in loop) for loop in parted)[-2:-1]
+    padding = max((_count_padding(plan, loop) for loop in every), default=count_tile_padding(plan.source))
+    return live + padding + sum(elsewhere)
+
+
+def _is_overwritten(plan: Plan, last: Step) -> bool:
+    """Whether all steps after this one, the last of a loop, overwrite its result, which is then the target's memory."""
+    return all(step.mode.in_place for step in plan.steps[plan.steps.index(last) + 1 :])
+
+
+def _count_live_bytes(plan: Plan, loop: Sequence[Step]) -> int:
+    first, last = loop[0], loop[-1]
+    target = 0 if _is_overwritten(plan, last) else plan.target.tile_bytes
+    # XLA packs the messages of a part's next round while those of one are on their way.
+    buffers = [step.cost.scratch + (count_message_bytes(step) if step.kind == "exchange" else 0) for step in loop]
+    if len(loop) == 1:
+        return first.live_bytes + target + buffers[0] - first.cost.scratch
+    ends = first.retained_bytes + first.operand.tile_bytes + last.result.tile_bytes
+    # What overlaps is packed by the steps before it while a part of it is on its way; others take turns.
+    together = buffers[-1] + max(buffers[:-1]) if last.mode.overlap else max(buffers)
+    return ends + target + together
+
+
+def _count_padding(plan: Plan, loop: Sequence[Step]) -> int:
+    """What padding adds to the bytes that live at once in a loop: that of tiles and buffers."""
+    first, last = loop[0], loop[-1]
+    tiles = [last.result] if last.mode.in_place else [first.operand, last.result]
+    if first is not plan.steps[0] and first.retained_bytes:
+        tiles.append(plan.source)
+    if not _is_overwritten(plan, last):
+        tiles.append(plan.target)  # XLA has its memory from the start.
+    # XLA has the buffers of the smaller steps beside those of the largest; ends they share once.
+    scratch = [step.cost.scratch for step in loop]
+    shared = sum(part.result.tile_bytes for part in map(part_of, loop[:-1]) if part is not None)
+    beside = max(0, sum(scratch) - max(scratch) - shared)
+    return sum(map(count_tile_padding, tiles)) + sum(map(_count_buffer_padding, loop)) + beside
+
+
+def count_tile_padding(layout: Layout) -> int:
+    """The bytes that padding adds to a tile."""
+    return padded_bytes(layout.tile_shape, layout.dtype) - layout.tile_bytes
+
+
+def _count_buffer_padding(step: Step) -> int:
+    """Buffers are padded like the more padded of the two tiles; a slice at once has a buffer if another dim becomes
+    minor.
+    """
+    part, (operand, result), dtype = part_of(step), (step.operand, step.result), step.operand.dtype
+    if step.kind == "slice":
+        return count_relaid_bytes(operand, result) if part is None else _count_slice_padding(part)
+    if part is not None:
+        return _count_part_padding(step, part)
+    r = refine(operand, result) if step.kind == "exchange" and one_set(operand.mesh, result.mesh) else None
+    if step.mode == PLAIN and r is not None and r.exact and step.launches:
+        # Two messages, the wider one in the order of dims of an end; and the copies of ends that messages do not fit.
+        own = padded_bytes(r.box, dtype)
+        widest, copies = own, 0
+        for tile in (operand.tile_shape, result.tile_shape):
+            if in_place_of(tile, r.box, dtype):
+                widest = max(widest, padded_bytes(r.box, dtype, memory_order(tile, dtype)))
+            else:
+                copies += padded_bytes(tile, dtype, memory_order(r.box, dtype))
+        return max(0, own + widest + copies - step.cost.scratch)
+    ends = [end for end in (operand, result) if end.tile_bytes]
+    times = max((padded_bytes(end.tile_shape, end.dtype) / end.tile_bytes for end in ends), default=1.0)
+    return int((times - 1) * step.cost.scratch)
+
+
+def _count_slice_padding(part: Part) -> int:
+    """A slice in parts reads a whole part if it keeps several ranges of the minor dim, and rearranges it in memory to
+    cut out narrow ones.
+    """
+    ends = count_tile_padding(part.operand) + count_tile_padding(part.result)
+    ends += count_relaid_bytes(part.operand, part.result)
+    if keeps_one_range(part.operand, part.result):
+        return ends
+    minor = memory_order(part.operand.tile_shape, part.operand.dtype)[-1]
+    local = itertools.takewhile(lambda digit: digit.axis is None, reversed(part.result.dims[minor].digits))
+    full = math.prod(digit.radix for digit in local) % LANES == 0
+    return ends + (1 if full else 2) * part.operand.tile_bytes
+
+
+def _count_part_padding(step: Step, part: Part) -> int:
+    """Messages of narrow boxes are packed, sent, and rearranged; so are tiles whose dims lie in another order than
+    theirs.
+    """
+    dtype, order = part.operand.dtype, memory_order(part.block, part.operand.dtype)
+    times, messages = count_block_padding(part), count_message_bytes(step)
+    ends = count_tile_padding(part.operand) + count_tile_padding(part.result)
+    if step.mode.in_place:
+        return ends + int((times - 1) * messages)
+    copies, relaid = 2 if times > 1 else 1, [part.result] if step.kind == "all_gather" else []
+    if step.kind == "exchange":
+        copies, relaid = 3, [part.operand, part.result]
+        if not _count_staged_bytes(step, part):
+            copies = max(copies, step.launches // step.mode.parts)  # XLA sends all of them at once.
+    shapes = [end.tile_shape for end in relaid if memory_order(end.tile_shape, dtype)[-1] != order[-1]]
+    return ends + sum(padded_bytes(shape, dtype, order) for shape in shapes) + int((times * copies - 1) * messages)
+
+
+def count_block_padding(part: Part) -> float:
+    """How many times its own bytes a block that travels in a part needs; a block of fewer than 8 x 128 elements is
+    padded to that many.
+    """
+    elements = math.prod(part.block)
+    padded = padded_bytes(part.block, part.operand.dtype) / part.operand.nbytes(elements)
+    return max(padded, SUBLANES * LANES / elements)
+
+
+def keeps_one_range(operand: Layout, result: Layout) -> bool:
+    """Whether a slice keeps one range of indices of the dim that a TPU has minor in the operand.
+
+    >>> from reshard.types import Mesh
+    >>> ends = [Layout.parse(text, Mesh(x=2)) for text in ("f32[256, 256]", "f32[256, {x}128]", "f32[256, 128{x}]")]
+    >>> keeps_one_range(ends[0], ends[1]), keeps_one_range(ends[0], ends[2])
+    (True, False)
+    """
+    minor = memory_order(operand.tile_shape, operand.dtype)[-1]
+    held = [[digit.axis is not None for digit in end.dims[minor].digits] for end in (operand, result)]
+    return all(flags == sorted(flags, reverse=True) for flags in held)
+
+
+def count_message_bytes(step: Step) -> int:
+    """The bytes of the messages that a part of a step packs and receives; 0 for a step at once.
+
+    XLA has buffers even for those of an exchange that are one run of memory in both tiles.
+    """
+    part = part_of(step)
+    staged = 0 if part is None else _count_staged_bytes(step, part)
+    if part is None or staged or step.mode.in_place or step.kind != "exchange":
+        return staged
+    return 2 * step.received_bytes // step.launches
+
+
+def _count_staged_bytes(step: Step, part: Part) -> int:
+    """The bytes of messages that the step's rule counts: none for those that are one run of memory in both tiles."""
+    return step.cost.scratch - part.operand.tile_bytes - part.result.tile_bytes
+
+
+def count_relaid_bytes(operand: Layout, result: Layout) -> int:
+    """The bytes of a slice that a TPU copies because its order of dims is not the operand's; 0 if they agree.
+
+    >>> from reshard.types import Mesh
+    >>> ends = [Layout.parse(text, Mesh(x=8)) for text in ("bf16[512, 512, 512]", "bf16[512, 512, {x}64]")]
+    >>> count_relaid_bytes(*ends) // ends[1].tile_bytes
+    2
+    """
+    order, shape = memory_order(operand.tile_shape, operand.dtype), result.tile_shape
+    return 0 if order == memory_order(shape, result.dtype) else padded_bytes(shape, result.dtype, order)
