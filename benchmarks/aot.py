@@ -47,9 +47,10 @@ from rich.table import Table
 from benchmarks.against_shardy import named
 from reshard import hlo
 from reshard.jax import placement, redistribute
-from reshard.jax.request import ReshardRequest, plan_of
+from reshard.jax.request import ReshardRequest, plan_request
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
+from reshard.synth.options import PlanOptions
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.layouts import contiguous_layouts
@@ -203,7 +204,7 @@ class Compilation:
     @property
     def plan(self) -> Plan:
         """What `redistribute` does for it."""
-        return plan_of(ReshardRequest(self.after, self.before, self.budget), *self.array)
+        return plan_request(ReshardRequest(self.after, self.before, PlanOptions(self.budget)), *self.array)
 
     def ours(self) -> Any:
         """The compiled `redistribute`."""

@@ -47,8 +47,9 @@ from rich.table import Table
 import reshard.jax as rj
 from benchmarks.against_shardy import named
 from reshard import hlo
-from reshard.jax.request import ReshardRequest, plan_of
+from reshard.jax.request import ReshardRequest, plan_request
 from reshard.synth.network import Network
+from reshard.synth.options import PlanOptions
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
 from tests.layouts import contiguous_layouts
@@ -158,7 +159,9 @@ class Timing:
             self.ways["pass"] = rj.jit(lambda v: v, out_shardings=after).lower(argument).compile()
         for name in (CONTROL, XLA):
             self.ways[name] = jax.jit(lambda v: v, out_shardings=after).lower(argument).compile()
-        self.plan = plan_of(ReshardRequest(after, self.before, network=network), source.shape, source.dtype)
+        self.plan = plan_request(
+            ReshardRequest(after, self.before, PlanOptions.read(network=network)), source.shape, source.dtype
+        )
         self.least = dict.fromkeys(self.ways, Seconds(math.inf, math.inf))
 
     def sweep(self, repeat: int) -> None:

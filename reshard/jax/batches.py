@@ -25,8 +25,8 @@ import jax
 from jax import lax
 
 from reshard.jax import placement
-from reshard.jax.eager import EagerMove, EagerProgram, Pending, run
-from reshard.jax.request import plan_of
+from reshard.jax.eager import EagerMove, EagerProgram, Pending, run_move, run_pending
+from reshard.jax.request import plan_request
 from reshard.jax.starting import started
 from reshard.jax.weak_types import weakened
 from reshard.plans.plan import Batch, Plan, lanes
@@ -61,7 +61,7 @@ def run_all(moves: Sequence[Pending]) -> list[jax.Array]:
             moved |= zip(bucket.places, _run_bucket(bucket, [moves[at] for at in bucket.places]), strict=True)
     for at, move in enumerate(moves):
         if at not in moved:
-            moved[at] = run(move) if isinstance(move, EagerMove) else move()
+            moved[at] = run_pending(move)
     return [moved[at] for at in range(len(moves))]
 
 
@@ -70,8 +70,13 @@ def _shared(moves: Sequence[Pending]) -> Mapping[object, Mapping[EagerProgram, l
     shared: dict[object, dict[EagerProgram, list[int]]] = {}
     for at, move in enumerate(moves if len(moves) > 1 else ()):
         if isinstance(move, EagerMove) and move.program.together:
-            shared.setdefault(move.program.source.mesh, {}).setdefault(move.program, []).append(at)
+            shared.setdefault(_mesh(move.program), {}).setdefault(move.program, []).append(at)
     return shared
+
+
+def _mesh(kind: EagerProgram) -> placement.AnyMesh:
+    source, _ = kind.request.ends
+    return source.mesh
 
 
 @lru_cache(maxsize=4096)
@@ -145,7 +150,7 @@ def stack_of(count: int, most: int) -> int:
 def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:
     eager = [move for move in moves if isinstance(move, EagerMove)]
     if len(eager) == 1:
-        return [run(eager[0])]
+        return [run_move(eager[0])]
     program = _bucket_program(bucket.kinds, bucket.stack, alone=not placement.is_tracing())
     moved = started(program, *(move.x for move in eager))
     return [x if move.wrapped is None else move.wrapped(x) for move, x in zip(eager, moved, strict=True)]
@@ -154,8 +159,8 @@ def _run_bucket(bucket: Bucket, moves: Sequence[Pending]) -> list[jax.Array]:
 @lru_cache(maxsize=1024)
 def _bucket_program(kinds: tuple[EagerProgram, ...], stack: int, alone: bool) -> Callable[..., tuple[jax.Array, ...]]:
     """The program of a bucket; one that is a part of another program, which is being traced, has no options."""
-    options = _OPTIONS.get(placement.platform_of(kinds[0].source.mesh) or "") if alone else None
-    sources = tuple(kind.source for kind in kinds for _ in range(stack))
+    options = _OPTIONS.get(placement.platform_of(_mesh(kinds[0])) or "") if alone else None
+    sources = tuple(kind.request.source for kind in kinds for _ in range(stack))
     targets = tuple(kind.request.target for kind in kinds for _ in range(stack))
     moved = partial(_moved, kinds, stack)
     return jax.jit(moved, in_shardings=sources, out_shardings=targets, compiler_options=options)
@@ -168,7 +173,7 @@ def _moved(kinds: Sequence[EagerProgram], stack: int, *arrays: jax.Array) -> tup
     moved = dict[int, jax.Array]()
     for places in _alike(plans):
         batch = Batch(tuple(map(str, places)), tuple(plans[at] for at in places))
-        mesh = kinds[places[0]].source.mesh
+        mesh = _mesh(kinds[places[0]])
         moved |= zip(places, on_jax.apply_batch(batch, mesh, [stacks[at] for at in places]), strict=True)
     each = ((kind.weak, x) for at, kind in enumerate(kinds) for x in _unstacked(moved[at], stack))
     return tuple(weakened(x) if weak else x for weak, x in each)
@@ -189,8 +194,8 @@ def _lifted(kind: EagerProgram, stack: int, dtype: str) -> Plan:
     """The plan of a stack: the new dim stays whole on each device."""
     if stack == 1 or not kind.plan.steps:
         return kind.plan
-    source, target = (placement.lifted(end, None) for end in (kind.source, kind.request.target))
-    return plan_of(replace(kind.request, source=source, target=target), (stack, *kind.plan.source.shape), dtype)
+    source, target = (placement.lifted(end, None) for end in kind.request.ends)
+    return plan_request(replace(kind.request, source=source, target=target), (stack, *kind.plan.source.shape), dtype)
 
 
 def _alike(plans: Sequence[Plan]) -> Iterable[list[int]]:

@@ -1,8 +1,8 @@
 """Moves concrete arrays: each plan runs now, small ones many to a program; or JAX places what needs no plan.
 
 EagerMove       one array and the compiled program that moves it
-prepared        a move, checked and planned, but not started
-run             starts moves; `move_now` is both, for one array
+prepare_move    a move, checked and planned, but not started
+run_move        starts one; `move_now` is both, for one array
 put             what JAX places itself: arrays that are not sharded yet, and targets without a layout
 """
 
@@ -24,12 +24,13 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from reshard.errors import LayoutError, MeshError, PlanError
 from reshard.jax import crossing, placement
-from reshard.jax.request import PlanArguments, ReshardRequest, orders_differ, plan_of
+from reshard.jax.request import ReshardRequest, check_even, plan_request
 from reshard.jax.starting import started
-from reshard.jax.weak_types import weakened
+from reshard.jax.weak_types import weaken_on, weakened
 from reshard.lower.to_shard_map import scales
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
+from reshard.synth.options import PlanOptions
 from reshard.types.layout import Layout
 
 SMALL = 256 << 10
@@ -39,15 +40,22 @@ cost is that of starting the program, not of copying it."""
 
 @dataclass(frozen=True, eq=False)
 class EagerProgram:
-    """A planned move of concrete arrays of one shape, dtype and sharding; there is one object for equal moves."""
+    """A planned move of concrete arrays of one shape, dtype and sharding; there is one object for equal moves.
+
+    `start` takes the array; for a view or a cast also the array of which a part is filled and the scale, or None, the
+    scale on the devices of `scale_on`. `together` says whether it may share a program with other moves.
+    """
 
     request: ReshardRequest
-    source: NamedSharding
     plan: Plan
     weak: bool
-    run: Callable[[jax.Array], jax.Array]
-    together: bool
-    """Whether it may share a program with other moves."""
+    start: Callable[..., jax.Array]
+    scale_on: NamedSharding
+    together: bool = False
+
+
+Beside = Callable[[EagerProgram], tuple[jax.Array | None, jax.Array | None]]
+"""Makes what a move reads beside its array: the array of which a part is filled, and the scale of its cast."""
 
 
 class EagerMove(NamedTuple):
@@ -56,6 +64,7 @@ class EagerMove(NamedTuple):
     x: jax.Array
     program: EagerProgram
     wrapped: Callable[[jax.Array], jax.Array] | None = None
+    beside: Beside | None = None
 
 
 Pending = EagerMove | Callable[[], jax.Array]
@@ -64,98 +73,153 @@ Pending = EagerMove | Callable[[], jax.Array]
 
 def move_now(x: jax.Array, request: ReshardRequest) -> jax.Array:
     """Moves a concrete array: its actual sharding is the source, and a `source=` that contradicts it is an error."""
-    return run_now(prepared(x, request))
+    return run_pending(prepare_move(x, request))
 
 
-def run_now(move: Pending) -> jax.Array:
+def run_pending(move: Pending) -> jax.Array:
     """Starts one move, planned or left to JAX."""
-    return run(move) if isinstance(move, EagerMove) else move()
+    return run_move(move) if isinstance(move, EagerMove) else move()
 
 
-def prepared(x: jax.Array, request: ReshardRequest) -> Pending:
+def run_move(move: EagerMove) -> jax.Array:
+    """Starts one planned move."""
+    x, program, wrapped, beside = move
+    moved = program.start(x) if beside is None else program.start(x, *beside(program))
+    if program.request.options.donate and not x.is_deleted() and moved is not x:
+        x.delete()  # XLA keeps the buffer until the move has read it.
+    return moved if wrapped is None else wrapped(moved)
+
+
+def prepare_move(x: jax.Array, request: ReshardRequest, beside: Beside | None = None) -> Pending:
     """The move of a concrete array, checked and planned."""
     known = placement.sharding_of(x)
     if known is None:
         return _left_to_jax(x, request, f"it has a {type(x.sharding).__name__}, whose layout is not known")
     if request.source is not None:
         check_source(x, request.source, known)
-    if not request.donate and _is_there(known, request.target, x.ndim):
+    if request.plain and not request.options.donate and _is_there(known, request.target, x.ndim):
         return partial(put, x, request.target, donate=False)
-    return _mover(replace(request, source=None), known, x.shape, x.dtype, x.weak_type)(x)
+    move = _make_mover(replace(request, source=None), known, x.shape, x.dtype, x.weak_type)(x)
+    return move._replace(beside=beside) if beside is not None and isinstance(move, EagerMove) else move
 
 
 @lru_cache(maxsize=4096)
 def mover_of(
-    aval: Any, known: NamedSharding, target: NamedSharding, arguments: PlanArguments
+    aval: Any, known: NamedSharding, target: NamedSharding, options: PlanOptions
 ) -> Callable[[jax.Array], Pending] | None:
-    """How concrete arrays of this type and sharding move, checked and planned once; None if `prepared` has to look."""
+    """How concrete arrays of this type and sharding move, checked and planned once; None where `prepare_move` has to
+    look at the array."""
     if placement.leaves_open(target) or placement.is_key_dtype(aval.dtype):
         return None
     target = placement.resolve(target, aval, "target")
-    if not arguments.donate and _is_there(known, target, aval.ndim):
+    if not options.donate and _is_there(known, target, aval.ndim):
         return None
-    request = ReshardRequest(target, None, *arguments)
-    return _mover(request, known, aval.shape, aval.dtype, aval.weak_type)
+    return _make_mover(ReshardRequest(target, None, options), known, aval.shape, aval.dtype, aval.weak_type)
 
 
-def _mover(
+def _make_mover(
     request: ReshardRequest, known: NamedSharding, shape: tuple[int, ...], dtype: Any, weak: bool
 ) -> Callable[[jax.Array], Pending]:
     """How arrays of this type and sharding move."""
+    donate = request.options.donate
     near = _device_memory(known)
     if near != known.memory_kind:  # Collectives work in the devices' own memory.
         there = NamedSharding(known.mesh, known.spec, memory_kind=near)
-        return lambda x: lambda: move_now(put(x, there, donate=request.donate), request)
-    target = on_devices(request.target, known)
-    if crossing.crosses(known, target):
-        across = _mover_across(replace(request, target=target), known, shape, dtype, weak)
-        return lambda x: partial(across, x)
-    program = program_of(replace(request, source=known, target=target), shape, dtype, weak)
+        return lambda x: lambda: move_now(put(x, there, donate=donate), request)
+    request = replace(request, source=known, target=on_devices(request.target, known))
+    target = request.target
+    if 0 in shape and request.crosses and request.plain:
+        return lambda x: partial(put, x, target, donate=donate)
+    if 0 in shape and not (request.plain or (request.view is not None and request.view.into)):
+        empty = np.zeros(request.target_shape(shape), jnp.dtype(request.target_dtype(dtype.name)))
+        return lambda x: partial(put, empty, target, donate=False)
+    far = _device_memory(target)
+    if request.crosses and far != target.memory_kind:  # A memory of another kind is filled from the devices' own.
+        there = NamedSharding(target.mesh, target.spec, memory_kind=far)
+        program = program_of(replace(request, target=there), shape, dtype, weak)
+        return lambda x: EagerMove(x, program, partial(put, target=target, donate=False))
+    program = program_of(request, shape, dtype, weak)
     return lambda x: EagerMove(x, program)
 
 
-def _mover_across(
-    request: ReshardRequest, known: NamedSharding, shape: tuple[int, ...], dtype: Any, weak: bool
-) -> Callable[[jax.Array], jax.Array]:
-    """How arrays move to other devices, in their own memory; a memory of another kind is filled from there."""
-    target = request.target
-    far = _device_memory(target)
-    if far != target.memory_kind:
-        there = replace(request, target=NamedSharding(target.mesh, target.spec, memory_kind=far))
-        across = _mover_across(there, known, shape, dtype, weak)
-        return lambda x: put(across(x), target, donate=False)
-    if 0 in shape:
-        return partial(put, target=target, donate=request.donate)
-    with placement.without_mesh(), placement.unguarded():
-        program = crossing.program_across(request, known, shape, dtype)
-
-    def moved(x: jax.Array) -> jax.Array:
+@lru_cache(maxsize=4096)
+def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak: bool) -> EagerProgram:
+    """The program for arrays with this source, shape, dtype and weakness of type."""
+    if request.crosses:
         with placement.without_mesh(), placement.unguarded():
-            there = program(x)
-            return crossing.weakened_on(target)(there) if weak else there
+            plan, run = crossing.program_across(request, shape, dtype.name)
+        return _over_two_meshes(plan, request, run, weak)
+    return compile_plan(plan_request(request, shape, dtype.name), request, weak)
 
-    return moved
+
+def compile_plan(
+    plan: Plan, request: ReshardRequest, weak: bool, devices: tuple[Any, ...] | None = None
+) -> EagerProgram:
+    """The program that moves concrete arrays by a plan, whose devices are these by their numbers if it leads to others.
+
+    Raises `LayoutError` for a target that does not divide the array.
+    """
+    source, target = request.ends
+    check_even(plan.target, request)
+    if request.crosses:
+        return _over_two_meshes(plan, request, crossing.compile_across(plan, request, devices), weak)
+    # One jitted program cannot hold both ends: it has one order of devices, and one mesh if it is explicit.
+    two_types = placement.has_explicit(source.mesh) and source.mesh.shape != target.mesh.shape
+    if isinstance(source.mesh, JaxMesh) and (two_types or request.reorders):
+        return _over_two_meshes(plan, request, reordered_program(plan, source, target), weak)
+
+    def moved(x: jax.Array, into: jax.Array | None = None, scale: jax.Array | None = None) -> jax.Array:
+        there = on_jax.apply(plan, source.mesh, x, into, scale)
+        return weakened(there) if weak and request.plain else there
+
+    # XLA can reuse a donated source's buffer for the result if both have one size.
+    same = plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even
+    donated = (0,) if request.plain and request.options.donate and same else ()
+    held: dict[str, Any] = {"in_shardings": source} if request.plain else {}
+    run = jax.jit(moved, out_shardings=target, donate_argnums=donated, **held)
+    return EagerProgram(request, plan, weak, partial(started, run), target, _shares_program(plan, request))
 
 
-def prepared_on_device(x: jax.Array, device: Any, arguments: PlanArguments) -> Pending:
+def _over_two_meshes(plan: Plan, request: ReshardRequest, run: Callable[..., jax.Array], weak: bool) -> EagerProgram:
+    """A program whose result is on another mesh; a cast takes its scale on the devices where it is made."""
+    source, target = request.ends
+    near = crossing.casts_before(plan) if request.crosses else bool(plan.steps) and on_jax.narrows(plan.steps)
+    weaken = weaken_on(target) if weak and request.plain else None
+
+    def start(x: jax.Array, *beside: jax.Array | None) -> jax.Array:
+        with placement.without_mesh(), placement.unguarded():
+            moved = run(x, *beside)
+            return moved if weaken is None else weaken(moved)
+
+    return EagerProgram(request, plan, weak, start, source if near else target)
+
+
+def _shares_program(plan: Plan, request: ReshardRequest) -> bool:
+    """Whether a move gains by sharing a program: others' tiles count against no budget, and stacks do not overwrite."""
+    small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
+    sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
+    return small and request.plain and not sums and not request.options.donate and request.options.budget is None
+
+
+def prepare_on_device(x: jax.Array, device: Any, options: PlanOptions) -> Pending:
     """The move of a sharded array to one device, where it is an array on that device alone."""
     target = NamedSharding(JaxMesh(np.array([device]), ("device",)), PartitionSpec())
-    move = partial(move_now, x, ReshardRequest(target, None, *arguments))
+    move = partial(move_now, x, ReshardRequest(target, None, options))
+    return lambda: unwrap_shard(move(), device, x.weak_type)
 
-    def moved() -> jax.Array:
-        there = move()
-        shards = [shard.data for shard in there.addressable_shards]
-        alone = SingleDeviceSharding(device)
-        whole = jax.make_array_from_single_device_arrays(x.shape, alone, shards, dtype=x.dtype)
-        return crossing.weakened_on(alone)(whole) if x.weak_type else whole
 
-    return moved
+def unwrap_shard(x: jax.Array, device: Any, weak: bool) -> jax.Array:
+    """An array of one shard as an array of that device alone."""
+    alone = SingleDeviceSharding(device)
+    shards = [shard.data for shard in x.addressable_shards]
+    whole = jax.make_array_from_single_device_arrays(x.shape, alone, shards, dtype=x.dtype)
+    return weaken_on(alone)(whole) if weak else whole
 
 
 def _left_to_jax(x: jax.Array, request: ReshardRequest, why: str) -> Pending:
     """The move by `jax.device_put`, which keeps to no budget."""
-    if request.budget is None:
-        return partial(put, x, request.target, donate=request.donate)
+    if request.options.budget is None:
+        return partial(put, x, request.target, donate=request.options.donate)
     mesh = dict(request.target.mesh.shape)
     raise MeshError(
         f"the array of shape {x.shape} on {len(x.sharding.device_set)} devices, the target {request.target.spec} on "
@@ -170,6 +234,7 @@ def _device_memory(sharding: NamedSharding) -> str:
 
 
 def check_source(x: jax.Array, given: NamedSharding, known: NamedSharding) -> None:
+    """Raises `PlanError` for a source that is not that of the array."""
     if not given.is_equivalent_to(known, x.ndim):
         raise PlanError(
             f"the array of shape {x.shape} is sharded as {known.spec} on mesh {dict(known.mesh.shape)}, not as the "
@@ -186,71 +251,6 @@ def _is_there(source: NamedSharding, target: NamedSharding, rank: int) -> bool:
     return isinstance(target.mesh, JaxMesh) and not sums and source.is_equivalent_to(target, rank)
 
 
-def run(move: EagerMove) -> jax.Array:
-    """Starts one move."""
-    moved = started(move.program.run, move.x)
-    if move.program.request.donate and not move.x.is_deleted() and moved is not move.x:
-        move.x.delete()  # XLA keeps the buffer until the move has read it.
-    return moved if move.wrapped is None else move.wrapped(moved)
-
-
-@lru_cache(maxsize=4096)
-def program_of(request: ReshardRequest, shape: tuple[int, ...], dtype: Any, weak: bool) -> EagerProgram:
-    """The program for arrays with this source, shape, dtype and weakness of type."""
-    source, target = request.source, request.target
-    if source is None:
-        raise PlanError(f"the source of the move to {target} is not known")
-    plan = plan_of(request, shape, dtype.name)
-    _check_even(plan, shape, target)
-    if isinstance(source.mesh, JaxMesh) and _needs_two_meshes(source, target):
-        return EagerProgram(request, source, plan, weak, _across(plan, source.mesh, target, weak), together=False)
-    return EagerProgram(request, source, plan, weak, _compiled(plan, source, request, weak), _together(plan, request))
-
-
-def _together(plan: Plan, request: ReshardRequest) -> bool:
-    """Whether a move gains by sharing a program: others' tiles count against no budget, and stacks do not overwrite."""
-    small = plan.source.tile_bytes + plan.target.tile_bytes <= SMALL
-    sums = plan.source.partial or plan.target.partial  # JAX does not concatenate unreduced arrays.
-    return small and not sums and not request.donate and request.budget is None
-
-
-def _across(plan: Plan, mesh: JaxMesh, target: NamedSharding, weak: bool) -> Callable[[jax.Array], jax.Array]:
-    weaken = jax.jit(weakened, out_shardings=target) if weak else None
-
-    def moved(x: jax.Array) -> jax.Array:
-        there = on_jax.apply_across(plan, mesh, x, target)
-        return there if weaken is None else weaken(there)
-
-    return moved
-
-
-def _compiled(plan: Plan, source: NamedSharding, request: ReshardRequest, weak: bool) -> Any:
-    donated = (0,) if request.donate and _aliases(plan) else ()
-    moved = partial(traced_move, plan, source.mesh, weak)
-    return jax.jit(moved, in_shardings=source, out_shardings=request.target, donate_argnums=donated)
-
-
-def traced_move(plan: Plan, mesh: placement.AnyMesh, weak: bool, x: jax.Array) -> jax.Array:
-    """The move in a program of concrete arrays."""
-    moved = on_jax.apply(plan, mesh, x)
-    return weakened(moved) if weak else moved
-
-
-def _check_even(plan: Plan, shape: tuple[int, ...], target: NamedSharding) -> None:
-    if not plan.target.even:
-        raise LayoutError(
-            f"the target {target.spec} on mesh {dict(target.mesh.shape)} does not divide the shape {shape}; outside of "
-            f"jit JAX shards only what divides evenly: pad the array, or move it under jit"
-        )
-
-
-def _needs_two_meshes(source: NamedSharding, target: NamedSharding) -> bool:
-    """Whether one jitted program cannot hold both ends: it has one order of devices, and one mesh if it is explicit."""
-    return orders_differ(source, target) or (
-        placement.has_explicit(source.mesh) and source.mesh.shape != target.mesh.shape
-    )
-
-
 def on_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding:
     """The target on a mesh with devices: an abstract mesh takes those of the source."""
     if isinstance(target.mesh, JaxMesh) or not isinstance(source.mesh, JaxMesh):
@@ -261,11 +261,6 @@ def on_devices(target: NamedSharding, source: NamedSharding) -> NamedSharding:
         )
     devices = source.mesh.devices.reshape(tuple(target.mesh.shape.values()))
     return NamedSharding(JaxMesh(devices, target.mesh.axis_names, axis_types=target.mesh.axis_types), target.spec)
-
-
-def _aliases(plan: Plan) -> bool:
-    """Whether XLA can reuse a donated source's buffer for the result, which requires equal sizes."""
-    return plan.source.tile_bytes == plan.target.tile_bytes and plan.source.even and plan.target.even
 
 
 def put(x: Any, target: Any, *, donate: bool) -> jax.Array:
@@ -323,7 +318,7 @@ def reordered_program(whole: Plan, source: NamedSharding, target: NamedSharding)
     if not isinstance(mesh, JaxMesh):
         raise MeshError(f"the source's mesh {dict(mesh.shape)} has no devices; give a NamedSharding on a mesh of them")
     run = on_jax.to_stack(whole.source, whole.steps, mesh)
-    first = on_jax.narrows(whole.steps)
+    first = bool(whole.steps) and on_jax.narrows(whole.steps)
     goal = whole.target
     scalar = not goal.shape
 

@@ -19,7 +19,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 
 from reshard.errors import LayoutError
-from reshard.jax.request import ReshardRequest, plan_of
+from reshard.jax.request import ReshardRequest, plan_request
 from reshard.lower import lower_plan
 from reshard.lower.to_shard_map import tile_function
 from reshard.runtime import on_jax
@@ -79,7 +79,7 @@ def _tile_move(request: ReshardRequest, operand: Any, target: NamedSharding) -> 
     source = operand.sharding
     if isinstance(source, NamedSharding) and source.mesh.shape == target.mesh.shape:
         source = NamedSharding(target.mesh, source.spec)
-        plan = plan_of(replace(request, source=source, target=target), operand.shape, operand.dtype.name)
+        plan = plan_request(replace(request, source=source, target=target), operand.shape, operand.dtype.name)
         if plan.source.even and plan.target.even:
             return tile_function(lower_plan(plan), on_jax.free_axes(target.mesh).axes), source
     return _unchanged, target

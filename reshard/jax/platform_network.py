@@ -15,9 +15,10 @@ from reshard.jax import placement
 from reshard.plans.plan import Plan
 from reshard.runtime import on_jax
 from reshard.runtime.platform_network import named
-from reshard.synth import Network, cost, plan
+from reshard.synth import Network, cost
 from reshard.synth.network import PRESETS
 from reshard.synth.options import PlanOptions, network_of
+from reshard.synth.planner import find_plan
 from reshard.synth.short import message_count, short_plans
 from reshard.types.move import Move
 
@@ -71,43 +72,45 @@ def network_of_mesh(mesh: placement.AnyMesh, given: Network | str | None) -> Net
     return network_on(placement.devices_of(mesh), given)
 
 
-def best_plan(
-    move: Move, devices: Sequence[Any], network: Network | str | None, budget: int | None, donate: bool = False
-) -> Plan:
-    """The best plan on the network that a caller gives, else on that of the devices.
+def options_on(devices: Sequence[Any], options: PlanOptions) -> PlanOptions:
+    """The options with the network of the devices, where the caller named none."""
+    if options.network_named or not devices:
+        return options
+    return options._replace(network=platform_network(str(devices[0].device_kind)))
+
+
+def best_plan(move: Move, devices: Sequence[Any], options: PlanOptions) -> Plan:
+    """The best plan on the network that a caller names, else on that of the devices.
 
     A platform network that nobody asked for may not cost memory: the fastest plan on it is taken only if it needs no
     more memory than the plan of fewest bytes, both with their large steps in parts.
     """
-    used = network_on(devices, network)
-    fastest = plan(move, None, budget, used, donate)
-    if network is not None or used is None:
+    used = options_on(devices, options)
+    fastest = find_plan(move, None, used)
+    if options.network_named or used.network is None:
         return fastest
-    fewest = plan(move, None, budget, None, donate)
+    fewest = find_plan(move, None, used._replace(network=None))
     needs, least = (on_jax.peak_bytes(on_jax.in_parts(each)) for each in (fastest, fewest))
     return fastest if needs <= least else fewest
 
 
-def best_plan_on(
-    mesh: placement.AnyMesh, move: Move, network: Network | str | None, budget: int | None, donate: bool = False
-) -> Plan:
-    """`best_plan` on the devices of a mesh, on no network where these are not known and none is given.
+def best_plan_on(mesh: placement.AnyMesh, move: Move, options: PlanOptions) -> Plan:
+    """`best_plan` on the devices of a mesh, on no network where these are not known and none is named.
 
     Where nobody named the network, exchanges that are too long to compile give way to a few collectives.
     """
     devices = placement.devices_of(mesh)
-    best = best_plan(move, devices, network, budget, donate)
-    used = network_on(devices, network)
-    if network is not None or used is None or message_count(best) <= LONG:
+    best, used = best_plan(move, devices, options), options_on(devices, options)
+    if options.network_named or used.network is None or message_count(best) <= LONG:
         return best
-    return _short_plan(best, used, budget, donate, padded=placement.platform_of(mesh) == "tpu")
+    return _short_plan(best, used, used.network, padded=placement.platform_of(mesh) == "tpu")
 
 
-def _short_plan(fast: Plan, network: Network, budget: int | None, donate: bool, padded: bool) -> Plan:
+def _short_plan(fast: Plan, options: PlanOptions, network: Network, padded: bool) -> Plan:
     """Among the plans of few messages that take at most `SLOWER` times the seconds of `fast`, the one that needs the
     least memory; `fast` if there is none."""
     timed = cost.timed(fast, network.links(fast.source.mesh))
-    plans = short_plans(fast.source, fast.target, LONG, PlanOptions(budget, network, donate))
+    plans = short_plans(fast.source, fast.target, LONG, options)
     quick = [plan for plan in plans if (plan.seconds or 0.0) <= SLOWER * (timed.seconds or 0.0)]
 
     def needs(plan: Plan) -> tuple[int, float]:

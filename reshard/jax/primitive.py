@@ -27,7 +27,7 @@ from reshard.errors import ReshardError
 from reshard.jax import placement
 from reshard.jax.eager import move_now, put
 from reshard.jax.partitioner_hook import check_platforms, has_hook, moved_by_partitioner
-from reshard.jax.request import ReshardRequest, plan_of
+from reshard.jax.request import ReshardRequest, plan_request
 from reshard.jax.xla_pass import xla_hook
 from reshard.runtime import on_jax
 
@@ -55,7 +55,7 @@ def _moved(request: ReshardRequest, x: jax.Array) -> jax.Array:
     with placement.without_context_mesh():
         if request.source is None:
             return pinned(moved_by_partitioner(x, request), request.target)
-        plan = plan_of(request, x.shape, x.dtype.name)
+        plan = plan_request(request, x.shape, x.dtype.name)
         return pinned(on_jax.apply(plan, placement.manual_mesh() or request.source.mesh, x), request.target)
 
 
@@ -79,7 +79,12 @@ def _jvp(primals: Any, tangents: Any, *, request: ReshardRequest, body: ClosedJa
     if request.source is None and not isinstance(x, Tracer):
         request = replace(request, source=placement.sharding_of(x))
     moved = bind(x, request)
-    return moved, tangent if isinstance(tangent, ad.Zero) else bind(tangent, replace(request, donate=False))
+    return moved, tangent if isinstance(tangent, ad.Zero) else bind(tangent, _keep_source(request))
+
+
+def _keep_source(request: ReshardRequest) -> ReshardRequest:
+    """The move of a tangent or cotangent, which nobody donates."""
+    return replace(request, options=request.options._replace(donate=False))
 
 
 def _transpose(ct: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | None) -> list[Any]:
@@ -88,7 +93,7 @@ def _transpose(ct: Any, x: Any, *, request: ReshardRequest, body: ClosedJaxpr | 
         return [ad.Zero(x.aval)]
     if request.source is None:  # Pin it, as a sharding constraint does, and let the partitioner choose the rest.
         return [pinned(ct, request.target)]
-    back = replace(request, target=_dual(request.source), source=_dual(request.target), donate=False)
+    back = replace(_keep_source(request), target=_dual(request.source), source=_dual(request.target))
     return [bind(ct, back)]
 
 

@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from reshard.errors import LayoutError, quoted
-from reshard.jax import placement, traced, views
+from reshard.jax import placement, traced
 from reshard.jax.batches import run_all
 from reshard.jax.eager import (
     EagerMove,
@@ -28,19 +28,18 @@ from reshard.jax.eager import (
     check_source,
     discard,
     mover_of,
-    prepared,
-    prepared_on_device,
+    prepare_move,
+    prepare_on_device,
     put,
-    run_now,
+    run_pending,
 )
-from reshard.jax.platform_network import checked
-from reshard.jax.request import PlanArguments, ReshardRequest
+from reshard.jax.request import UNLIMITED, ReshardRequest
 from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target, ViewOptions
 from reshard.jax.tree_budget import is_joint, joint_moves
+from reshard.jax.views import prepare_view
 from reshard.synth import Network
-from reshard.synth.planner import bytes_of
-from reshard.types.whole import checked_flag
+from reshard.synth.options import PlanOptions
 
 
 def redistribute(
@@ -102,50 +101,51 @@ def redistribute(
     >>> move(x).sharding.is_equivalent_to(columns, 2)
     True
     """
-    arguments = PlanArguments(bytes_of(budget), checked(network), checked_flag(donate, "donate"))
-    given = ViewOptions(view, take, into, out, dtype, scale, sizes)
-    placement.check_alive(x)  # One may be where it should go; and jax 0.10 ends the process if it is donated.
+    # Reading options that nobody gave would take a tenth of a small move that was made before.
+    free = budget is None and network is None and donate is False
+    options = UNLIMITED if free else PlanOptions.read(budget, network, donate)
+    placement.check_alive(x)  # One may be where it should go, and would be returned.
     try:
-        if not given.plain:
-            return views.moved(x, sharding, source, given, arguments)
+        if sizes or any(each is not None for each in (view, take, into, out, dtype, scale)):
+            given = ViewOptions(view, take, into, out, dtype, scale, sizes)
+            return run_pending(prepare_view(x, sharding, source, given, options))
         # Before all else, since it should cost nothing.
-        if not arguments.donate and source is None and _is_there(x, sharding):
+        if not options.donate and source is None and _is_there(x, sharding):
             return put(x, sharding, donate=False)
         if source is None and isinstance(x, jax.Array) and placement.is_target(sharding):
-            return run_now(_prepared(x, sharding, None, arguments))
-        return _moved(x, sharding, source, arguments)
+            return run_pending(_prepare(x, sharding, None, options))
+        return _move_tree(x, sharding, source, options)
     except RuntimeError:
         placement.check_alive(x)
         raise
 
 
-def _moved(x: Any, sharding: Any, source: Any, arguments: PlanArguments) -> Any:
+def _move_tree(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Any:
     """A tree of arrays on its new shardings."""
     leaves, tree = jax.tree.flatten(x)
     targets = spread(sharding, x, "target")
     sources = [None] * len(leaves) if source is None else spread(source, x, "source")
-    if arguments.budget is not None and is_joint(leaves):
-        return jax.tree.unflatten(tree, _jointly(x, leaves, targets, sources, arguments.budget, arguments))
-    if arguments.donate and len({*map(id, leaves)}) < len(leaves):
-        return jax.tree.unflatten(tree, _moved_once_each(leaves, targets, sources, arguments))
-    return jax.tree.unflatten(tree, run_all(_all_prepared(leaves, targets, sources, arguments)))
+    if options.budget is not None and is_joint(leaves):
+        return jax.tree.unflatten(tree, _move_within(x, leaves, targets, sources, options))
+    if options.donate and len({*map(id, leaves)}) < len(leaves):
+        return jax.tree.unflatten(tree, _move_shared(leaves, targets, sources, options))
+    return jax.tree.unflatten(tree, run_all(_prepare_all(leaves, targets, sources, options)))
 
 
-def _all_prepared(
-    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], arguments: PlanArguments
+def _prepare_all(
+    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: PlanOptions
 ) -> list[Pending]:
     """The moves of all leaves."""
     each = zip(leaves, targets, sources, strict=True)
-    return [_prepared(leaf, target, source, arguments) for leaf, target, source in each]
+    return [_prepare(leaf, target, source, options) for leaf, target, source in each]
 
 
-def _jointly(
+def _move_within(
     x: Any,
     leaves: Sequence[Any],
     targets: Sequence[Any],
     sources: Sequence[Any],
-    budget: int,
-    arguments: PlanArguments,
+    options: PlanOptions,
 ) -> list[jax.Array]:
     """All leaves within one budget."""
     for leaf, source in zip(leaves, sources, strict=True):
@@ -155,17 +155,17 @@ def _jointly(
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(x)]
 
     def place(at: int) -> jax.Array:
-        move = _prepared(leaves[at], targets[at], None, arguments._replace(budget=None))
+        move = _prepare(leaves[at], targets[at], None, options._replace(budget=None))
         return run_all([move])[0]
 
-    return joint_moves(names, leaves, targets, place, budget, arguments)
+    return joint_moves(names, leaves, targets, place, options)
 
 
-def _moved_once_each(
-    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], arguments: PlanArguments
+def _move_shared(
+    leaves: Sequence[Any], targets: Sequence[Any], sources: Sequence[Any], options: PlanOptions
 ) -> list[jax.Array]:
     """Moves donated leaves of which some are the same array: it is deleted once all its moves are under way."""
-    moved = run_all(_all_prepared(leaves, targets, sources, arguments._replace(donate=False)))
+    moved = run_all(_prepare_all(leaves, targets, sources, options._replace(donate=False)))
     kept = {id(array) for array in moved}
     for leaf in {id(leaf): leaf for leaf in leaves}.values():
         if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and id(leaf) not in kept:
@@ -183,52 +183,52 @@ def _is_there(x: Any, sharding: Any) -> bool:
     )
 
 
-def _prepared(x: Any, sharding: Any, source: Any, arguments: PlanArguments) -> Pending:
+def _prepare(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
     """The move of one leaf, checked; a concrete array does not move yet."""
-    mover = None if source is not None else _known_mover(x, sharding, arguments)
+    mover = None if source is not None else _known_mover(x, sharding, options)
     if mover is not None:
         return mover(x)
     if not isinstance(sharding, Target):
-        return _prepared_plain(x, sharding, source, arguments)
+        return _prepare_plain(x, sharding, source, options)
     if sharding.options.plain:
-        return _prepared_plain(x, sharding.sharding, source, arguments)
-    return views.prepared(x, sharding.sharding, source, sharding.options, arguments)
+        return _prepare_plain(x, sharding.sharding, source, options)
+    return prepare_view(x, sharding.sharding, source, sharding.options, options)
 
 
-def _known_mover(x: Any, sharding: Any, arguments: PlanArguments) -> Callable[[jax.Array], Pending] | None:
+def _known_mover(x: Any, sharding: Any, options: PlanOptions) -> Callable[[jax.Array], Pending] | None:
     """Looks up how a concrete array moves, if its type and shardings decide that: checks would outlast a small move."""
     if not isinstance(sharding, NamedSharding) or not isinstance(x, jax.Array) or isinstance(x, Tracer):
         return None
     known = x.sharding
-    return mover_of(x.aval, known, sharding, arguments) if isinstance(known, NamedSharding) else None
+    return mover_of(x.aval, known, sharding, options) if isinstance(known, NamedSharding) else None
 
 
-def _prepared_plain(x: Any, sharding: Any, source: Any, arguments: PlanArguments) -> Pending:
+def _prepare_plain(x: Any, sharding: Any, source: Any, options: PlanOptions) -> Pending:
     """The move of one leaf that keeps its dims and dtype."""
     aval = x if isinstance(x, jax.Array) else _type_of(x)
     if not placement.has_layout(sharding):
-        return _placed(x, sharding, arguments)
+        return _placed(x, sharding, options)
     if placement.leaves_open(sharding):
         return partial(traced.constrained, x, sharding)
     target = placement.resolve(sharding, aval, "target")
     before = None if source is None else placement.resolve(source, aval, "source")
     if not isinstance(x, jax.Array) or (not isinstance(x, Tracer) and placement.is_unsharded(x)):
-        place = partial(put, donate=arguments.donate) if not placement.is_tracing() else traced.constant
+        place = partial(put, donate=options.donate) if not placement.is_tracing() else traced.constant
         return partial(place, x, target)
     if placement.is_key_dtype(x.dtype):
-        return _keys(x, target, before, arguments)
+        return _keys(x, target, before, options)
     if isinstance(x, Tracer):
-        moved = traced.moved(x, ReshardRequest(target, before or placement.sharding_of(x), *arguments))
+        moved = traced.moved(x, ReshardRequest(target, before or placement.sharding_of(x), options))
         return lambda: moved
-    return prepared(x, ReshardRequest(target, before, *arguments))
+    return prepare_move(x, ReshardRequest(target, before, options))
 
 
-def _placed(x: Any, target: Any, arguments: PlanArguments) -> Pending:
+def _placed(x: Any, target: Any, options: PlanOptions) -> Pending:
     """The move of one leaf to a device, to a memory, or to wherever JAX likes."""
     device = placement.one_device(target)
     if device is not None and placement.is_spread(x) and not placement.is_tracing():
-        return prepared_on_device(x, device, arguments)
-    return partial(put, x, target, donate=arguments.donate)
+        return prepare_on_device(x, device, options)
+    return partial(put, x, target, donate=options.donate)
 
 
 def _type_of(x: Any) -> Any:
@@ -242,14 +242,11 @@ def _type_of(x: Any) -> Any:
         ) from None
 
 
-def _keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, arguments: PlanArguments) -> Pending:
+def _keys(x: jax.Array, target: NamedSharding, source: NamedSharding | None, options: PlanOptions) -> Pending:
     """The move of random keys as the integers that they consist of; these add a last dim, which is never split."""
     impl = jax.random.key_impl(x)
-    move = _prepared(jax.random.key_data(x), target, source, arguments)
-    if isinstance(move, EagerMove):
+    move = _prepare(jax.random.key_data(x), target, source, options)
+    if isinstance(move, EagerMove) and move.wrapped is None:
         return move._replace(wrapped=partial(jax.random.wrap_key_data, impl=impl))
 
-    def moved() -> jax.Array:
-        return jax.random.wrap_key_data(move(), impl=impl)
-
-    return moved
+    return lambda: jax.random.wrap_key_data(run_pending(move), impl=impl)

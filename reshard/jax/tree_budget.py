@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -25,23 +25,25 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError, MeshError
-from reshard.jax import crossing, placement, views
-from reshard.jax.crossing.moves import layout_on, numbered
-from reshard.jax.eager import discard, on_devices
+from reshard.jax import placement
+from reshard.jax.eager import EagerMove, compile_plan, discard, on_devices, run_move, unwrap_shard
 from reshard.jax.placement import devices_of
-from reshard.jax.platform_network import network_of_mesh
-from reshard.jax.request import PlanArguments, orders_differ
+from reshard.jax.platform_network import options_on
+from reshard.jax.request import UNLIMITED, ReshardRequest, number_devices, numbered_move
 from reshard.jax.starting import started
 from reshard.jax.targets import Target, ViewOptions
+from reshard.jax.views import place_beside, read_view
+from reshard.jax.weak_types import weaken_on
 from reshard.plans.memory import peaks
 from reshard.plans.plan import Batch, Plan, TreePlan, device_kinds
 from reshard.runtime import on_jax
-from reshard.synth import Network, plan_tree
-from reshard.types.move import Move
+from reshard.synth.options import PlanOptions
+from reshard.synth.planner import find_tree_plan
 
 OWN = 64 << 10
 """Bytes that a program on an accelerator needs for itself."""
 _TRIES = 8
+_compile_alone = lru_cache(maxsize=1024)(compile_plan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +52,9 @@ class Leaf:
 
     name: str
     x: jax.Array
-    what: views.ViewRequest
+    request: ReshardRequest
     given: ViewOptions
     finish: Callable[[jax.Array], jax.Array] | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether the array, its dims and its dtype stay as they are."""
-        return self.given.plain
 
 
 def is_joint(leaves: Sequence[Any]) -> bool:
@@ -71,10 +68,9 @@ def joint_moves(
     leaves: Sequence[Any],
     targets: Sequence[Any],
     place: Callable[[int], Any],
-    budget: int,
-    arguments: PlanArguments,
+    options: PlanOptions,
 ) -> list[jax.Array]:
-    """Moves all leaves within the budget, all together; `place` makes what no plan does.
+    """Moves all leaves within the budget of the options, all together; `place` makes what no plan does.
 
     Raises `BudgetError` with the smallest budget that works, before anything moves.
     """
@@ -82,7 +78,7 @@ def joint_moves(
     planned = [leaf for leaf in made if leaf is not None]
     others = [at for at, leaf in enumerate(made) if leaf is None]
     placed = _placed_bytes([(leaves[at], targets[at]) for at in others])
-    runs = _runs(planned, budget, placed, arguments)
+    runs = _runs(planned, placed, options)
     moved = {at: place(at) for at in others}
     for run in runs:
         moved |= {names.index(name): array for name, array in run().items()}
@@ -105,42 +101,34 @@ def leaf_of(name: str, x: Any, target: Any) -> Leaf | None:
     if before is None:
         raise MeshError(f"{name} has a {type(x.sharding).__name__}, whose layout is not known; leave budget out")
     sharding = on_devices(placement.resolve(sharding, x, "target"), before) if given.plain else sharding
-    finish = partial(_on_one_device, device) if alone else None
+    finish = partial(unwrap_shard, device=device, weak=False) if alone else None
     if placement.is_key_array(x):
         impl = jax.random.key_impl(x)
         x, finish = jax.random.key_data(x), partial(jax.random.wrap_key_data, impl=impl)
     elif x.weak_type:
         finish = partial(_weak, finish)
-    what = _asked(name, x, sharding, given)
-    return Leaf(name, x, what, given, finish)
+    return Leaf(name, x, _read_leaf(name, x, sharding, given), given, finish)
 
 
-def _asked(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> views.ViewRequest:
+def _read_leaf(name: str, x: jax.Array, sharding: Any, given: ViewOptions) -> ReshardRequest:
     """Where a leaf goes, checked, by its name."""
     try:
-        what = views.ends(x, sharding, None, given)
+        request = read_view(x, sharding, None, given, UNLIMITED)
     except (LayoutError, MeshError) as error:
         raise type(error)(f"{name}: {error}") from None
-    for end in (what.before, what.after):
+    for end in request.ends:
         kind = next(iter(end.device_set)).default_memory().kind
         if end.memory_kind not in (None, kind):
             raise MeshError(f"{name} is or goes to {end.memory_kind} memory, which no budget counts; leave budget out")
-    shape = what.view.target_shape
-    if not placement.layout_of(what.after, shape, what.target_dtype).even:
-        raise LayoutError(f"{name}: the target {what.after.spec} does not divide the shape {shape}; pad the array")
-    return what
-
-
-def _on_one_device(device: Any, x: jax.Array) -> jax.Array:
-    """An array of one shard as an array of that device alone."""
-    shards = [shard.data for shard in x.addressable_shards]
-    alone = jax.sharding.SingleDeviceSharding(device)
-    return jax.make_array_from_single_device_arrays(x.shape, alone, shards, dtype=x.dtype)
+    shape, dtype = request.target_shape(x.shape), request.target_dtype(x.dtype.name)
+    if not placement.layout_of(request.target, shape, dtype).even:
+        raise LayoutError(f"{name}: the target {request.target.spec} does not divide the shape {shape}; pad the array")
+    return request
 
 
 def _weak(finish: Callable[[jax.Array], jax.Array] | None, x: jax.Array) -> jax.Array:
     there = x if finish is None else finish(x)
-    return there if there.weak_type else crossing.weakened_on(there.sharding)(there)
+    return there if there.weak_type else weaken_on(there.sharding)(there)
 
 
 def _placed_bytes(given: Sequence[tuple[Any, Any]]) -> int:
@@ -164,20 +152,19 @@ def _placed_bytes(given: Sequence[tuple[Any, Any]]) -> int:
 # ---- the plan --------------------------------------------------------------------------------------
 
 
-def _runs(
-    leaves: Sequence[Leaf], budget: int, placed: int, arguments: PlanArguments
-) -> list[Callable[[], dict[str, jax.Array]]]:
+def _runs(leaves: Sequence[Leaf], placed: int, options: PlanOptions) -> list[Callable[[], dict[str, jax.Array]]]:
     """The compiled batches of a tree whose peak is within the budget, in their order."""
+    budget = options.budget or 0
     if not leaves:
         if placed > budget:
             raise BudgetError(f"budget {budget} B is too small for arrays of {placed} B on a device", placed)
         return []
-    numbers = numbered(*(end.mesh for leaf in leaves for end in (leaf.what.before, leaf.what.after)))
-    ends = {leaf.name: _move(leaf, numbers) for leaf in leaves}
+    numbers = number_devices(*(end.mesh for leaf in leaves for end in leaf.request.ends))
+    moves = {leaf.name: numbered_move(leaf.request, numbers, leaf.x.shape, leaf.x.dtype.name) for leaf in leaves}
     cpu = all(device.platform == "cpu" for device in numbers)
+    used = options_on(devices_of(leaves[0].request.target.mesh), options)
     try:
-        network = network_of_mesh(leaves[0].what.after.mesh, arguments.network)
-        tree = bounded_tree(ends, budget - placed, network, arguments.donate, 0 if cpu else OWN)
+        tree = bounded_tree(moves, used._replace(budget=budget - placed), 0 if cpu else OWN)
     except BudgetError as error:
         if not placed:
             raise
@@ -186,26 +173,18 @@ def _runs(
     spare = budget - placed - xla_peak_bytes(tree)
     by_name = {leaf.name: leaf for leaf in leaves}
     uses = Counter(id(leaf.x) for leaf in leaves)
-    return [_run(batch, by_name, tuple(numbers), spare, arguments.donate, uses) for batch in tree.batches]
+    return [_run(batch, by_name, tuple(numbers), spare, options.donate, uses) for batch in tree.batches]
 
 
-def _move(leaf: Leaf, numbers: dict[Any, int]) -> Move:
-    what = leaf.what
-    source = layout_on(numbers, what.before, what.view.source_shape, what.dtype)
-    target = layout_on(numbers, what.after, what.view.target_shape, what.target_dtype)
-    return Move(source, target, what.view, cast=True)
-
-
-def bounded_tree(
-    moves: Mapping[str, Any], budget: int, network: Network | str | None, donate: bool, own: int = 0
-) -> TreePlan:
+def bounded_tree(moves: Mapping[str, Any], options: PlanOptions, own: int = 0) -> TreePlan:
     """The plans of a tree whose peak on XLA is within the budget; XLA allocates results before it runs anything."""
+    budget = options.budget or 0
     room, least, needed = budget, 0, budget
     for _ in range(_TRIES):
         try:
-            tree = plan_tree(moves, max(room, least), network, donate)
+            tree = find_tree_plan(moves, options._replace(budget=max(room, least)))
         except BudgetError as error:
-            needed = xla_peak_bytes(plan_tree(moves, error.smallest, network, donate), own)
+            needed = xla_peak_bytes(find_tree_plan(moves, options._replace(budget=error.smallest)), own)
             if needed <= error.smallest:
                 raise
             break
@@ -214,17 +193,14 @@ def bounded_tree(
             return tree
         if room <= least:
             break
+        # The next try leaves room for what XLA needs beyond the plan's own peak, down to the least that plans need.
         room = min(room, tree.peak_bytes) - (needed - budget)
-        least = _floor(moves, network, donate)
+        try:
+            least = find_tree_plan(moves, options._replace(budget=0)).peak_bytes
+        except BudgetError as error:
+            least = error.smallest
     text = f"budget {budget} B is too small for {len(moves)} arrays; with what XLA needs, {needed} B work"
     raise BudgetError(text, needed)
-
-
-def _floor(moves: Mapping[str, Any], network: Network | str | None, donate: bool) -> int:
-    try:
-        return plan_tree(moves, 0, network, donate).peak_bytes
-    except BudgetError as error:
-        return error.smallest
 
 
 def xla_peak_bytes(tree: TreePlan, own: int = 0) -> int:
@@ -283,26 +259,18 @@ def _run(
 
 def _is_one_program(leaves: Sequence[Leaf]) -> bool:
     """Whether all arrays are on one list of devices, and only change their layout there."""
-    meshes = [end.mesh for leaf in leaves for end in (leaf.what.before, leaf.what.after)]
+    meshes = [end.mesh for leaf in leaves for end in leaf.request.ends]
     orders = {tuple(devices_of(mesh)) for mesh in meshes}
     explicit = any(placement.has_explicit(mesh) for mesh in meshes)
-    return len(orders) == 1 and all(leaf.plain for leaf in leaves) and (len(set(meshes)) == 1 or not explicit)
+    return len(orders) == 1 and all(leaf.request.plain for leaf in leaves) and (len(set(meshes)) == 1 or not explicit)
 
 
 def _together(batch: Batch, leaves: Sequence[Leaf]) -> Callable[[], Sequence[jax.Array]]:
-    sources, targets = (tuple(end(leaf) for leaf in leaves) for end in (_before, _after))
+    sources, targets = zip(*(leaf.request.ends for leaf in leaves), strict=True)
     arrays = [leaf.x for leaf in leaves]
-    if not batch.steps:
-        return partial(_placed, arrays, targets)
+    if not batch.steps:  # They are where they should go.
+        return lambda: [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
     return lambda: started(_program(batch.plans, sources, targets), *arrays)
-
-
-def _before(leaf: Leaf) -> NamedSharding:
-    return leaf.what.before
-
-
-def _after(leaf: Leaf) -> NamedSharding:
-    return leaf.what.after
 
 
 @lru_cache(maxsize=256)
@@ -310,43 +278,27 @@ def _program(
     plans: tuple[Plan, ...], sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...]
 ) -> Callable[..., Any]:
     batch = Batch(tuple(map(str, range(len(plans)))), plans)
-    move = partial(_applied, batch, sources[0].mesh)
-    return jax.jit(move, in_shardings=sources, out_shardings=targets)
 
+    def moved(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(on_jax.apply_batch(batch, sources[0].mesh, arrays))
 
-def _applied(batch: Batch, mesh: Any, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(on_jax.apply_batch(batch, mesh, arrays))
+    return jax.jit(moved, in_shardings=sources, out_shardings=targets)
 
 
 def _apart(
     batch: Batch, leaves: Sequence[Leaf], devices: tuple[Any, ...], spare: int, donated: Sequence[bool]
 ) -> Callable[[], Sequence[jax.Array]]:
-    each = zip(batch.plans, leaves, donated, strict=True)
-    return partial(_one_by_one, [_alone(plan, leaf, devices, spare, donate) for plan, leaf, donate in each])
+    """The moves of a batch that no one program can make, each after the one before."""
+    moves = [
+        _compiled_move(plan, leaf, devices, spare, donate)
+        for plan, leaf, donate in zip(batch.plans, leaves, donated, strict=True)
+    ]
+    return lambda: [run_move(move).block_until_ready() for move in moves]
 
 
-def _placed(arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]) -> list[jax.Array]:
-    """The arrays, which are already where they should go."""
-    return [jax.device_put(x, target) for x, target in zip(arrays, targets, strict=True)]
-
-
-def _one_by_one(starts: Sequence[Callable[[], jax.Array]]) -> list[jax.Array]:
-    """Each move after the one before."""
-    return [start().block_until_ready() for start in starts]
-
-
-def _alone(whole: Plan, leaf: Leaf, devices: tuple[Any, ...], spare: int, donate: bool) -> Callable[[], jax.Array]:
-    """The compiled move of one array."""
-    x, what = leaf.x, leaf.what
-    if what.crosses or not leaf.plain:
-        run = views.program(whole, what, whole.peak_bytes + spare, donate, devices)
-        return views.running(x, what, leaf.given, whole, run, donate=False)
-    if orders_differ(what.before, what.after):
-        return lambda: on_jax.apply_across(whole, _mesh(what.before), x, what.after)
-    return lambda: started(_program((whole,), (what.before,), (what.after,)), x)[0]
-
-
-def _mesh(sharding: NamedSharding) -> JaxMesh:
-    if isinstance(sharding.mesh, JaxMesh):
-        return sharding.mesh
-    raise MeshError(f"the mesh {dict(sharding.mesh.shape)} has no devices; give a NamedSharding on a jax.sharding.Mesh")
+def _compiled_move(plan: Plan, leaf: Leaf, devices: tuple[Any, ...], spare: int, donate: bool) -> EagerMove:
+    """The move of one array. What crosses sends messages within the budget, and frees a donated source as it goes; of
+    other moves the source is freed when the batch is done, since results may share its memory."""
+    options = PlanOptions(plan.peak_bytes + spare, donate=donate) if leaf.request.crosses else UNLIMITED
+    program = _compile_alone(plan, replace(leaf.request, options=options), False, devices)
+    return EagerMove(leaf.x, program, None, None if leaf.request.plain else partial(place_beside, leaf.given))

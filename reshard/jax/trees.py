@@ -20,9 +20,10 @@ from jax.experimental import multihost_utils
 from reshard.errors import AgreementError, shortened
 from reshard.jax import placement
 from reshard.jax.redistribute import redistribute
+from reshard.jax.request import UNLIMITED
 from reshard.jax.target_trees import spread
 from reshard.jax.targets import Target
-from reshard.jax.views import ends
+from reshard.jax.views import read_view
 from reshard.plans.manifest import Manifest, Version, differences
 from reshard.synth import Network
 from reshard.synth.planner import bytes_of
@@ -90,9 +91,11 @@ def _manifest(source: Any, target: Any, version: Version | Mapping[str, Version]
 def _entry(leaf: Any, target: Any) -> Move | tuple[Layout, Layout]:
     """What a leaf is before and after, its devices by their ids."""
     if isinstance(target, Target) and not target.options.plain:
-        what = ends(leaf, target.sharding, None, target.options)
-        near = Layout.from_jax(what.before, what.view.source_shape, what.dtype)
-        return Move(near, Layout.from_jax(what.after, what.view.target_shape, what.target_dtype), what.view, cast=True)
+        request = read_view(leaf, target.sharding, None, target.options, UNLIMITED)
+        before, after = request.ends
+        shape, dtype = request.target_shape(leaf.shape), request.target_dtype(leaf.dtype.name)
+        near, far = Layout.from_jax(before, leaf.shape, leaf.dtype.name), Layout.from_jax(after, shape, dtype)
+        return Move(near, far, request.view, cast=True)
     after = placement.resolve(target.sharding if isinstance(target, Target) else target, leaf, "target")
     before = placement.sharding_of(leaf) or after
     layouts = (Layout.from_jax(each, leaf.shape, leaf.dtype.name) for each in (before, after))

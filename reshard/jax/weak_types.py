@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.sharding import Sharding
 
 _weaken_p = Primitive("weaken")
 
@@ -21,6 +24,12 @@ def weakened(x: jax.Array) -> jax.Array:
     True
     """
     return _weaken_p.bind(x)
+
+
+@lru_cache(maxsize=1024)
+def weaken_on(target: Sharding) -> Callable[[jax.Array], jax.Array]:
+    """The compiled change of the type of a concrete array with this sharding to a weak one."""
+    return jax.jit(weakened, out_shardings=target, donate_argnums=0)
 
 
 def _abstract(x: Any) -> Any:

@@ -12,10 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from reshard.errors import NetworkError, PlanError
 from reshard.jax import platform_network
 from reshard.jax.platform_network import checked, network_of_mesh, network_on
-from reshard.jax.request import ReshardRequest, plan_of
+from reshard.jax.request import ReshardRequest, plan_request
 from reshard.runtime.platform_network import named
 from reshard.synth import plan
 from reshard.synth.network import PRESETS, Network
+from reshard.synth.options import PlanOptions
 from reshard.synth.short import message_count
 from reshard.types.layout import Layout
 from reshard.types.mesh import Mesh
@@ -74,9 +75,10 @@ def test_moves_on_cpus_have_the_fewest_bytes_unless_told(monkeypatch: pytest.Mon
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     source, target = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("x",), ()))
     assert network_of_mesh(mesh, None) is None
-    assert plan_of(ReshardRequest(target, source), (8, 8), "float32").seconds is None
-    assert plan_of(ReshardRequest(target, source, network="none"), (8, 8), "float32").seconds is None
-    assert plan_of(ReshardRequest(target, source, network="h100"), (8, 8), "float32").seconds is not None
+    assert plan_request(ReshardRequest(target, source), (8, 8), "float32").seconds is None
+    for network, timed in (("none", False), ("h100", True)):
+        request = ReshardRequest(target, source, PlanOptions.read(network=network))
+        assert (plan_request(request, (8, 8), "float32").seconds is not None) == timed
 
 
 SWAP = ("bf16[{c}256, {b}{a}16, 4096]", "bf16[4096, {c}256, {a}{b}16]")
@@ -88,9 +90,10 @@ def test_long_exchanges_give_way_to_a_few_collectives(monkeypatch: pytest.Monkey
     mesh, network = Mesh(a=16, b=16, c=16), PRESETS["tpu-v5p"]
     fast = plan(*(Layout.parse(text, mesh) for text in SWAP), network=network)
     assert message_count(fast) == 256 * 4096 and fast.seconds is not None
-    short = platform_network._short_plan(fast, network, None, False, True)
+    options = PlanOptions(network=network)
+    short = platform_network._short_plan(fast, options, network, padded=True)
     assert short.launches <= 3 and message_count(short) <= 4096 and short.seconds is not None
     assert fast.seconds <= short.seconds <= 1.6 * fast.seconds
-    assert platform_network._short_plan(fast, network, fast.peak_bytes, False, True) is fast
+    assert platform_network._short_plan(fast, options._replace(budget=fast.peak_bytes), network, padded=True) is fast
     monkeypatch.setattr(platform_network, "SLOWER", 1.0)
-    assert platform_network._short_plan(fast, network, None, False, True) is fast
+    assert platform_network._short_plan(fast, options, network, padded=True) is fast

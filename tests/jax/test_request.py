@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import PlanError
 from reshard.jax import placement
-from reshard.jax.request import ReshardRequest, orders_differ, plan_of, reordered
+from reshard.jax.request import ReshardRequest, orders_differ, plan_request, reordered
 from reshard.runtime import xla
+from reshard.synth.options import PlanOptions
 from tests.jax.oracle import layout_of, mesh_of
 
 SIZES = {"x": 4, "y": 2}
@@ -27,7 +28,7 @@ def test_large_moves_are_in_parts_on_accelerators(platform: str, monkeypatch: py
     whole, tiles = 1 << 12, 2 * (4 << 24) // 8
 
     def parts(budget: int | None, rows: int = whole) -> list[int]:
-        plan = plan_of(ReshardRequest(target, source, budget), (rows, 1 << 12), "float32")
+        plan = plan_request(ReshardRequest(target, source, PlanOptions(budget)), (rows, 1 << 12), "float32")
         assert budget is None or plan.peak_bytes <= budget
         return [step.mode.parts for step in plan.steps]
 
@@ -49,7 +50,7 @@ def test_parts_overlap_on_gpus_where_the_budget_allows_it(platform: str, monkeyp
     tiles = 2 * (4 << 24) // 8
 
     def modes(budget: int | None) -> list[tuple[int, bool]]:
-        plan = plan_of(ReshardRequest(target, source, budget), (1 << 12, 1 << 12), "float32")
+        plan = plan_request(ReshardRequest(target, source, PlanOptions(budget)), (1 << 12, 1 << 12), "float32")
         return [(step.mode.parts, step.mode.overlap) for step in plan.steps]
 
     gpu = platform == "gpu"
@@ -63,7 +64,7 @@ def test_only_a_tpu_has_lanes_to_fill(platform: str, parts: int, monkeypatch: py
     monkeypatch.setattr(placement, "platform_of", lambda mesh: platform)
     mesh = mesh_of({"x": 8})
     request = ReshardRequest(NamedSharding(mesh, P(None, None, "x")), NamedSharding(mesh, P(*[None] * 3, "x")))
-    assert [step.mode.parts for step in plan_of(request, (64, 64, 64, 512), "bfloat16").steps] == [parts]
+    assert [step.mode.parts for step in plan_request(request, (64, 64, 64, 512), "bfloat16").steps] == [parts]
 
 
 def on(order: list[int], *spec: str) -> NamedSharding:
@@ -76,10 +77,10 @@ FORWARD, BACKWARD = list(range(8)), list(range(7, -1, -1))
 def test_on_cpu_the_plan_is_that_of_the_planner() -> None:
     source, target = on(FORWARD, "x", "y"), on(FORWARD, "y")
     for budget in (None, 620):
-        plan = plan_of(ReshardRequest(target, source, budget), (12, 20), "float32")
+        plan = plan_request(ReshardRequest(target, source, PlanOptions(budget)), (12, 20), "float32")
         wanted = [layout_of(end, (12, 20), "float32") for end in (source, target)]
         assert plan == rs.plan(*wanted, budget=budget)
-    prime = plan_of(ReshardRequest(target, source), (13, 7), "int8")
+    prime = plan_request(ReshardRequest(target, source), (13, 7), "int8")
     assert prime == rs.plan(layout_of(source, (13, 7), "int8"), layout_of(target, (13, 7), "int8"))
 
 
@@ -88,9 +89,8 @@ def test_on_cpu_large_all_to_alls_are_rounds() -> None:
     source, target = on(FORWARD, "y"), NamedSharding(mesh_of(SIZES), P(None, "y"))
 
     def kinds(rows: int = 1 << 10, **options: Any) -> list[str]:
-        return [
-            step.kind for step in plan_of(ReshardRequest(target, source, **options), (rows, 1 << 10), "float32").steps
-        ]
+        request = ReshardRequest(target, source, PlanOptions.read(**options))
+        return [step.kind for step in plan_request(request, (rows, 1 << 10), "float32").steps]
 
     assert kinds() == ["exchange"] and kinds(rows=1 << 9) == ["all_to_all"]
     assert kinds(budget=1 << 30) == kinds(network="tpu-v5p") == ["all_to_all"]
@@ -98,21 +98,21 @@ def test_on_cpu_large_all_to_alls_are_rounds() -> None:
 
 def test_the_network_reaches_the_planner() -> None:
     source, target = on(FORWARD, "x"), on(FORWARD, "y")
-    plan = plan_of(ReshardRequest(target, source, network="tpu-v5p"), (8, 8), "float32")
-    assert plan.seconds is not None and plan_of(ReshardRequest(target, source), (8, 8), "float32").seconds is None
+    plan = plan_request(ReshardRequest(target, source, PlanOptions.read(network="tpu-v5p")), (8, 8), "float32")
+    assert plan.seconds is not None and plan_request(ReshardRequest(target, source), (8, 8), "float32").seconds is None
 
 
 def test_devices_in_another_order_are_planned_by_their_ids() -> None:
     """The same spec on both meshes: by position nothing would move."""
-    plan = plan_of(ReshardRequest(on(BACKWARD, "x", "y"), on(FORWARD, "x", "y")), (8, 8), "float32")
+    plan = plan_request(ReshardRequest(on(BACKWARD, "x", "y"), on(FORWARD, "x", "y")), (8, 8), "float32")
     assert plan.received_bytes == 2 * 4 * 4 and plan.target.mesh.device_ids == tuple(BACKWARD)
-    same = plan_of(ReshardRequest(on(FORWARD, "x", "y"), on(FORWARD, "x", "y")), (8, 8), "float32")
+    same = plan_request(ReshardRequest(on(FORWARD, "x", "y"), on(FORWARD, "x", "y")), (8, 8), "float32")
     assert not same.steps and same.target.mesh.device_ids is None
 
 
 def test_without_a_source_there_is_no_plan() -> None:
     with pytest.raises(PlanError, match=r"the source of the move .* is not known"):
-        plan_of(ReshardRequest(on(FORWARD, "x")), (8, 8), "float32")
+        plan_request(ReshardRequest(on(FORWARD, "x")), (8, 8), "float32")
 
 
 def test_orders_of_devices() -> None:
@@ -127,6 +127,6 @@ def test_orders_of_devices() -> None:
 
 def test_requests_are_parameters_of_a_primitive() -> None:
     """Equal and hashable by value, so that JAX's caches find them."""
-    one, other = (ReshardRequest(on(FORWARD, "x"), on(FORWARD, "y"), 100) for _ in range(2))
+    one, other = (ReshardRequest(on(FORWARD, "x"), on(FORWARD, "y"), PlanOptions(100)) for _ in range(2))
     assert one == other and hash(one) == hash(other)
-    assert one != ReshardRequest(on(FORWARD, "x"), on(FORWARD, "y"), 101)
+    assert one != ReshardRequest(on(FORWARD, "x"), on(FORWARD, "y"), PlanOptions(101))

@@ -17,6 +17,7 @@ import reshard as rs
 from reshard.errors import BudgetError, LayoutError
 from reshard.jax import Target, redistribute, reshard_pytree
 from reshard.jax.tree_budget import bounded_tree, xla_peak_bytes
+from reshard.synth.options import PlanOptions
 from tests.jax.crossing.cases import by_messages
 from tests.jax.oracle import assert_exact, filled, mesh_of
 
@@ -72,7 +73,7 @@ class Meter:
         self.before = live_bytes()
         gc.freeze()  # what is there already is not looked through for garbage each time: that took most of the test
         self.most = 0
-        for module in ("tree_budget", "views", "crossing.moves", "crossing.stages"):
+        for module in ("tree_budget", "eager", "crossing.moves", "crossing.stages"):
             path = f"reshard.jax.{module}.started"
             monkeypatch.setattr(path, self.counted)
 
@@ -218,4 +219,4 @@ def test_the_peak_on_xla_counts_results_from_the_start() -> None:
     assert xla_peak_bytes(tree) == tree.peak_bytes + tree.plans["a"].target.tile_bytes * (
         len(tree.plans["a"].steps) > 1
     )
-    assert xla_peak_bytes(bounded_tree({"a": ends}, xla_peak_bytes(tree), None, False)) <= xla_peak_bytes(tree)
+    assert xla_peak_bytes(bounded_tree({"a": ends}, PlanOptions(xla_peak_bytes(tree)))) <= xla_peak_bytes(tree)

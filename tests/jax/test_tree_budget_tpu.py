@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import BudgetError
 from reshard.jax import tree_budget
+from reshard.synth.options import PlanOptions
 from tests.jax.test_redistribute_tpu import SLACK, mesh_of
 
 pytest.importorskip("libtpu", reason="ahead-of-time compiles for TPU need libtpu: pip install 'jax[tpu]'")
@@ -41,9 +42,9 @@ def tree_of(layers: int) -> tuple[dict[str, tuple[rs.Layout, rs.Layout]], dict[s
 def test_each_program_and_what_lives_beside_it() -> None:
     layouts, specs = tree_of(1)
     with pytest.raises(BudgetError) as raised:
-        tree_budget.bounded_tree(layouts, 1, None, False, tree_budget.OWN)
+        tree_budget.bounded_tree(layouts, PlanOptions(1), tree_budget.OWN)
     budget = int(1.2 * raised.value.smallest)
-    tree = tree_budget.bounded_tree(layouts, budget, None, False, tree_budget.OWN)
+    tree = tree_budget.bounded_tree(layouts, PlanOptions(budget), tree_budget.OWN)
     mesh = mesh_of("v5p:2x2x2", {"x": 4, "y": 2})
     live = sum(source.tile_bytes for source, _ in layouts.values())
     most = 0

@@ -13,7 +13,7 @@ Before and after, steps of the plan run on the source's and on the target's mesh
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,13 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh as JaxMesh
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.errors import BudgetError, LayoutError
 from reshard.geometry.relay import relay_figures
 from reshard.geometry.remesh import disjoint, one_set
 from reshard.geometry.view_messages import view_stats
-from reshard.jax import placement
 from reshard.jax.crossing.host import THREADED, HostExchange, exchanged, host_exchange, shards_of
 from reshard.jax.crossing.stages import (
     BetweenProcesses,
@@ -41,10 +40,8 @@ from reshard.jax.crossing.stages import (
     staged,
 )
 from reshard.jax.placement import devices_of
-from reshard.jax.platform_network import best_plan
-from reshard.jax.request import PlanArguments, ReshardRequest
+from reshard.jax.request import ReshardRequest, check_even, number_devices, numbered_move, plan_across
 from reshard.jax.starting import started
-from reshard.jax.weak_types import weakened
 from reshard.lower import lower_plan
 from reshard.lower.program import Exchange, Permute
 from reshard.lower.to_shard_map import exchange as messages
@@ -55,44 +52,28 @@ from reshard.plans.rules.cost import StepMode
 from reshard.plans.rules.exchange import exchange_size
 from reshard.plans.rules.parts import Cut
 from reshard.runtime import on_jax
-from reshard.synth import Network, overlapped
+from reshard.synth import overlapped
 from reshard.types.layout import Layout
-from reshard.types.move import Move
-from reshard.types.view import View
 
 Moving = Callable[..., jax.Array]
 """Moves an array; beside it takes the array of which a part is filled, and the scale of a cast."""
 
 
-def crosses(source: NamedSharding, target: NamedSharding) -> bool:
-    """Whether source and target are on different sets of devices."""
-    return source.device_set != target.device_set
-
-
-@lru_cache(maxsize=4096)
-def program_across(request: ReshardRequest, source: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Moving:
-    """The compiled move of arrays of this shape and dtype to other devices; it deletes a donated source.
+def program_across(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> tuple[Plan, Moving]:
+    """The plan and the compiled move of arrays of this shape and dtype to other devices; it deletes a donated source.
 
     Raises `LayoutError` for a target that does not divide the shape, `BudgetError` if no plan keeps to the budget.
     """
-    target = request.target
-    whole = plan_across(source, target, shape, dtype.name, request.arguments)
-    pipeline = _pipeline(request, source, shape, dtype.name)
+    source, target = request.ends
+    whole = plan_across(request, shape, dtype)
+    # What crosses runs beside the programs only on accelerators of one process; within a budget, nothing does.
+    apart = not (between_processes(source, target) or on_host(source, target))
+    overlaps = request.plain and apart and request.options.budget is None
+    pipeline = pipeline_across(request, shape, dtype) if overlaps else None
     if pipeline is not None and pipeline.seconds < (whole.seconds or 0.0):
-        _check_even(whole.target, target)
-        return run_pipeline(pipeline, source, target, request.donate)
-    return moving(whole, source, target, None, request.budget, request.donate)
-
-
-def _pipeline(request: ReshardRequest, source: NamedSharding, shape: tuple[int, ...], dtype: str) -> Pipeline | None:
-    """The pipeline of a move, where what crosses runs beside the programs: on accelerators of one process.
-
-    Within a budget, one step runs after the other.
-    """
-    target = request.target
-    if request.budget is not None or between_processes(source, target) or on_host(source, target):
-        return None
-    return pipeline_across(source, target, shape, dtype, request.network)
+        check_even(whole.target, request)
+        return whole, run_pipeline(pipeline, source, target, request.options.donate)
+    return whole, compile_across(whole, request)
 
 
 def casts_before(whole: Plan) -> bool:
@@ -100,18 +81,12 @@ def casts_before(whole: Plan) -> bool:
     return legs(whole).before.casts
 
 
-@lru_cache(maxsize=4096)
-def moving(
-    whole: Plan,
-    source: NamedSharding,
-    target: NamedSharding,
-    devices: tuple[Any, ...] | None,
-    budget: int | None,
-    donate: bool,
-) -> Moving:
+def compile_across(whole: Plan, request: ReshardRequest, devices: tuple[Any, ...] | None = None) -> Moving:
     """The compiled move by a plan whose devices are these, by their numbers; None for those of source and target."""
-    _check_even(whole.target, target)
-    ends = Ends(source, target, devices or tuple(numbered(source.mesh, target.mesh)))
+    source, target = request.ends
+    budget, donate = request.options.budget, request.options.donate
+    check_even(whole.target, request)
+    ends = Ends(source, target, devices or tuple(number_devices(source.mesh, target.mesh)))
     if between_processes(source, target):
         parts = in_messages(legs(_parted(whole, ends)), budget, buffers=2, pieces=True)
         return _by_messages(parts, ends, donate, between=True)
@@ -150,20 +125,6 @@ def between_processes(source: NamedSharding, target: NamedSharding) -> bool:
 def on_host(source: NamedSharding, target: NamedSharding) -> bool:
     """Whether all devices are CPUs, so that their memory is the process's."""
     return {device.platform for device in (*devices_of(source.mesh), *devices_of(target.mesh))} == {"cpu"}
-
-
-@lru_cache(maxsize=1024)
-def weakened_on(target: Sharding) -> Moving:
-    """The compiled change of an array's type to a weak one."""
-    return jax.jit(weakened, out_shardings=target, donate_argnums=0)
-
-
-def _check_even(layout: Layout, target: NamedSharding) -> None:
-    if not layout.even:
-        raise LayoutError(
-            f"the target {target.spec} on mesh {dict(target.mesh.shape)} does not divide the shape {layout.shape}; "
-            f"outside of jit JAX shards only what divides evenly: pad the array"
-        )
 
 
 def _parted(whole: Plan, ends: Ends) -> Plan:
@@ -353,16 +314,14 @@ def _finish(leg: Leg, target: NamedSharding) -> Moving:
 # devices, and on CPUs it is the same memory, so neither has anything to overlap.
 
 
-@lru_cache(maxsize=1024)
-def pipeline_across(
-    source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: str, network: Network | str | None
-) -> Pipeline | None:
-    """The pipeline of least predicted seconds on a network that a caller gives; None if there is none."""
-    if not isinstance(network, Network):
+def pipeline_across(request: ReshardRequest, shape: tuple[int, ...], dtype: str) -> Pipeline | None:
+    """The pipeline of least predicted seconds on a network that a caller named; None if there is none."""
+    source, target = request.ends
+    network = request.options.network
+    if network is None:
         return None
-    numbers = numbered(source.mesh, target.mesh)
-    near, far = layout_on(numbers, source, shape, dtype), layout_on(numbers, target, shape, dtype)
-    return overlapped(near, far, network)
+    move = numbered_move(request, number_devices(source.mesh, target.mesh), shape, dtype)
+    return overlapped(move.source, move.target, network)
 
 
 def run_pipeline(
@@ -373,7 +332,7 @@ def run_pipeline(
     far, after = each.steps[0].result, each.steps[1:]
     meshes = flat(source.mesh), flat(target.mesh)
     dtype = jnp.dtype(whole.source.dtype)
-    crossing = _crossing(each, meshes, list(numbered(source.mesh, target.mesh)), dtype)
+    crossing = _crossing(each, meshes, list(number_devices(source.mesh, target.mesh)), dtype)
     gather, sharding = on_jax.from_stack(far, after, target.mesh, target)
     take, put = _take(pipeline, meshes[0]), _put(pipeline, meshes[1])
     stack = NamedSharding(meshes[1], stack_spec(whole.target))
@@ -459,16 +418,13 @@ def _delete(*arrays: jax.Array) -> None:
             x.delete()
 
 
-# The plan of a move to other devices, and its legs.
+# The legs of a plan to other devices.
 #
 #     trainer <fsdp=4>, devices 0-3 -> server <tp=2, rep=2>, devices 4-7, f32[{fsdp}4, 8] -> f32[16, {tp}4]
 #
 #     before    nothing to do, a sum would be finished    on devices 0-3
 #     across    exchange to f32[{rep}8, {tp}4]            0-3 to 4-7
 #     after     all_gather to f32[16, {tp}4]              on devices 4-7
-#
-# A device is known by its number among those of both meshes, the source's first, since the ids of two platforms, such
-# as GPUs and the host's CPU, may coincide.
 
 
 class Leg(NamedTuple):
@@ -494,35 +450,6 @@ class Legs(NamedTuple):
     before: Leg
     across: Plan
     after: Leg
-
-
-def numbered(*meshes: placement.AnyMesh) -> dict[Any, int]:
-    """The devices of some meshes with their numbers, those of the first mesh first."""
-    return {device: at for at, device in enumerate(dict.fromkeys(d for mesh in meshes for d in devices_of(mesh)))}
-
-
-@lru_cache(maxsize=4096)
-def plan_across(
-    source: NamedSharding,
-    target: NamedSharding,
-    shape: tuple[int, ...],
-    dtype: str,
-    arguments: PlanArguments,
-    view: View | None = None,
-    target_dtype: str | None = None,
-) -> Plan:
-    """The best plan, by a view to another dtype if these are given; `BudgetError` if none keeps to the budget."""
-    numbers = numbered(source.mesh, target.mesh)
-    near = layout_on(numbers, source, shape, dtype)
-    far = layout_on(numbers, target, shape if view is None else view.target_shape, target_dtype or dtype)
-    budget, network, donate = arguments
-    return best_plan(Move(near, far, view, cast=True), devices_of(target.mesh), network, budget, donate)
-
-
-def layout_on(numbers: dict[Any, int], sharding: NamedSharding, shape: tuple[int, ...], dtype: str) -> Layout:
-    """The layout of an array whose devices are known by these numbers."""
-    own = tuple(numbers[device] for device in devices_of(sharding.mesh))
-    return placement.layout_of(sharding, shape, dtype, numbers=own)
 
 
 def legs(whole: Plan) -> Legs:

@@ -59,15 +59,16 @@ def divides(sharding: NamedSharding) -> bool:
 @contextmanager
 def by_messages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Moves as between devices that have memory of their own."""
-    moves.moving.cache_clear()
-    moves.program_across.cache_clear()
-    eager.mover_of.cache_clear()
+    forget_programs()
     with monkeypatch.context() as patch:
         patch.setattr(moves, "on_host", lambda source, target: False)
         yield
-    moves.moving.cache_clear()
-    moves.program_across.cache_clear()
-    eager.mover_of.cache_clear()
+    forget_programs()
+
+
+def forget_programs() -> None:
+    for each in (eager.program_of, eager.mover_of):
+        each.cache_clear()
 
 
 def check(source: NamedSharding, target: NamedSharding, *, values: Any = None, **options: Any) -> jax.Array:

@@ -16,8 +16,19 @@ from reshard.errors import BudgetError, LayoutError, MeshError, PlanError
 from reshard.jax import eager, redistribute
 from reshard.jax.crossing import host, moves
 from reshard.jax.crossing import moves as plans
-from reshard.jax.request import PlanArguments
-from tests.jax.crossing.cases import MESHES, SHAPE, by_messages, check, divides, mesh, sampled, shardings, some
+from reshard.jax.request import ReshardRequest, plan_across
+from tests.jax.crossing.cases import (
+    MESHES,
+    SHAPE,
+    by_messages,
+    check,
+    divides,
+    forget_programs,
+    mesh,
+    sampled,
+    shardings,
+    some,
+)
 from tests.jax.oracle import assert_exact, filled, mesh_of
 
 FOUR = {"a": 2, "b": 2}
@@ -181,7 +192,7 @@ def test_the_result_can_be_donated(way: str) -> None:
 def test_budgets_are_kept_or_refused(way: str) -> None:
     source = NamedSharding(mesh(range(4), **FOUR), P("a", "b"))
     target = NamedSharding(mesh([4, 5], t=2), P(None, "t"))
-    whole = plans.plan_across(source, target, (60, 120), "float32", PlanArguments())
+    whole = plan_across(ReshardRequest(target, source), (60, 120), "float32")
     for budget in (whole.peak_bytes, whole.floor_bytes + 3000):
         check(source, target, budget=budget)
     with pytest.raises(BudgetError):
@@ -230,11 +241,10 @@ def test_traced_moves_are_refused() -> None:
 
 def test_equal_moves_are_compiled_once(way: str) -> None:
     source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P("t"))
-    moves.program_across.cache_clear()
-    eager.mover_of.cache_clear()
+    forget_programs()
     for _ in range(3):
         check(source, target)
-    assert moves.program_across.cache_info().misses == 1
+    assert eager.program_of.cache_info().misses == 1
 
 
 @pytest.mark.slow
@@ -242,7 +252,7 @@ def test_no_message_is_as_large_as_a_tile_of_a_large_array(monkeypatch: pytest.M
     """Beside its tiles, a device has one message, an eighth of what it would be."""
     monkeypatch.setattr(plans.on_jax, "LEAST", 1 << 10)
     source, target = NamedSharding(mesh(range(4), **FOUR), P("a", "b")), NamedSharding(mesh([4, 5], t=2), P(None, "t"))
-    whole = plans.plan_across(source, target, (60, 120), "float32", PlanArguments())
+    whole = plan_across(ReshardRequest(target, source), (60, 120), "float32")
     cut = plans.in_messages(plans.legs(whole), None, buffers=1, pieces=False)
     message = whole.source.tile_bytes
     assert cut.across.peak_bytes <= max(whole.source.tile_bytes, whole.target.tile_bytes) + message // 7
@@ -269,9 +279,7 @@ def test_tiles_that_stay_as_they_are(
     made: list[bool] = []
     decide = moves._copies_tiles
     monkeypatch.setattr(moves, "_copies_tiles", lambda *given: made.append(decide(*given)) or made[-1])
-    moves.moving.cache_clear()
-    moves.program_across.cache_clear()
-    eager.mover_of.cache_clear()
+    forget_programs()
     source, target = NamedSharding(mesh(near, a=4), before), NamedSharding(mesh(far, t=4), after)
     for _ in range(3):
         moved = check(source, target, donate=donate)

@@ -16,6 +16,8 @@ import reshard as rs
 from reshard.jax.crossing import moves
 from reshard.jax.crossing import moves as pipeline
 from reshard.jax.crossing.stages import InProcess
+from reshard.jax.request import ReshardRequest
+from reshard.synth.options import PlanOptions
 from tests.jax.crossing.cases import by_messages, check, mesh
 
 WIRES = rs.Network("wires", inner=(1e-9, 1e9), domain=16)
@@ -41,7 +43,8 @@ def values() -> np.ndarray:
 def test_every_element_and_what_is_promised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle's tiles; what devices send, receive and hold, and the launches, are the pipeline's."""
     source, target = ends(name)
-    planned = pipeline.pipeline_across(source, target, SHAPE, "float32", WIRES)
+    request = ReshardRequest(target, source, PlanOptions.read(network=WIRES))
+    planned = pipeline.pipeline_across(request, SHAPE, "float32")
     assert planned is not None
     sent: Counter[Any] = Counter()
     received: Counter[Any] = Counter()
@@ -90,7 +93,8 @@ def _fullest(but: set[int]) -> int:
 
 def test_the_next_part_crosses_before_a_gather_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = ends("tiles to six replicas")
-    planned = pipeline.pipeline_across(source, target, SHAPE, "float32", WIRES)
+    request = ReshardRequest(target, source, PlanOptions.read(network=WIRES))
+    planned = pipeline.pipeline_across(request, SHAPE, "float32")
     assert planned is not None
     events: list[str] = []
 

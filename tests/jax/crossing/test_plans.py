@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 import reshard as rs
 from reshard.errors import BudgetError
 from reshard.jax.crossing import moves
-from reshard.jax.request import PlanArguments
+from reshard.jax.request import ReshardRequest, number_devices, plan_across
 from tests.jax.crossing.cases import mesh
 
 TRAINER = rs.Mesh(fsdp=4)
@@ -21,18 +21,18 @@ def planned(source: str, target: str, *, server: rs.Mesh = SERVER, **options: ob
 
 
 def test_devices_are_numbered_source_first() -> None:
-    numbers = moves.numbered(mesh([5, 2], a=2), mesh([7, 2, 1], t=3))
+    numbers = number_devices(mesh([5, 2], a=2), mesh([7, 2, 1], t=3))
     assert {device.id: number for device, number in numbers.items()} == {5: 0, 2: 1, 7: 2, 1: 3}
 
 
 def test_plans_do_not_depend_on_the_ids_of_devices() -> None:
     """Another four devices make the same plan, whatever their ids."""
-    options = ((16, 8), "float32", PlanArguments())
     ends = [
         (NamedSharding(mesh(one, a=2, b=2), P("a", "b")), NamedSharding(mesh(two, t=2), P("t")))
         for one, two in (([0, 1, 2, 3], [4, 5]), ([7, 3, 1, 0], [6, 2]))
     ]
-    assert len({moves.plan_across(*pair, *options) for pair in ends}) == 1
+    requests = [ReshardRequest(target, source) for source, target in ends]
+    assert len({plan_across(request, (16, 8), "float32") for request in requests}) == 1
 
 
 def test_legs_are_the_plan() -> None:

@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from reshard.jax.crossing import moves
 from reshard.jax.crossing.stages import InProcess
-from reshard.jax.request import PlanArguments
+from reshard.jax.request import ReshardRequest, plan_across
+from reshard.synth.options import PlanOptions
 from tests.jax.crossing.cases import SHAPE, by_messages, check, mesh
 from tests.jax.oracle import filled
 
@@ -34,12 +35,12 @@ def ends(name: str) -> tuple[NamedSharding, NamedSharding]:
 def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oracle's tiles; each device sends and receives what the plan says, the second turn out of results."""
     source, target = ends(name)
-    whole = moves.plan_across(source, target, SHAPE, "float32", PlanArguments())
+    whole = plan_across(ReshardRequest(target, source), SHAPE, "float32")
     assert whole.steps[0].mode.relay
     budget = None
     if chunk is not None:
         budget = whole.peak_bytes - whole.steps[0].cost.scratch + 2 * 4 * chunk
-        whole = moves.plan_across(source, target, SHAPE, "float32", PlanArguments(budget))
+        whole = plan_across(ReshardRequest(target, source, PlanOptions(budget)), SHAPE, "float32")
     sent: Counter[Any] = Counter()
     received: Counter[Any] = Counter()
     real = InProcess.carried
@@ -60,7 +61,7 @@ def test_every_element_and_every_byte(name: str, chunk: int | None, monkeypatch:
 def test_on_the_host_nothing_is_passed_on() -> None:
     """There all tiles are one memory."""
     source, target = ends("one to five")
-    parts = moves.pulled(moves.plan_across(source, target, SHAPE, "float32", PlanArguments()))
+    parts = moves.pulled(plan_across(ReshardRequest(target, source), SHAPE, "float32"))
     assert not parts.across.steps[0].mode.relay
     check(source, target)
 
