@@ -1,16 +1,18 @@
 """The measures that keep the package readable, each with a planted fault that it reports.
 
-Complexity of functions, class names that stand in several modules, functions that hide a package, and a place on the
-map for each module.
+Complexity of functions, class names that stand in several modules, functions that hide a package, a place on the map
+for each module, and the figures of the whole: how long functions are, whether a name leads to one place, how much is
+explained. A limit here is what the package has reached; lower it when a change does better.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from radon.complexity import cc_visit_ast
@@ -72,6 +74,72 @@ def _complex_functions(module: Module) -> Iterator[tuple[int, str]]:
 
 def _functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     return (node for node in module.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+class Figures(NamedTuple):
+    """What the source of a package measures as a whole. Names are matched by spelling, so counts are approximate."""
+
+    shared_names: float
+    """The share of module-level functions whose name another module has, too."""
+    one_word_names: float
+    """The share of module-level functions whose name is one word, for which nobody can search."""
+    half_in_functions_of: int
+    """Half of the lines in bodies of functions are in functions of at least so many lines."""
+    small_helpers: int
+    """Functions of at most 5 lines that are called once: a line with a name, away from where it is read."""
+    comments: float
+    """Comments, those at the end of a line too, for every 1,000 lines of code."""
+    crowded_folders: int
+    """Folders with more than 20 modules."""
+
+
+def figures(root: Path) -> Figures:
+    """The figures of the package at `root`."""
+    comments = code = 0
+    homes: defaultdict[str, list[Module]] = defaultdict(list)
+    sizes: list[tuple[str, int]] = []
+    uses: Counter[str] = Counter()
+    folders: Counter[Path] = Counter()
+    for module in modules(root):
+        folders[module.path.parent] += module.path.name != "__init__.py"
+        lines = module.path.read_text(encoding="utf-8").splitlines()
+        prose = _docstring_lines(module)
+        written = [line.strip() for number, line in enumerate(lines, 1) if number not in prose and line.strip()]
+        comments += sum(line.startswith("#") or re.search(r"\S\s+# \S", line) is not None for line in written)
+        code += sum(not line.startswith("#") for line in written)
+        for node in module.nodes:
+            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load):
+                uses[node.id if isinstance(node, ast.Name) else node.attr] += 1
+        for node in _functions(module):
+            statements = node.body[1:] if node.body[0].lineno in prose else node.body
+            first = statements[0].lineno if statements else node.end_lineno + 1
+            body = lines[first - 1 : node.end_lineno]
+            sizes.append((node.name, sum(re.match(r"\s*[^\s#]", line) is not None for line in body)))
+        for node in module.tree.body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("__"):
+                homes[node.name].append(module)
+    total = max(1, sum(map(len, homes.values())))
+    named = Counter(name for name, _ in sizes)
+    half, so_far, most = sum(size for _, size in sizes) / 2, 0, 0
+    for most in sorted((size for _, size in sizes), reverse=True):
+        so_far += most
+        if so_far >= half:
+            break
+    return Figures(
+        sum(len(where) for where in homes.values() if len(where) > 1) / total,
+        sum(len(where) for name, where in homes.items() if re.fullmatch("_?[a-z0-9]+", name)) / total,
+        most,
+        sum(named[name] == 1 and uses[name] == 1 and size <= 5 for name, size in sizes),
+        1000 * comments / max(1, code),
+        sum(number > 20 for number in folders.values()),
+    )
+
+
+def _docstring_lines(module: Module) -> set[int]:
+    documented = [n for n in module.nodes if isinstance(n, ast.Module | ast.ClassDef | ast.FunctionDef) and n.body]
+    first = [node.body[0] for node in documented]
+    texts = [n for n in first if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
+    return {number for node in texts for number in range(node.lineno, (node.end_lineno or 0) + 1)}
 
 
 @pytest.mark.slow
@@ -137,3 +205,24 @@ def test_a_hidden_package_is_reported(tmp_path: Path, text: str):
 def test_a_module_that_no_map_names_is_reported(tmp_path: Path):
     files = {"a/__init__.py": '"""b: what b is for."""\n', "a/b.py": "", "a/guided.py": "", "a/bb.py": ""}
     assert unmapped(_plant(tmp_path, files), "`guided` has a line here") == ["a/bb.py"]
+
+
+def test_the_figures_of_the_whole():
+    """A limit is what the package has reached: whoever lowers it keeps it there."""
+    measured = figures(PACKAGE)
+    assert measured.shared_names <= 0.40
+    assert measured.one_word_names <= 0.60
+    assert measured.half_in_functions_of >= 9
+    assert measured.small_helpers <= 480
+    assert measured.comments >= 30
+    assert measured.crowded_folders <= 1
+
+
+def test_figures_count_what_they_say(tmp_path: Path):
+    small = "def only_here():\n    return 1  # why\n"
+    files = {
+        "a.py": f'"""Text."""\n{small}\n\ndef run():\n    # why\n    return only_here()\n',
+        "b.py": "def run():\n    pass\n",
+    }
+    files |= {f"many/m{number}.py": "" for number in range(21)}
+    assert figures(_plant(tmp_path, files)) == Figures(2 / 3, 2 / 3, 1, 1, 1000 * 2 / 6, 1)
