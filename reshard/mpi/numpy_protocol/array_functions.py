@@ -11,23 +11,23 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from reshard.mpi.numpy_protocol import contractions, reductions, views
-from reshard.mpi.numpy_protocol.elementwise import elementwise, mapped, zipped
+from reshard.mpi.numpy_protocol.elementwise import apply_elementwise, apply_to_array
 from reshard.mpi.numpy_protocol.reductions import ReductionKind
 from reshard.mpi.numpy_protocol.tiled import (
     INSTEAD,
     TiledArray,
-    computed,
-    finished,
+    compute_together,
+    cut_padding,
+    finish_sum,
     is_split,
-    layout_dtype,
-    true_part,
-    whole_tile,
-    with_true_part,
+    name_dtype,
+    take_tile,
+    wrap_true_part,
 )
 from reshard.mpi.tiles import check_not_partial
 
 
-def call(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def call_function(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """Runs numpy's `function` on distributed arrays. Raises `TypeError` if there is no such function for them, or if it
     does not have one of the options.
     """
@@ -35,41 +35,39 @@ def call(function: Callable[..., Any], arguments: Sequence[Any], options: Mappin
     run = FUNCTIONS.get(function)
     if run is None:
         raise TypeError(f"{name} is not implemented for DistArrays; {INSTEAD}")
-    given = {key: value for key, value in options.items() if not _is_default(key, value)}
+    # numpy's own functions pass on options that have no effect.
+    nothing = np._NoValue  # pyright: ignore
+    given = {key: value for key, value in options.items() if value is not nothing and (key, value) != ("out", None)}
     try:
         bound = inspect.signature(run).bind(*arguments, **given)
     except TypeError as error:
-        raise TypeError(f"{name} of a DistArray takes {_options(run)} only ({error}); {INSTEAD}") from None
+        taken = ", ".join(inspect.signature(run).parameters)
+        raise TypeError(f"{name} of a DistArray takes {taken} only ({error}); {INSTEAD}") from None
     return run(*bound.args, **bound.kwargs)
 
 
-def _is_default(key: str, value: Any) -> bool:
-    """Whether an option has no effect: numpy's own functions pass such options on."""
-    return value is np._NoValue or (key == "out" and value is None)  # pyright: ignore
-
-
-def _options(run: Callable[..., Any]) -> str:
-    return ", ".join(inspect.signature(run).parameters)
-
-
-def _of_kind(kind: ReductionKind, typed: bool) -> Callable[..., Any]:
+def _make_reduction(kind: ReductionKind, typed: bool) -> Callable[..., Any]:
     def plain(a: TiledArray, axis: Any = None, *, keepdims: bool = False) -> Any:
-        return reductions.reduced(kind, a, axis, None, keepdims)
+        return reductions.reduce_array(kind, a, axis, None, keepdims)
 
     def with_dtype(a: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
-        return reductions.reduced(kind, a, axis, dtype, keepdims)
+        return reductions.reduce_array(kind, a, axis, dtype, keepdims)
 
     return with_dtype if typed else plain
 
 
 def where(condition: Any, x: Any, y: Any) -> Any:
     """numpy's `where` with three arguments: with one, the shape of the result would depend on the data."""
-    return elementwise("where", np.where, [condition, x, y])
+    return apply_elementwise("where", np.where, [condition, x, y])
 
 
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
     """numpy's `isclose`."""
-    return zipped("isclose", lambda one, other: np.isclose(one, other, rtol, atol, equal_nan), a, b)
+
+    def compare(one: Any, other: Any) -> Any:
+        return np.isclose(one, other, rtol, atol, equal_nan)
+
+    return apply_elementwise("isclose", compare, [a, b])
 
 
 def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> bool:
@@ -77,8 +75,8 @@ def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: 
     one, other = _alike(a, b)
     first = one if isinstance(one, TiledArray) else other
     waited_for = is_split(first.layout, range(len(first.layout.shape)))
-    close = computed(first, waited_for, lambda: isclose(one, other, rtol, atol, equal_nan))
-    return bool(reductions.reduced(reductions.ALL, close))
+    close = compute_together(first, waited_for, lambda: isclose(one, other, rtol, atol, equal_nan))
+    return bool(reductions.reduce_array(reductions.ALL, close))
 
 
 def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
@@ -90,36 +88,36 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
     if a1.layout.shape != a2.layout.shape:
         return False
     one, other = _alike(a1, a2)
-    local = np.array_equal(true_part(one), true_part(other), equal_nan)
-    equal = with_true_part(one, replace(one.layout, dtype="bool"), np.full(true_part(one).shape, local))
-    return bool(reductions.reduced(reductions.ALL, equal))
+    local = np.array_equal(cut_padding(one), cut_padding(other), equal_nan)
+    equal = wrap_true_part(one, replace(one.layout, dtype="bool"), np.full(cut_padding(one).shape, local))
+    return bool(reductions.reduce_array(reductions.ALL, equal))
 
 
 def _alike(one: Any, other: Any) -> tuple[Any, Any]:
     """Both arrays finished, and the second in the first one's layout if they have one shape."""
-    one, other = (finished(each) if isinstance(each, TiledArray) else each for each in (one, other))
+    one, other = (finish_sum(each) if isinstance(each, TiledArray) else each for each in (one, other))
     if isinstance(one, TiledArray) and isinstance(other, TiledArray) and one.layout.shape == other.layout.shape:
         other = other.redistribute(replace(one.layout, dtype=other.layout.dtype))
     return one, other
 
 
-def copied(a: TiledArray) -> TiledArray:
+def copy_array(a: TiledArray) -> TiledArray:
     """A copy, in private memory."""
-    return a.with_tile(a.layout, whole_tile(a).copy())
+    return a.with_tile(a.layout, take_tile(a).copy())
 
 
-def cast_to(a: TiledArray, dtype: DTypeLike) -> TiledArray:
+def cast_array(a: TiledArray, dtype: DTypeLike) -> TiledArray:
     """The array with elements of another dtype; always a copy."""
     check_not_partial(a.layout)
-    return with_true_part(a, a.layout, true_part(a).astype(dtype))
+    return wrap_true_part(a, a.layout, cut_padding(a).astype(dtype))
 
 
 def full_like(a: TiledArray, fill_value: Any, dtype: DTypeLike | None = None) -> TiledArray:
     """An array of one value, in the layout of another one."""
     check_not_partial(a.layout)
-    element = whole_tile(a).dtype if dtype is None else np.dtype(dtype)
+    element = take_tile(a).dtype if dtype is None else np.dtype(dtype)
     tile = np.full(a.layout.tile_shape, fill_value, element)
-    return a.with_tile(replace(a.layout, dtype=layout_dtype(element)), tile)
+    return a.with_tile(replace(a.layout, dtype=name_dtype(element)), tile)
 
 
 def zeros_like(a: TiledArray, dtype: DTypeLike | None = None) -> TiledArray:
@@ -149,21 +147,21 @@ def size_of(a: TiledArray, axis: int | None = None) -> int:
 
 def real(val: TiledArray) -> Any:
     """The real parts."""
-    return mapped("real", lambda part: np.real(part).copy(), val)
+    return apply_to_array("real", lambda part: np.real(part).copy(), val)
 
 
 def imag(val: TiledArray) -> Any:
     """The imaginary parts."""
-    return mapped("imag", lambda part: np.imag(part).copy(), val)
+    return apply_to_array("imag", lambda part: np.imag(part).copy(), val)
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: _of_kind(reductions.SUM, typed=True),
-    np.prod: _of_kind(reductions.PRODUCT, typed=True),
-    np.min: _of_kind(reductions.MINIMUM, typed=False),
-    np.max: _of_kind(reductions.MAXIMUM, typed=False),
-    np.any: _of_kind(reductions.ANY, typed=False),
-    np.all: _of_kind(reductions.ALL, typed=False),
+    np.sum: _make_reduction(reductions.SUM, typed=True),
+    np.prod: _make_reduction(reductions.PRODUCT, typed=True),
+    np.min: _make_reduction(reductions.MINIMUM, typed=False),
+    np.max: _make_reduction(reductions.MAXIMUM, typed=False),
+    np.any: _make_reduction(reductions.ANY, typed=False),
+    np.all: _make_reduction(reductions.ALL, typed=False),
     np.mean: reductions.mean,
     np.linalg.norm: reductions.norm,
     np.dot: contractions.dot,
@@ -175,7 +173,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.isclose: isclose,
     np.allclose: allclose,
     np.array_equal: array_equal,
-    np.copy: copied,
+    np.copy: copy_array,
     np.full_like: full_like,
     np.zeros_like: zeros_like,
     np.ones_like: ones_like,

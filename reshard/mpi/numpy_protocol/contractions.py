@@ -19,21 +19,21 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from reshard.errors import LayoutError
-from reshard.mpi.numpy_protocol.elementwise import elementwise
+from reshard.mpi.numpy_protocol.elementwise import apply_elementwise
 from reshard.mpi.numpy_protocol.tiled import (
     SINGLE,
     Array,
     TiledArray,
-    axes_of,
     check_arithmetic,
     check_together,
-    computed,
-    finished,
-    local_dim,
-    normalized_axis,
-    true_part,
-    unwrapped,
-    with_true_part,
+    compute_together,
+    cut_padding,
+    finish_sum,
+    list_axes,
+    make_local_dim,
+    normalize_axis,
+    unwrap_scalar,
+    wrap_true_part,
 )
 from reshard.types import Dim, Layout
 
@@ -55,29 +55,29 @@ class Contraction(NamedTuple):
 
 def matmul(left: Any, right: Any) -> Any:
     """numpy's `matmul`, stacked matrices and vectors included."""
-    one, other = _operands("matmul", left, right)
+    one, other = _check_operands("matmul", left, right)
     ndims = len(one.layout.shape), len(other.layout.shape)
     if 0 in ndims:
         raise LayoutError(f"matmul of shapes {one.layout.shape} and {other.layout.shape}; give arrays of 1 dim or more")
     rows, columns = ["m"] * (ndims[0] > 1), ["n"] * (ndims[1] > 1)
-    stacked = _stacked(one.layout.shape[:-2], other.layout.shape[:-2])
+    stacked = _label_stacked(one.layout.shape[:-2], other.layout.shape[:-2])
     labels = (*stacked[0], *rows, "k"), (*stacked[1], "k", *columns)
-    return _contract(Contraction("matmul", *labels, (*stacked[2], *rows, *columns), np.matmul), one, other)
+    return _contract_arrays(Contraction("matmul", *labels, (*stacked[2], *rows, *columns), np.matmul), one, other)
 
 
 def dot(left: Any, right: Any) -> Any:
     """numpy's `dot`: a product by a number, or a sum over the last dim of one and the last but one of the other."""
     if not np.ndim(left) or not np.ndim(right):
-        return elementwise("dot", np.dot, [left, right])  # np.dot takes a number's own dtype, unlike ufuncs
-    _, other = _operands("dot", left, right)
+        return apply_elementwise("dot", np.dot, [left, right])  # np.dot takes a number's own dtype, unlike ufuncs
+    _, other = _check_operands("dot", left, right)
     return tensordot(left, right, ([-1], [max(-2, -len(other.layout.shape))]))
 
 
 def tensordot(left: Any, right: Any, axes: Any = 2) -> Any:
     """numpy's `tensordot`: sums over pairs of dims."""
-    one, other = _operands("tensordot", left, right)
+    one, other = _check_operands("tensordot", left, right)
     ndims = len(one.layout.shape), len(other.layout.shape)
-    pairs = _pairs(axes, *ndims)
+    pairs = _pair_dims(axes, *ndims)
     labels = [[f"{side}{at}" for at in range(ndim)] for side, ndim in zip("lr", ndims, strict=True)]
     for number, (at, to) in enumerate(pairs):
         labels[0][at] = labels[1][to] = f"k{number}"
@@ -87,10 +87,10 @@ def tensordot(left: Any, right: Any, axes: Any = 2) -> Any:
     def multiply(one: Array, other: Array) -> Any:
         return np.tensordot(one, other, sides)
 
-    return _contract(Contraction("tensordot", tuple(labels[0]), tuple(labels[1]), out, multiply), one, other)
+    return _contract_arrays(Contraction("tensordot", tuple(labels[0]), tuple(labels[1]), out, multiply), one, other)
 
 
-def _operands(name: str, left: Any, right: Any) -> tuple[TiledArray, TiledArray]:
+def _check_operands(name: str, left: Any, right: Any) -> tuple[TiledArray, TiledArray]:
     for operand in (left, right):
         if not isinstance(operand, TiledArray):
             raise LayoutError(
@@ -99,10 +99,10 @@ def _operands(name: str, left: Any, right: Any) -> tuple[TiledArray, TiledArray]
             )
         check_arithmetic(name, operand)
     check_together(name, [left, right])
-    return finished(left), finished(right)
+    return finish_sum(left), finish_sum(right)
 
 
-def _stacked(left: Sequence[int], right: Sequence[int]) -> tuple[list[Label], list[Label], list[str]]:
+def _label_stacked(left: Sequence[int], right: Sequence[int]) -> tuple[list[Label], list[Label], list[str]]:
     """The labels of stacked dims of both operands, aligned from the end, and of the result."""
     labels = [f"s{at}" for at in range(max(len(left), len(right)), 0, -1)]
     sizes = [dict(zip(labels[len(labels) - len(shape) :], shape, strict=True)) for shape in (left, right)]
@@ -115,7 +115,7 @@ def _stacked(left: Sequence[int], right: Sequence[int]) -> tuple[list[Label], li
     return of(left), of(right), labels
 
 
-def _pairs(axes: Any, left: int, right: int) -> list[tuple[int, int]]:
+def _pair_dims(axes: Any, left: int, right: int) -> list[tuple[int, int]]:
     """The pairs of dims that numpy's `axes` names."""
     if isinstance(axes, int):
         given = list(range(left - axes, left)), list(range(axes))
@@ -124,8 +124,8 @@ def _pairs(axes: Any, left: int, right: int) -> list[tuple[int, int]]:
     else:
         one, other = axes
         given = _sequence(one), _sequence(other)
-    ones = [normalized_axis(at, left) for at in given[0]]
-    others = [normalized_axis(at, right) for at in given[1]]
+    ones = [normalize_axis(at, left) for at in given[0]]
+    others = [normalize_axis(at, right) for at in given[1]]
     if len(ones) != len(others) or len(set(ones)) != len(ones) or len(set(others)) != len(others):
         raise LayoutError(f"tensordot with axes={axes}: give as many dims of one array as of the other, each once")
     return list(zip(ones, others, strict=True))
@@ -135,7 +135,7 @@ def _sequence(axes: Any) -> list[Any]:
     return list(cast("Sequence[Any]", axes)) if isinstance(axes, list | tuple) else [axes]
 
 
-def _contract(contraction: Contraction, left: TiledArray, right: TiledArray) -> Any:
+def _contract_arrays(contraction: Contraction, left: TiledArray, right: TiledArray) -> Any:
     _check_sizes(contraction, left.layout, right.layout)
     swap = left.layout.tile_bytes < right.layout.tile_bytes
     (home, home_labels), (guest, guest_labels) = (
@@ -143,22 +143,24 @@ def _contract(contraction: Contraction, left: TiledArray, right: TiledArray) -> 
         if swap
         else [(left, contraction.left), (right, contraction.right)]
     )
-    stays = replace(home.layout, dims=_with_singles(home.layout.dims, home_labels))
-    comes = _layout_beside(stays, home_labels, guest.layout, guest_labels)
-    own = _by_label(guest.layout.dims, guest_labels) if guest.layout.mesh == stays.mesh else {}
+    # The larger operand stays: a dim that broadcasts comes to every rank, which moves one element.
+    labelled = zip(home_labels, home.layout.dims, strict=True)
+    stays = replace(home.layout, dims=tuple(SINGLE if label is None else dim for label, dim in labelled))
+    comes = _place_guest(stays, home_labels, guest.layout, guest_labels)
+    own = _dims_by_label(guest.layout.dims, guest_labels) if guest.layout.mesh == stays.mesh else {}
     home, guest = home.redistribute(stays), guest.redistribute(comes)
     one, other = (guest, home) if swap else (home, guest)
-    dims = {**_by_label(comes.dims, guest_labels), **_by_label(stays.dims, home_labels)}
+    dims = {**_dims_by_label(comes.dims, guest_labels), **_dims_by_label(stays.dims, home_labels)}
     out = tuple(dims[label] for label in contraction.out)
-    summed = [axis for label, dim in dims.items() if label not in contraction.out for axis in axes_of(dim)]
-    parts = true_part(one), true_part(other)
-    product = computed(home, bool(summed), lambda: np.asarray(contraction.multiply(*parts)))
+    summed = [axis for label, dim in dims.items() if label not in contraction.out for axis in list_axes(dim)]
+    parts = cut_padding(one), cut_padding(other)
+    product = compute_together(home, bool(summed), lambda: np.asarray(contraction.multiply(*parts)))
     operation = "max" if product.dtype == bool else "sum"
     layout = Layout(stays.mesh, out, product.dtype.name, operation if summed else None, tuple(summed))
-    result = with_true_part(home, layout, product)
+    result = wrap_true_part(home, layout, product)
     if not layout.partial:
-        return unwrapped(result)
-    return unwrapped(result.redistribute(_spread(layout, contraction.out, own)))
+        return unwrap_scalar(result)
+    return unwrap_scalar(result.redistribute(_spread_result(layout, contraction.out, own)))
 
 
 def _check_sizes(contraction: Contraction, left: Layout, right: Layout) -> None:
@@ -172,18 +174,13 @@ def _check_sizes(contraction: Contraction, left: Layout, right: Layout) -> None:
                 )
 
 
-def _by_label(dims: Sequence[Dim], labels: Sequence[Label]) -> dict[str, Dim]:
+def _dims_by_label(dims: Sequence[Dim], labels: Sequence[Label]) -> dict[str, Dim]:
     return {label: dim for label, dim in zip(labels, dims, strict=True) if label is not None}
 
 
-def _with_singles(dims: Sequence[Dim], labels: Sequence[Label]) -> tuple[Dim, ...]:
-    """The dims, with those that broadcast on every rank."""
-    return tuple(SINGLE if label is None else dim for label, dim in zip(labels, dims, strict=True))
-
-
-def _layout_beside(home: Layout, home_labels: Sequence[Label], guest: Layout, labels: Sequence[Label]) -> Layout:
+def _place_guest(home: Layout, home_labels: Sequence[Label], guest: Layout, labels: Sequence[Label]) -> Layout:
     """Where the operand that moves must be: common dims as the other has them, its own ones on axes that are free."""
-    common = _by_label(home.dims, home_labels)
+    common = _dims_by_label(home.dims, home_labels)
     used = {axis.axis for axis in home.held}
 
     def placed(dim: Dim, label: Label) -> Dim:
@@ -191,20 +188,20 @@ def _layout_beside(home: Layout, home_labels: Sequence[Label], guest: Layout, la
             return SINGLE
         if label in common:
             return common[label]
-        free = guest.mesh == home.mesh and used.isdisjoint(axis.axis for axis in axes_of(dim))
-        return dim if free else local_dim(dim.size)
+        free = guest.mesh == home.mesh and used.isdisjoint(axis.axis for axis in list_axes(dim))
+        return dim if free else make_local_dim(dim.size)
 
     dims = tuple(placed(dim, label) for dim, label in zip(guest.dims, labels, strict=True))
     return Layout(home.mesh, dims, guest.dtype)
 
 
-def _spread(layout: Layout, labels: Sequence[str], original: dict[str, Dim]) -> Layout:
+def _spread_result(layout: Layout, labels: Sequence[str], original: dict[str, Dim]) -> Layout:
     """The finished layout: dims of the operand that moved are split again as they were, where the axes are free."""
     dims = list(layout.dims)
     used = {axis.axis for axis in layout.held}
     for at, label in enumerate(labels):
-        names = {axis.axis for axis in axes_of(original.get(label, SINGLE))}
-        if names and not axes_of(dims[at]) and used.isdisjoint(names):
+        names = {axis.axis for axis in list_axes(original.get(label, SINGLE))}
+        if names and not list_axes(dims[at]) and used.isdisjoint(names):
             dims[at] = original[label]
             used |= names
     return replace(layout, dims=tuple(dims), partial=())

@@ -23,8 +23,8 @@ from reshard.mpi.numpy_protocol.tiled import (
     Array,
     TiledArray,
     check_together,
-    true_part,
-    with_true_part,
+    cut_padding,
+    wrap_true_part,
 )
 from reshard.mpi.tiles import check_not_partial
 from reshard.types import Layout
@@ -43,36 +43,31 @@ def call_ufunc(ufunc: np.ufunc, inputs: Sequence[Any], options: dict[str, Any]) 
         raise TypeError(f"{name} of DistArrays does not take where; use np.where, or {INSTEAD}")
     outs = cast("tuple[Any, ...]", options.pop("out", ()))
     if not outs:
-        return elementwise(name, lambda *parts: ufunc(*parts, **options), inputs)
+        return apply_elementwise(name, lambda *parts: ufunc(*parts, **options), inputs)
     for out in outs:
         if not isinstance(out, TiledArray):
             raise TileError(f"{name}: out is a {type(out).__name__}; give a DistArray of the result's layout")
     _check_outs(name, inputs, cast("tuple[TiledArray, ...]", outs))
-    ufunc(*map(_part_of, inputs), out=tuple(map(_part_of, outs)), **options)
+    ufunc(*map(_cut_operand, inputs), out=tuple(map(_cut_operand, outs)), **options)
     return outs[0] if len(outs) == 1 else outs
 
 
-def elementwise(name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+def apply_elementwise(name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """Applies a function to the true parts of distributed arrays, and to numbers; a tuple of results stays one."""
-    arrays = _arrays(name, operands)
-    layout = aligned(name, arrays)
-    results = function(*map(_part_of, operands))
+    arrays = _list_arrays(name, operands)
+    layout = align_layouts(name, arrays)
+    results = function(*map(_cut_operand, operands))
     if isinstance(results, tuple):
-        return tuple(with_true_part(arrays[0], layout, each) for each in cast("tuple[Any, ...]", results))
-    return with_true_part(arrays[0], layout, results)
+        return tuple(wrap_true_part(arrays[0], layout, each) for each in cast("tuple[Any, ...]", results))
+    return wrap_true_part(arrays[0], layout, results)
 
 
-def mapped(name: str, function: Callable[[Array], Any], array: TiledArray) -> TiledArray:
+def apply_to_array(name: str, function: Callable[[Array], Any], array: TiledArray) -> TiledArray:
     """Applies a function to the true part of one array."""
-    return elementwise(name, function, [array])
+    return apply_elementwise(name, function, [array])
 
 
-def zipped(name: str, function: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
-    """Applies a function to the true parts of two arrays, or of one and a number."""
-    return elementwise(name, function, [one, other])
-
-
-def aligned(name: str, arrays: Sequence[TiledArray]) -> Layout:
+def align_layouts(name: str, arrays: Sequence[TiledArray]) -> Layout:
     """The layout of an elementwise result, of the first array's dtype.
 
     Raises `LayoutError` unless a rank's tiles hold the same elements of all arrays.
@@ -81,27 +76,27 @@ def aligned(name: str, arrays: Sequence[TiledArray]) -> Layout:
     layouts = [check_not_partial(array.layout) for array in arrays]
     first = layouts[0]
     ndim = max(len(layout.shape) for layout in layouts)
-    dims = tuple(_common(name, layouts, at) for at in range(-ndim, 0))
+    dims = tuple(_find_common_dim(name, layouts, at) for at in range(-ndim, 0))
     if any(layout.mesh != first.mesh for layout in layouts):
-        raise _mismatch(name, layouts)
+        raise _mismatch_error(name, layouts)
     try:
         return replace(first, dims=dims)
     except LayoutError:  # One axis holds dims of two operands.
-        raise _mismatch(name, layouts) from None
+        raise _mismatch_error(name, layouts) from None
 
 
-def _common(name: str, layouts: Sequence[Layout], at: int) -> Any:
+def _find_common_dim(name: str, layouts: Sequence[Layout], at: int) -> Any:
     """The dim at `at`, counted from the end, that all layouts have or broadcast to."""
     dims = {layout.dims[at] for layout in layouts if len(layout.dims) >= -at} - {SINGLE}
     sizes = {dim.size for dim in dims}
     if len(sizes - {1}) > 1:
         raise LayoutError(f"{name}: shapes {', '.join(str(each.shape) for each in layouts)} do not broadcast together")
     if len(dims) > 1:
-        raise _mismatch(name, layouts)
+        raise _mismatch_error(name, layouts)
     return dims.pop() if dims else SINGLE
 
 
-def _mismatch(name: str, layouts: Sequence[Layout]) -> LayoutError:
+def _mismatch_error(name: str, layouts: Sequence[Layout]) -> LayoutError:
     shown = " and ".join(dict.fromkeys(f"{layout} on {layout.mesh!r}" for layout in layouts))
     return LayoutError(
         f"{name} of arrays in layouts {shown}; redistribute one of them, so that the tiles of a rank have the same "
@@ -111,7 +106,7 @@ def _mismatch(name: str, layouts: Sequence[Layout]) -> LayoutError:
 
 def _check_outs(name: str, inputs: Sequence[Any], outs: Sequence[TiledArray]) -> None:
     arrays = [each for each in inputs if isinstance(each, TiledArray)]
-    layout = aligned(name, _arrays(name, [*inputs, *outs]) if not arrays else _arrays(name, inputs))
+    layout = align_layouts(name, _list_arrays(name, [*inputs, *outs]) if not arrays else _list_arrays(name, inputs))
     for out in outs:
         if replace(out.layout, dtype=layout.dtype) != layout:
             raise LayoutError(
@@ -119,7 +114,7 @@ def _check_outs(name: str, inputs: Sequence[Any], outs: Sequence[TiledArray]) ->
             )
 
 
-def _arrays(name: str, operands: Sequence[Any]) -> list[TiledArray]:
+def _list_arrays(name: str, operands: Sequence[Any]) -> list[TiledArray]:
     """The distributed arrays among operands; raises `LayoutError` for other arrays than numbers."""
     arrays = [operand for operand in operands if isinstance(operand, TiledArray)]
     for operand in operands:
@@ -131,5 +126,5 @@ def _arrays(name: str, operands: Sequence[Any]) -> list[TiledArray]:
     return arrays
 
 
-def _part_of(operand: Any) -> Any:
-    return true_part(operand) if isinstance(operand, TiledArray) else operand
+def _cut_operand(operand: Any) -> Any:
+    return cut_padding(operand) if isinstance(operand, TiledArray) else operand

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from reshard.errors import TileError
 from reshard.mpi.numpy_protocol import array_functions, contractions, reductions, views
 from reshard.mpi.numpy_protocol.elementwise import call_ufunc
-from reshard.mpi.numpy_protocol.tiled import INSTEAD, TiledArray, finished, whole_tile
+from reshard.mpi.numpy_protocol.tiled import INSTEAD, TiledArray, finish_sum, take_tile
 from reshard.mpi.tiles import replicated
 
 
@@ -60,8 +60,10 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         """numpy's ufuncs: elementwise ones tile by tile, matmul and reductions by plans."""
-        if any(_is_foreign(operand) for operand in (*inputs, *options.get("out", ()))):
-            return NotImplemented
+        for operand in (*inputs, *options.get("out", ())):
+            # An array of another kind has ufuncs of its own, which numpy asks next.
+            if not isinstance(operand, TiledArray | np.ndarray | np.generic) and hasattr(operand, "__array_ufunc__"):
+                return NotImplemented
         if ufunc is np.matmul and method == "__call__" and not options:
             return contractions.matmul(*inputs)
         if method == "reduce" and ufunc in reductions.OF_UFUNCS:
@@ -76,7 +78,7 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         """numpy's functions, those that `array_functions` lists."""
         if not all(issubclass(each, TiledArray | np.ndarray) for each in types):
             return NotImplemented
-        return array_functions.call(func, args, kwargs)
+        return array_functions.call_function(func, args, kwargs)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
         """Raises `TypeError`: gathering a distributed array is never implicit."""
@@ -84,19 +86,19 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
 
     def sum(self, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
         """numpy's sum."""
-        return reductions.reduced(reductions.SUM, self, axis, dtype, keepdims)
+        return reductions.reduce_array(reductions.SUM, self, axis, dtype, keepdims)
 
     def prod(self, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
         """numpy's product."""
-        return reductions.reduced(reductions.PRODUCT, self, axis, dtype, keepdims)
+        return reductions.reduce_array(reductions.PRODUCT, self, axis, dtype, keepdims)
 
     def min(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """numpy's minimum; NaN if there is one."""
-        return reductions.reduced(reductions.MINIMUM, self, axis, None, keepdims)
+        return reductions.reduce_array(reductions.MINIMUM, self, axis, None, keepdims)
 
     def max(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """numpy's maximum; NaN if there is one."""
-        return reductions.reduced(reductions.MAXIMUM, self, axis, None, keepdims)
+        return reductions.reduce_array(reductions.MAXIMUM, self, axis, None, keepdims)
 
     def mean(self, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
         """numpy's mean."""
@@ -104,11 +106,11 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
 
     def any(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Whether any element is true."""
-        return reductions.reduced(reductions.ANY, self, axis, None, keepdims)
+        return reductions.reduce_array(reductions.ANY, self, axis, None, keepdims)
 
     def all(self, axis: Any = None, *, keepdims: bool = False) -> Any:
         """Whether all elements are true."""
-        return reductions.reduced(reductions.ALL, self, axis, None, keepdims)
+        return reductions.reduce_array(reductions.ALL, self, axis, None, keepdims)
 
     def dot(self, other: Any) -> Any:
         """numpy's dot product."""
@@ -128,11 +130,11 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
 
     def astype(self, dtype: DTypeLike) -> Any:
         """A copy with elements of another dtype."""
-        return array_functions.cast_to(self, dtype)
+        return array_functions.cast_array(self, dtype)
 
     def copy(self) -> Any:
         """A copy in private memory."""
-        return array_functions.copied(self)
+        return array_functions.copy_array(self)
 
     def __copy__(self) -> Any:
         return self.copy()
@@ -146,7 +148,7 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Any:
         """A copy of a part; collective if a split dim is cut, since the dim is made local first."""
-        return views.sliced(self, key)
+        return views.slice_array(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise TypeError("elements of a DistArray are written to a.tile, or chosen by np.where")
@@ -187,8 +189,8 @@ class NumpyMethods(TiledArray, NDArrayOperatorsMixin):
         """The one element, on every rank."""
         if self.size != 1:
             raise TypeError(f"{name} of a DistArray of shape {self.shape}, which is not one number; {INSTEAD}")
-        whole = finished(self)
-        return whole_tile(whole.redistribute(replicated(whole.layout, whole.layout.mesh))).reshape(1)[0]
+        whole = finish_sum(self)
+        return take_tile(whole.redistribute(replicated(whole.layout, whole.layout.mesh))).reshape(1)[0]
 
 
 def _reduce(
@@ -200,7 +202,7 @@ def _reduce(
     kind = reductions.OF_UFUNCS[ufunc]
     if dtype is not None and kind not in (reductions.SUM, reductions.PRODUCT):
         raise TypeError(f"{ufunc.__name__}.reduce of DistArrays takes no dtype; {INSTEAD}")
-    return reductions.reduced(kind, array, axis, dtype, keepdims)
+    return reductions.reduce_array(kind, array, axis, dtype, keepdims)
 
 
 def _one_or_many(given: tuple[Any, ...]) -> Any:
@@ -208,8 +210,3 @@ def _one_or_many(given: tuple[Any, ...]) -> Any:
     if len(given) == 1:
         return given[0]
     return given or None
-
-
-def _is_foreign(operand: Any) -> bool:
-    """Whether an operand has ufuncs of its own, which numpy should ask next."""
-    return not isinstance(operand, TiledArray | np.ndarray | np.generic) and hasattr(operand, "__array_ufunc__")

@@ -18,24 +18,24 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from reshard.errors import TileError
-from reshard.mpi.numpy_protocol.elementwise import elementwise, mapped
+from reshard.mpi.numpy_protocol.elementwise import apply_elementwise, apply_to_array
 from reshard.mpi.numpy_protocol.tiled import (
     INSTEAD,
     SINGLE,
     Array,
     TiledArray,
-    axes_of,
     check_arithmetic,
-    computed,
-    finished,
+    compute_together,
+    cut_padding,
+    finish_sum,
     is_split,
-    local_dim,
-    normalized_axes,
-    normalized_axis,
-    true_part,
-    unwrapped,
-    whole_tile,
-    with_true_part,
+    list_axes,
+    make_local_dim,
+    normalize_axes,
+    normalize_axis,
+    take_tile,
+    unwrap_scalar,
+    wrap_true_part,
 )
 from reshard.types import Digit, Dim, Layout
 from reshard.types.reductions import supports
@@ -68,49 +68,49 @@ OF_UFUNCS: dict[Any, ReductionKind] = {
 """The ufuncs whose `reduce` is one of these."""
 
 
-def reduced(
+def reduce_array(
     kind: ReductionKind, array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> Any:
     """The reduction along `axis` (None: all dims) as an array, or as numpy's scalar if no dim is left."""
-    return unwrapped(reduced_array(kind, array, axis, dtype, keepdims))
+    return unwrap_scalar(reduce_to_array(kind, array, axis, dtype, keepdims))
 
 
-def reduced_array(
+def reduce_to_array(
     kind: ReductionKind, array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, keepdims: bool = False
 ) -> TiledArray:
     """The reduction as an array, even if no dim is left."""
     check_arithmetic(kind.name, array)
-    dims = normalized_axes(axis, len(array.layout.shape))
+    dims = normalize_axes(axis, len(array.layout.shape))
     if kind.ordered and 0 in (array.layout.shape[at] for at in dims):
         raise TileError(f"{kind.name} of {array.layout} along dims {dims}: no elements have no {kind.name}")
     if array.layout.partial and not _keeps_partial(kind, array, dtype):
-        array = finished(array)
-    local = computed(array, is_split(array.layout, dims), lambda: _local(kind, array, dims, dtype))
-    combined = _combined(kind, array, dims, local)
-    return combined if keepdims else _without(combined, dims)
+        array = finish_sum(array)
+    local = compute_together(array, is_split(array.layout, dims), lambda: _reduce_part(kind, array, dims, dtype))
+    combined = _combine_parts(kind, array, dims, local)
+    return combined if keepdims else _drop_dims(combined, dims)
 
 
 def mean(array: TiledArray, axis: Any = None, dtype: DTypeLike | None = None, *, keepdims: bool = False) -> Any:
     """numpy's mean: integers are averaged in float64, half precision is summed in float32."""
     check_arithmetic("mean", array)
-    given = np.dtype(dtype) if dtype is not None else whole_tile(array).dtype
+    given = np.dtype(dtype) if dtype is not None else take_tile(array).dtype
     result = np.dtype(np.float64) if dtype is None and given.kind in "biu" else given
     summed = np.dtype(np.float32) if result.itemsize == 2 and result.kind == "f" else result
-    count = math.prod(array.layout.shape[at] for at in normalized_axes(axis, len(array.layout.shape)))
-    total = reduced_array(SUM, array, axis, summed, keepdims)
-    return unwrapped(mapped("mean", lambda part: np.true_divide(part, count).astype(result), total))
+    count = math.prod(array.layout.shape[at] for at in normalize_axes(axis, len(array.layout.shape)))
+    total = reduce_to_array(SUM, array, axis, summed, keepdims)
+    return unwrap_scalar(apply_to_array("mean", lambda part: np.true_divide(part, count).astype(result), total))
 
 
 def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """numpy's `linalg.norm` of vectors, and of matrices for the orders that need no singular values."""
     check_arithmetic("norm", array)
-    array = finished(array)
-    if whole_tile(array).dtype.kind in "biu":
-        array = mapped("norm", lambda part: part.astype(float), array)
-    size = _before("norm", np.abs, array, axis)
-    dims = len(array.layout.shape) if axis is None else len(normalized_axes(axis, len(array.layout.shape)))
+    array = finish_sum(array)
+    if take_tile(array).dtype.kind in "biu":
+        array = apply_to_array("norm", lambda part: part.astype(float), array)
+    size = _apply_before("norm", np.abs, array, axis)
+    dims = len(array.layout.shape) if axis is None else len(normalize_axes(axis, len(array.layout.shape)))
     if (ord is None and axis is None) or (dims == 2 and ord in (None, "fro")):
-        return _root(_powers(size, 2, axis, keepdims), 2)
+        return _take_root(_sum_powers(size, 2, axis, keepdims), 2)
     if dims == 1:
         return _vector_norm(size, ord, axis, keepdims)
     if dims == 2 and ord in (1, -1, np.inf, -np.inf):
@@ -120,66 +120,68 @@ def norm(array: TiledArray, ord: Any = None, axis: Any = None, keepdims: bool = 
 
 def _vector_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
     if ord in (np.inf, -np.inf):
-        return reduced(_extremum(ord, size, axis), size, axis, None, keepdims)
+        return reduce_array(_choose_extremum(ord, size, axis), size, axis, None, keepdims)
     if ord == 0:
-        nonzero = _before("norm", lambda part: (part != 0).astype(part.dtype), size, axis)
-        return reduced(SUM, nonzero, axis, None, keepdims)
+        nonzero = _apply_before("norm", lambda part: (part != 0).astype(part.dtype), size, axis)
+        return reduce_array(SUM, nonzero, axis, None, keepdims)
     if isinstance(ord, str):
         raise ValueError(f"invalid norm order {ord!r} for vectors")
-    return _root(_powers(size, 2 if ord is None else ord, axis, keepdims), 2 if ord is None else ord)
+    return _take_root(_sum_powers(size, 2 if ord is None else ord, axis, keepdims), 2 if ord is None else ord)
 
 
 def _matrix_norm(size: TiledArray, ord: Any, axis: Any, keepdims: bool) -> Any:
     """The largest or smallest sum of a column (1) or a row (inf)."""
-    rows, columns = (normalized_axis(each, len(size.layout.shape)) for each in axis)
+    rows, columns = (normalize_axis(each, len(size.layout.shape)) for each in axis)
     along, across = (rows, columns) if abs(ord) == 1 else (columns, rows)
-    sums = reduced_array(SUM, size, along, None, True)
-    extreme = reduced_array(_extremum(ord, sums, across), sums, across, None, True)
-    return extreme if keepdims else unwrapped(_without(extreme, (rows, columns)))
+    sums = reduce_to_array(SUM, size, along, None, True)
+    extreme = reduce_to_array(_choose_extremum(ord, sums, across), sums, across, None, True)
+    return extreme if keepdims else unwrap_scalar(_drop_dims(extreme, (rows, columns)))
 
 
-def _extremum(ord: Any, size: TiledArray, axis: Any) -> ReductionKind:
+def _choose_extremum(ord: Any, size: TiledArray, axis: Any) -> ReductionKind:
     """The largest (ord > 0) or smallest size; the largest of no sizes is 0 in numpy, which is their sum."""
     if ord < 0:
         return MINIMUM
-    dims = normalized_axes(axis, len(size.layout.shape))
+    dims = normalize_axes(axis, len(size.layout.shape))
     return SUM if 0 in (size.layout.shape[at] for at in dims) else MAXIMUM
 
 
-def _powers(size: TiledArray, power: Any, axis: Any, keepdims: bool) -> TiledArray:
-    raised = _before("norm", lambda part: part if power == 1 else part**power, size, axis)
-    return reduced_array(SUM, raised, axis, None, keepdims)
+def _sum_powers(size: TiledArray, power: Any, axis: Any, keepdims: bool) -> TiledArray:
+    raised = _apply_before("norm", lambda part: part if power == 1 else part**power, size, axis)
+    return reduce_to_array(SUM, raised, axis, None, keepdims)
 
 
-def _before(name: str, function: Callable[[Array], Any], array: TiledArray, axis: Any) -> TiledArray:
+def _apply_before(name: str, function: Callable[[Array], Any], array: TiledArray, axis: Any) -> TiledArray:
     """An elementwise function of an array that is reduced along `axis` next."""
-    dims = normalized_axes(axis, len(array.layout.shape))
-    return computed(array, is_split(array.layout, dims), lambda: mapped(name, function, array))
+    dims = normalize_axes(axis, len(array.layout.shape))
+    return compute_together(array, is_split(array.layout, dims), lambda: apply_to_array(name, function, array))
 
 
-def _root(total: TiledArray, power: Any) -> Any:
+def _take_root(total: TiledArray, power: Any) -> Any:
     if power == 1:
-        return unwrapped(total)
-    return unwrapped(mapped("norm", lambda part: np.sqrt(part) if power == 2 else part ** (1 / power), total))
+        return unwrap_scalar(total)
+    # np.sqrt of a number is exact to the last bit; a power of 1/2 need not be.
+    root = apply_to_array("norm", lambda part: np.sqrt(part) if power == 2 else part ** (1 / power), total)
+    return unwrap_scalar(root)
 
 
 def _keeps_partial(kind: ReductionKind, array: TiledArray, dtype: DTypeLike | None) -> bool:
     """Whether summands can be reduced before they are combined: both are the same sum, in the same dtype."""
     if kind not in (SUM, PRODUCT) or array.layout.reduction != kind.operation:
         return False
-    return kind.function(np.empty(0, whole_tile(array).dtype), dtype=dtype).dtype == whole_tile(array).dtype
+    return kind.function(np.empty(0, take_tile(array).dtype), dtype=dtype).dtype == take_tile(array).dtype
 
 
-def _local(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], dtype: DTypeLike | None) -> Array:
+def _reduce_part(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], dtype: DTypeLike | None) -> Array:
     """The reduction of this rank's true part, with dims of one element."""
-    part = true_part(array)
+    part = cut_padding(array)
     options: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     if kind.ordered:
-        options["initial"] = _start(kind, part.dtype)
+        options["initial"] = _find_identity(kind, part.dtype)
     return np.asarray(kind.function(part, axis=dims, keepdims=True, **options))
 
 
-def _start(kind: ReductionKind, dtype: np.dtype[Any]) -> Any:
+def _find_identity(kind: ReductionKind, dtype: np.dtype[Any]) -> Any:
     """The identity of a minimum or maximum: what a rank without elements gives."""
     least = kind is MAXIMUM
     match dtype.kind:
@@ -195,46 +197,48 @@ def _start(kind: ReductionKind, dtype: np.dtype[Any]) -> Any:
             raise TypeError(f"{kind.name} of a DistArray of dtype {dtype} is not implemented; {INSTEAD}")
 
 
-def _combined(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
+def _combine_parts(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
     """The array of all ranks' reductions, combined along the axes that held the reduced dims."""
     layout = array.layout
-    axes = [axis for at in dims for axis in axes_of(layout.dims[at])]
+    axes = [axis for at in dims for axis in list_axes(layout.dims[at])]
     kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
     if not axes and not layout.partial:
-        return with_true_part(array, replace(layout, dims=kept), local)
+        return wrap_true_part(array, replace(layout, dims=kept), local)
     if not supports(local.dtype.name, kind.operation):
-        return _gathered(kind, array, dims, local)
+        return _gather_and_reduce(kind, array, dims, local)
 
     def over(values: Array, operation: str) -> TiledArray:
         partial = (*axes, *layout.partial)
-        return finished(with_true_part(array, Layout(layout.mesh, kept, values.dtype.name, operation, partial), values))
+        return finish_sum(
+            wrap_true_part(array, Layout(layout.mesh, kept, values.dtype.name, operation, partial), values)
+        )
 
     if not (kind.ordered and local.dtype.kind == "f"):
         return over(local, kind.operation)
     # MPI's extrema may lose a NaN, numpy's never do: where there is one, it is carried beside the numbers.
     lost = np.isnan(local)
-    numbers = over(np.where(lost, np.asarray(_start(kind, local.dtype), local.dtype), local), kind.operation)
+    numbers = over(np.where(lost, np.asarray(_find_identity(kind, local.dtype), local.dtype), local), kind.operation)
     nans = over(lost, "max")
     nan = local.dtype.type(np.nan)
-    return elementwise(kind.name, np.where, [nans, nan, numbers])
+    return apply_elementwise(kind.name, np.where, [nans, nan, numbers])
 
 
-def _gathered(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
+def _gather_and_reduce(kind: ReductionKind, array: TiledArray, dims: tuple[int, ...], local: Array) -> TiledArray:
     """For operations that no partial layout has (the largest complex number): every rank gathers the reductions of all,
     and reduces them."""
     layout = array.layout
-    pieces = {at: tuple(Digit(axis.size, axis) for axis in axes_of(layout.dims[at])) for at in dims}
+    pieces = {at: tuple(Digit(axis.size, axis) for axis in list_axes(layout.dims[at])) for at in dims}
     counts = {at: math.prod(digit.radix for digit in digits) for at, digits in pieces.items()}
     held = tuple(Dim(pieces[at], counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
-    every = tuple(local_dim(counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
+    every = tuple(make_local_dim(counts[at]) if at in dims else dim for at, dim in enumerate(layout.dims))
     kept = tuple(SINGLE if at in dims else dim for at, dim in enumerate(layout.dims))
     dtype = local.dtype if kind in (SUM, PRODUCT) else None
-    gathered = with_true_part(array, replace(layout, dims=held), local)
+    gathered = wrap_true_part(array, replace(layout, dims=held), local)
     gathered = gathered.redistribute(replace(gathered.layout, dims=every))
-    return with_true_part(array, replace(layout, dims=kept), _local(kind, gathered, dims, dtype))
+    return wrap_true_part(array, replace(layout, dims=kept), _reduce_part(kind, gathered, dims, dtype))
 
 
-def _without(array: TiledArray, dims: tuple[int, ...]) -> TiledArray:
+def _drop_dims(array: TiledArray, dims: tuple[int, ...]) -> TiledArray:
     """The array without these dims of one element."""
     layout = replace(array.layout, dims=tuple(dim for at, dim in enumerate(array.layout.dims) if at not in dims))
-    return array.with_tile(layout, whole_tile(array).reshape(layout.tile_shape))
+    return array.with_tile(layout, take_tile(array).reshape(layout.tile_shape))

@@ -62,7 +62,7 @@ class TiledArray(ABC):
 T = TypeVar("T")
 
 
-def computed(array: TiledArray, waited_for: bool, function: Callable[[], T]) -> T:
+def compute_together(array: TiledArray, waited_for: bool, function: Callable[[], T]) -> T:
     """What `function` makes of this rank's elements. If the other ranks go on to a collective call, so that they would
     wait for this one (`waited_for`), an exception is raised on all of them.
 
@@ -78,16 +78,16 @@ def computed(array: TiledArray, waited_for: bool, function: Callable[[], T]) -> 
 
 def is_split(layout: Layout, dims: Sequence[int]) -> bool:
     """Whether ranks combine what they make of these dims: an axis holds one of them, or the array is partial."""
-    return bool(layout.partial) or any(axes_of(layout.dims[at]) for at in dims)
+    return bool(layout.partial) or any(list_axes(layout.dims[at]) for at in dims)
 
 
-def extents(layout: Layout, rank: int) -> tuple[int, ...]:
+def measure_extents(layout: Layout, rank: int) -> tuple[int, ...]:
     """How many elements of each dim a rank's tile holds; they come first in the tile, padding last.
 
     The global index grows with the local one, so the indices past the end of a dim are the last ones of a tile.
 
     >>> from reshard.types import Mesh
-    >>> [extents(Layout.parse("f32[2{x}2/7]", Mesh(x=2)), rank) for rank in (0, 1)]
+    >>> [measure_extents(Layout.parse("f32[2{x}2/7]", Mesh(x=2)), rank) for rank in (0, 1)]
     [(4,), (3,)]
     """
     return layout.tile_shape if layout.even else _extents(layout, rank)
@@ -98,7 +98,7 @@ def _extents(layout: Layout, rank: int) -> tuple[int, ...]:
     return tuple(sum(map(len, ranges)) for ranges in index_ranges(layout, rank))
 
 
-def whole_tile(array: TiledArray) -> Array:
+def take_tile(array: TiledArray) -> Array:
     """This rank's tile, padding included. Raises `TypeError` on all ranks if some have none."""
     if array.layout.mesh.size != array.comm.size:
         raise TypeError(
@@ -108,15 +108,15 @@ def whole_tile(array: TiledArray) -> Array:
     return array.tile
 
 
-def true_part(array: TiledArray) -> Array:
+def cut_padding(array: TiledArray) -> Array:
     """A view of this rank's tile without padding."""
-    return whole_tile(array)[(*map(slice, extents(array.layout, array.comm.rank)), ...)]
+    return take_tile(array)[(*map(slice, measure_extents(array.layout, array.comm.rank)), ...)]
 
 
-def with_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray:
+def wrap_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray:
     """A new array whose true part on this rank is `values`, which also name its dtype; padding is zero."""
     part = np.asarray(values)
-    named = replace(layout, dtype=layout_dtype(part.dtype))
+    named = replace(layout, dtype=name_dtype(part.dtype))
     if part.shape == named.tile_shape:
         return array.with_tile(named, part)
     tile = np.zeros(named.tile_shape, part.dtype)
@@ -124,10 +124,10 @@ def with_true_part(array: TiledArray, layout: Layout, values: Any) -> TiledArray
     return array.with_tile(named, tile)
 
 
-def layout_dtype(dtype: np.dtype[Any]) -> str:
+def name_dtype(dtype: np.dtype[Any]) -> str:
     """The layout dtype of a numpy dtype: its name, or the plain words of its size if it has no name in layouts.
 
-    >>> layout_dtype(np.dtype("float32")), layout_dtype(np.dtype("M8[s]"))
+    >>> name_dtype(np.dtype("float32")), name_dtype(np.dtype("M8[s]"))
     ('float32', 'uint64')
     """
     if not dtype.isnative:
@@ -154,8 +154,8 @@ def is_named(dtype: np.dtype[Any]) -> bool:
 
 def check_arithmetic(name: str, array: TiledArray) -> None:
     """Raises `TypeError` for elements such as dates, whose layout dtype does not tell how to compute with them."""
-    if not is_named(whole_tile(array).dtype):
-        raise TypeError(f"{name} of a DistArray of dtype {whole_tile(array).dtype} is not implemented; {INSTEAD}")
+    if not is_named(take_tile(array).dtype):
+        raise TypeError(f"{name} of a DistArray of dtype {take_tile(array).dtype} is not implemented; {INSTEAD}")
 
 
 def check_together(name: str, arrays: Sequence[TiledArray]) -> None:
@@ -166,42 +166,42 @@ def check_together(name: str, arrays: Sequence[TiledArray]) -> None:
             raise LayoutError(f"{name} of arrays on different communicators; make both on one")
 
 
-def finished(array: TiledArray) -> TiledArray:
+def finish_sum(array: TiledArray) -> TiledArray:
     """The array with its summands combined; itself if it is not partial."""
     return array.redistribute(replace(array.layout, partial=())) if array.layout.partial else array
 
 
-def unwrapped(array: TiledArray) -> Any:
+def unwrap_scalar(array: TiledArray) -> Any:
     """The element of a 0-d array as numpy's scalar, as numpy's functions return it; other arrays as they are."""
-    return whole_tile(finished(array))[()] if not array.layout.shape else array
+    return take_tile(finish_sum(array))[()] if not array.layout.shape else array
 
 
-def local_dim(size: int) -> Dim:
+def make_local_dim(size: int) -> Dim:
     """A dim that every rank holds whole."""
     return Dim((Digit(size, None),), size)
 
 
-def axes_of(dim: Dim) -> list[Any]:
+def list_axes(dim: Dim) -> list[Any]:
     """The sub-axes that hold digits of a dim, major first."""
     return [digit.axis for digit in dim.digits if digit.axis is not None]
 
 
-def normalized_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     """numpy's `axis` as dims in ascending order: None means all. Raises numpy's errors.
 
-    >>> normalized_axes(None, 2), normalized_axes((-1, 0), 3)
+    >>> normalize_axes(None, 2), normalize_axes((-1, 0), 3)
     ((0, 1), (0, 2))
     """
     if axis is None:
         return tuple(range(ndim))
     given = cast("tuple[Any, ...]", axis) if isinstance(axis, tuple) else (axis,)
-    dims = [normalized_axis(each, ndim) for each in given]
+    dims = [normalize_axis(each, ndim) for each in given]
     if len(set(dims)) != len(dims):
         raise ValueError(f"duplicate value in 'axis': {axis}")
     return tuple(sorted(dims))
 
 
-def normalized_axis(axis: Any, ndim: int) -> int:
+def normalize_axis(axis: Any, ndim: int) -> int:
     """One axis as a dim from 0."""
     number = operator.index(axis)
     if not -ndim <= number < ndim:

@@ -27,15 +27,15 @@ from reshard.mpi.numpy_protocol.tiled import (
     INSTEAD,
     SINGLE,
     TiledArray,
-    axes_of,
     check_together,
-    finished,
-    local_dim,
-    normalized_axis,
-    true_part,
-    unwrapped,
-    whole_tile,
-    with_true_part,
+    cut_padding,
+    finish_sum,
+    list_axes,
+    make_local_dim,
+    normalize_axis,
+    take_tile,
+    unwrap_scalar,
+    wrap_true_part,
 )
 from reshard.types import Digit, Dim, Layout, Mesh
 from reshard.types.canonical import canonical_dim
@@ -48,11 +48,11 @@ _Span = tuple[int, int]
 def transpose(array: TiledArray, axes: Any = None) -> TiledArray:
     """The array with its dims permuted; a view of the same tiles."""
     ndim = len(array.layout.shape)
-    order = list(range(ndim))[::-1] if axes is None else [normalized_axis(at, ndim) for at in axes]
+    order = list(range(ndim))[::-1] if axes is None else [normalize_axis(at, ndim) for at in axes]
     if sorted(order) != list(range(ndim)):
         raise ValueError(f"axes {axes} are not a permutation of the {ndim} dims")
     return array.with_tile(
-        replace(array.layout, dims=tuple(array.layout.dims[at] for at in order)), whole_tile(array).transpose(order)
+        replace(array.layout, dims=tuple(array.layout.dims[at] for at in order)), take_tile(array).transpose(order)
     )
 
 
@@ -64,14 +64,14 @@ def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
     if order != "C":
         raise TypeError(f"reshape of a DistArray with order={order!r} is not implemented; {INSTEAD}")
     layout = array.layout
-    sizes = _completed(shape, layout.shape)
+    sizes = _complete_shape(shape, layout.shape)
     if math.prod(sizes) == 0:
         return array.with_tile(
-            replace(layout, dims=tuple(map(local_dim, sizes))), np.empty(sizes, whole_tile(array).dtype)
+            replace(layout, dims=tuple(map(make_local_dim, sizes))), np.empty(sizes, take_tile(array).dtype)
         )
     dims: list[Dim] = []
-    for (low, high), (begin, end) in _groups(layout.shape, sizes):
-        cut = _cut(layout.mesh, layout.dims[low:high], sizes[begin:end])
+    for (low, high), (begin, end) in _group_dims(layout.shape, sizes):
+        cut = _cut_digits(layout.mesh, layout.dims[low:high], sizes[begin:end])
         if cut is None:
             raise LayoutError(
                 f"{layout} on {layout.mesh} cannot be reshaped to {sizes} in its tiles; redistribute it first so that "
@@ -79,31 +79,34 @@ def reshape(array: TiledArray, shape: Any, order: str = "C") -> TiledArray:
             )
         dims += cut
     reshaped = replace(layout, dims=tuple(dims))
-    return array.with_tile(reshaped, whole_tile(array).reshape(reshaped.tile_shape))
+    return array.with_tile(reshaped, take_tile(array).reshape(reshaped.tile_shape))
 
 
-def sliced(array: TiledArray, key: Any) -> Any:
+def slice_array(array: TiledArray, key: Any) -> Any:
     """A copy of the part that numbers, slices, `...` and None select; collective if a split dim is cut.
 
     Raises `TypeError` for arrays of indices, and numpy's `IndexError`.
     """
-    items = _items(array.layout, key)
+    items = _list_indices(array.layout, key)
     layout = array.layout
     along = [item for item in items if item is not None]
-    whole = [_is_whole(item, size) for item, size in zip(along, layout.shape, strict=True)]
-    moved = array.redistribute(with_local_dims(layout, [at for at, kept in enumerate(whole) if not kept]))
+    sizes = zip(along, layout.shape, strict=True)
+    whole = [isinstance(item, slice) and item.indices(size) == (0, size, 1) for item, size in sizes]
+    moved = array.redistribute(make_dims_local(layout, [at for at, uncut in enumerate(whole) if not uncut]))
     dims: list[Dim] = []
     rest = iter(zip(moved.layout.dims, whole, strict=True))
     index: list[Any] = []
     for item in items:
-        dim, kept = (SINGLE, False) if item is None else next(rest)
-        index.append(slice(None) if kept else item)
-        if kept or item is None:
+        dim, uncut = (SINGLE, False) if item is None else next(rest)
+        # A dim that is not cut keeps its padding, too: the tile of the part is then laid out like that of the array.
+        index.append(slice(None) if uncut else item)
+        if uncut or item is None:
             dims.append(dim)
         elif isinstance(item, slice):
-            dims.append(local_dim(len(range(*item.indices(dim.size)))))
+            dims.append(make_local_dim(len(range(*item.indices(dim.size)))))
     # A copy, since only some slices could be views, and whether one is must not depend on the layout.
-    return unwrapped(moved.with_tile(replace(moved.layout, dims=tuple(dims)), whole_tile(moved)[(*index, ...)].copy()))
+    part = take_tile(moved)[(*index, ...)].copy()
+    return unwrap_scalar(moved.with_tile(replace(moved.layout, dims=tuple(dims)), part))
 
 
 def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
@@ -111,50 +114,50 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> TiledArray:
     for each in arrays:
         if not isinstance(each, TiledArray):
             raise LayoutError(f"concatenate of a DistArray and a {type(each).__name__}; give DistArrays only")
-    parts = [finished(cast(TiledArray, each)) for each in arrays]
+    parts = [finish_sum(cast(TiledArray, each)) for each in arrays]
     check_together("concatenate", parts)
     first = parts[0].layout
-    at = normalized_axis(axis, len(first.shape))
+    at = normalize_axis(axis, len(first.shape))
     shapes = {(*part.layout.shape[:at], *part.layout.shape[at + 1 :]) for part in parts}
     if len(shapes) > 1 or len({len(part.layout.shape) for part in parts}) > 1:
         raise LayoutError(
             f"concatenate along dim {at} of shapes {', '.join(str(part.layout.shape) for part in parts)}, which differ "
             f"in other dims"
         )
-    base = with_local_dims(first, [at])
+    base = make_dims_local(first, [at])
 
     def beside(part: TiledArray) -> TiledArray:
-        dims = (*base.dims[:at], local_dim(part.layout.shape[at]), *base.dims[at + 1 :])
+        dims = (*base.dims[:at], make_local_dim(part.layout.shape[at]), *base.dims[at + 1 :])
         return part.redistribute(replace(base, dims=dims, dtype=part.layout.dtype))
 
-    joined = np.concatenate([true_part(beside(part)) for part in parts], axis=at)
+    joined = np.concatenate([cut_padding(beside(part)) for part in parts], axis=at)
     size = sum(part.layout.shape[at] for part in parts)
-    result = with_true_part(
-        parts[0], replace(base, dims=(*base.dims[:at], local_dim(size), *base.dims[at + 1 :])), joined
+    result = wrap_true_part(
+        parts[0], replace(base, dims=(*base.dims[:at], make_local_dim(size), *base.dims[at + 1 :])), joined
     )
-    dims = (*first.dims[:at], _as_before(first.dims[at], size), *first.dims[at + 1 :])
+    dims = (*first.dims[:at], _split_like(first.dims[at], size), *first.dims[at + 1 :])
     return result.redistribute(replace(result.layout, dims=dims))
 
 
-def with_local_dims(layout: Layout, dims: Sequence[int]) -> Layout:
+def make_dims_local(layout: Layout, dims: Sequence[int]) -> Layout:
     """The layout with these dims local: their axes go to the largest other dim that is local, if it has room.
 
     >>> from reshard.types import Mesh
     >>> rows, line = (Layout.parse(text, Mesh(x=4)) for text in ("f32[{x}4, 3, 10]", "f32[{x}4]"))
-    >>> print(with_local_dims(rows, [0]), with_local_dims(line, [0]))
+    >>> print(make_dims_local(rows, [0]), make_dims_local(line, [0]))
     f32[16, 3, {x}3/10] f32[16]
     """
-    changed = [local_dim(dim.size) if at in dims else dim for at, dim in enumerate(layout.dims)]
-    freed = [Digit(axis.size, axis) for at in dims for axis in axes_of(layout.dims[at])]
+    changed = [make_local_dim(dim.size) if at in dims else dim for at, dim in enumerate(layout.dims)]
+    freed = [Digit(axis.size, axis) for at in dims for axis in list_axes(layout.dims[at])]
     pieces = math.prod(digit.radix for digit in freed)
-    others = [at for at, dim in enumerate(layout.dims) if at not in dims and not axes_of(dim) and dim.size >= pieces]
+    others = [at for at, dim in enumerate(layout.dims) if at not in dims and not list_axes(dim) and dim.size >= pieces]
     if freed and others:
         to = max(others, key=lambda at: layout.shape[at])
         changed[to] = Dim((*freed, Digit(-(-layout.shape[to] // pieces), None)), layout.shape[to])
     return replace(layout, dims=tuple(changed))
 
 
-def _as_before(dim: Dim, size: int) -> Dim:
+def _split_like(dim: Dim, size: int) -> Dim:
     """A dim of another size split like this one: in blocks of the same size, or in contiguous pieces."""
     held = [digit for digit in dim.digits if digit.axis is not None]
     if dim.digits and dim.digits[0].axis is None and held:
@@ -162,11 +165,12 @@ def _as_before(dim: Dim, size: int) -> Dim:
     return Dim((*held, Digit(-(-size // math.prod(digit.radix for digit in held)), None)), size)
 
 
-def _items(layout: Layout, key: Any) -> list[Any]:
+def _list_indices(layout: Layout, key: Any) -> list[Any]:
     """An index as one number or slice for each dim, in order, and None for each new one."""
     given = list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
     if not all(_is_basic(item) for item in given):
-        raise TypeError(f"a DistArray takes numbers, slices, ... and None as indices, not {_kinds(given)}; {INSTEAD}")
+        kinds = ", ".join(type(item).__name__ for item in given if not _is_basic(item))
+        raise TypeError(f"a DistArray takes numbers, slices, ... and None as indices, not {kinds}; {INSTEAD}")
     used = sum(item is not None and item is not ... for item in given)
     if used > len(layout.shape) or sum(item is ... for item in given) > 1:
         raise IndexError(f"too many indices for an array of {len(layout.shape)} dims: {key!r}")
@@ -175,7 +179,7 @@ def _items(layout: Layout, key: Any) -> list[Any]:
     at = next(number for number, item in enumerate(given) if item is ...)
     given[at : at + 1] = [slice(None)] * (len(layout.shape) - used)
     sizes = iter(layout.shape)
-    return [item if item is None else _checked(item, next(sizes)) for item in given]
+    return [item if item is None else _check_index(item, next(sizes)) for item in given]
 
 
 def _is_basic(item: Any) -> bool:
@@ -184,11 +188,7 @@ def _is_basic(item: Any) -> bool:
     return isinstance(item, int | np.integer) and not isinstance(item, bool)
 
 
-def _kinds(items: Sequence[Any]) -> str:
-    return ", ".join(type(item).__name__ for item in items if not _is_basic(item))
-
-
-def _checked(item: Any, size: int) -> Any:
+def _check_index(item: Any, size: int) -> Any:
     if isinstance(item, slice):
         return cast("Any", item)
     number = operator.index(item)
@@ -197,11 +197,7 @@ def _checked(item: Any, size: int) -> Any:
     return number
 
 
-def _is_whole(item: Any, size: int) -> bool:
-    return isinstance(item, slice) and item.indices(size) == (0, size, 1)
-
-
-def _completed(shape: Any, old: Sequence[int]) -> tuple[int, ...]:
+def _complete_shape(shape: Any, old: Sequence[int]) -> tuple[int, ...]:
     """A shape with -1 replaced by what is left. Raises `LayoutError` if it has another number of elements."""
     several = cast("Sequence[Any]", shape) if isinstance(shape, list | tuple) else (shape,)
     given = [operator.index(each) for each in several]
@@ -212,10 +208,10 @@ def _completed(shape: Any, old: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[_Span, _Span]]:
+def _group_dims(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[_Span, _Span]]:
     """The smallest groups of neighbouring dims that hold the same elements in both shapes, none of size 0.
 
-    >>> list(_groups((4, 6, 5), (2, 2, 30)))
+    >>> list(_group_dims((4, 6, 5), (2, 2, 30)))
     [((0, 1), (0, 2)), ((1, 3), (2, 3))]
     """
     i = j = 0
@@ -231,7 +227,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[_Span, _Sp
         yield (low, i), (begin, j)
 
 
-def _cut(mesh: Mesh, dims: Sequence[Dim], sizes: Sequence[int]) -> list[Dim] | None:
+def _cut_digits(mesh: Mesh, dims: Sequence[Dim], sizes: Sequence[int]) -> list[Dim] | None:
     """The digits of some dims as the digits of dims of other sizes; None if the sizes cut a digit unevenly."""
     wide = [dim for dim in dims if dim != SINGLE]
     if [dim.size for dim in wide] == [size for size in sizes if size != 1]:
@@ -243,14 +239,14 @@ def _cut(mesh: Mesh, dims: Sequence[Dim], sizes: Sequence[int]) -> list[Dim] | N
     digits = list(canonical_dim(every, mesh, 0).digits)  # Neighbours that are one digit are merged.
     cut: list[Dim] = []
     for size in reversed(sizes):
-        minor = _minor(digits, size)
+        minor = _take_minor(digits, size)
         if minor is None:
             return None
         cut.insert(0, Dim(tuple(minor), size))
     return cut
 
 
-def _minor(digits: list[Digit], size: int) -> list[Digit] | None:
+def _take_minor(digits: list[Digit], size: int) -> list[Digit] | None:
     """Takes the digits whose radices multiply to `size` off the end, cutting the last one if it divides evenly."""
     taken: list[Digit] = []
     while size > 1:
@@ -258,14 +254,14 @@ def _minor(digits: list[Digit], size: int) -> list[Digit] | None:
         if size % digit.radix:
             if digit.radix % size:
                 return None
-            digits.append(_digit(digit, 1, digit.radix // size))
-            digit = _digit(digit, digit.radix // size, size)
+            digits.append(_cut_digit(digit, 1, digit.radix // size))
+            digit = _cut_digit(digit, digit.radix // size, size)
         size //= digit.radix
         taken.insert(0, digit)
     return taken
 
 
-def _digit(digit: Digit, before: int, radix: int) -> Digit:
+def _cut_digit(digit: Digit, before: int, radix: int) -> Digit:
     """The factor of a digit that follows a prefix of size `before`."""
     axis = digit.axis
     return Digit(radix, None if axis is None else SubAxis(axis.axis, axis.pre * before, radix))

@@ -1,4 +1,4 @@
-"""Transposes, reshapes, slices and joins: layouts and elements, against marked tiles."""
+"""True parts of tiles, and transposes, reshapes, slices and joins: layouts and elements, against marked tiles."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 pytest.importorskip("mpi4py", reason="the MPI runtime needs reshard[mpi]")
+from mpi4py import MPI
 
 from reshard.errors import LayoutError
 from reshard.lower.to_mpi import ranks
 from reshard.mpi import DistArray
-from reshard.mpi.numpy_protocol import views
+from reshard.mpi.numpy_protocol import tiled, views
 from reshard.types import Layout, Mesh
 from tests.layouts import random_pair
-from tests.mpi.numpy_protocol.arrays import array, as_rank, whole
+from tests.mpi.numpy_protocol.arrays import COMM, array, as_rank, whole
 from tests.oracle import PADDING, tiles_of
 
 A = np.arange(24).reshape(4, 6)
@@ -128,5 +129,61 @@ def test_concatenate() -> None:
 
 def test_local_dims() -> None:
     layout = Layout.parse("f32[{x}4, {y}3, 10, 9]", Mesh(x=4, y=2))
-    assert str(views.with_local_dims(layout, [0, 1])) == "f32[16, 6, {x}{y}2/10, 9]"
-    assert views.with_local_dims(layout, [3]) == layout
+    assert str(views.make_dims_local(layout, [0, 1])) == "f32[16, 6, {x}{y}2/10, 9]"
+    assert views.make_dims_local(layout, [3]) == layout
+
+
+def test_the_true_part_is_all_elements_and_no_padding() -> None:
+    choose = random.Random(1)
+    for _ in range(150):
+        layout = random_pair(choose)[0]
+        for rank, device in enumerate(ranks(layout.mesh)):
+            real = tiles_of(layout)[device] != PADDING
+            inside = np.zeros(layout.tile_shape, bool)
+            inside[tuple(map(slice, tiled.measure_extents(layout, rank)))] = True
+            assert np.array_equal(inside, real), (layout, rank)
+
+
+def test_a_new_tile_has_zeros_for_padding() -> None:
+    layout = Layout.parse("f64[2{x}2/3]", Mesh(x=1))
+    a = DistArray(layout, np.full(layout.tile_shape, 7.0), COMM)
+    made = tiled.wrap_true_part(a, layout, np.ones(3, "int32"))
+    assert made.layout.dtype == "int32"
+    assert made.tile.tolist() == [1, 1, 1, *[0] * (layout.tile_shape[0] - 3)]
+
+
+def test_dtypes_without_a_name() -> None:
+    assert tiled.name_dtype(np.dtype("M8[D]")) == "uint64"
+    for kind in ("O", "U3"):
+        with pytest.raises(TypeError, match="to_global"):
+            tiled.name_dtype(np.dtype(kind))
+    with pytest.raises(TypeError, match="sum of a DistArray of dtype datetime64"):
+        layout = Layout.parse("u64[3]", Mesh(x=1))
+        DistArray.from_global(np.zeros(3, "M8[D]"), layout, COMM, dtype="M8[D]").sum()
+
+
+def test_axes() -> None:
+    assert tiled.normalize_axes((-1, 0), 3) == (0, 2)
+    with pytest.raises(ValueError, match="duplicate"):
+        tiled.normalize_axes((0, -1), 1)
+    with pytest.raises(np.exceptions.AxisError):
+        tiled.normalize_axes(2, 2)
+
+
+def test_other_communicators() -> None:
+    a = array([1.0])
+    copy = DistArray(a.layout, a.tile, COMM.Dup())
+    assert float(a + copy) == 2.0
+    tiled.check_together("add", [a, copy])
+    if MPI.COMM_WORLD.size == 1:
+        return
+    with pytest.raises(LayoutError, match="different communicators"):
+        tiled.check_together("add", [a, DistArray(a.layout, a.tile, MPI.COMM_WORLD)])
+
+
+def test_elements_of_arrays_without_dims() -> None:
+    assert type(tiled.unwrap_scalar(array(np.float32(3)))) is np.float32
+    a = array([3])
+    assert tiled.unwrap_scalar(a) is a
+    assert tiled.finish_sum(a) is a
+    assert tiled.list_axes(tiled.make_local_dim(4)) == []
